@@ -1,0 +1,244 @@
+"""The encoder: embeddings, then layers of attention (Linformer's or the Transformer's) and feed-forward.
+
+Shapes: B batch, N tokens (N <= n = max_length), K = k projected slots, H heads, D hidden width, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from lit_linformer.model.attention import (
+    ORDERS,
+    SHARINGS,
+    LinformerAttention,
+    LocalConvolution,
+    SelfAttention,
+    check_causal,
+    check_heads,
+    zero_pads,
+)
+from lit_linformer.model.projection import Projection, check_projection
+
+
+@dataclass
+class EncoderConfig:
+    """Shape of an encoder. The defaults are RoBERTa-base's, with the paper's layerwise k = 128.
+
+    Args:
+        vocab_size: V, entries of the vocabulary.
+        max_length: n, the longest input in tokens.
+        hidden_size: D, width of the residual stream.
+        num_layers: layers of attention and feed-forward.
+        num_heads: H, heads a layer; divides hidden_size.
+        intermediate_size: width inside the feed-forward; 4 D in the paper.
+        attention: linformer, or full: the Transformer, on fused attention.
+        projection_dim: k, slots that keys and values are compressed to: one number, or a list with one a layer.
+        sharing: which projections are one and the same (section 4): none | headwise | key-value | layerwise.
+        projection: linear (learned E) | conv (kernel and stride n/k) | mean | max | gaussian (fixed, random).
+        projection_init: how a learned E starts: block_mean (slot j is the mean of window j) | strided (slot j is one token) |
+            normal (N(0, 1/k)) | xavier (the authors' code).
+        projection_noise: standard deviation of Gaussian noise added to that start.
+        order: compress_first (W_K (E x), fewer operations) | project_first (E (W_K x), the paper's formula).
+        mass_bias: keep attention off slots that hold no real token of a short input; full rows don't change.
+        local_width: width of the depthwise convolution beside attention, odd; 0 is the paper's model, without one.
+        norm: post (the paper's) or pre, which trains at higher learning rates.
+        dropout: probability, on embeddings and on what each sublayer adds.
+        attention_dropout: probability, on attention weights.
+        initializer_range: standard deviation of the start of linear and embedding weights.
+        layer_norm_eps: epsilon of every LayerNorm.
+        activation_checkpointing: recompute each layer in the backward pass instead of keeping its activations.
+        causal: refused; only False is allowed.
+    """
+
+    vocab_size: int = 50265
+    max_length: int = 512
+    hidden_size: int = 768
+    num_layers: int = 12
+    num_heads: int = 12
+    intermediate_size: int = 3072
+    attention: str = "linformer"
+    projection_dim: int | list[int] = 128
+    sharing: str = "layerwise"
+    projection: str = "linear"
+    projection_init: str = "block_mean"
+    projection_noise: float = 0.0
+    order: str = "compress_first"
+    mass_bias: bool = True
+    local_width: int = 0
+    norm: str = "post"
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+    initializer_range: float = 0.02
+    layer_norm_eps: float = 1e-5
+    activation_checkpointing: bool = False
+    causal: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "max_length", "hidden_size", "num_layers", "num_heads", "intermediate_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; allowed: 1 or more")
+        for name in ("dropout", "attention_dropout"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ValueError(f"{name} is {getattr(self, name)}; allowed: 0 up to, not including, 1")
+        for name, allowed in (
+            ("attention", ("linformer", "full")),
+            ("norm", ("post", "pre")),
+            ("sharing", SHARINGS),
+            ("order", ORDERS),
+        ):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; allowed: {', '.join(allowed)}")
+        if self.local_width and (self.local_width < 0 or self.local_width % 2 == 0):
+            raise ValueError(f"local_width is {self.local_width}; allowed: 0 (none) or a positive odd number")
+        check_heads(self.hidden_size, self.num_heads)
+        check_causal(self.causal)
+        if self.attention == "linformer":
+            self._check_projections()
+
+    def _check_projections(self) -> None:
+        dims = self.projection_dims
+        if len(dims) != self.num_layers:
+            raise ValueError(
+                f"projection_dim lists {len(dims)} numbers; allowed: one, or num_layers = {self.num_layers} of them"
+            )
+        if self.sharing == "layerwise" and len(set(dims)) > 1:
+            raise ValueError(
+                f"projection_dim is {dims}; allowed: one k for all layers, which share one E with sharing='layerwise'"
+            )
+        for dim in dims:
+            check_projection(self.projection, self.max_length, dim, self.projection_init)
+
+    @property
+    def projection_dims(self) -> list[int]:
+        """k of each layer."""
+        if isinstance(self.projection_dim, int):
+            return [self.projection_dim] * self.num_layers
+        return list(self.projection_dim)
+
+
+class Encoder(nn.Module):
+    """Token ids to hidden states: ``Encoder(config)(input_ids, attention_mask)``."""
+
+    def __init__(self, config: EncoderConfig):
+        super().__init__()
+        self.config = config
+        self.tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.positions = nn.Embedding(config.max_length, config.hidden_size)
+        self.embedding_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.dropout)
+        # Owned here and handed to each layer, so that it is one entry of the state dict and one DDP parameter.
+        self.E = None
+        if config.attention == "linformer" and config.sharing == "layerwise":
+            compressed = config.hidden_size if config.order == "compress_first" else config.hidden_size // config.num_heads
+            self.E = Projection(
+                config.projection,
+                config.max_length,
+                config.projection_dims[0],
+                channels=compressed,
+                init=config.projection_init,
+                noise=config.projection_noise,
+            )
+        self.layers = nn.ModuleList(EncoderLayer(config, layer) for layer in range(config.num_layers))
+        # With norm="pre" the residual stream leaves the last layer unnormalised.
+        self.final_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.norm == "pre" else None
+        self.apply(self._init_weights)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        need_weights: bool | Sequence[int] = False,
+    ) -> Tensor | tuple[Tensor, dict[int, Tensor]]:
+        """Encode.
+
+        Args:
+            input_ids: (B, N) int64, N <= max_length, pads on the right.
+            attention_mask: (B, N), True (or 1) at real tokens; None when all are, which is faster.
+            need_weights: also return the attention maps: True for every layer's, or the indices of some layers.
+
+        Returns:
+            Hidden states (B, N, D); with need_weights also {layer: maps}, (B, H, N, K), or (B, H, N, N) for full attention.
+        """
+        length = input_ids.shape[1]
+        if length > self.config.max_length:
+            raise ValueError(f"the input has {length} tokens; allowed: up to max_length = {self.config.max_length}")
+        if attention_mask is not None:
+            if attention_mask.shape != input_ids.shape:
+                raise ValueError(
+                    f"attention_mask has shape {tuple(attention_mask.shape)}; allowed: input_ids', {tuple(input_ids.shape)}"
+                )
+            attention_mask = attention_mask.bool()
+        wanted = range(len(self.layers)) if need_weights is True else need_weights or ()
+        x = self.dropout(self.embedding_norm(self.tokens(input_ids) + self.positions.weight[:length]))
+        maps = {}
+        for index, layer in enumerate(self.layers):
+            if self.config.activation_checkpointing and self.training:
+                x, weights = checkpoint(layer, x, attention_mask, self.E, index in wanted, use_reentrant=False)
+            else:
+                x, weights = layer(x, attention_mask, self.E, index in wanted)
+            if weights is not None:
+                maps[index] = weights
+        if self.final_norm is not None:
+            x = self.final_norm(x)
+        return x if need_weights is False else (x, maps)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=self.config.initializer_range)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+
+class EncoderLayer(nn.Module):
+    """Attention (and the local convolution beside it), then feed-forward, each with its residual and LayerNorm."""
+
+    def __init__(self, config: EncoderConfig, index: int):
+        super().__init__()
+        self.pre_norm = config.norm == "pre"
+        if config.attention == "linformer":
+            self.attention = LinformerAttention(
+                config.hidden_size,
+                config.num_heads,
+                config.max_length,
+                config.projection_dims[index],
+                sharing=config.sharing,
+                projection=config.projection,
+                projection_init=config.projection_init,
+                projection_noise=config.projection_noise,
+                order=config.order,
+                mass_bias=config.mass_bias,
+                dropout=config.attention_dropout,
+            )
+        else:
+            self.attention = SelfAttention(
+                config.hidden_size, config.num_heads, config.max_length, dropout=config.attention_dropout
+            )
+        self.local = LocalConvolution(config.hidden_size, config.local_width) if config.local_width else None
+        self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.up = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.down = nn.Linear(config.intermediate_size, config.hidden_size)
+        self.feed_forward_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self, x: Tensor, attention_mask: Tensor | None, shared: Projection | None, need_weights: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """(B, N, D), (B, N) bool or None, the encoder's E or None → (B, N, D), and the attention maps if asked for."""
+        h = self.attention_norm(x) if self.pre_norm else x
+        extra = {} if shared is None else {"shared": shared}
+        attended, weights = self.attention(h, attention_mask, need_weights, **extra)
+        if self.local is not None:
+            attended = attended + self.local(zero_pads(h, attention_mask))
+        x = x + self.dropout(attended)
+        x = x if self.pre_norm else self.attention_norm(x)
+        h = self.feed_forward_norm(x) if self.pre_norm else x
+        x = x + self.dropout(self.down(functional.gelu(self.up(h))))
+        return x if self.pre_norm else self.feed_forward_norm(x), weights
+
+
+def count_parameters(module: nn.Module) -> int:
+    """Distinct trainable numbers; shared ones count once."""
+    return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
