@@ -1,0 +1,1 @@
+"""lit-linformer: pretrain, fine-tune and measure Linformers with PyTorch Lightning."""

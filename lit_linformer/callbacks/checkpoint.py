@@ -1,0 +1,134 @@
+"""Checkpoints: written atomically, two of the newest and the best k, and found again by `--ckpt_path last` or `best`.
+
+A run's checkpoints/ holds last.ckpt (the newest), previous.ckpt (the one before, in case the newest is damaged) and
+best-STEP-PERPLEXITY.ckpt.
+"""
+
+import os
+import pickle
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.plugins.io import TorchCheckpointIO
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes beside the target, syncs, then renames: a kill or a full disk leaves the old file or the new one, whole."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | os.PathLike, storage_options: Any | None = None) -> None:
+        path = Path(path)
+        temporary = path.with_name(path.name + ".tmp")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(temporary, "wb") as file:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except (OSError, RuntimeError) as error:  # torch's zip writer turns a failed write into a RuntimeError
+            temporary.unlink(missing_ok=True)
+            reason = f"cannot write the checkpoint {path}: {_first_line(error)}; those before it are intact"
+            raise OSError(reason) from error
+
+    def load_checkpoint(self, path: str | os.PathLike, map_location: Any = None, weights_only: bool | None = None) -> dict:
+        return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def check_checkpoint(path: Path) -> None:
+    """Raises ValueError, in one line, for a file that is missing, truncated or no checkpoint; reads next to nothing of it."""
+    if not path.is_file():
+        raise ValueError(f"ckpt_path is {path}, which is no file; allowed: a checkpoint file, 'last' or 'best'")
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except (OSError, RuntimeError, EOFError, ValueError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
+        raise ValueError(f"ckpt_path is {path}, which is truncated or no checkpoint: {_first_line(error)}") from error
+    if not isinstance(checkpoint, dict) or not {"state_dict", "global_step"} <= checkpoint.keys():
+        raise ValueError(f"ckpt_path is {path}, which holds no training state; allowed: a checkpoint of this project")
+
+
+def find_checkpoint(run_dir: Path, which: str) -> Path | None:
+    """The run's checkpoint file: ``last`` is the newest that can be read, ``best`` the one of lowest perplexity."""
+    folder = run_dir / "checkpoints"
+    if which == "best":
+        scored = [(path.stem.rpartition("-")[2], path) for path in folder.glob("best-*.ckpt")]
+        return min(((float(score), path) for score, path in scored), default=(0.0, None))[1]
+    for path in (folder / "last.ckpt", folder / "previous.ckpt"):
+        if not path.is_file():
+            continue
+        try:
+            check_checkpoint(path)
+            return path
+        except ValueError as error:
+            print(f"warning: {error}; falling back to the one before it", file=sys.stderr, flush=True)
+    return None
+
+
+class LastCheckpoint(Checkpoint):
+    """Keeps last.ckpt, written right after an optimiser step and at the end, and previous.ckpt, the one before.
+
+    Lightning's ModelCheckpoint may save in the middle of a gradient accumulation, from where no run resumes exactly.
+
+    Args:
+        every_n_steps: optimiser steps between two of them.
+    """
+
+    def __init__(self, every_n_steps: int = 500):
+        if every_n_steps < 1:
+            raise ValueError(f"last.every_n_steps is {every_n_steps}; allowed: 1 or more")
+        self.every_n_steps = every_n_steps
+        self._step_before_batch = -1
+        self._saved_step = -1
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._saved_step = trainer.global_step
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._step_before_batch = trainer.global_step
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        stepped = trainer.global_step != self._step_before_batch
+        done = trainer.global_step == trainer.max_steps
+        if stepped and (trainer.global_step % self.every_n_steps == 0 or done):
+            self._save(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._save(trainer)
+
+    def _save(self, trainer: Trainer) -> None:
+        if trainer.fast_dev_run or trainer.global_step == self._saved_step:
+            return
+        folder = Path(trainer.default_root_dir) / "checkpoints"
+        last = folder / "last.ckpt"
+        if trainer.is_global_zero and last.exists():
+            os.replace(last, folder / "previous.ckpt")
+        trainer.save_checkpoint(last)
+        self._saved_step = trainer.global_step
+
+
+def best_checkpoint(monitor: str = "val/perplexity", mode: str = "min", keep: int = 1) -> ModelCheckpoint:
+    """Keeps the checkpoints of the best validations.
+
+    Args:
+        monitor: the logged metric that decides.
+        mode: min, or max where higher is better.
+        keep: how many are kept; 0 for none.
+    """
+    return ModelCheckpoint(
+        monitor=monitor,
+        mode=mode,
+        save_top_k=keep,
+        filename=f"best-{{step:08d}}-{{{monitor}:.4f}}",
+        auto_insert_metric_name=False,
+        save_on_train_epoch_end=False,
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

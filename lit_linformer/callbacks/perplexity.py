@@ -1,0 +1,90 @@
+"""Records the validation perplexity: a CSV that a script reads, TensorBoard against steps and tokens, the best value."""
+
+import csv
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+
+COLUMNS = ("step", "tokens", "seconds", "perplexity", "best")
+
+
+class PerplexityCurve(Callback):
+    """Writes perplexity.csv into the run directory, one row a validation, and the curve against tokens into TensorBoard.
+
+    With trainer.num_sanity_val_steps=-1 the first row is the untrained model's. Training itself is left alone.
+    """
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, float]] = []
+        self._seconds_before = 0.0
+        self._started = time.monotonic()
+        self._by_tokens = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seconds": self._seconds(), "rows": [dict(row) for row in self.rows]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._seconds_before = state_dict["seconds"]
+        self.rows = [dict(row) for row in state_dict["rows"]]
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._started = time.monotonic()
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        logger = trainer.logger
+        if not trainer.is_global_zero or not isinstance(logger, TensorBoardLogger):
+            return
+        from torch.utils.tensorboard import SummaryWriter
+
+        if trainer.global_step:
+            # What the killed process wrote after the checkpoint is written again: have TensorBoard drop it.
+            from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+            start = Event(step=trainer.global_step + 1, session_log=SessionLog(status=SessionLog.START))
+            logger.experiment.file_writer.add_event(start)
+        # A folder of its own: that drop goes by step, and would take the points that stand at their number of tokens along.
+        self._by_tokens = SummaryWriter(os.path.join(logger.log_dir, "by_tokens"), purge_step=pl_module.tokens_seen + 1)
+        for row in self.rows[:1] if trainer.global_step == 0 else []:
+            self._tensorboard(trainer, row)
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        whole = not trainer.sanity_checking or trainer.num_sanity_val_steps == float("inf")
+        if trainer.state.fn != "fit" or not whole:
+            return
+        perplexity = pl_module.val_perplexity.compute().item()  # on every rank: it is a sum over all of them
+        best = min([perplexity, *(row["perplexity"] for row in self.rows)])
+        values = (trainer.global_step, pl_module.tokens_seen, round(self._seconds(), 1), perplexity, best)
+        self.rows.append(dict(zip(COLUMNS, values, strict=True)))
+        if trainer.is_global_zero:
+            if not trainer.fast_dev_run:
+                self._write(Path(trainer.default_root_dir) / "perplexity.csv")
+            if not trainer.sanity_checking:  # TensorBoard's writers start with training
+                self._tensorboard(trainer, self.rows[-1])
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._by_tokens is not None:
+            self._by_tokens.close()
+
+    def _tensorboard(self, trainer: Trainer, row: dict[str, float]) -> None:
+        if self._by_tokens is None:
+            return
+        trainer.logger.experiment.add_scalar("val/perplexity_best", row["best"], row["step"])
+        self._by_tokens.add_scalar("val/perplexity_by_tokens", row["perplexity"], row["tokens"])
+        self._by_tokens.flush()
+
+    def _write(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".csv.tmp")
+        with open(temporary, "w", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS)
+            writer.writeheader()
+            writer.writerows(self.rows)
+        os.replace(temporary, path)
+
+    def _seconds(self) -> float:
+        """Since the run began, resumed ones added up."""
+        return self._seconds_before + time.monotonic() - self._started

@@ -1,0 +1,121 @@
+"""What one sees while it trains: a live bar on a terminal, plain lines elsewhere (a log file, a cluster's output)."""
+
+import sys
+import time
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ProgressBar
+
+from lit_linformer.model import count_parameters
+
+
+class Progress(ProgressBar):
+    """Loss, perplexity and tokens per second against optimiser steps.
+
+    Args:
+        every_n_steps: optimiser steps between two lines where there is no terminal, and between two readings of the loss.
+        live: draw a live bar; None: where the output is a terminal.
+    """
+
+    def __init__(self, every_n_steps: int = 50, live: bool | None = None):
+        super().__init__()
+        if every_n_steps < 1:
+            raise ValueError(f"progress.every_n_steps is {every_n_steps}; allowed: 1 or more")
+        self.every_n_steps = every_n_steps
+        self.live = sys.stdout.isatty() if live is None else live
+        self._enabled = True
+        self._bar = None
+        self._first: tuple[int, float] | None = None
+        self._best: tuple[float, int] | None = None
+
+    def disable(self) -> None:  # Lightning calls this on all ranks but the first
+        self._enabled = False
+
+    def enable(self) -> None:
+        self._enabled = True
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        if self._enabled:
+            (self._bar.console.print if self._bar else print)(*args)
+            sys.stdout.flush()
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        encoder = getattr(getattr(pl_module, "net", None), "encoder", None)
+        shape = ""
+        if encoder is not None:
+            c = encoder.config
+            kind = f"linformer, k = {c.projection_dim}, {c.sharing}" if c.attention == "linformer" else "transformer"
+            shape = f"{kind}, n = {c.max_length}, {c.num_layers} layers of width {c.hidden_size}, "
+        size = f"{count_parameters(pl_module) / 1e6:.1f} M parameters"
+        self.print(f"{shape}{size}, {trainer.precision} → {trainer.default_root_dir}")
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        self._mark(trainer, pl_module)
+        self._begin = time.monotonic(), trainer.global_step
+        if self.live and self._enabled:
+            self._bar = _rich_bar()
+            total = trainer.max_steps if trainer.max_steps > 0 else None
+            self._task = self._bar.add_task("train", total=total, completed=trainer.global_step, values="")
+            self._bar.start()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        step = trainer.global_step
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step)
+        if step == self._marked_step or (step % self.every_n_steps and step != trainer.max_steps):
+            return
+        rate = (pl_module.tokens_seen - self._marked_tokens) / (time.monotonic() - self._marked_time)
+        values = f"loss {float(outputs['loss']) * trainer.accumulate_grad_batches:.3f}  {rate / 1e3:.1f}k tokens/s"
+        self._mark(trainer, pl_module)
+        if self._bar is not None:
+            perplexity = trainer.callback_metrics.get("val/perplexity")
+            shown = "" if perplexity is None else f"  perplexity {perplexity:.2f}"
+            self._bar.update(self._task, values=values + shown)
+        else:
+            self.print(f"step {step}/{trainer.max_steps}  {values}  {self._left(trainer)}")
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._marked_time = time.monotonic()  # validation is no training time
+        perplexity = trainer.callback_metrics.get("val/perplexity")
+        if trainer.state.fn != "fit" or perplexity is None:
+            return
+        step, perplexity = trainer.global_step, float(perplexity)
+        self._first = self._first or (step, perplexity)
+        self._best = min(self._best or (perplexity, step), (perplexity, step))
+        note = "before training" if trainer.sanity_checking else f"best {self._best[0]:.2f} at step {self._best[1]}"
+        self.print(f"step {step}  validation perplexity {perplexity:.2f}  ({note})")
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def _mark(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Where the next tokens/s are counted from."""
+        self._marked_step, self._marked_tokens = trainer.global_step, pl_module.tokens_seen
+        self._marked_time = time.monotonic()
+
+    def _left(self, trainer: Trainer) -> str:
+        began, first_step = self._begin
+        done = trainer.global_step - first_step
+        if trainer.max_steps <= 0 or done <= 0:
+            return ""
+        seconds = (time.monotonic() - began) / done * (trainer.max_steps - trainer.global_step)
+        return f"{int(seconds) // 60}:{int(seconds) % 60:02d} left"
+
+
+def _rich_bar() -> Any:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[values]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )

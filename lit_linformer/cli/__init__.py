@@ -1,0 +1,61 @@
+"""The command line: `python run.py fit|validate|test|predict|prepare --config FILE --KEY VALUE …`.
+
+The only place that knows jsonargparse. A setting is `--model.lr 1e-3` on the command line and `model: {init_args: {lr: 1e-3}}`
+in a file; a later --config overrides an earlier one, the command line overrides all, and `${name}` in a file takes another
+setting's value.
+"""
+
+import sys
+
+COMMANDS = {
+    "fit": "train, and validate on the way",
+    "validate": "perplexity on the validation split",
+    "test": "perplexity on the test split",
+    "predict": 'fill the masks of --data.text "…" or --data.file FILE',
+    "prepare": "make the tokenizer and the token blocks ahead of fit; trains nothing",
+}
+MAIN_HELP = """usage: python run.py COMMAND --config FILE [--config OVERLAY …] [--SETTING VALUE …]
+
+{commands}
+
+A first curve in minutes, on a CPU, from text that Python carries; an idea of one's own; going on where a run was interrupted:
+  python run.py fit --config conf/quickstart.yaml
+  python run.py fit --config conf/quickstart.yaml --name idea --model.encoder.projection_dim 64
+  python run.py fit --config conf/quickstart.yaml --ckpt_path last
+
+The settings of a command, with --config those of the classes that it names (--help_all: all of Lightning's too):
+  python run.py fit --help
+
+Add --traceback to any command to see where an error came from.
+"""
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Runs a command; an error is one line on stderr and exit status 2 (a crash of ours keeps its traceback)."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    show_traceback = "--traceback" in argv
+    argv = [word for word in argv if word != "--traceback"]
+    if not argv or argv[0] in ("-h", "--help"):
+        print(MAIN_HELP.format(commands="\n".join(f"  {name:<10}{what}" for name, what in COMMANDS.items())), end="")
+        return
+    try:
+        if argv[0] not in COMMANDS:
+            raise ValueError(f"the command is {argv[0]!r}; allowed: {', '.join(COMMANDS)}")
+        if {"-h", "--help"} & set(argv):
+            from lit_linformer.cli.messages import settings_help
+
+            print(settings_help(argv), end="")
+            return
+        from lit_linformer.cli.app import run
+
+        run(["--help" if word == "--help_all" else word for word in argv])
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:
+        from lit_linformer.cli.messages import one_line
+
+        message = None if show_traceback else one_line(error, argv)
+        if message is None:
+            raise
+        print(f"error: {message}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,207 @@
+"""LightningCLI, fitted to this project: a run directory by name, checkpoints by `last` and `best`, the command line wins."""
+
+import importlib
+import logging
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jsonargparse
+import yaml
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+from lit_linformer.callbacks import AtomicCheckpointIO, LastCheckpoint, PredictionWriter, Progress, best_checkpoint
+from lit_linformer.callbacks.checkpoint import check_checkpoint, find_checkpoint
+
+DEFAULT_CLASSES = {"model": "lit_linformer.tasks.MLM", "data": "lit_linformer.data.PretrainingData"}
+
+
+class RunTrainer(Trainer):
+    """Lightning's Trainer with the command that needs none."""
+
+    def prepare(self, datamodule: LightningDataModule) -> None:
+        """Makes the tokenizer and the token blocks; trains nothing."""
+        datamodule.prepare_data()
+
+
+class RunConfig(SaveConfigCallback):
+    """Keeps the resolved config in the run directory and in each checkpoint, and says what a resumed run changes."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit":
+            super().setup(trainer, pl_module, stage)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        checkpoint["config"] = self.parser.dump(self.config, skip_none=False)
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        if trainer.state.fn != "fit" or "config" not in checkpoint or not trainer.is_global_zero:
+            return
+        before, now = (_flatten(yaml.safe_load(text)) for text in (checkpoint["config"], self._dump()))
+        print(f"resuming at step {checkpoint['global_step']}", flush=True)
+        for key in sorted(before.keys() | now.keys()):
+            if before.get(key) != now.get(key) and key not in ("ckpt_path", "overwrite"):
+                print(f"  {key.replace('.init_args', '')}: {before.get(key)} → {now.get(key)}", flush=True)
+
+    def _dump(self) -> str:
+        return self.parser.dump(self.config, skip_none=False)
+
+
+class LinformerCLI(LightningCLI):
+    """fit, validate, test, predict and prepare."""
+
+    def __init__(self, argv: list[str]):
+        jsonargparse.set_parsing_settings(omegaconf_absolute_to_relative_paths=True)
+        super().__init__(
+            LightningModule,
+            LightningDataModule,
+            save_config_callback=RunConfig,
+            save_config_kwargs={"overwrite": True},
+            trainer_class=RunTrainer,
+            trainer_defaults={
+                "use_distributed_sampler": False,  # the loader shards by itself, resumably
+                "enable_model_summary": False,
+                "num_sanity_val_steps": -1,  # the untrained model's perplexity, where the curve starts
+                "max_epochs": -1,
+            },
+            seed_everything_default=0,
+            parser_kwargs={"parser_mode": "omegaconf+", "exit_on_error": False, "allow_abbrev": False},
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            args=argv,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+        )
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        return {**LightningCLI.subcommands(), "prepare": {"datamodule"}}
+
+    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
+        # allow_abbrev is for subcommands too: --trainer.max_step would silently be max_steps.
+        return super().init_parser(**{"parser_mode": "omegaconf+", "exit_on_error": False, "allow_abbrev": False, **kwargs})
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        add_run_arguments(parser)
+        parser.set_defaults({key: {"class_path": path} for key, path in DEFAULT_CLASSES.items()})
+        parser.link_arguments("data.num_tokens", "model.init_args.vocab_size", apply_on="instantiate")
+
+    def _parse_ckpt_path(self) -> None:
+        """Lightning's would let a checkpoint's hyper-parameters overwrite what the command line says."""
+
+    def before_instantiate_classes(self) -> None:
+        config = self.config[self.subcommand]
+        root = config.trainer.default_root_dir = config.trainer.default_root_dir or f"runs/{config.name}"
+        if self.subcommand == "prepare":
+            return
+        if config.trainer.logger in (None, True):
+            config.trainer.logger = None
+        config.ckpt_path = _checkpoint_path(self.subcommand, config.ckpt_path, Path(root))
+        config.weights_only = True if config.weights_only is None else config.weights_only
+        if self.subcommand == "fit" and config.ckpt_path is None and not config.trainer.fast_dev_run:
+            _claim_run_dir(Path(root), config.overwrite)
+
+    def instantiate_classes(self) -> None:
+        if self.subcommand != "prepare":
+            super().instantiate_classes()
+            return
+        data = self.config.prepare.data
+        module, _, name = data.class_path.rpartition(".")
+        self.datamodule = getattr(importlib.import_module(module), name)(**data.get("init_args", {}))
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        config = self.config_init[self.subcommand].trainer
+        if self.subcommand != "fit":
+            config.logger = False
+        elif config.logger is None:
+            config.logger = TensorBoardLogger(config.default_root_dir, name="", version="", default_hp_metric=False)
+        plugins = config.plugins or []
+        config.plugins = [*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()]
+        if self.subcommand == "predict":
+            config.callbacks = [*(config.callbacks or []), PredictionWriter()]
+        return super().instantiate_trainer(**kwargs)
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        if subcommand == "prepare":
+            self.datamodule.prepare_data()
+            return
+        super()._run_subcommand(subcommand)
+
+    def after_fit(self) -> None:
+        root = Path(self.trainer.default_root_dir)
+        if self.trainer.is_global_zero and not self.trainer.fast_dev_run and not self.trainer.interrupted:
+            print(
+                f"done: {root}/ holds checkpoints/, perplexity.csv and the curves; next:\n"
+                f"  tensorboard --logdir {root.parent}\n"
+                f'  python run.py predict --config {root}/config.yaml --data.text "The <mask> of a function."',
+                flush=True,
+            )
+
+
+def add_run_arguments(parser: LightningArgumentParser) -> None:
+    """What every command has beside Lightning's own: the run's name and the callbacks that are always there."""
+    parser.add_argument("--name", type=str, default="run", help="Name of the run; it lives in runs/NAME.")
+    parser.add_argument("--overwrite", type=bool, default=False, help="Let fit delete a run of the same name first.")
+    parser.add_lightning_class_args(LastCheckpoint, "last")
+    parser.add_lightning_class_args(best_checkpoint, "best")
+    parser.add_lightning_class_args(Progress, "progress")
+
+
+def _checkpoint_path(subcommand: str, asked: str | None, root: Path) -> str | None:
+    """A file for ckpt_path: `last` and `best` are looked up in the run directory; evaluation without one takes the best."""
+    if asked is None and subcommand != "fit":
+        found = find_checkpoint(root, "best") or find_checkpoint(root, "last")
+        if found is None:
+            raise ValueError(
+                f"ckpt_path is not given and {root}/checkpoints holds none; allowed: a file, or a --name that has run"
+            )
+        print(f"checkpoint: {found}", flush=True)
+        return str(found)
+    if asked in ("last", "best"):
+        found = find_checkpoint(root, asked)
+        if found is None:
+            raise ValueError(f"ckpt_path is {asked!r}, but {root}/checkpoints holds none; allowed: a --name that has run")
+        return str(found)
+    if asked is not None:
+        check_checkpoint(Path(asked))
+    return asked
+
+
+@rank_zero_only
+def _claim_run_dir(root: Path, overwrite: bool) -> None:
+    """A second fit of the same name would mix its curves with the first one's, and its checkpoints would replace them."""
+    if not any((root / "checkpoints").glob("*.ckpt")):
+        return
+    if not overwrite:
+        raise ValueError(
+            f"name: {root} already holds a run; allowed: another --name, --ckpt_path last to continue it, or --overwrite true"
+        )
+    shutil.rmtree(root)
+
+
+def _flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(tree, dict):
+        return {prefix: tree}
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat.update(_flatten(value, f"{prefix}.{key}" if prefix else str(key)))
+    return flat
+
+
+def run(argv: list[str]) -> LinformerCLI:
+    """Parses and runs a command."""
+    # Lightning's advertisements and device lists; its warnings stay.
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
+    for noise in (
+        ".*args parameter is intended to run from within Python.*",
+        ".*does not have many workers.*",
+        ".*isinstance.treespec, LeafSpec.* is deprecated.*",  # Lightning 2.6 on torch 2.13
+    ):
+        warnings.filterwarnings("ignore", message=noise)
+    warnings.filterwarnings("ignore", message=".*Checkpoint directory .* exists and is not empty.*")
+    return LinformerCLI(argv)

@@ -1,0 +1,141 @@
+"""What a person reads: the settings of a command (--help), and an error in one line with the setting that was meant."""
+
+import difflib
+import importlib
+import inspect
+import itertools
+import re
+from argparse import ArgumentError
+from pathlib import Path
+from typing import Any
+
+# Of the Trainer's fifty, those that one changes; `--help_all` lists every one.
+TRAINER_SETTINGS = (
+    "accelerator devices num_nodes strategy precision max_steps max_epochs accumulate_grad_batches gradient_clip_val "
+    "val_check_interval check_val_every_n_epoch limit_val_batches num_sanity_val_steps log_every_n_steps callbacks logger "
+    "fast_dev_run overfit_batches profiler default_root_dir"
+).split()
+
+
+def settings_help(argv: list[str]) -> str:
+    """The settings of command ``argv[0]``, those of the classes that its --config files name included."""
+    parser = _settings_parser(argv)
+    parser.usage = f"python run.py {argv[0]} --config FILE [--config OVERLAY …] [--SETTING VALUE …]"
+    return parser.format_help()
+
+
+def one_line(error: Exception, argv: list[str]) -> str | None:
+    """One line for an error that a user can mend; None for what looks like a bug of ours, whose traceback is worth more."""
+    from lightning.fabric.utilities.exceptions import MisconfigurationException
+    from omegaconf.errors import OmegaConfBaseException
+
+    message = str(error).strip()
+    if isinstance(error, OmegaConfBaseException):
+        if key := re.search(r"Interpolation key '\.*([^']*)' not found", message):
+            return f"${{{key[1]}}} in the config names no setting{_meant(key[1], argv)}"
+        return message.splitlines()[0]
+    if allowed := re.findall(r"^[ -]*(.*; allowed.*)$", message, re.MULTILINE):
+        return allowed[-1]
+    if isinstance(error, ArgumentError | TypeError) and (line := _parser_error(message, argv)):
+        return line
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    if isinstance(error, ValueError | OSError | MisconfigurationException | ArgumentError | ModuleNotFoundError):
+        return " ".join(message.split()) or None
+    return None
+
+
+def _parser_error(message: str, argv: list[str]) -> str | None:
+    """jsonargparse's report on a union of classes, reduced to the setting and what is wrong with it."""
+    unknown = (
+        re.search(r"[Oo]ption '([^']+)' is not accepted", message)
+        or re.search(r"does not accept option '([^']+)'", message)
+        or re.search(r"unrecognized arguments: --([^= \n]+)", message)
+    )
+    if unknown:
+        return f"unknown setting '{unknown[1]}'{_meant(unknown[1], argv)}"
+    if broken := re.search(r"Problems parsing config:.*line (\d+), column (\d+)\s*(.*)", message, re.DOTALL):
+        return f"a --config file is no valid YAML at line {broken[1]}, column {broken[2]}: {' '.join(broken[3].split())}"
+    wrong = re.findall(r"Expected (?:a|an) (.*?)\. Got value: (.*)", message)
+    key = re.findall(r'Parser key "([^"]+)"', message)
+    if wrong and key:
+        kind = re.sub(r"<class '([^']+)'>", r"\1", wrong[0][0])
+        return f"{_full_key(key[-1], argv)} is {wrong[0][1]!r}; allowed: {kind}"
+    lines = [line.strip(" -") for line in message.splitlines() if line.strip(" -")]
+    frame = ("Parser key", "Does not validate", "Subtypes", "Errors:", "Problem")
+    lines = [line for line in lines if not line.startswith(frame)]
+    return f"{key[0]}: {lines[0]}" if key and lines else " ".join(lines[:2]) or None
+
+
+def _full_key(key: str, argv: list[str]) -> str:
+    """model.lr for what the parser of the model's class calls lr; of several, the one that the command line names."""
+    known = [name for name in _known_keys(argv) if name == key or name.endswith("." + key)]
+    return next((name for name in known if f"--{name}" in argv), known[0] if known else key)
+
+
+def _meant(key: str, argv: list[str]) -> str:
+    """`; did you mean …?` with the nearest setting, by its whole name or by its last word."""
+    known = [name for name in _known_keys(argv) if name != key]
+    key = key.replace("init_args.", "")
+    if not (near := difflib.get_close_matches(key, known, 1, 0.75)):
+        last = {name.rpartition(".")[2]: name for name in reversed(known)}
+        near = [last[word] for word in difflib.get_close_matches(key.rpartition(".")[2], last, 1, 0.6)]
+    return f"; did you mean '{near[0]}'?" if near else ""
+
+
+def _known_keys(argv: list[str]) -> list[str]:
+    return [action.dest for action in _settings_parser(argv)._actions]
+
+
+def _settings_parser(argv: list[str]) -> Any:
+    """A parser that is only looked at: unlike the real one it knows the arguments of the model's and the data's class."""
+    from jsonargparse import ArgumentParser
+
+    from lit_linformer.cli.app import DEFAULT_CLASSES, RunTrainer, add_run_arguments
+
+    class SettingsParser(ArgumentParser):
+        def add_lightning_class_args(self, lightning_class: Any, key: str) -> None:
+            self.add_class_arguments(lightning_class, key) if inspect.isclass(lightning_class) else (
+                self.add_function_arguments(lightning_class, key)
+            )
+
+    parser = SettingsParser(add_help=False, description=None)
+    parser.add_argument("--config", help="YAML file; a later one overrides an earlier one.")
+    parser.add_argument("--ckpt_path", help="Checkpoint: a file, last, or best.")
+    parser.add_argument("--seed_everything", type=int, default=0, help="Seed of weights, order, masks and dropout.")
+    add_run_arguments(parser)
+    for key, path in {**DEFAULT_CLASSES, **_classes_in_configs(argv)}.items():
+        module, _, name = path.rpartition(".")
+        parser.add_class_arguments(getattr(importlib.import_module(module), name), key)
+    skip = set(inspect.signature(RunTrainer.__init__).parameters) - set(TRAINER_SETTINGS) - {"self"}
+    parser.add_class_arguments(RunTrainer, "trainer", skip=skip)
+    return parser
+
+
+def _classes_in_configs(argv: list[str]) -> dict[str, str]:
+    """{"model": class path, "data": class path}, as far as the --config files name them."""
+    import yaml
+
+    found = {}
+    words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--config=") else [word])]
+    for flag, value in itertools.pairwise(words):
+        if flag not in ("--config", "-c") or not Path(value).is_file():
+            continue
+        try:
+            content = yaml.safe_load(Path(value).read_text(encoding="utf-8"))
+        except (yaml.YAMLError, UnicodeDecodeError):
+            continue
+        for key in ("model", "data"):
+            section = content.get(key) if isinstance(content, dict) else None
+            path = section.get("class_path") if isinstance(section, dict) else None
+            if path and _importable(path):
+                found[key] = path
+    return found
+
+
+def _importable(path: str) -> bool:
+    module, _, name = path.rpartition(".")
+    try:
+        return hasattr(importlib.import_module(module), name)
+    except (ImportError, ValueError):
+        return False

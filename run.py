@@ -1,0 +1,6 @@
+"""python run.py fit|validate|test|predict|prepare --config conf/….yaml; `python run.py --help` lists what there is."""
+
+from lit_linformer.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""One thread a process: tests run beside each other, and two ranks on two cores."""
+
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+import pytest
+import torch
+
+from tests.helpers import TINY, write_corpus
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory):
+    """A text file of 120 small documents."""
+    return write_corpus(tmp_path_factory.mktemp("corpus") / "text.txt")
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory):
+    """A data cache that the whole session shares: tokenizer and blocks are made once."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def tiny(tmp_path, corpus, cache, monkeypatch):
+    """Arguments of a command on a model that trains in a second, with tmp_path as the working directory."""
+    monkeypatch.chdir(tmp_path)
+    config = tmp_path / "tiny.yaml"
+    config.write_text(TINY)
+    return ["--config", str(config), "--data.source", str(corpus), "--data.cache_dir", str(cache)]

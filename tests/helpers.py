@@ -1,0 +1,138 @@
+"""What several tests stand on: a tiny config, a corpus, and the command line run in a forked process."""
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback
+
+TINY = """
+seed_everything: 3
+name: tiny
+trainer:
+  accelerator: cpu
+  devices: 1
+  max_steps: 12
+  val_check_interval: 7
+  check_val_every_n_epoch: null
+  gradient_clip_val: 1.0
+  log_every_n_steps: 1
+  callbacks:
+    - class_path: lit_linformer.callbacks.PerplexityCurve
+model:
+  class_path: lit_linformer.tasks.MLM
+  init_args:
+    encoder:
+      max_length: 32
+      hidden_size: 16
+      num_layers: 2
+      num_heads: 2
+      intermediate_size: 32
+      projection_dim: 8
+      local_width: 3
+      norm: pre
+      dropout: 0.2
+      attention_dropout: 0.1
+    lr: 1.0e-2
+    warmup_steps: 3
+data:
+  class_path: lit_linformer.data.PretrainingData
+  init_args:
+    vocab_size: 300
+    validation_fraction: 0.1
+    test_fraction: 0.1
+    max_length: ${model.init_args.encoder.max_length}
+    batch_size: 4
+    seed: ${seed_everything}
+last:
+  every_n_steps: 5
+"""
+
+
+def write_corpus(path: Path, documents: int = 120) -> Path:
+    """Documents of 20 to 60 words from a vocabulary of 200, the frequent ones Zipf's."""
+    draw = random.Random(0)
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    words = ["".join(draw.choices(letters, k=draw.randint(2, 8))) for _ in range(200)]
+    weights = [1 / rank for rank in range(1, 201)]
+    texts = (" ".join(draw.choices(words, weights, k=draw.randint(20, 60))) for _ in range(documents))
+    path.write_text("\n\n".join(texts) + "\n", encoding="utf-8")
+    return path
+
+
+def run_forked(argv: list[str], log: Path | None = None, timeout: float = 120) -> int:
+    """`python run.py ARGV` in a forked process and session of its own; its exit status, -9 after a kill. Output goes to log."""
+
+    def child() -> None:
+        os.setsid()
+        if log is not None:
+            descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            os.dup2(descriptor, 1)
+            os.dup2(descriptor, 2)
+            sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+        from lit_linformer.cli import main
+
+        main(argv)
+        sys.stdout.flush()
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join(timeout)
+    if process.is_alive():
+        os.killpg(process.pid, signal.SIGKILL)
+        process.join()
+        raise TimeoutError(f"{argv} took more than {timeout} s")
+    return process.exitcode
+
+
+class BatchLog(Callback):
+    """Appends a JSON line a training batch: what was read, how it was masked, the loss to the last bit."""
+
+    def __init__(self, path: str, kill_at: int = -1) -> None:
+        self.path, self.kill_at = path, kill_at
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        line = {
+            "batch": pl_module.batches_seen,
+            "step": trainer.global_step,
+            "inputs": batch["input_ids"].flatten().tolist(),
+            "labels": batch["labels"].flatten().tolist(),
+            "loss": outputs["loss"].item().hex(),
+            "lr": trainer.optimizers[0].param_groups[0]["lr"],
+        }
+        with open(f"{self.path}.{trainer.global_rank}", "a") as file:
+            file.write(json.dumps(line) + "\n")
+        if pl_module.batches_seen == self.kill_at and trainer.is_global_zero:
+            os.killpg(0, signal.SIGKILL)
+
+
+def read_log(path: Path) -> dict[int, dict[str, Any]]:
+    """{batch: line}; a batch that was done again counts as it was the last time."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return {line["batch"]: line for line in lines}
+
+
+def load(path: Path) -> dict[str, Any]:
+    return torch.load(path, weights_only=True)
+
+
+def assert_same(a: Any, b: Any, where: str = "") -> None:
+    """Equal to the last bit, through dictionaries and lists."""
+    if isinstance(a, dict):
+        assert a.keys() == b.keys(), where
+        for key in a:
+            assert_same(a[key], b[key], f"{where}.{key}")
+    elif isinstance(a, list | tuple):
+        assert len(a) == len(b), where
+        for index, (x, y) in enumerate(zip(a, b, strict=True)):
+            assert_same(x, y, f"{where}[{index}]")
+    elif isinstance(a, torch.Tensor):
+        assert torch.equal(a, b), where
+    else:
+        assert a == b, where

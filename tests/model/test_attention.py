@@ -1,0 +1,173 @@
+"""Attention: the paper's equation in float64, both orders, masks, gradients."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from lit_linformer.model import LinformerAttention, Projection, SelfAttention
+from lit_linformer.model.attention import SHARINGS, LocalConvolution, log_mass
+from lit_linformer.model.projection import PROJECTIONS
+
+B, N, D, H, K = 2, 12, 16, 4, 3
+ALL = list(itertools.product(SHARINGS, PROJECTIONS, ["compress_first", "project_first"]))
+
+
+def make(sharing="headwise", order="compress_first", **options):
+    torch.manual_seed(0)
+    attention = LinformerAttention(D, H, N, K, sharing=sharing, order=order, **options).double().eval()
+    for parameter in attention.parameters():
+        torch.nn.init.normal_(parameter)
+    return attention
+
+
+def shared_for(sharing, kind="linear", order="compress_first"):
+    if sharing != "layerwise":
+        return {}
+    channels = D if order == "compress_first" else D // H
+    return {"shared": Projection(kind, N, K, channels=channels, init="xavier").double()}
+
+
+def by_the_paper(attention, x, E, F):
+    """Equation 7, a head at a time, written out: E (H, K, N) applied to K = x W_K + b."""
+    heads = []
+    d = D // H
+    for h in range(H):
+        rows = slice(h * d, (h + 1) * d)
+        q, k, v = (
+            x @ linear.weight[rows].t() + linear.bias[rows] for linear in (attention.query, attention.key, attention.value)
+        )
+        scores = q @ (E[h] @ k).transpose(1, 2) / math.sqrt(d)
+        heads.append(scores.softmax(-1) @ (F[h] @ v))
+    return torch.cat(heads, -1) @ attention.out.weight.t() + attention.out.bias
+
+
+@pytest.mark.parametrize("sharing", SHARINGS)
+def test_project_first_is_the_papers_formula(sharing):
+    attention, extra = make(sharing, "project_first"), shared_for(sharing, order="project_first")
+    E = (extra.get("shared") or attention.E).weight.expand(H, K, N)
+    F = (extra.get("shared") or attention.F or attention.E).weight.expand(H, K, N)
+    x = torch.randn(B, N, D, dtype=torch.float64)
+    torch.testing.assert_close(attention(x, **extra)[0], by_the_paper(attention, x, E, F), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("sharing", ["headwise", "key-value"])
+def test_compress_first_equals_it_without_biases_and_differs_with_them(sharing):
+    first, second = make(sharing, "compress_first"), make(sharing, "project_first")
+    second.load_state_dict(first.state_dict())
+    x = torch.randn(B, N, D, dtype=torch.float64)
+    assert (first(x)[0] - second(x)[0]).abs().max() > 1e-3
+    for attention in (first, second):
+        for linear in (attention.key, attention.value):
+            torch.nn.init.zeros_(linear.bias)
+    torch.testing.assert_close(first(x)[0], second(x)[0], rtol=1e-10, atol=1e-10)
+
+
+def test_compress_first_adds_the_bias_once_a_slot():
+    attention = make("headwise")
+    x = torch.randn(B, N, D, dtype=torch.float64)
+    E, F = attention.E.weight, attention.F.weight
+    q, k, v = attention.query(x), attention.key(E @ x), attention.value(F @ x)
+    heads = torch.nn.functional.scaled_dot_product_attention(*(t.unflatten(-1, (H, -1)).transpose(1, 2) for t in (q, k, v)))
+    expected = attention.out(heads.transpose(1, 2).flatten(2))
+    torch.testing.assert_close(attention(x)[0], expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("sharing", "kind", "order"), ALL)
+def test_padded_equals_unpadded(sharing, kind, order):
+    attention, extra = make(sharing, order, projection=kind), shared_for(sharing, kind, order)
+    x = torch.randn(B, 7, D, dtype=torch.float64)
+    padded = torch.cat([x, torch.full((B, 4, D), float("nan"), dtype=torch.float64)], 1)
+    padded[:, 7:] = 1e6  # whatever stands at pads
+    mask = torch.arange(11)[None].expand(B, -1) < 7
+    torch.testing.assert_close(attention(padded, mask, **extra)[0][:, :7], attention(x, **extra)[0], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("sharing", SHARINGS)
+def test_rows_of_a_batch_do_not_mix(sharing):
+    attention, extra = make(sharing), shared_for(sharing)
+    x = torch.randn(B, N, D, dtype=torch.float64)
+    together = attention(x, **extra)[0]
+    torch.testing.assert_close(together[1:], attention(x[1:], **extra)[0], rtol=1e-12, atol=1e-12)
+
+
+def test_row_of_pads_only_stays_finite():
+    mask = torch.zeros(B, N, dtype=torch.bool)
+    x = torch.randn(B, N, D, dtype=torch.float64)
+    for attention in (make(), SelfAttention(D, H, N).double()):
+        for need_weights in (False, True):
+            assert attention(x, mask, need_weights)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_empty_slots_get_no_attention_in_any_precision(dtype):
+    mass = torch.tensor([[[1.0, 0.5, 0.0]]])
+    bias = log_mass(mass, dtype)
+    assert bias.dtype == dtype
+    scores = torch.tensor([-40.0, -20.0, 60.0], dtype=dtype)
+    weights = (scores + bias[0, 0, 0]).softmax(-1)
+    assert weights.isfinite().all() and weights[2] == 0
+
+
+@pytest.mark.parametrize("sharing", SHARINGS)
+def test_maps_are_a_distribution_over_slots_and_give_the_same_output(sharing):
+    attention, extra = make(sharing), shared_for(sharing)
+    x = torch.randn(B, N, D, dtype=torch.float64)
+    output, weights = attention(x, need_weights=True, **extra)
+    assert weights.shape == (B, H, N, K)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(B, H, N, dtype=torch.float64))
+    torch.testing.assert_close(output, attention(x, **extra)[0], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("sharing", "order"), [("none", "project_first"), ("headwise", "compress_first")])
+def test_gradients_are_right(sharing, order):
+    attention = make(sharing, order)
+    # At full length: the bias of short rows goes by |E|, but as a mask, without a gradient.
+    x = torch.randn(1, N, D, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(
+        lambda x, E: torch.func.functional_call(attention, {"E.weight": E}, (x,))[0],
+        (x, attention.E.weight.detach().requires_grad_()),
+    )
+
+
+@pytest.mark.parametrize(("sharing", "kind", "order"), ALL)
+def test_every_parameter_gets_a_gradient(sharing, kind, order):
+    # An unused parameter is what makes DDP fail without find_unused_parameters.
+    attention, extra = make(sharing, order, projection=kind), shared_for(sharing, kind, order)
+    attention(torch.randn(B, N, D, dtype=torch.float64), **extra)[0].square().sum().backward()
+    for name, parameter in attention.named_parameters():
+        assert parameter.grad is not None, name
+    # A key bias shifts all of a row's scores alike: its gradient is zero by the softmax's invariance, so it is left out here.
+    assert all(p.grad.abs().sum() > 0 for n, p in attention.named_parameters() if n != "key.bias")
+
+
+def test_two_layers_share_no_matrix():
+    first, second = make(), make()
+    first.E.weight.data.zero_()
+    assert second.E.weight.abs().sum() > 0
+
+
+def test_layerwise_alone_says_what_it_needs():
+    with pytest.raises(ValueError, match="needs the shared E"):
+        make("layerwise")(torch.randn(B, N, D, dtype=torch.float64))
+
+
+def test_impossible_settings_are_refused():
+    with pytest.raises(ValueError, match="hidden_size is 16; allowed: a multiple of num_heads = 5"):
+        LinformerAttention(D, 5, N, K)
+    with pytest.raises(ValueError, match="causal is True; allowed: False"):
+        LinformerAttention(D, H, N, K, causal=True)
+    with pytest.raises(ValueError, match="causal is True; allowed: False"):
+        SelfAttention(D, H, N, causal=True)
+    with pytest.raises(ValueError, match="13 tokens; allowed: up to max_length = 12"):
+        make()(torch.randn(1, 13, D, dtype=torch.float64))
+
+
+def test_local_convolution_starts_at_zero_and_is_torchs_depthwise_one():
+    local = LocalConvolution(D, 5)
+    x = torch.randn(B, N, D)
+    assert not local(x).any()
+    torch.nn.init.normal_(local.weight)
+    expected = torch.nn.functional.conv1d(x.transpose(1, 2), local.weight[:, :, 0], padding=2, groups=D).transpose(1, 2)
+    torch.testing.assert_close(local(x), expected)

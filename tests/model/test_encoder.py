@@ -1,0 +1,147 @@
+"""The encoder: counts against the authors', exact masks in every combination, maps, checkpointing, refusals."""
+
+import itertools
+
+import pytest
+import torch
+
+from lit_linformer.model import Encoder, EncoderConfig, MaskedLanguageModel, count_parameters
+from lit_linformer.model.attention import ORDERS, SHARINGS
+from lit_linformer.model.projection import PROJECTIONS
+
+
+def tiny(**options):
+    shape = {
+        "vocab_size": 50,
+        "max_length": 16,
+        "hidden_size": 8,
+        "num_layers": 2,
+        "num_heads": 2,
+        "intermediate_size": 16,
+        "projection_dim": 4,
+        "dropout": 0.0,
+        "attention_dropout": 0.0,
+    }
+    return EncoderConfig(**{**shape, **options})
+
+
+def randomised(config):
+    """An encoder whose every parameter is random, so that nothing is equal by being zero."""
+    torch.manual_seed(0)
+    encoder = Encoder(config).double().eval()
+    for parameter in encoder.parameters():
+        parameter.data.add_(0.3 * torch.randn_like(parameter))
+    return encoder
+
+
+def test_parameter_count_is_the_authors():
+    model = MaskedLanguageModel(EncoderConfig(vocab_size=50_000, sharing="headwise"))
+    # Theirs has 514 positions, two of them never used (fairseq counts from pad + 1).
+    assert count_parameters(model) + 2 * 768 == 126_065_744
+
+
+@pytest.mark.parametrize(("sharing", "matrices"), [("none", 288), ("headwise", 24), ("key-value", 12), ("layerwise", 1)])
+def test_distinct_matrices_of_12_layers_and_12_heads(sharing, matrices):
+    shape = {"num_layers": 12, "num_heads": 12, "hidden_size": 24}
+    linformer = count_parameters(Encoder(tiny(sharing=sharing, **shape)))
+    transformer = count_parameters(Encoder(tiny(attention="full", **shape)))
+    assert linformer - transformer == matrices * 16 * 4
+
+
+@pytest.mark.parametrize("attention", [("full",), *itertools.product(SHARINGS, PROJECTIONS, ORDERS)])
+@pytest.mark.parametrize(("norm", "local_width"), [("post", 0), ("pre", 3)])
+def test_padding_never_matters(attention, norm, local_width):
+    if attention == ("full",):
+        options = {"attention": "full"}
+    else:
+        options = dict(zip(("sharing", "projection", "order"), attention, strict=True))
+    encoder = randomised(tiny(**options, norm=norm, local_width=local_width))
+    ids = torch.randint(0, 50, (2, 9))
+    padded, mask = torch.nn.functional.pad(ids, (0, 5), value=7), torch.arange(14)[None].expand(2, -1) < 9
+    alone = encoder(ids)
+    torch.testing.assert_close(encoder(padded, mask)[:, :9], alone, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(encoder(ids, torch.ones_like(ids)), alone, rtol=1e-10, atol=1e-10)
+    one_longer = torch.cat([torch.nn.functional.pad(ids[:1], (0, 5)), torch.randint(0, 50, (1, 14))])
+    mixed = torch.stack([mask[0], torch.ones(14, dtype=torch.bool)])
+    torch.testing.assert_close(encoder(one_longer, mixed)[0, :9], alone[0], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("attention", ["linformer", "full"])
+def test_attention_maps_of_chosen_layers(attention):
+    encoder = randomised(tiny(attention=attention))
+    ids = torch.randint(0, 50, (2, 16))
+    hidden, maps = encoder(ids, need_weights=[1])
+    assert list(maps) == [1] and maps[1].shape == (2, 2, 16, 4 if attention == "linformer" else 16)
+    torch.testing.assert_close(hidden, encoder(ids), rtol=1e-10, atol=1e-10)
+    assert list(encoder(ids, need_weights=True)[1]) == [0, 1]
+
+
+def test_k_may_differ_by_layer():
+    encoder = randomised(tiny(projection_dim=[8, 2], sharing="key-value"))
+    _, maps = encoder(torch.randint(0, 50, (1, 16)), need_weights=True)
+    assert [maps[layer].shape[-1] for layer in (0, 1)] == [8, 2]
+
+
+@pytest.mark.parametrize("sharing", SHARINGS)
+def test_checkpointing_changes_no_gradient_and_takes_masks(sharing):
+    ids, mask = torch.randint(0, 50, (2, 12)), torch.arange(12)[None].expand(2, -1) < 9
+    gradients = []
+    for checkpointing in (False, True):
+        encoder = randomised(tiny(sharing=sharing, activation_checkpointing=checkpointing, dropout=0.1)).train()
+        torch.manual_seed(1)
+        encoder(ids, mask).square().sum().backward()
+        gradients.append([parameter.grad for parameter in encoder.parameters()])
+    for plain, recomputed in zip(*gradients, strict=True):
+        torch.testing.assert_close(plain, recomputed, rtol=1e-12, atol=1e-12)
+
+
+def test_shared_matrix_is_one_entry_of_the_state_dict():
+    names = [name for name in Encoder(tiny(sharing="layerwise")).state_dict() if "E.weight" in name or "F.weight" in name]
+    assert names == ["E.weight"]
+
+
+def test_dropout_acts_only_in_training():
+    encoder = Encoder(tiny(dropout=0.5, attention_dropout=0.5))
+    ids = torch.randint(0, 50, (2, 16))
+    assert not torch.equal(encoder(ids), encoder(ids))
+    encoder.eval()
+    assert torch.equal(encoder(ids), encoder(ids))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"projection_dim": 17}, r"projection_dim \(k\) is 17; allowed: 1 to max_length = 16"),
+        ({"hidden_size": 9}, "hidden_size is 9; allowed: a multiple of num_heads = 2"),
+        ({"projection_dim": [4, 4, 4], "sharing": "none"}, "lists 3 numbers; allowed: one, or num_layers = 2"),
+        ({"projection_dim": [8, 4]}, r"projection_dim is \[8, 4\]; allowed: one k for all layers"),
+        ({"projection": "conv", "projection_dim": 5}, "divisors of max_length = 16"),
+        ({"causal": True}, "causal is True; allowed: False"),
+        ({"local_width": 4}, "local_width is 4; allowed: 0"),
+        ({"norm": "both"}, "norm is 'both'; allowed: post, pre"),
+        ({"sharing": "all"}, "sharing is 'all'; allowed: none, headwise"),
+        ({"attention": "flash"}, "attention is 'flash'; allowed: linformer, full"),
+        ({"order": "any"}, "order is 'any'; allowed: compress_first, project_first"),
+        ({"dropout": 1.0}, "dropout is 1.0; allowed: 0 up to"),
+        ({"num_layers": 0}, "num_layers is 0; allowed: 1 or more"),
+    ],
+)
+def test_impossible_shapes_are_refused_when_the_config_is_made(options, message):
+    with pytest.raises(ValueError, match=message):
+        tiny(**options)
+
+
+def test_inputs_that_do_not_fit_are_refused():
+    encoder = Encoder(tiny())
+    with pytest.raises(ValueError, match="17 tokens; allowed: up to max_length = 16"):
+        encoder(torch.zeros(1, 17, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"attention_mask has shape \(1, 3\); allowed: input_ids', \(1, 4\)"):
+        encoder(torch.zeros(1, 4, dtype=torch.int64), torch.ones(1, 3, dtype=torch.bool))
+
+
+def test_model_needs_nothing_but_torch():
+    import subprocess
+    import sys
+
+    code = "import sys, lit_linformer.model; print([m for m in ('lightning', 'jsonargparse', 'datasets') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"

@@ -1,0 +1,53 @@
+"""The masked-language-model head and its losses."""
+
+import torch
+
+from lit_linformer.model import MaskedLanguageModel
+from lit_linformer.model.heads import IGNORED
+from tests.model.test_encoder import tiny
+
+
+def batch():
+    torch.manual_seed(0)
+    ids = torch.randint(0, 50, (3, 16))
+    positions = torch.stack([torch.randperm(16)[:4].sort().values for _ in range(3)])
+    labels = torch.randint(0, 50, (3, 4))
+    labels[1, 3] = IGNORED
+    return ids, positions, labels
+
+
+def test_logits_at_positions_are_rows_of_the_full_logits():
+    model = MaskedLanguageModel(tiny()).double().eval()
+    ids, positions, _ = batch()
+    full = model(ids)
+    assert full.shape == (3, 16, 50)
+    for row in range(3):
+        torch.testing.assert_close(model(ids, positions=positions)[row], full[row, positions[row]])
+
+
+def test_loss_is_cross_entropy_over_what_is_asked():
+    model = MaskedLanguageModel(tiny()).double()
+    ids, positions, labels = batch()
+    log_probabilities = model(ids, positions=positions).log_softmax(-1)
+    asked = labels != IGNORED
+    expected = -log_probabilities[asked].gather(-1, labels[asked][:, None]).mean()
+    torch.testing.assert_close(model.loss(ids, positions, labels), expected)
+
+
+def test_nll_sums_to_the_loss_and_is_float32_under_autocast():
+    model = MaskedLanguageModel(tiny())
+    ids, positions, labels = batch()
+    nll = model.nll(ids, positions, labels)
+    assert nll.shape == (3, 4) and nll[1, 3] == 0
+    torch.testing.assert_close(nll.sum() / 11, model.loss(ids, positions, labels))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert model.nll(ids, positions, labels).dtype == torch.float32
+
+
+def test_output_matrix_is_tied_to_the_embedding():
+    model = MaskedLanguageModel(tiny())
+    assert not any(parameter.shape == (50, 8) for name, parameter in model.named_parameters() if "tokens" not in name)
+    ids, positions, labels = batch()
+    model.loss(ids, positions, labels).backward()
+    unused = torch.tensor(sorted(set(range(50)) - set(ids.flatten().tolist())))
+    assert model.encoder.tokens.weight.grad[unused].abs().sum() > 0, "the output side reaches tokens that are not in the input"

@@ -1,0 +1,104 @@
+"""E alone: counts, starts, windows, errors, and what is kept in the state dict."""
+
+import pytest
+import torch
+
+from lit_linformer.model import Projection
+from lit_linformer.model.projection import PROJECTION_INITS, PROJECTIONS, initial_matrix
+
+
+@pytest.mark.parametrize("kind", PROJECTIONS)
+def test_makes_k_slots_of_any_length(kind):
+    projection = Projection(kind, max_length=30, projection_dim=10, channels=4)
+    for length in (1, 7, 29, 30):
+        assert projection(torch.randn(2, length, 4)).shape == (2, 10, 4)
+        assert projection(torch.randn(2, 3, length, 4)).shape == (2, 3, 10, 4)
+
+
+@pytest.mark.parametrize("kind", ["conv", "mean", "max"])
+def test_windows_that_do_not_tile_n_are_refused(kind):
+    # A peer's convolution yields 10 slots where k = 8 was asked at n = 30.
+    with pytest.raises(ValueError, match=r"projection_dim \(k\) is 8.*divisors of max_length = 30"):
+        Projection(kind, max_length=30, projection_dim=8)
+
+
+@pytest.mark.parametrize("k", [0, 31])
+def test_k_outside_1_to_n_is_refused(k):
+    with pytest.raises(ValueError, match=rf"projection_dim \(k\) is {k}; allowed: 1 to max_length = 30"):
+        Projection("linear", max_length=30, projection_dim=k)
+
+
+def test_unknown_names_are_refused_with_the_allowed_ones():
+    with pytest.raises(ValueError, match="projection is 'pool'; allowed: linear, conv, mean, max, gaussian"):
+        Projection("pool", 8, 4)
+    with pytest.raises(ValueError, match="projection_init is 'ones'; allowed: block_mean"):
+        Projection("linear", 8, 4, init="ones")
+
+
+def test_block_mean_equals_mean_pooling_and_strided_picks_tokens():
+    x = torch.randn(2, 12, 5)
+    block_mean, mean = Projection("linear", 12, 4, init="block_mean"), Projection("mean", 12, 4)
+    torch.testing.assert_close(block_mean(x), mean(x))
+    torch.testing.assert_close(mean(x), x.view(2, 4, 3, 5).mean(2))
+    torch.testing.assert_close(Projection("linear", 12, 4, init="strided")(x), x[:, ::3])
+    torch.testing.assert_close(Projection("max", 12, 4)(x), x.view(2, 4, 3, 5).amax(2))
+
+
+def test_block_mean_tiles_n_when_k_does_not_divide_it():
+    E = initial_matrix("block_mean", 30, 8)
+    assert (E.gt(0).sum(0) == 1).all(), "each token is in one window"
+    torch.testing.assert_close(E.sum(1), torch.ones(8))
+
+
+@pytest.mark.parametrize("init", PROJECTION_INITS)
+def test_starts_have_the_scale_they_claim(init):
+    torch.manual_seed(0)
+    E = initial_matrix(init, 512, 128)
+    expected = {"block_mean": 0.25, "strided": 1.0, "normal": 128**-0.5, "xavier": 0.5**0.5 * (6 / 640) ** 0.5}[init]
+    measured = E.abs().max() if init in ("block_mean", "strided", "xavier") else E.std()
+    assert measured.item() == pytest.approx(expected, rel=0.02)
+
+
+def test_strided_heads_start_at_different_tokens():
+    E = Projection("linear", 16, 4, num_heads=4, init="strided").weight
+    assert [row.argmax().item() for row in E[:, 0]] == [0, 1, 2, 3]
+
+
+def test_convolution_is_torchs_depthwise_one():
+    projection = Projection("conv", max_length=12, projection_dim=4, channels=5)
+    torch.nn.init.normal_(projection.weight)
+    x = torch.randn(2, 12, 5)
+    kernel = projection.weight.t()[:, None]  # (C, 1, n/k)
+    expected = torch.nn.functional.conv1d(x.transpose(1, 2), kernel, stride=3, groups=5).transpose(1, 2)
+    torch.testing.assert_close(projection(x), expected)
+
+
+@pytest.mark.parametrize("kind", PROJECTIONS)
+def test_reload_gives_the_same_output(kind):
+    x = torch.randn(1, 8, 3)
+    first, second = (Projection(kind, 8, 4, channels=3, init="xavier") for _ in range(2))
+    second.load_state_dict(first.state_dict())
+    torch.testing.assert_close(first(x), second(x), rtol=0, atol=0)
+
+
+def test_gaussian_is_fixed_and_of_variance_1_over_k():
+    torch.manual_seed(0)
+    projection = Projection("gaussian", 512, 64)
+    assert not list(projection.parameters()) and "weight" in projection.state_dict()
+    assert projection.weight.var().item() == pytest.approx(1 / 64, rel=0.05)
+
+
+def test_two_projections_share_nothing():
+    first, second = Projection("linear", 8, 4), Projection("linear", 8, 4)
+    first.weight.data.zero_()
+    assert second.weight.abs().sum() > 0
+
+
+def test_mass_is_one_for_full_rows_zero_for_empty_slots():
+    projection = Projection("linear", 8, 4, init="block_mean")
+    x = torch.randn(2, 8, 3)
+    assert projection.mass(x, None) is None
+    mask = torch.tensor([[True] * 8, [True] * 3 + [False] * 5])
+    mass = projection.mass(x, mask)
+    torch.testing.assert_close(mass, torch.tensor([[[1.0, 1, 1, 1]], [[1.0, 0.5, 0, 0]]]))
+    torch.testing.assert_close(projection.mass(x[:, :3], None)[0, 0], mass[1, 0])

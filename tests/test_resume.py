@@ -1,0 +1,100 @@
+"""kill -9 at any step, --ckpt_path last, and the run goes on as if nothing had been: bit for bit."""
+
+import pytest
+
+from tests.helpers import assert_same, load, read_log, run_forked
+
+CASES = {
+    # 20 rows of 32 tokens make some 30 batches of 4 a pass: kills fall in the middle of it and of an accumulation.
+    "plain": [],
+    "accumulate": ["--trainer.accumulate_grad_batches", "3"],
+    "workers": ["--data.num_workers", "2"],
+    "bf16": ["--trainer.precision", "bf16-mixed"],
+    "many passes": ["--data.batch_size", "64"],
+    "whole words": ["--data.whole_word", "true"],
+    "two processes": ["--trainer.strategy", "ddp_fork", "--trainer.devices", "2"],
+    "two processes, workers, accumulate": [
+        "--trainer.strategy", "ddp_fork", "--trainer.devices", "2", "--data.num_workers", "2",
+        "--trainer.accumulate_grad_batches", "2",
+    ],
+}  # fmt: skip
+
+
+def fit(tiny, name, log, *extra, kill_at=-1):
+    callback = ["--trainer.callbacks+", "tests.helpers.BatchLog", "--trainer.callbacks.path", str(log)]
+    callback += ["--trainer.callbacks.kill_at", str(kill_at)]
+    return run_forked(["fit", *tiny, "--name", name, *extra, *callback], log.with_suffix(".out"))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_killed_run_resumes_bit_for_bit(case, tiny, tmp_path):
+    extra = CASES[case]
+    accumulate = int(dict(zip(extra[::2], extra[1::2], strict=True)).get("--trainer.accumulate_grad_batches", 1))
+    assert fit(tiny, "whole", tmp_path / "whole", *extra) == 0
+    # After the checkpoint at step 5, and again after that at step 10, in the middle of an accumulation.
+    assert fit(tiny, "killed", tmp_path / "killed", *extra, kill_at=7 * accumulate - 1) == -9
+    assert fit(tiny, "killed", tmp_path / "killed", *extra, "--ckpt_path", "last", kill_at=11 * accumulate) == -9
+    assert fit(tiny, "killed", tmp_path / "killed", *extra, "--ckpt_path", "last") == 0
+    for rank in range(2 if "two" in case else 1):
+        whole, killed = (read_log(tmp_path / f"{name}.{rank}") for name in ("whole", "killed"))
+        assert len(whole) == 12 * accumulate
+        assert whole == killed
+    whole, killed = (load(tmp_path / f"runs/{name}/checkpoints/last.ckpt") for name in ("whole", "killed"))
+    for part in ("state_dict", "optimizer_states", "lr_schedulers", "seen", "global_step"):
+        assert_same(whole[part], killed[part], part)
+
+
+def test_every_kill_step_resumes(tiny, tmp_path):
+    tiny = [*tiny, "--last.every_n_steps", "1", "--trainer.max_steps", "6"]
+    assert fit(tiny, "whole", tmp_path / "whole") == 0
+    for step in range(2, 6):
+        fit(tiny, f"killed{step}", tmp_path / f"killed{step}", kill_at=step)
+        assert fit(tiny, f"killed{step}", tmp_path / f"killed{step}", "--ckpt_path", "last") == 0
+        assert read_log(tmp_path / "whole.0") == read_log(tmp_path / f"killed{step}.0")
+
+
+def test_same_seed_same_curve_another_seed_another(tiny, tmp_path):
+    for name, seed in (("a", "3"), ("b", "3"), ("c", "4")):
+        assert fit(tiny, name, tmp_path / name, "--seed_everything", seed) == 0
+    a, b, c = (read_log(tmp_path / f"{name}.0") for name in "abc")
+    assert a == b
+    assert [line["loss"] for line in a.values()] != [line["loss"] for line in c.values()]
+
+
+def test_command_line_wins_on_resume_and_says_so(tiny, tmp_path):
+    log = tmp_path / "run"
+    constant = [*tiny, "--model.schedule", "constant", "--model.warmup_steps", "0"]
+    assert fit(constant, "run", log, "--trainer.max_steps", "5") == 0
+    changes = ["--model.lr", "0.003", "--model.weight_decay", "0.5", "--trainer.max_steps", "9"]
+    checkpoint = tmp_path / "runs/run/checkpoints/last.ckpt"  # by path: Lightning's own CLI would bring back the old lr here
+    assert fit(constant, "run", log, *changes, "--ckpt_path", str(checkpoint)) == 0
+    lines = read_log(tmp_path / "run.0")
+    assert [line["lr"] for line in lines.values()] == [0.01] * 5 + [0.003] * 4
+    groups = {group["name"]: group for group in load(checkpoint)["optimizer_states"][0]["param_groups"]}
+    assert groups["decay"]["weight_decay"] == 0.5 and groups["no_decay"]["weight_decay"] == 0.0
+    output = log.with_suffix(".out").read_text()
+    for announced in ("resuming at step 5", "model.lr: 0.01 → 0.003", "trainer.max_steps: 5 → 9"):
+        assert announced in output
+
+
+def test_truncated_last_falls_back_to_previous(tiny, tmp_path):
+    assert fit(tiny, "run", tmp_path / "run") == 0
+    last, previous = (tmp_path / f"runs/run/checkpoints/{name}.ckpt" for name in ("last", "previous"))
+    assert load(last)["global_step"] == 12 and load(previous)["global_step"] == 10
+    last.write_bytes(last.read_bytes()[:3000])
+    assert fit(tiny, "run", tmp_path / "run", "--ckpt_path", "last", "--trainer.max_steps", "14") == 0
+    output = (tmp_path / "run.out").read_text()
+    assert "last.ckpt, which is truncated or no checkpoint" in output and "resuming at step 10" in output
+    assert load(last)["global_step"] == 14
+
+
+def test_perplexity_file_of_a_resumed_run_is_that_of_a_whole_one(tiny, tmp_path):
+    assert fit(tiny, "whole", tmp_path / "whole") == 0
+    assert fit(tiny, "killed", tmp_path / "killed", kill_at=9) == -9
+    assert fit(tiny, "killed", tmp_path / "killed", "--ckpt_path", "last") == 0
+    rows = []
+    for name in ("whole", "killed"):
+        lines = (tmp_path / f"runs/{name}/perplexity.csv").read_text().splitlines()
+        rows.append([[cell for i, cell in enumerate(line.split(",")) if i != 2] for line in lines])  # all but seconds
+    assert rows[0] == rows[1]
+    assert [row[0] for row in rows[0]] == ["step", "0", "7"]
