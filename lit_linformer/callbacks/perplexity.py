@@ -44,7 +44,7 @@ class PerplexityCurve(Callback):
             # What the killed process wrote after the checkpoint is written again: have TensorBoard drop it.
             from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
-            start = Event(step=trainer.global_step + 1, session_log=SessionLog(status=SessionLog.START))
+            start = Event(step=trainer.global_step, session_log=SessionLog(status=SessionLog.START))
             logger.experiment.file_writer.add_event(start)
         # A folder of its own: that drop goes by step, and would take the points that stand at their number of tokens along.
         self._by_tokens = SummaryWriter(os.path.join(logger.log_dir, "by_tokens"), purge_step=pl_module.tokens_seen + 1)
@@ -72,7 +72,8 @@ class PerplexityCurve(Callback):
     def _tensorboard(self, trainer: Trainer, row: dict[str, float]) -> None:
         if self._by_tokens is None:
             return
-        trainer.logger.experiment.add_scalar("val/perplexity_best", row["best"], row["step"])
+        # Lightning counts the steps on its axis from 0: what was measured after step s stands at s - 1.
+        trainer.logger.experiment.add_scalar("val/perplexity_best", row["best"], max(0, row["step"] - 1))
         self._by_tokens.add_scalar("val/perplexity_by_tokens", row["perplexity"], row["tokens"])
         self._by_tokens.flush()
 

@@ -19,7 +19,7 @@ class PredictionWriter(Callback):
         tokenizer = trainer.datamodule.tokenizer
         for found in outputs:
             words = [
-                {"token": tokenizer.decode([token]).strip(), "id": token, "probability": probability}
+                {"token": tokenizer.decode([token]), "id": token, "probability": probability}
                 for token, probability in zip(found["ids"], found["probabilities"], strict=True)
             ]
             self.records.append({"text": found["text"], "mask": found["mask"], "top": words})
@@ -34,7 +34,9 @@ class PredictionWriter(Callback):
         path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in self.records), encoding="utf-8")
         table = Table("text", "mask", *(f"{rank}." for rank in range(1, 6)), show_lines=True)
         for record in self.records:
-            cells = [Text(f"{word['token']}\n{word['probability']:.1%}") for word in record["top"]]
+            # A token of white space only, a line feed say, is shown as it is written in Python.
+            shown = [word["token"].strip() or repr(word["token"]) for word in record["top"]]
+            cells = [Text(f"{token}\n{word['probability']:.1%}") for token, word in zip(shown, record["top"], strict=True)]
             table.add_row(Text(record["text"]), str(record["mask"]), *cells)
         console = Console()
         console.print(table)

@@ -26,8 +26,7 @@ class Progress(ProgressBar):
         self.live = sys.stdout.isatty() if live is None else live
         self._enabled = True
         self._bar = None
-        self._first: tuple[int, float] | None = None
-        self._best: tuple[float, int] | None = None
+        self._first = self._last = self._best = None  # (perplexity, step)
 
     def disable(self) -> None:  # Lightning calls this on all ranks but the first
         self._enabled = False
@@ -84,8 +83,9 @@ class Progress(ProgressBar):
         if trainer.state.fn != "fit" or perplexity is None:
             return
         step, perplexity = trainer.global_step, float(perplexity)
-        self._first = self._first or (step, perplexity)
-        self._best = min(self._best or (perplexity, step), (perplexity, step))
+        self._last = (perplexity, step)
+        self._first = self._first or self._last
+        self._best = min(self._best or self._last, self._last)
         note = "before training" if trainer.sanity_checking else f"best {self._best[0]:.2f} at step {self._best[1]}"
         self.print(f"step {step}  validation perplexity {perplexity:.2f}  ({note})")
 
@@ -93,6 +93,10 @@ class Progress(ProgressBar):
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+        if self._first not in (None, self._last):
+            marks = {"first": self._first, "last": self._last, "best": self._best}
+            shown = ", ".join(f"{name} {value:.2f} (step {step})" for name, (value, step) in marks.items())
+            self.print(f"validation perplexity: {shown}")
 
     def _mark(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Where the next tokens/s are counted from."""

@@ -32,8 +32,10 @@ class RunConfig(SaveConfigCallback):
     """Keeps the resolved config in the run directory and in each checkpoint, and says what a resumed run changes."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage == "fit":
-            super().setup(trainer, pl_module, stage)
+        """Nothing yet: model and data may still turn out not to fit, and leave no run behind."""
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().setup(trainer, pl_module, "fit")
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["config"] = self.parser.dump(self.config, skip_none=False)
@@ -133,11 +135,12 @@ class LinformerCLI(LightningCLI):
 
     def after_fit(self) -> None:
         root = Path(self.trainer.default_root_dir)
+        mask = getattr(getattr(self.datamodule, "tokenizer", None), "mask_token", "<mask>")
         if self.trainer.is_global_zero and not self.trainer.fast_dev_run and not self.trainer.interrupted:
             print(
-                f"done: {root}/ holds checkpoints/, perplexity.csv and the curves; next:\n"
+                f"done: {root}/ holds config.yaml, checkpoints/ and the curves; next:\n"
                 f"  tensorboard --logdir {root.parent}\n"
-                f'  python run.py predict --config {root}/config.yaml --data.text "The <mask> of a function."',
+                f'  python run.py predict --config {root}/config.yaml --data.text "The {mask} of a function."',
                 flush=True,
             )
 

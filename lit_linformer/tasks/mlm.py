@@ -86,6 +86,11 @@ class MLM(LightningModule):
         self.batches_seen = 0
         self.tokens_seen = 0  # block positions fed to the model, over all ranks
 
+    def setup(self, stage: str) -> None:
+        rows, longest = getattr(self.trainer.datamodule, "max_length", 0), self.net.encoder.config.max_length
+        if rows > longest:
+            raise ValueError(f"data.max_length is {rows}; allowed: up to model.encoder.max_length = {longest}")
+
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
         """Logits, (B, M, V) at ``positions`` (B, M), or (B, N, V)."""
         return self.net(input_ids, attention_mask, positions)
@@ -130,7 +135,7 @@ class MLM(LightningModule):
         optimizer = torch.optim.AdamW(
             self._parameter_groups(), betas=tuple(self.hparams.betas), eps=self.hparams.eps, fused=True
         )
-        # A fused step can undo the gradient scaler's scaling by itself; Lightning then refuses to clip, in bf16-mixed too, which
+        # A fused step can undo the gradient scaler by itself; Lightning then refuses to clip, in bf16-mixed too, which
         # scales nothing. Told that it can't, it is given unscaled, clipped gradients in every precision.
         optimizer._step_supports_amp_scaling = False
         factor = partial(

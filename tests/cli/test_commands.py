@@ -1,0 +1,188 @@
+"""The commands as a user runs them: fit, validate, test, predict, prepare, and their help."""
+
+import csv
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import load, run_forked
+
+ROOT = Path(__file__).parents[2]
+
+
+def output(argv, tmp_path):
+    log = tmp_path / "output.txt"
+    log.unlink(missing_ok=True)
+    assert run_forked(argv, log) == 0, log.read_text()
+    return log.read_text()
+
+
+@pytest.fixture
+def trained(tiny, tmp_path):
+    return output(["fit", *tiny], tmp_path)
+
+
+def test_fit_leaves_a_run_directory_and_says_what_is_next(trained, tmp_path):
+    run = tmp_path / "runs/tiny"
+    assert {"config.yaml", "perplexity.csv", "checkpoints", "by_tokens"} <= {path.name for path in run.iterdir()}
+    assert load(run / "checkpoints/last.ckpt")["global_step"] == 12
+    assert "before training" in trained and "validation perplexity: first" in trained
+    assert "tensorboard --logdir runs" in trained and "predict --config runs/tiny/config.yaml" in trained
+    assert not list(run.rglob("*.tmp"))
+
+
+def test_curve_file_and_tensorboard_tell_the_same(trained, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with open(tmp_path / "runs/tiny/perplexity.csv") as file:
+        rows = [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
+    assert [(row["step"], row["tokens"]) for row in rows] == [(0, 0), (7, 7 * 4 * 32)]
+    assert rows[1]["perplexity"] < rows[0]["perplexity"] < 400 and rows[1]["best"] == rows[1]["perplexity"]
+    events, by_tokens = (EventAccumulator(str(tmp_path / "runs/tiny" / sub)).Reload() for sub in ("", "by_tokens"))
+    (point,) = events.Scalars("val/perplexity")
+    # Lightning counts the steps on its axis from 0.
+    assert (point.step, point.value) == (6, pytest.approx(rows[1]["perplexity"], rel=1e-6))
+    against_tokens = [(point.step, point.value) for point in by_tokens.Scalars("val/perplexity_by_tokens")]
+    assert against_tokens == [(row["tokens"], pytest.approx(row["perplexity"], rel=1e-6)) for row in rows]
+    assert {"train/loss", "train/lr", "val/perplexity_best"} <= set(events.Tags()["scalars"])
+
+
+def test_resumed_tensorboard_repeats_no_point(tiny, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    from tests.test_resume import fit
+
+    assert fit(tiny, "run", tmp_path / "run", kill_at=9) == -9  # validated at 7, saved at 5
+    assert fit(tiny, "run", tmp_path / "run", "--ckpt_path", "last") == 0
+    events = EventAccumulator(str(tmp_path / "runs/run")).Reload()
+    steps = [point.step for point in events.Scalars("val/perplexity")]
+    assert steps == [6]
+    losses = [point.step for point in events.Scalars("train/loss")]
+    assert losses == list(range(12))
+
+
+def test_best_checkpoints_are_kept_by_perplexity(tiny, tmp_path):
+    output(["fit", *tiny, "--trainer.val_check_interval", "3", "--best.keep", "2"], tmp_path)
+    with open(tmp_path / "runs/tiny/perplexity.csv") as file:
+        curve = {int(row["step"]): float(row["perplexity"]) for row in csv.DictReader(file) if row["step"] != "0"}
+    kept = sorted(path.name for path in (tmp_path / "runs/tiny/checkpoints").glob("best-*.ckpt"))
+    best = sorted(curve, key=curve.get)[:2]
+    assert kept == sorted(f"best-{step:08d}-{curve[step]:.4f}.ckpt" for step in best)
+
+
+def test_validate_and_test_take_the_best_checkpoint(trained, tiny, tmp_path):
+    with open(tmp_path / "runs/tiny/perplexity.csv") as file:
+        best = float(list(csv.DictReader(file))[-1]["best"])
+    shown = output(["validate", *tiny], tmp_path)
+    (measured,) = re.findall(r"val/perplexity +│ +([0-9.]+)", shown)
+    assert "best-00000007" in shown and float(measured) == pytest.approx(best, rel=1e-9)
+    assert "test/perplexity" in output(["test", *tiny, "--ckpt_path", "last"], tmp_path)
+    assert load(tmp_path / "runs/tiny/checkpoints/last.ckpt")["global_step"] == 12
+
+
+def test_predict_fills_every_mask(trained, tiny, tmp_path):
+    (tmp_path / "texts.txt").write_text("one <mask> here\n\n<mask> and <mask>\n")
+    shown = output(["predict", *tiny, "--data.file", "texts.txt"], tmp_path)
+    records = [json.loads(line) for line in (tmp_path / "runs/tiny/predictions.jsonl").read_text().splitlines()]
+    assert [(record["text"], record["mask"]) for record in records] == [
+        ("one <mask> here", 1),
+        ("<mask> and <mask>", 1),
+        ("<mask> and <mask>", 2),
+    ]
+    for record in records:
+        chances = [word["probability"] for word in record["top"]]
+        assert len(chances) == 5 and chances == sorted(chances, reverse=True) and 0 < sum(chances) <= 1
+    assert "3 masks → runs/tiny/predictions.jsonl" in shown
+
+
+def test_predict_from_a_run_directory_alone(trained, tmp_path):
+    argv = ["predict", "--config", "runs/tiny/config.yaml", "--data.text", "one <mask> here"]
+    assert "1 masks → runs/tiny/predictions.jsonl" in output(argv, tmp_path)
+
+
+def test_padding_of_a_batch_does_not_change_a_prediction(trained, tiny, tmp_path):
+    path = tmp_path / "runs/tiny/predictions.jsonl"
+    output(["predict", *tiny, "--data.text", "one <mask> here"], tmp_path)
+    alone = json.loads(path.read_text().splitlines()[0])
+    output(["predict", *tiny, "--data.text", '["one <mask> here", "a <mask> and more"]'], tmp_path)
+    beside = json.loads(path.read_text().splitlines()[0])
+    assert [word["id"] for word in alone["top"]] == [word["id"] for word in beside["top"]]
+    assert [w["probability"] for w in alone["top"]] == pytest.approx([w["probability"] for w in beside["top"]], rel=1e-5)
+
+
+def test_prepare_is_what_fit_then_finds(tiny, tmp_path):
+    own = ["--data.cache_dir", str(tmp_path / "cache")]
+    output(["prepare", *tiny, *own], tmp_path)
+    assert not (tmp_path / "runs").exists()
+    made = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*") if path.is_file()}
+    assert any(path.name == "tokenizer.json" for path in made) and any(path.suffix == ".bin" for path in made)
+    output(["fit", *tiny, *own], tmp_path)
+    after = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*") if path.is_file()}
+    assert {path: time for path, time in after.items() if path.suffix != ".lock"} == {
+        path: time for path, time in made.items() if path.suffix != ".lock"
+    }
+
+
+def test_later_config_and_command_line_override(tiny, tmp_path):
+    (tmp_path / "overlay.yaml").write_text(
+        "model:\n  init_args:\n    encoder:\n      max_length: 16\n      projection_dim: 4\n"
+    )
+    argv = ["fit", *tiny, "--config", "overlay.yaml", "--model.lr", "0.5", "--name", "changed"]
+    output([*argv, "--trainer.max_steps", "1"], tmp_path)
+    import yaml
+
+    config = yaml.safe_load((tmp_path / "runs/changed/config.yaml").read_text())
+    assert config["model"]["init_args"]["lr"] == 0.5
+    assert config["data"]["init_args"]["max_length"] == 16  # by interpolation
+    assert config["trainer"]["default_root_dir"] == "runs/changed"
+
+
+def test_help_shows_the_settings_of_model_and_data(tmp_path):
+    shown = output(["fit", "--help"], tmp_path)
+    for setting in (
+        "--model.encoder.projection_dim",
+        "--model.lr",
+        "--data.source",
+        "--trainer.max_steps",
+        "--last.every_n_steps",
+    ):
+        assert setting in shown
+    assert "k, slots that keys and values are" in " ".join(shown.split())
+    assert all(command in output(["--help"], tmp_path) for command in ("fit", "validate", "test", "predict", "prepare"))
+
+
+def test_main_help_imports_neither_torch_nor_lightning():
+    code = (
+        "import sys; sys.argv = ['run.py', '--help']; import runpy; runpy.run_path('run.py', run_name='__main__'); "
+        "print([m for m in ('torch', 'lightning', 'jsonargparse') if m in sys.modules])"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True).stdout
+    assert shown.splitlines()[-1] == "[]"
+
+
+def test_training_imports_nothing_that_it_does_not_use(tiny, tmp_path):
+    code = (
+        "import sys; from lit_linformer.cli import main; main(sys.argv[1:]); "
+        "print([m for m in ('datasets', 'pyarrow', 'pandas', 'huggingface_hub') if m in sys.modules])"
+    )
+    argv = [sys.executable, "-c", code, "fit", *tiny, "--trainer.max_steps", "1"]
+    shown = subprocess.run(argv, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert shown.stdout.splitlines()[-1] == "[]"
+
+
+def test_live_bar_on_a_terminal(tiny, tmp_path):
+    shown = output(["fit", *tiny, "--progress.live", "true", "--progress.every_n_steps", "2"], tmp_path)
+    assert "12/12" in shown and "tokens/s" in shown and "perplexity" in shown
+
+
+@pytest.mark.slow
+def test_two_processes_launched_by_lightning(tiny, tmp_path):
+    argv = [sys.executable, str(ROOT / "run.py"), "fit", *tiny, "--trainer.strategy", "ddp", "--trainer.devices", "2"]
+    done = subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path, timeout=120, start_new_session=True)
+    assert done.returncode == 0, done.stderr
+    assert load(tmp_path / "runs/tiny/checkpoints/last.ckpt")["seen"]["tokens"] == 12 * 4 * 32 * 2

@@ -1,0 +1,179 @@
+"""Bad input: one line that names the setting, what it was and what is allowed; exit status 2; nothing half-written."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from lit_linformer.callbacks.checkpoint import find_checkpoint
+from tests.helpers import TINY, load, run_forked
+
+ROOT = Path(__file__).parents[2]
+
+
+def complaint(argv, tmp_path):
+    """What a command prints when it fails: exactly one line that begins with `error: `, no traceback."""
+    log = tmp_path / "complaint.txt"
+    log.unlink(missing_ok=True)
+    assert run_forked(argv, log) == 2
+    lines = log.read_text().splitlines()
+    errors = [line for line in lines if line.startswith("error: ")]
+    assert len(errors) == 1 and lines[-1] == errors[0] and "Traceback" not in log.read_text(), lines
+    return errors[0]
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "expected"),
+    [
+        ("model.lrr", "1", ["unknown setting 'lrr'", "did you mean 'model.lr'?"]),
+        ("model.encoder.projecton_dim", "4", ["unknown setting", "did you mean 'model.encoder.projection_dim'?"]),
+        ("trainer.max_step", "4", ["unknown setting 'trainer.max_step'", "did you mean 'trainer.max_steps'?"]),
+        ("data.batchsize", "4", ["unknown setting", "did you mean 'data.batch_size'?"]),
+        ("model.lr", "fast", ["model.lr is 'fast'; allowed: float"]),
+        ("model.lr", "0", ["model.lr is 0", "allowed: more than 0"]),
+        ("model.schedule", "step", ["model.schedule is 'step'; allowed: linear, cosine"]),
+        ("trainer.max_steps", "many", ["trainer.max_steps is 'many'; allowed: int"]),
+        ("model.encoder.projection_dim", "33", ["projection_dim (k) is 33; allowed: 1 to max_length = 32"]),
+        ("model.encoder.projection_dim", "[4,4,4]", ["projection_dim lists 3 numbers", "num_layers = 2"]),
+        ("model.encoder.projection_dim", "[8,4]", ["projection_dim is [8, 4]", "layerwise"]),
+        ("model.encoder.hidden_size", "17", ["hidden_size is 17; allowed: a multiple of num_heads = 2"]),
+        ("model.encoder.causal", "true", ["causal is True; allowed: False"]),
+        ("model.encoder.local_width", "2", ["local_width is 2; allowed: 0"]),
+        ("data.source", "nowhere.txt", ["nowhere.txt"]),
+        ("data.batch_size", "0", ["data.batch_size", "0"]),
+        ("data.max_length", "4096", ["data.max_length", "4096"]),
+        ("data.vocab_size", "100", ["data.vocab_size", "100"]),
+        ("data.tokenizer", "nowhere.json", ["data.tokenizer", "nowhere.json"]),
+        ("last.every_n_steps", "0", ["last.every_n_steps is 0; allowed: 1 or more"]),
+        ("ckpt_path", "nowhere.ckpt", ["ckpt_path is nowhere.ckpt", "allowed"]),
+        ("ckpt_path", "last", ["ckpt_path is 'last', but runs/tiny/checkpoints holds none"]),
+    ],
+)
+def test_bad_setting(setting, value, expected, tiny, tmp_path):
+    line = complaint(["fit", *tiny, f"--{setting}", value], tmp_path)
+    for part in expected:
+        assert part in line
+    assert not list(tmp_path.rglob("*.ckpt")) and not list(tmp_path.rglob("config.yaml"))
+
+
+def test_projection_that_cannot_make_k_slots(tiny, tmp_path):
+    extra = ["--model.encoder.projection", "conv", "--model.encoder.projection_dim", "5"]
+    assert "projection_dim (k) is 5" in complaint(["fit", *tiny, *extra], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("lr: 1.0e-2", "lrate: 1.0e-2", "unknown setting 'lrate'"),
+        ("max_steps: 12", "max_stps: 12", "unknown setting 'trainer.max_stps'; did you mean 'trainer.max_steps'?"),
+        ("${seed_everything}", "${seed}", "${seed} in the config names no setting"),
+        ("  max_steps: 12", " max_steps: 12", "no valid YAML at line"),
+        ("tasks.MLM", "tasks.MLN", "MLN"),
+        ("lr: 1.0e-2", "lr: [1, 2]", "model.lr is"),
+    ],
+)
+def test_bad_config_file(old, new, expected, tiny, tmp_path):
+    assert old in TINY
+    (tmp_path / "tiny.yaml").write_text(TINY.replace(old, new))
+    assert expected in complaint(["fit", *tiny], tmp_path)
+
+
+def test_missing_config_and_unknown_command(tiny, tmp_path):
+    assert "nowhere.yaml" in complaint(["fit", "--config", "nowhere.yaml"], tmp_path)
+    assert "allowed: fit, validate" in complaint(["train", *tiny], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("empty.txt", b"", "empty.txt"),
+        ("latin1.txt", "na\xefve words\n".encode("latin-1") * 50, "latin1.txt"),
+        ("broken.jsonl", b'{"text": "a b c"}\n{"text": \n', "broken.jsonl"),
+        ("other.jsonl", b'{"body": "a b c"}\n' * 50, "text"),
+    ],
+)
+def test_bad_corpus_leaves_nothing_half_written(name, content, expected, tiny, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    cache = tmp_path / "cache"
+    line = complaint(["prepare", *tiny, "--data.source", str(tmp_path / name), "--data.cache_dir", str(cache)], tmp_path)
+    assert expected in line
+    assert not list(cache.glob("tokens-*/*")) and not list(cache.glob("*tmp*"))
+
+
+def test_corpus_too_small_for_one_row(tiny, tmp_path):
+    (tmp_path / "short.txt").write_text("only a few words")
+    whole = ["--data.validation_fraction", "0", "--data.test_fraction", "0"]
+    line = complaint(["fit", *tiny, *whole, "--data.source", str(tmp_path / "short.txt")], tmp_path)
+    assert "data.max_length" in line and "32" in line
+
+
+def test_tokenizer_without_a_mask_token(tiny, tmp_path):
+    from tokenizers import Tokenizer, models
+
+    Tokenizer(models.WordLevel({"<s>": 0, "</s>": 1, "<pad>": 2}, unk_token="<pad>")).save(str(tmp_path / "tokenizer.json"))
+    line = complaint(["fit", *tiny, "--data.tokenizer", str(tmp_path / "tokenizer.json")], tmp_path)
+    assert "mask token" in line and "data.tokenizer" in line
+
+
+def test_checkpoint_of_another_shape(tiny, tmp_path):
+    assert run_forked(["fit", *tiny, "--trainer.max_steps", "2"]) == 0
+    wider = ["--model.encoder.hidden_size", "32", "--name", "wider"]
+    line = complaint(["fit", *tiny, *wider, "--ckpt_path", "runs/tiny/checkpoints/last.ckpt"], tmp_path)
+    assert "does not fit this model" in line and "16] there" in line and "32]" in line
+
+
+@pytest.mark.parametrize("damage", ["truncated", "text", "empty", "weights"])
+def test_file_that_is_no_checkpoint(damage, tiny, tmp_path):
+    path = tmp_path / "damaged.ckpt"
+    torch.save({"weight": torch.zeros(1000)}, path)
+    whole = path.read_bytes()
+    path.write_bytes({"truncated": whole[:500], "text": b"hello", "empty": b"", "weights": whole}[damage])
+    assert "damaged.ckpt, which" in complaint(["fit", *tiny, "--ckpt_path", str(path)], tmp_path)
+
+
+def test_second_run_of_the_same_name_is_refused_unless_told(tiny, tmp_path):
+    short = ["fit", *tiny, "--trainer.max_steps", "2"]
+    assert run_forked(short) == 0
+    before = (tmp_path / "runs/tiny/checkpoints/last.ckpt").read_bytes()
+    assert "runs/tiny already holds a run; allowed: another --name" in complaint(short, tmp_path)
+    assert (tmp_path / "runs/tiny/checkpoints/last.ckpt").read_bytes() == before
+    assert run_forked([*short, "--overwrite", "true"]) == 0
+
+
+def test_predict_needs_a_mask_and_a_text(tiny, tmp_path):
+    assert run_forked(["fit", *tiny, "--trainer.max_steps", "2"]) == 0
+    assert "<mask>" in complaint(["predict", *tiny, "--data.text", "no gap"], tmp_path)
+    assert "data.text" in complaint(["predict", *tiny], tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")
+def test_full_disk_while_a_checkpoint_is_written(tiny, tmp_path):
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(runs)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("no permission to mount")
+    try:
+        assert run_forked(["fit", *tiny, "--trainer.max_steps", "5"], tmp_path / "out.txt") == 0
+        room = os.statvfs(runs)
+        (runs / "filler").write_bytes(bytes(room.f_bavail * room.f_bsize - 40_000))
+        line = complaint(["fit", *tiny, "--ckpt_path", "last"], tmp_path)
+        assert "cannot write the checkpoint" in line and "intact" in line
+        checkpoints = runs / "tiny" / "checkpoints"
+        assert not list(checkpoints.glob("*.tmp"))
+        assert load(find_checkpoint(runs / "tiny", "last"))["global_step"] == 5
+        (runs / "filler").unlink()
+        assert run_forked(["fit", *tiny, "--ckpt_path", "last"], tmp_path / "out.txt") == 0
+    finally:
+        subprocess.run(["umount", "-l", str(runs)], check=True)
+
+
+def test_traceback_only_when_asked_for(tiny):
+    command = [sys.executable, str(ROOT / "run.py"), "fit", *tiny, "--model.encoder.norm", "both"]
+    plain = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    asked = subprocess.run([*command, "--traceback"], capture_output=True, text=True, cwd=ROOT)
+    assert plain.returncode == 2 and plain.stderr.splitlines() == ["error: norm is 'both'; allowed: post, pre"]
+    assert asked.returncode == 1 and "Traceback" in asked.stderr

@@ -1,0 +1,53 @@
+"""Parameter groups and the learning rate."""
+
+import itertools
+
+import pytest
+
+from lit_linformer.model import EncoderConfig, MaskedLanguageModel
+from lit_linformer.tasks.optim import lr_factor, parameter_groups
+
+
+@pytest.mark.parametrize("sharing", ["none", "headwise", "key-value", "layerwise"])
+def test_every_parameter_is_in_one_group_by_its_kind(sharing):
+    config = EncoderConfig(
+        vocab_size=50, max_length=16, hidden_size=8, num_layers=2, num_heads=2, intermediate_size=16, projection_dim=4,
+        sharing=sharing, local_width=3, norm="pre",
+    )  # fmt: skip
+    model = MaskedLanguageModel(config)
+    groups = {group["name"]: group for group in parameter_groups(model, 1.0, 0.1, 0.3, 0.05)}
+    assert {name: (group["lr"], group["weight_decay"]) for name, group in groups.items()} == {
+        "decay": (1.0, 0.1),
+        "no_decay": (1.0, 0.0),
+        "projection": (0.3, 0.05),
+    }
+    group_of = {id(parameter): name for name, group in groups.items() for parameter in group["params"]}
+    assert sum(len(group["params"]) for group in groups.values()) == len(list(model.parameters())) == len(group_of)
+    for name, parameter in model.named_parameters():
+        if ".E." in f".{name}" or ".F." in f".{name}":
+            expected = "projection"
+        elif name.endswith("bias") or "norm" in name or "tokens" in name or "positions" in name:
+            expected = "no_decay"
+        else:
+            expected = "decay"
+        assert group_of[id(parameter)] == expected, name
+
+
+def test_a_transformer_has_no_projection_group():
+    config = EncoderConfig(vocab_size=50, max_length=16, hidden_size=8, num_layers=1, num_heads=2, attention="full")
+    assert [group["name"] for group in parameter_groups(MaskedLanguageModel(config), 1, 1, 1, 1)] == ["decay", "no_decay"]
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "polynomial"])
+def test_rises_to_1_and_falls_to_final(schedule):
+    factors = [lr_factor(step, schedule, 10, 100, final=0.1) for step in range(101)]
+    assert factors[0] == pytest.approx(1 / 11) and factors[10] == 1.0 and factors[100] == pytest.approx(0.1)
+    assert all(a < b for a, b in itertools.pairwise(factors[:11]))
+    assert all(a > b for a, b in itertools.pairwise(factors[10:]))
+    assert lr_factor(1000, schedule, 10, 100, final=0.1) == pytest.approx(0.1)
+
+
+def test_shapes_at_the_middle():
+    at_half = {name: lr_factor(50, name, 0, 100) for name in ("linear", "cosine", "polynomial", "constant")}
+    assert at_half == pytest.approx({"linear": 0.5, "cosine": 0.5, "polynomial": 0.25, "constant": 1.0})
+    assert lr_factor(50, "polynomial", 0, 100, power=1.0) == 0.5
