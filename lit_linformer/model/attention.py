@@ -36,6 +36,7 @@ class LinformerAttention(nn.Module):
             heads: with sharing="none" the order is project_first.
         mass_bias: add log(mass) to a slot's scores, where mass is the share of |E_j| on real tokens: an empty slot gets no
             attention. Without effect on rows of full length.
+        local_width: width w of a ``LocalConvolution`` of x, added to the heads' output before W_O; 0: none.
         dropout: probability with which attention weights are dropped.
         causal: refused; every slot mixes all positions, so no mask keeps later tokens out.
     """
@@ -52,6 +53,7 @@ class LinformerAttention(nn.Module):
         projection_noise: float = 0.0,
         order: str = "compress_first",
         mass_bias: bool = True,
+        local_width: int = 0,
         dropout: float = 0.0,
         causal: bool = False,
     ):
@@ -81,6 +83,7 @@ class LinformerAttention(nn.Module):
                 noise=projection_noise,
             )
 
+        self.local = LocalConvolution(hidden_size, local_width) if local_width else None
         self.E = None if sharing == "layerwise" else projection_matrix()
         self.F = projection_matrix() if sharing in ("none", "headwise") else None
         self.max_length = max_length
@@ -112,6 +115,7 @@ class LinformerAttention(nn.Module):
             )
         F = E if self.F is None else self.F
         q = split_heads(self.query(x), self.num_heads)
+        local = 0.0 if self.local is None else self.local(zero_pads(x, attention_mask))
         # Pads are zeroed right before E, in every layer: only so does no pad ever reach a slot.
         if self.compress_first:
             x = zero_pads(x, attention_mask)
@@ -124,7 +128,7 @@ class LinformerAttention(nn.Module):
             k, v = E(k, attention_mask), F(v, attention_mask)  # (B, H, K, d)
         bias = log_mass(E.mass(x, attention_mask), q.dtype) if self.mass_bias else None
         context, weights = attend(q, k, v, bias, self.dropout if self.training else 0.0, need_weights)
-        return self.out(merge_heads(context)), weights
+        return self.out(merge_heads(context) + local), weights
 
 
 class SelfAttention(nn.Module):
@@ -134,11 +138,20 @@ class SelfAttention(nn.Module):
         hidden_size: D.
         num_heads: H; divides D.
         max_length: n, the longest input.
+        local_width: as in ``LinformerAttention``.
         dropout: probability with which attention weights are dropped.
         causal: refused, as in ``LinformerAttention``: what is trained here is bidirectional.
     """
 
-    def __init__(self, hidden_size: int, num_heads: int, max_length: int, dropout: float = 0.0, causal: bool = False):
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        max_length: int,
+        local_width: int = 0,
+        dropout: float = 0.0,
+        causal: bool = False,
+    ):
         super().__init__()
         check_heads(hidden_size, num_heads)
         check_causal(causal)
@@ -147,6 +160,7 @@ class SelfAttention(nn.Module):
         self.key = nn.Linear(hidden_size, hidden_size)
         self.value = nn.Linear(hidden_size, hidden_size)
         self.out = nn.Linear(hidden_size, hidden_size)
+        self.local = LocalConvolution(hidden_size, local_width) if local_width else None
 
     def forward(
         self, x: Tensor, attention_mask: Tensor | None = None, need_weights: bool = False
@@ -155,9 +169,10 @@ class SelfAttention(nn.Module):
         if x.shape[1] > self.max_length:
             raise ValueError(f"the input has {x.shape[1]} tokens; allowed: up to max_length = {self.max_length}")
         q, k, v = (split_heads(linear(x), self.num_heads) for linear in (self.query, self.key, self.value))
+        local = 0.0 if self.local is None else self.local(zero_pads(x, attention_mask))
         bias = None if attention_mask is None else log_mass(attention_mask[:, None], q.dtype)
         context, weights = attend(q, k, v, bias, self.dropout if self.training else 0.0, need_weights)
-        return self.out(merge_heads(context)), weights
+        return self.out(merge_heads(context) + local), weights
 
 
 class LocalConvolution(nn.Module):
@@ -172,6 +187,8 @@ class LocalConvolution(nn.Module):
 
     def __init__(self, hidden_size: int, width: int):
         super().__init__()
+        if width < 1 or width % 2 == 0:
+            raise ValueError(f"local_width is {width}; allowed: 0 (none) or a positive odd number")
         self.width = width
         self.weight = nn.Parameter(torch.zeros(hidden_size, 1, 1, width))
 

@@ -14,11 +14,9 @@ from lit_linformer.model.attention import (
     ORDERS,
     SHARINGS,
     LinformerAttention,
-    LocalConvolution,
     SelfAttention,
     check_causal,
     check_heads,
-    zero_pads,
 )
 from lit_linformer.model.projection import Projection, check_projection
 
@@ -43,7 +41,7 @@ class EncoderConfig:
         projection_noise: standard deviation of Gaussian noise added to that start.
         order: compress_first (W_K (E x), fewer operations) | project_first (E (W_K x), the paper's formula).
         mass_bias: keep attention off slots that hold no real token of a short input; full rows don't change.
-        local_width: width of the depthwise convolution beside attention, odd; 0 is the paper's model, without one.
+        local_width: width, odd, of a depthwise convolution of each layer's input beside its heads; 0, none, is the paper's.
         norm: post (the paper's) or pre, which trains at higher learning rates.
         dropout: probability, on embeddings and on what each sublayer adds.
         attention_dropout: probability, on attention weights.
@@ -193,7 +191,7 @@ class Encoder(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """Attention (and the local convolution beside it), then feed-forward, each with its residual and LayerNorm."""
+    """Attention, then feed-forward, each with its residual and LayerNorm."""
 
     def __init__(self, config: EncoderConfig, index: int):
         super().__init__()
@@ -210,13 +208,17 @@ class EncoderLayer(nn.Module):
                 projection_noise=config.projection_noise,
                 order=config.order,
                 mass_bias=config.mass_bias,
+                local_width=config.local_width,
                 dropout=config.attention_dropout,
             )
         else:
             self.attention = SelfAttention(
-                config.hidden_size, config.num_heads, config.max_length, dropout=config.attention_dropout
+                config.hidden_size,
+                config.num_heads,
+                config.max_length,
+                local_width=config.local_width,
+                dropout=config.attention_dropout,
             )
-        self.local = LocalConvolution(config.hidden_size, config.local_width) if config.local_width else None
         self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.up = nn.Linear(config.hidden_size, config.intermediate_size)
         self.down = nn.Linear(config.intermediate_size, config.hidden_size)
@@ -230,8 +232,6 @@ class EncoderLayer(nn.Module):
         h = self.attention_norm(x) if self.pre_norm else x
         extra = {} if shared is None else {"shared": shared}
         attended, weights = self.attention(h, attention_mask, need_weights, **extra)
-        if self.local is not None:
-            attended = attended + self.local(zero_pads(h, attention_mask))
         x = x + self.dropout(attended)
         x = x if self.pre_norm else self.attention_norm(x)
         h = self.feed_forward_norm(x) if self.pre_norm else x
