@@ -4,6 +4,7 @@ A run's checkpoints/ holds last.ckpt (the newest), previous.ckpt (the one before
 best-STEP-PERPLEXITY.ckpt.
 """
 
+import contextlib
 import os
 import pickle
 import sys
@@ -31,7 +32,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 os.fsync(file.fileno())
             os.replace(temporary, path)
         except (OSError, RuntimeError) as error:  # torch's zip writer turns a failed write into a RuntimeError
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
             reason = f"cannot write the checkpoint {path}: {_first_line(error)}; those before it are intact"
             raise OSError(reason) from error
 
