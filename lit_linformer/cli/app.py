@@ -20,6 +20,9 @@ from lit_linformer.callbacks.checkpoint import check_checkpoint, find_checkpoint
 DEFAULT_CLASSES = {"model": "lit_linformer.tasks.MLM", "data": "lit_linformer.data.PretrainingData"}
 
 
+TOKENIZER = "tokenizer.json"
+
+
 class RunTrainer(Trainer):
     """Lightning's Trainer with the command that needs none."""
 
@@ -29,13 +32,16 @@ class RunTrainer(Trainer):
 
 
 class RunConfig(SaveConfigCallback):
-    """Keeps the resolved config in the run directory and in each checkpoint, and says what a resumed run changes."""
+    """Keeps config and tokenizer in the run directory, the config in each checkpoint, and says what a resumed run changes."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Nothing yet: model and data may still turn out not to fit, and leave no run behind."""
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().setup(trainer, pl_module, "fit")
+        tokenizer = getattr(trainer.datamodule, "tokenizer", None)
+        if trainer.is_global_zero and hasattr(tokenizer, "save"):
+            tokenizer.save(Path(trainer.default_root_dir) / TOKENIZER)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["config"] = self.parser.dump(self.config, skip_none=False)
@@ -103,6 +109,8 @@ class LinformerCLI(LightningCLI):
         if config.trainer.logger in (None, True):
             config.trainer.logger = None
         config.ckpt_path = _checkpoint_path(self.subcommand, config.ckpt_path, Path(root))
+        if self.subcommand == "predict" and (Path(root) / TOKENIZER).is_file() and "init_args" in config.data:
+            config.data.init_args.tokenizer = str(Path(root) / TOKENIZER)  # the corpus need not be here
         config.weights_only = True if config.weights_only is None else config.weights_only
         if self.subcommand == "fit" and config.ckpt_path is None and not config.trainer.fast_dev_run:
             _claim_run_dir(Path(root), config.overwrite)

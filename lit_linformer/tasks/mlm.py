@@ -27,7 +27,8 @@ class MLM(LightningModule):
         vocab_size: V; the command line fills it in from the data's tokenizer.
         lr: peak learning rate of AdamW.
         weight_decay: of the matrices; norms, biases and embeddings have none.
-        projection_lr_factor: learning rate of E and F, as a multiple of lr.
+        projection_lr_factor: learning rate of E and F, as a multiple of lr. AdamW moves every entry by about lr a step, and
+            E's are k/n or 0 at the start: at 1 the windows of block_mean are gone before the rest has learnt to use them.
         projection_weight_decay: of E and F.
         betas: AdamW's. 0.98 for the second is RoBERTa's.
         eps: AdamW's. 1e-6 is RoBERTa's.
@@ -43,7 +44,7 @@ class MLM(LightningModule):
         vocab_size: int | None = None,
         lr: float = 1e-3,
         weight_decay: float = 0.01,
-        projection_lr_factor: float = 1.0,
+        projection_lr_factor: float = 0.1,
         projection_weight_decay: float = 0.0,
         betas: tuple[float, float] = (0.9, 0.98),
         eps: float = 1e-6,

@@ -101,8 +101,11 @@ def test_predict_fills_every_mask(trained, tiny, tmp_path):
 
 
 def test_predict_from_a_run_directory_alone(trained, tmp_path):
-    argv = ["predict", "--config", "runs/tiny/config.yaml", "--data.text", "one <mask> here"]
+    """Neither the corpus nor the cache is needed."""
+    elsewhere = ["--data.source", "gone.txt", "--data.cache_dir", "empty"]
+    argv = ["predict", "--config", "runs/tiny/config.yaml", *elsewhere, "--data.text", "one <mask> here"]
     assert "1 masks → runs/tiny/predictions.jsonl" in output(argv, tmp_path)
+    assert not (tmp_path / "empty").exists()
 
 
 def test_padding_of_a_batch_does_not_change_a_prediction(trained, tiny, tmp_path):

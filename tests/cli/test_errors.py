@@ -153,7 +153,7 @@ def test_predict_needs_a_mask_and_a_text(tiny, tmp_path):
 def test_full_disk_while_a_checkpoint_is_written(tiny, tmp_path):
     runs = tmp_path / "runs"
     runs.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(runs)], capture_output=True)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1200k", "tmpfs", str(runs)], capture_output=True)
     if mounted.returncode:
         pytest.skip("no permission to mount")
     try:

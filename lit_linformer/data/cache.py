@@ -1,0 +1,83 @@
+"""The cache folder: each thing in it is made once, by one process, and appears whole or not at all.
+
+A thing is a folder named after a fingerprint of all that shaped it. It is made as `NAME.tmp` under a lock, flushed to
+the disk and renamed: a name without `.tmp` is always complete, whatever was killed when.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+
+def fingerprint(inputs) -> str:
+    """First 16 hexadecimal digits of the SHA-256 of a JSON-able description."""
+    text = json.dumps(inputs, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def make_once(folder: Path, make: Callable[[Path], None]) -> Path:
+    """Returns `folder`, after `make(temporary folder)` has filled it if it was not there.
+
+    Other processes that come meanwhile wait; when the maker fails or dies, the next one starts afresh.
+    """
+    if folder.is_dir():
+        return folder
+    from filelock import FileLock, Timeout
+
+    cache = folder.parent
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(cache / f"{folder.name}.lock")
+        try:
+            held = lock.acquire(timeout=0)
+        except Timeout:
+            print(f"{folder} is being made by another process: waiting for it", file=sys.stderr, flush=True)
+            held = lock.acquire()
+        with held:
+            if not folder.is_dir():
+                remove_stale(cache)
+                _make(folder, make)
+    except (OSError, NotImplementedError) as error:  # NotImplementedError: a file system without locks
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(f"data.cache_dir={str(cache)!r}: cannot write {folder.name} there: {reason}") from error
+    return folder
+
+
+def _make(folder: Path, make: Callable[[Path], None]) -> None:
+    temporary = _temporary(folder)
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
+    try:
+        make(temporary)
+        for path in [*temporary.iterdir(), temporary]:
+            _flush(path)
+        os.rename(temporary, folder)
+        _flush(folder.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def remove_stale(cache: Path) -> None:
+    """Removes what killed processes left half-made: temporary folders whose lock nobody holds."""
+    from filelock import FileLock, Timeout
+
+    for temporary in cache.glob("*.tmp"):
+        with suppress(Timeout), FileLock(temporary.with_suffix(".lock"), timeout=0):
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _temporary(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.tmp")
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,270 @@
+"""Pretraining data: from a source of text to batches of masked rows, as a LightningDataModule.
+
+    data = PretrainingData(source="texts/", tokenizer="bpe", vocab_size=16384, max_length=512)
+    data.prepare_data()                     # tokenizer and token files; done once, found again by fingerprint
+    data.setup("fit")
+    batch = next(iter(data.train_dataloader()))
+
+Batches: input_ids (B, N), positions (B, M), labels (B, M) with -100 for no target, all int64; attention_mask (B, N)
+bool only where a row has pads (the last row of a set).
+"""
+
+import warnings
+from functools import cached_property
+from pathlib import Path
+
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities import rank_zero_warn
+
+from lit_linformer.data.blocks import Holdout, TokenBlocks, make_token_files, read_meta
+from lit_linformer.data.cache import fingerprint, make_once
+from lit_linformer.data.corpus import Corpus
+from lit_linformer.data.loader import EvaluationLoader, MaskedBlocks, ResumableLoader
+from lit_linformer.data.masking import Masker
+from lit_linformer.data.progress import Progress
+from lit_linformer.data.prompts import encode_prompts, prompt_loader, read_prompts
+from lit_linformer.data.tokenizer import Tokenizer, check_vocab_size, load_tokenizer, train_tokenizer
+
+# Validation masks are the same in every run, whatever training uses: perplexities stay comparable.
+VALIDATION_MASK_RATE, VALIDATION_SEED = 0.15, 20200608
+TRAINED = ("bpe", "wordpiece")
+STAGES = {"fit": ("train", "validation"), "validate": ("validation",), "test": ("test",), "predict": ()}
+
+
+class PretrainingData(LightningDataModule):
+    """Text for masked language modelling: tokenised once, read in rows of max_length tokens, masked anew in each pass.
+
+    Args:
+        source: Where the text is. "embedded": the documentation that comes with Python (2 MB); "hub:NAME:SPLIT" or
+            "hub:NAME:CONFIG:SPLIT": a Hugging Face data set, by name or as a local folder; else a file, a folder (with
+            all below it) or a glob, of plain text (a blank line between documents), JSON lines or Parquet (a document a
+            row), the first two also compressed (.gz .xz .zst).
+        validation_source: The same for validation; none: validation_fraction of source's documents is held out.
+        test_source: The same for the test; none: test_fraction of source's documents is held out.
+        validation_fraction: Share of source's documents, 0 to 1, held out for validation if validation_source is not
+            given.
+        test_fraction: Share of source's documents, 0 to 1, held out for the test if test_source is not given.
+        column: Which column or key of JSON lines, Parquet and hub data sets holds the text.
+        document_start: Regular expression. A line (or row) that it matches at its start begins a document, and blank
+            lines no longer separate documents. For WikiText: "^ = [^=]".
+        tokenizer: "bpe" or "wordpiece": train byte-level BPE or lower-cased WordPiece on source; else a tokenizer.json,
+            or a folder with one, with RoBERTa's vocab.json and merges.txt or with BERT's vocab.txt.
+        vocab_size: Tokens asked of a tokenizer that is trained; a small corpus gives fewer. Up to 65,536 take 2 bytes a
+            token on disk, more take 4.
+        max_length: n, the tokens of a row, its first (bos) included. Another n needs no new preparation.
+        batch_size: Rows on each device in each micro-batch.
+        mask_rate: Share of a row's tokens to predict in training; validation always has 0.15.
+        whole_word: Mask whole words instead of single tokens, in training.
+        num_workers: Processes that load batches. 0 loads in the training process, which costs about 25 µs a row of 512.
+        seed: Of the order and the masks of training; which documents are held out does not depend on it.
+        cache_dir: Folder for trained tokenizers and token files.
+        text: For predict: a text, or a list of them, with mask tokens to fill in.
+        file: For predict: a file with one such text a line.
+    """
+
+    def __init__(
+        self,
+        source: str = "embedded",
+        validation_source: str | None = None,
+        test_source: str | None = None,
+        validation_fraction: float = 0.01,
+        test_fraction: float = 0.01,
+        column: str = "text",
+        document_start: str | None = None,
+        tokenizer: str = "bpe",
+        vocab_size: int = 16384,
+        max_length: int = 512,
+        batch_size: int = 32,
+        mask_rate: float = 0.15,
+        whole_word: bool = False,
+        num_workers: int = 0,
+        seed: int = 0,
+        cache_dir: str = "data/cache",
+        text: str | list[str] | None = None,
+        file: str | None = None,
+    ):
+        super().__init__()
+        self.validation_fraction = 0.0 if validation_source else validation_fraction
+        self.test_fraction = 0.0 if test_source else test_fraction
+        self.tokenizer_name, self.vocab_size, self.max_length = tokenizer, vocab_size, max_length
+        self.batch_size, self.mask_rate, self.whole_word = batch_size, mask_rate, whole_word
+        self.num_workers, self.seed, self.cache_dir = num_workers, seed, Path(cache_dir)
+        self.text, self.file = text, file
+        self._check()
+
+        sources = {"train": source, "validation": validation_source, "test": test_source}
+        names = {"train": "data.source", "validation": "data.validation_source", "test": "data.test_source"}
+        self.corpora = {s: Corpus(v, column, document_start, names[s]) for s, v in sources.items() if v is not None}
+        self.holdout = Holdout(self.validation_fraction, self.test_fraction)
+        self.blocks: dict[str, TokenBlocks] = {}
+        self._loader: ResumableLoader | None = None
+        self._samples = 0
+        self.folder: Path | None = None
+
+    def _check(self) -> None:
+        for name in ("validation_fraction", "test_fraction"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"data.{name}={getattr(self, name)} must be at least 0 and below 1")
+        if self.validation_fraction + self.test_fraction >= 1:
+            fractions = f"{self.validation_fraction} + {self.test_fraction}"
+            raise ValueError(f"data.validation_fraction + data.test_fraction = {fractions} leaves no text to train on")
+        if not 0 < self.mask_rate < 1:
+            raise ValueError(f"data.mask_rate={self.mask_rate} must be between 0 and 1")
+        for name, least in (("max_length", 8), ("batch_size", 1), ("num_workers", 0), ("seed", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"data.{name}={getattr(self, name)} must be at least {least}")
+        if self.tokenizer_name in TRAINED:
+            check_vocab_size(self.tokenizer_name, self.vocab_size)
+
+    # The tokenizer
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer; loaded, or trained under a lock, at first use."""
+        if self.tokenizer_name not in TRAINED:
+            return load_tokenizer(self.tokenizer_name)
+        corpus = self.corpora["train"]
+        inputs = {
+            "kind": self.tokenizer_name,
+            "vocab_size": self.vocab_size,
+            "source": corpus.stamp(),
+            "holdout": [self.holdout.validation, self.holdout.test],  # it learns from training documents only
+        }
+
+        def make(folder: Path) -> None:
+            with Progress(f"Training a {self.tokenizer_name} tokenizer on {corpus.source}") as progress:
+
+                def documents():
+                    for document in self.holdout.training(corpus):
+                        progress.update(len(document.encode()), corpus.fraction)
+                        yield document
+
+                train_tokenizer(self.tokenizer_name, documents(), self.vocab_size).save(folder / "tokenizer.json")
+
+        folder = make_once(self.cache_dir / f"tokenizer-{fingerprint(inputs)}", make)
+        return Tokenizer.from_file(folder / "tokenizer.json")
+
+    @property
+    def num_tokens(self) -> int:
+        """Real size of the vocabulary: the rows that a model's embedding needs."""
+        return len(self.tokenizer)
+
+    @property
+    def mask_id(self) -> int:
+        return self.tokenizer.mask_id
+
+    @property
+    def pad_id(self) -> int:
+        return self.tokenizer.pad_id
+
+    # Preparation
+
+    def prepare_data(self) -> None:
+        trainer = self.trainer
+        if trainer is not None and trainer.state.fn == "predict":
+            return  # the tokenizer is made when it is first asked for
+        self.folder = self._token_files()
+        if trainer is None:  # `prepare`: find out now whether training could start
+            for split in STAGES["fit"]:
+                self._open(split)
+
+    def _token_files(self) -> Path:
+        return make_token_files(self.cache_dir, self.corpora, self.holdout, self.tokenizer)
+
+    def setup(self, stage: str | None = None) -> None:
+        if stage == "predict":
+            self.prompts = encode_prompts(read_prompts(self.text, self.file), self.tokenizer, self.max_length)
+            return
+        if stage in ("fit", None):
+            self._loader, self._samples = None, 0  # a checkpoint's state, if there is one, is loaded after setup
+        self.folder = self._token_files()
+        for split in STAGES[stage] if stage else STAGES["fit"]:
+            self.blocks[split] = self._open(split)
+
+    def _open(self, split: str) -> TokenBlocks:
+        tokenizer = self.tokenizer
+        blocks = TokenBlocks(self.folder, split, self.max_length, tokenizer.bos_id, tokenizer.pad_id)
+        counts = read_meta(self.folder)["splits"]
+        if split == "train" and blocks.full == 0:
+            raise ValueError(
+                f"data.max_length={self.max_length} is more than the training text has: {counts['train']['tokens']} "
+                f"tokens in {counts['train']['documents']} documents are not one full row"
+            )
+        fraction = getattr(self, f"{split}_fraction", 0.0)
+        if fraction > 0 and len(blocks) == 0:
+            documents = sum(count["documents"] for count in counts.values())
+            raise ValueError(
+                f"data.{split}_fraction={fraction} holds out none of the {documents} documents: raise it, give "
+                f"data.{split}_source, or set data.document_start if there should be more documents"
+            )
+        return blocks
+
+    # Loaders
+
+    def train_dataloader(self) -> ResumableLoader:
+        trainer, blocks = self.trainer, self.blocks["train"]
+        accumulate = trainer.accumulate_grad_batches if trainer else 1
+        parallel = self._parallel()
+        num_samples = None
+        if trainer and trainer.overfit_batches > 0:  # as many batches, and always the same rows
+            wanted, global_batch = trainer.overfit_batches, self.batch_size * parallel["world_size"]
+            wanted = max(1, int(wanted * (len(blocks) // global_batch))) if isinstance(wanted, float) else wanted
+            num_samples = min(len(blocks), wanted * global_batch)
+        self._loader = ResumableLoader(
+            MaskedBlocks(blocks, self._masker(self.mask_rate, self.seed, self.whole_word)),
+            self.batch_size,
+            num_samples=num_samples,
+            seed=self.seed,
+            accumulate=accumulate,
+            samples=self.state_dict()["samples"],
+            **parallel,
+        )
+        return self._loader
+
+    def val_dataloader(self):
+        return self._evaluation("validation")
+
+    def test_dataloader(self):
+        return self._evaluation("test")
+
+    def predict_dataloader(self):
+        return prompt_loader(self.prompts, self.tokenizer, self.batch_size)
+
+    def _evaluation(self, split: str):
+        blocks = self.blocks[split]
+        if len(blocks) == 0:
+            return []
+        dataset = MaskedBlocks(blocks, self._masker(VALIDATION_MASK_RATE, VALIDATION_SEED))
+        return EvaluationLoader(dataset, self.batch_size, **self._parallel())
+
+    def _masker(self, mask_rate: float, seed: int, whole_word: bool = False) -> Masker:
+        tokenizer = self.tokenizer
+        tables = tokenizer.word_tables() if whole_word else None
+        return Masker(len(tokenizer), tokenizer.special_ids, tokenizer.mask_id, mask_rate, seed, tables)
+
+    def _parallel(self) -> dict:
+        # Lightning's advice to use workers: measured, they gain nothing for rows that cost 25 µs each.
+        warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+        ranks = (self.trainer.distributed_sampler_kwargs if self.trainer else None) or {"num_replicas": 1, "rank": 0}
+        on_gpu = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
+        return {
+            "rank": ranks["rank"],
+            "world_size": ranks["num_replicas"],
+            "num_workers": self.num_workers,
+            "pin_memory": on_gpu,
+        }
+
+    # State: how many samples training has seen. The loader holds it as well; Lightning does not always restore a
+    # loader's.
+
+    def state_dict(self) -> dict:
+        samples = self._loader.samples if self._loader is not None else self._samples
+        return {"samples": samples} | ({"tokens": self.folder.name} if self.folder else {})
+
+    def load_state_dict(self, state: dict) -> None:
+        self._samples = int(state["samples"])
+        if self._loader is not None:
+            self._loader.load_state_dict(state)
+        here = self.state_dict().get("tokens")
+        if here and state.get("tokens", here) != here:
+            rank_zero_warn(f"the checkpoint saw other data ({state['tokens']}, now {here}): order and text differ")

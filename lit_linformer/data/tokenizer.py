@@ -1,0 +1,294 @@
+"""Tokenizer: text ↔ token ids, trained here or loaded from the files of a pretrained model.
+
+    tokenizer = load_tokenizer("roberta-base/")            # or a tokenizer.json, or BERT's vocab.txt
+    tokenizer = train_tokenizer("bpe", documents, 16384)
+    tokenizer.encode("some text"), len(tokenizer), tokenizer.mask_id
+
+Whatever it is made from, it knows its special tokens by role and never cuts, pads or adds.
+"""
+
+import hashlib
+import json
+import string
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+# The roles that a masked language model needs, and the names they go by.
+ROLES = {
+    "bos": ("<s>", "[CLS]", "<bos>", "<cls>"),
+    "pad": ("<pad>", "[PAD]"),
+    "eos": ("</s>", "[SEP]", "<eos>", "<sep>"),
+    "unk": ("<unk>", "[UNK]"),
+    "mask": ("<mask>", "[MASK]"),
+}
+SPECIAL = {  # in the order of RoBERTa's and BERT's own ids
+    "bpe": ["<s>", "<pad>", "</s>", "<unk>", "<mask>"],
+    "wordpiece": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"],
+}
+SMALLEST = {"bpe": 256 + len(ROLES), "wordpiece": 256}  # every byte has a token, so that no text is unknown
+# A vocabulary hardly changes after 100 MB of text, but the trainer's memory grows with its distinct words.
+MOST_TRAINING_BYTES = 100_000_000
+
+
+class Tokenizer:
+    """A `tokenizers.Tokenizer` (as `.backend`) that knows the ids a masked language model needs.
+
+    Args:
+        backend: The tokenizer; its truncation and padding are switched off, for they would lose tokens or add some.
+        origin: What error messages call it.
+    """
+
+    def __init__(self, backend, origin: str):
+        backend.no_truncation()
+        backend.no_padding()
+        self.backend = backend
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        self.size = max(vocabulary.values()) + 1 if vocabulary else 0
+        found = {role: next((n for n in names if n in vocabulary), None) for role, names in ROLES.items()}
+        for role in ("mask", "bos", "eos", "pad"):
+            if found[role] is None:
+                names = " or ".join(ROLES[role])
+                raise ValueError(f"data.tokenizer={origin!r} has no {role} token ({names}): masked training needs one")
+        self.mask_token = found["mask"]
+        self.bos_id, self.pad_id, self.eos_id, self.unk_id, self.mask_id = (vocabulary.get(found[r]) for r in ROLES)
+        added = backend.get_added_tokens_decoder()
+        special = {i for i, token in added.items() if token.special}
+        self.special_ids = sorted(special | {vocabulary[name] for name in found.values() if name is not None})
+
+    def __len__(self) -> int:
+        """Number of ids, added tokens included: the rows an embedding needs, whatever was asked for."""
+        return self.size
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text, without bos and eos; names of special tokens in it become those tokens."""
+        self.backend.encode_special_tokens = False
+        return self.backend.encode(text, add_special_tokens=False).ids
+
+    def encode_plain(self, texts: list[str]) -> list:
+        """Encodings of a batch, in parallel; "<mask>" or "</s>" in it is plain text, as a manual may mention it."""
+        self.backend.encode_special_tokens = True
+        return self.backend.encode_batch_fast(texts, add_special_tokens=False)
+
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
+        return self.backend.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens)
+
+    def save(self, path) -> None:
+        """Writes tokenizer.json, which `load_tokenizer` and Hugging Face's PreTrainedTokenizerFast read."""
+        Path(path).write_text(self.backend.to_str(pretty=True), encoding="utf-8")
+
+    @classmethod
+    def from_file(cls, path) -> "Tokenizer":
+        from tokenizers import Tokenizer as Backend
+
+        try:
+            backend = Backend.from_file(str(path))
+        except Exception as error:  # the Rust side raises bare Exception
+            raise ValueError(f"data.tokenizer={str(path)!r} is no tokenizer.json: {_first_line(error)}") from error
+        return cls(backend, str(path))
+
+    @cached_property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.backend.to_str().encode()).hexdigest()
+
+    @cached_property
+    def _config(self) -> dict:
+        return json.loads(self.backend.to_str())
+
+    @cached_property
+    def byte_level(self) -> bool:
+        return '"ByteLevel"' in json.dumps(self._config["pre_tokenizer"])
+
+    @cached_property
+    def splits_at_newlines(self) -> bool:
+        """Whether a text cut before a newline (one after a visible character) gives the same tokens.
+
+        So it is where a newline always is a word of its own, or none, and nothing is put before a text's first word.
+        """
+        before, normalizer = self._config["pre_tokenizer"] or {}, self._config["normalizer"] or {}
+        if before.get("type") == "ByteLevel":
+            return not normalizer and not before["add_prefix_space"] and before["use_regex"]
+        return before.get("type") == "BertPreTokenizer" and normalizer.get("type") == "BertNormalizer"
+
+    def word_tables(self) -> tuple[np.ndarray, np.ndarray]:
+        """Two boolean arrays over the vocabulary: `joins` (may go on with the word before it) and `ends_word`.
+
+        Token b continues the word of token a before it where joins[b] & ends_word[a].
+        """
+        joins, ends_word = np.zeros(len(self), dtype=bool), np.zeros(len(self), dtype=bool)
+        prefix = self._config["model"].get("continuing_subword_prefix") or ""
+        to_byte = _byte_alphabet() if self.byte_level else None
+        for token, i in self.backend.get_vocab(with_added_tokens=True).items():
+            if prefix:
+                joins[i], ends_word[i] = token.startswith(prefix), True
+                continue
+            if to_byte is not None and all(c in to_byte for c in token):
+                # a token may hold a part of a character: it decodes to U+FFFD, and such characters are mostly letters
+                token = bytes(to_byte[c] for c in token).decode("utf-8", "replace")
+            joins[i], ends_word[i] = _is_word(token[:1]), _is_word(token[-1:])
+        joins[self.special_ids] = ends_word[self.special_ids] = False
+        return joins, ends_word
+
+
+def load_tokenizer(spec: str) -> Tokenizer:
+    """Loads tokenizer.json or BERT's vocab.txt, or a folder with one of them or RoBERTa's vocab.json and merges.txt."""
+    path = Path(spec)
+    if path.is_dir():
+        if (path / "tokenizer.json").is_file():
+            return Tokenizer.from_file(path / "tokenizer.json")
+        if (path / "vocab.json").is_file() and (path / "merges.txt").is_file():
+            return _load_roberta(path)
+        if (path / "vocab.txt").is_file():
+            return _load_bert(path / "vocab.txt")
+        raise ValueError(f"data.tokenizer={spec!r} holds neither tokenizer.json, nor vocab.json and merges.txt, nor vocab.txt")
+    if not path.is_file():
+        raise ValueError(f"data.tokenizer={spec!r}: neither 'bpe' nor 'wordpiece' nor a file or folder that exists")
+    return _load_bert(path) if path.suffix == ".txt" else Tokenizer.from_file(path)
+
+
+def _load_roberta(folder: Path) -> Tokenizer:
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import models
+
+    try:
+        model = models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
+    except Exception as error:
+        raise ValueError(
+            f"data.tokenizer={str(folder)!r}: vocab.json and merges.txt are no byte-level BPE: {_first_line(error)}"
+        ) from error
+    backend = _as_roberta(Backend(model))
+    _add_special(backend, SPECIAL["bpe"])
+    return Tokenizer(backend, str(folder))
+
+
+def _load_bert(file: Path) -> Tokenizer:
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import models
+
+    try:
+        model = models.WordPiece.from_file(str(file), unk_token="[UNK]")
+        backend = Backend(model)
+        tokens = [token for token in backend.get_vocab() if not token.startswith("[")]
+        config = file.with_name("tokenizer_config.json")
+        lower = json.loads(config.read_text(encoding="utf-8")).get("do_lower_case") if config.is_file() else None
+    except Exception as error:
+        raise ValueError(f"data.tokenizer={str(file)!r} is no WordPiece vocabulary: {_first_line(error)}") from error
+    if lower is None:
+        lower = all(token == token.lower() for token in tokens)
+    _as_bert(backend, lower)
+    _add_special(backend, SPECIAL["wordpiece"])
+    return Tokenizer(backend, str(file))
+
+
+def train_tokenizer(kind: str, documents: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Trains a tokenizer; the same documents give the same tokenizer.
+
+    Args:
+        kind: "bpe" (byte-level with RoBERTa's special tokens) or "wordpiece" (BERT's, lower-cased).
+        documents: Training text; the first 100 MB of it are read.
+        vocab_size: How many tokens are asked for; small texts give fewer.
+    """
+    check_vocab_size(kind, vocab_size)
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import models, pre_tokenizers, trainers
+
+    documents = _first_bytes(documents, MOST_TRAINING_BYTES)
+    settings = {"vocab_size": vocab_size, "min_frequency": 2, "show_progress": False}
+    if kind == "bpe":
+        backend = _as_roberta(Backend(models.BPE()))
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        special = _special_tokens(SPECIAL[kind])
+        trainer = trainers.BpeTrainer(special_tokens=special, initial_alphabet=alphabet, **settings)
+        backend.train_from_iterator(documents, trainer)
+        return Tokenizer(backend, kind)
+
+    # The trainer numbers ##x in the order of a randomly seeded hash map, and equally frequent pairs are merged in the order
+    # of their numbers: two trainings differ (tokenizers 0.23). Numbered beforehand, as special tokens, they do not.
+    documents = list(documents)
+    backend = _as_bert(Backend(models.WordPiece(unk_token="[UNK]")), lower=True)
+    # each character may stand in two forms, x and ##x: a quarter leaves half of the vocabulary to words
+    alphabet = _alphabet(documents, backend.normalizer, limit=min(1000, vocab_size // 4))
+    inside = [f"##{character}" for character in alphabet if not _stands_alone(character)]
+    trainer = trainers.WordPieceTrainer(
+        special_tokens=SPECIAL[kind] + inside, initial_alphabet=alphabet, limit_alphabet=len(alphabet), **settings
+    )
+    backend.train_from_iterator(documents, trainer)
+    backend = _as_bert(Backend(models.WordPiece(backend.get_vocab(), unk_token="[UNK]")), lower=True)
+    _add_special(backend, SPECIAL[kind])
+    return Tokenizer(backend, kind)
+
+
+def _alphabet(documents: list[str], normalizer, limit: int) -> list[str]:
+    """The most frequent characters, sorted."""
+    counts: Counter[str] = Counter()
+    for document in documents:
+        counts.update(normalizer.normalize_str(document))
+    characters = sorted((c for c in counts if not c.isspace()), key=lambda c: (-counts[c], c))
+    return sorted(characters[:limit])
+
+
+def _stands_alone(character: str) -> bool:
+    """Whether BERT's rules make it a word of its own: ASCII and Unicode punctuation, and (by its name) Chinese characters."""
+    category, name = unicodedata.category(character), unicodedata.name(character, "")
+    return category[0] == "P" or character in string.punctuation or name.startswith("CJK UNIFIED")
+
+
+def check_vocab_size(kind: str, vocab_size: int) -> None:
+    if vocab_size < SMALLEST[kind]:
+        raise ValueError(f"data.vocab_size={vocab_size} must be at least {SMALLEST[kind]} for data.tokenizer={kind}")
+
+
+def _as_roberta(backend):
+    from tokenizers import decoders, pre_tokenizers
+
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _as_bert(backend, lower: bool):
+    from tokenizers import decoders, normalizers, pre_tokenizers
+
+    backend.normalizer = normalizers.BertNormalizer(lowercase=lower)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece(prefix="##")
+    return backend
+
+
+def _add_special(backend, names: list[str]) -> None:
+    """Declares as special those names that the vocabulary holds; it is not made larger."""
+    backend.add_special_tokens(_special_tokens([name for name in names if backend.token_to_id(name) is not None]))
+
+
+def _special_tokens(names: list[str]) -> list:
+    from tokenizers import AddedToken
+
+    # RoBERTa's mask swallows the space left of it: in "The <mask> is" the missing word is " cat", not "cat"
+    return [AddedToken(name, special=True, normalized=False, lstrip=name == "<mask>") for name in names]
+
+
+def _first_bytes(documents: Iterable[str], most: int) -> Iterator[str]:
+    for document in documents:
+        yield document
+        most -= len(document)
+        if most <= 0:
+            return
+
+
+def _is_word(character: str) -> bool:
+    return character.isalnum() or character == "\ufffd"
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's alphabet, character → byte: printable bytes stand for themselves, the others for U+0100 and on."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]

@@ -1,0 +1,157 @@
+"""Loaders: the order is one sequence whatever the ranks, workers and interruptions."""
+
+import pytest
+import torch
+
+from lit_linformer.data.blocks import Holdout, TokenBlocks, make_token_files
+from lit_linformer.data.corpus import Corpus
+from lit_linformer.data.loader import EvaluationLoader, MaskedBlocks, ResumableLoader, permutation
+from lit_linformer.data.masking import IGNORED, Masker
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory, tokenizer, text_file):
+    cache = tmp_path_factory.mktemp("cache")
+    folder = make_token_files(cache, {"train": Corpus(str(text_file))}, Holdout(0, 0), tokenizer, progress=False)
+    blocks = TokenBlocks(folder, "train", 600, tokenizer.bos_id, tokenizer.pad_id)
+    assert 30 < len(blocks) < 200 and blocks.full == len(blocks) - 1
+    return MaskedBlocks(blocks, Masker(len(tokenizer), tokenizer.special_ids, tokenizer.mask_id))
+
+
+class Keys(torch.utils.data.Dataset):
+    """Instead of batches their keys (epoch, index)."""
+
+    def __init__(self, size):
+        self.size = size
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, keys):
+        return torch.tensor(keys)
+
+
+def take(loader, count):
+    """The next batches, over as many epochs as it takes."""
+    batches = []
+    while len(batches) < count:
+        for batch in loader:
+            batches.append(batch)
+            if len(batches) == count:
+                break
+    return batches
+
+
+def rows(batches):
+    return [tuple(row.tolist()) for batch in batches for row in batch]
+
+
+def equal(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize("size, batch_size", [(23, 4), (24, 4), (3, 8), (1, 5), (40, 40)])
+def test_a_pass_has_every_sample_once_and_batches_are_never_short(size, batch_size):
+    loader = ResumableLoader(Keys(size), batch_size)
+    batches = take(loader, -(-3 * size // batch_size))
+    assert all(len(batch) == batch_size for batch in batches)
+    seen = rows(batches)[: 3 * size]
+    for epoch in range(3):
+        part = seen[epoch * size : (epoch + 1) * size]
+        assert sorted(part) == [(epoch, index) for index in range(size)]
+    if size > 20:
+        assert [i for _, i in seen[:size]] != [i for _, i in seen[size : 2 * size]] != sorted(range(size))
+
+
+def test_order_is_the_seeds():
+    assert rows(take(ResumableLoader(Keys(50), 5), 20)) == rows(take(ResumableLoader(Keys(50), 5), 20))
+    assert rows(take(ResumableLoader(Keys(50), 5), 20)) != rows(take(ResumableLoader(Keys(50), 5, seed=1), 20))
+    assert permutation(8, 0, 0).tolist() == [2, 0, 4, 1, 7, 5, 3, 6]  # as it always was: resumed runs depend on it
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_ranks_share_what_one_process_would_read(world_size):
+    one = take(ResumableLoader(Keys(23), 2 * world_size), 30)
+    ranks = [take(ResumableLoader(Keys(23), 2, rank=r, world_size=world_size), 30) for r in range(world_size)]
+    for together, *parts in zip(one, *ranks, strict=True):
+        assert sorted(rows([together])) == sorted(rows(parts))
+
+
+@pytest.mark.parametrize("workers_before, workers_after", [(0, 0), (2, 2), (0, 2), (2, 0)])
+@pytest.mark.parametrize("batches", [0, 1, 5, 8, 9, 17])
+def test_resumes_after_any_number_of_batches(dataset, batches, workers_before, workers_after):
+    expected = take(ResumableLoader(dataset, 7), batches + 4)
+    before = ResumableLoader(dataset, 7, num_workers=workers_before)
+    assert all(map(equal, take(before, batches), expected)) and before.state_dict() == {"samples": batches * 7}
+    after = ResumableLoader(dataset, 7, num_workers=workers_after)
+    iterator = iter(after)  # Lightning makes the iterator before it loads the state
+    after.load_state_dict(before.state_dict())
+    resumed = [next(iterator) for _ in range(4)]
+    assert all(equal(a, b) for a, b in zip(resumed, expected[batches:], strict=True))
+
+
+def test_state_means_the_same_on_another_number_of_ranks():
+    state = {"samples": 24}
+    one = ResumableLoader(Keys(23), 4)
+    two = [ResumableLoader(Keys(23), 2, rank=r, world_size=2) for r in range(2)]
+    for loader in (one, *two):
+        loader.load_state_dict(state)
+    assert sorted(rows(take(one, 5))) == sorted(rows(take(two[0], 5)) + rows(take(two[1], 5)))
+    assert {loader.state_dict()["samples"] for loader in (one, *two)} == {44}
+
+
+@pytest.mark.parametrize(
+    "size, batch_size, world_size, accumulate, length",
+    [(100, 10, 1, 1, 10), (100, 10, 1, 4, 8), (100, 10, 2, 2, 4), (5, 4, 1, 4, 4), (3, 8, 1, 1, 1), (109, 10, 1, 1, 10)],
+)
+def test_length_is_whole_optimiser_steps(size, batch_size, world_size, accumulate, length):
+    loader = ResumableLoader(Keys(size), batch_size, accumulate=accumulate, world_size=world_size)
+    assert len(loader) == len(list(loader)) == length
+    assert len(list(loader)) == length  # and the next epoch goes on
+    assert loader.samples == 2 * length * batch_size * world_size
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_torchs_global_generator_is_left_alone(dataset, num_workers):
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    take(ResumableLoader(dataset, 4, num_workers=num_workers), 3)
+    list(EvaluationLoader(dataset, 4, num_workers=num_workers))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_attention_mask_only_where_there_are_pads(dataset):
+    batches = list(EvaluationLoader(dataset, 1))
+    assert ["attention_mask" in batch for batch in batches] == [False] * (len(batches) - 1) + [True]
+    last = batches[-1]
+    pad = dataset.blocks.pad_id
+    assert torch.equal(last["attention_mask"], last["input_ids"] != pad) and not last["attention_mask"].all()
+    assert {name: str(value.dtype) for name, value in last.items()} == {
+        "input_ids": "torch.int64", "positions": "torch.int64", "labels": "torch.int64", "attention_mask": "torch.bool",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_validation_is_fixed_and_in_order(dataset, num_workers):
+    loader = EvaluationLoader(dataset, 8, num_workers=num_workers)
+    first, second = list(loader), list(loader)
+    assert len(loader) == len(first) == -(-len(dataset) // 8)
+    assert all(map(equal, first, second))
+    # unmasked again, it is the file
+    whole = torch.cat([b["input_ids"].scatter(1, b["positions"], b["labels"].clamp_min(0)) for b in first])
+    real = torch.cat([b["labels"] for b in first]) != IGNORED
+    assert real[:-1].all()
+    assert torch.equal(whole[:-1], torch.from_numpy(dataset.blocks.rows(range(len(dataset))))[:-1])
+
+
+@pytest.mark.parametrize("size, batch_size, world_size", [(29, 4, 2), (5, 1, 2), (16, 4, 2), (17, 4, 2), (1, 4, 3), (7, 2, 3)])
+def test_validation_shards_have_every_row_once_and_equally_many_batches(size, batch_size, world_size):
+    loaders = [EvaluationLoader(Keys(size), batch_size, rank=r, world_size=world_size) for r in range(world_size)]
+    assert len({len(loader) for loader in loaders}) == 1
+    seen = [row for loader in loaders for row in rows(loader)]
+    assert sorted(row for row in seen if row[1] >= 0) == [(0, index) for index in range(size)]
+
+
+def test_filler_rows_have_no_targets(dataset):
+    batch = dataset[[(0, -1), (0, 2)]]
+    assert (batch["labels"][0] == IGNORED).all() and (batch["labels"][1] != IGNORED).all()

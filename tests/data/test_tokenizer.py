@@ -1,0 +1,181 @@
+"""Tokenizers: trained here, loaded from every layout, and checked for what masked training needs."""
+
+import json
+from itertools import pairwise
+
+import pytest
+
+from lit_linformer.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+
+
+@pytest.fixture(scope="module")
+def wordpiece(documents):
+    return train_tokenizer("wordpiece", documents, 400)
+
+
+def test_bpe_has_robertas_special_tokens_and_loses_nothing(tokenizer, documents):
+    names = [tokenizer.backend.id_to_token(i) for i in range(5)]
+    assert names == ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    ids = (tokenizer.bos_id, tokenizer.pad_id, tokenizer.eos_id, tokenizer.unk_id, tokenizer.mask_id)
+    assert ids == (0, 1, 2, 3, 4) == tuple(tokenizer.special_ids)
+    for text in [*documents[:20], "never seen: 漢字 \t\x00 🙂"]:
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert len(tokenizer) == max(tokenizer.backend.get_vocab().values()) + 1
+
+
+def test_real_size_is_told_not_the_one_asked_for(documents):
+    assert len(train_tokenizer("bpe", documents[:2], 5000)) < 5000
+
+
+def test_training_is_deterministic(documents):
+    for kind in ("bpe", "wordpiece"):  # each training seeds its hash maps anew
+        assert train_tokenizer(kind, documents, 400).sha256 == train_tokenizer(kind, iter(documents), 400).sha256
+
+
+def test_wordpiece_is_lower_cased_with_berts_special_tokens(wordpiece):
+    assert [wordpiece.backend.id_to_token(i) for i in range(5)] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    assert wordpiece.encode("The ATTENTION") == wordpiece.encode("the attention")
+    assert wordpiece.decode(wordpiece.encode("The matrix")) == "the matrix"
+
+
+def test_mask_in_a_text_swallows_the_space_left_of_it(tokenizer):
+    assert tokenizer.encode("the <mask> of") == [
+        *tokenizer.encode("the"), tokenizer.mask_id, *tokenizer.encode(" of"),
+    ]  # fmt: skip
+
+
+def test_special_names_in_a_corpus_are_plain_text(tokenizer, wordpiece):
+    for each, text in ((tokenizer, "a <mask> and </s> tag"), (wordpiece, "a [MASK] and [SEP] tag")):
+        (encoding,) = each.encode_plain([text])
+        assert not {each.mask_id, each.eos_id} & set(encoding.ids)
+        assert {each.mask_id, each.eos_id} <= set(each.encode(text))
+
+
+def test_saved_and_loaded_is_the_same(tokenizer, tmp_path, documents):
+    tokenizer.save(tmp_path / "tokenizer.json")
+    for spec in (tmp_path, tmp_path / "tokenizer.json"):
+        loaded = load_tokenizer(str(spec))
+        assert loaded.sha256 == tokenizer.sha256
+        assert loaded.encode(documents[0]) == tokenizer.encode(documents[0])
+
+
+def test_truncation_and_padding_of_a_file_are_switched_off(tokenizer, tmp_path, documents):
+    """tokenizer.json of a sentence encoder carries both: blocks would lose the text behind token 128."""
+    config = json.loads(tokenizer.backend.to_str())
+    config["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
+    config["padding"] = {"strategy": {"Fixed": 99}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 1,
+                         "pad_type_id": 0, "pad_token": "<pad>"}  # fmt: skip
+    (tmp_path / "tokenizer.json").write_text(json.dumps(config))
+    assert load_tokenizer(str(tmp_path)).encode(documents[0]) == tokenizer.encode(documents[0])
+
+
+def test_roberta_folder(tokenizer, tmp_path, documents):
+    """vocab.json and merges.txt, special tokens in the vocabulary, as the fairseq conversion left them."""
+    config = json.loads(tokenizer.backend.to_str())["model"]
+    (tmp_path / "vocab.json").write_text(json.dumps(config["vocab"]))
+    merges = [" ".join(pair) for pair in config["merges"]]
+    (tmp_path / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]), encoding="utf-8")
+    loaded = load_tokenizer(str(tmp_path))
+    assert len(loaded) == len(tokenizer)
+    assert (loaded.bos_id, loaded.mask_id, loaded.special_ids) == (0, 4, [0, 1, 2, 3, 4])
+    assert loaded.encode("the <mask> of") == tokenizer.encode("the <mask> of")
+    for document in documents[:20]:
+        assert loaded.encode(document) == tokenizer.encode(document)
+    (tmp_path / "merges.txt").write_text("nonsense")
+    with pytest.raises(ValueError, match=r"vocab.json and merges.txt are no byte-level BPE"):
+        load_tokenizer(str(tmp_path))
+
+
+UNCASED = ["[PAD]", "[unused0]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s", "un", "##known", "."]
+
+
+def test_bert_vocabulary_tells_its_case(tmp_path):
+    file = tmp_path / "vocab.txt"
+    file.write_text("\n".join(UNCASED))
+    for spec in (tmp_path, file):
+        loaded = load_tokenizer(str(spec))
+        assert (len(loaded), loaded.pad_id, loaded.bos_id, loaded.eos_id, loaded.mask_id) == (12, 0, 3, 4, 5)
+        assert loaded.encode("The cats [MASK].") == [6, 7, 8, 5, 11]
+    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    assert load_tokenizer(str(tmp_path)).encode("The cats") == [2, 7, 8]  # "The" is unknown now
+    (tmp_path / "tokenizer_config.json").unlink()
+    file.write_text("\n".join([*UNCASED, "The"]))
+    assert load_tokenizer(str(tmp_path)).encode("The the") == [12, 6]
+
+
+def test_bad_files_are_one_line(tmp_path):
+    cases = {
+        "nowhere": "neither 'bpe' nor 'wordpiece' nor a file or folder that exists",
+        "empty": "holds neither tokenizer.json, nor vocab.json and merges.txt, nor vocab.txt",
+        "broken.json": "is no tokenizer.json: ",
+        "nomask.txt": r"has no mask token \(<mask> or \[MASK\]\)",
+        "nopad.txt": r"has no pad token",
+    }
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "broken.json").write_text('{"model": ')
+    (tmp_path / "nomask.txt").write_text("\n".join(t for t in UNCASED if t != "[MASK]"))
+    (tmp_path / "nopad.txt").write_text("\n".join(t for t in UNCASED if t != "[PAD]"))
+    for name, message in cases.items():
+        with pytest.raises(ValueError, match=message) as caught:
+            load_tokenizer(str(tmp_path / name))
+        assert str(caught.value).startswith("data.tokenizer='") and "\n" not in str(caught.value)
+
+
+def test_small_vocabularies_are_refused(documents):
+    with pytest.raises(ValueError, match=r"data.vocab_size=260 must be at least 261 for data.tokenizer=bpe"):
+        train_tokenizer("bpe", documents, 260)
+    with pytest.raises(ValueError, match=r"data.vocab_size=100 must be at least 256 for data.tokenizer=wordpiece"):
+        train_tokenizer("wordpiece", documents, 100)
+
+
+def test_an_error_of_the_corpus_comes_through_training():
+    def broken():
+        yield "some text"
+        raise ValueError("data.source: a.txt, line 3 is not UTF-8")
+
+    with pytest.raises(ValueError, match="line 3 is not UTF-8"):
+        train_tokenizer("bpe", broken(), 300)
+
+
+def test_training_reads_no_more_than_its_share(monkeypatch):
+    monkeypatch.setattr("lit_linformer.data.tokenizer.MOST_TRAINING_BYTES", 100_000)
+    read = []
+
+    def endless():
+        while True:
+            read.append(1)
+            yield "word " * 2_000
+
+    train_tokenizer("bpe", endless(), 300)
+    assert len(read) == 10
+
+
+def continuation(tokenizer, text):
+    ids = tokenizer.encode(text)
+    joins, ends_word = tokenizer.word_tables()
+    return [(tokenizer.backend.id_to_token(b), bool(joins[b] & ends_word[a])) for a, b in pairwise(ids)]
+
+
+def test_word_tables_of_wordpiece(tmp_path):
+    (tmp_path / "vocab.txt").write_text("\n".join(UNCASED))
+    found = continuation(load_tokenizer(str(tmp_path)), "The cats unknown.")
+    assert found == [("cat", False), ("##s", True), ("un", False), ("##known", True), (".", False)]
+
+
+def test_word_tables_of_byte_level_bpe():
+    from tokenizers import Tokenizer as Backend
+
+    backend: Backend = train_tokenizer("bpe", ["nothing"], 261).backend  # bytes only: every character is a token
+    found = continuation(Tokenizer(backend, "bytes"), "ab c-d é!")
+    assert found == [("b", True), ("Ġ", False), ("c", False), ("-", False), ("d", False), ("Ġ", False), ("Ã", False),
+                     ("©", True), ("!", False)]  # fmt: skip
+
+
+def test_words_are_whole_whatever_the_merges(tokenizer):
+    text = "the attention of linear projections unquestionably größere naïve Καλημέρα windowed"
+    ids, words = tokenizer.encode(text), [[]]
+    for i, (_, joined) in zip(ids, [("", True), *continuation(tokenizer, text)], strict=True):
+        words += [] if joined else [[]]
+        words[-1].append(i)
+    assert [word for word in (tokenizer.decode(word).strip() for word in words) if word] == text.split()
+    assert len(ids) > len(words)
