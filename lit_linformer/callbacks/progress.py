@@ -25,7 +25,7 @@ class Progress(ProgressBar):
         self.every_n_steps = every_n_steps
         self.live = sys.stdout.isatty() if live is None else live
         self._enabled = True
-        self._bar = None
+        self._bar, self._values = None, ""
         self._first = self._last = self._best = None  # (perplexity, step)
 
     def disable(self) -> None:  # Lightning calls this on all ranks but the first
@@ -68,14 +68,11 @@ class Progress(ProgressBar):
         if step == self._marked_step or (step % self.every_n_steps and step != trainer.max_steps):
             return
         rate = (pl_module.tokens_seen - self._marked_tokens) / (time.monotonic() - self._marked_time)
-        values = f"loss {float(outputs['loss']) * trainer.accumulate_grad_batches:.3f}  {rate / 1e3:.1f}k tokens/s"
+        self._values = f"loss {float(outputs['loss']) * trainer.accumulate_grad_batches:.3f}  {rate / 1e3:.1f}k tokens/s"
         self._mark(trainer, pl_module)
-        if self._bar is not None:
-            perplexity = trainer.callback_metrics.get("val/perplexity")
-            shown = "" if perplexity is None else f"  perplexity {perplexity:.2f}"
-            self._bar.update(self._task, values=values + shown)
-        else:
-            self.print(f"step {step}/{trainer.max_steps}  {values}  {self._left(trainer)}")
+        if self._bar is None:
+            self.print(f"step {step}/{trainer.max_steps}  {self._values}  {self._left(trainer)}")
+        self._refresh()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._marked_time = time.monotonic()  # validation is no training time
@@ -88,6 +85,7 @@ class Progress(ProgressBar):
         self._best = min(self._best or self._last, self._last)
         note = "before training" if trainer.sanity_checking else f"best {self._best[0]:.2f} at step {self._best[1]}"
         self.print(f"step {step}  validation perplexity {perplexity:.2f}  ({note})")
+        self._refresh()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._bar is not None:
@@ -97,6 +95,11 @@ class Progress(ProgressBar):
             marks = {"first": self._first, "last": self._last, "best": self._best}
             shown = ", ".join(f"{name} {value:.2f} (step {step})" for name, (value, step) in marks.items())
             self.print(f"validation perplexity: {shown}")
+
+    def _refresh(self) -> None:
+        if self._bar is not None:
+            perplexity = f"  perplexity {self._last[0]:.2f}" if self._last else ""
+            self._bar.update(self._task, values=self._values + perplexity)
 
     def _mark(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Where the next tokens/s are counted from."""

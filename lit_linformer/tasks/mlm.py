@@ -106,10 +106,8 @@ class MLM(LightningModule):
         self.batches_seen += 1
         self.tokens_seen += batch["input_ids"].numel() * self.trainer.world_size
         self.log("train/loss", loss.detach())
-        return loss
-
-    def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
         self.log("train/lr", self.optimizers().param_groups[0]["lr"])
+        return loss
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         self._evaluate(batch, self.val_perplexity, "val/perplexity")
