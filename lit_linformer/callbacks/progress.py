@@ -87,14 +87,22 @@ class Progress(ProgressBar):
         self.print(f"step {step}  validation perplexity {perplexity:.2f}  ({note})")
         self._refresh()
 
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._stop()
+        if isinstance(exception, KeyboardInterrupt):
+            self.print(f"interrupted at step {trainer.global_step}; --ckpt_path last goes on from the last checkpoint")
+
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+        self._stop()
         if self._first not in (None, self._last):
             marks = {"first": self._first, "last": self._last, "best": self._best}
             shown = ", ".join(f"{name} {value:.2f} (step {step})" for name, (value, step) in marks.items())
             self.print(f"validation perplexity: {shown}")
+
+    def _stop(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
 
     def _refresh(self) -> None:
         if self._bar is not None:
