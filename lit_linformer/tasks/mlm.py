@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
@@ -99,7 +100,8 @@ class MLM(LightningModule):
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         # Dropout is a pure function of (seed, batches so far, rank), so that a resumed run repeats it bit for bit.
         seed = int(os.environ.get("PL_GLOBAL_SEED", 0))
-        torch.manual_seed(hash((seed, self.batches_seen, self.global_rank)) % 2**63)
+        state = np.random.SeedSequence((seed, self.batches_seen, self.global_rank)).generate_state(1, np.uint64)
+        torch.manual_seed(int(state[0]))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         loss = self.net.loss(batch["input_ids"], batch["positions"], batch["labels"], batch.get("attention_mask"))
