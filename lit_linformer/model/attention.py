@@ -35,7 +35,8 @@ class LinformerAttention(nn.Module):
             paper's formula does). Compressing first saves 4 D² floating-point operations a token, but needs one E for all
             heads: with sharing="none" the order is project_first.
         mass_bias: add log(mass) to a slot's scores, where mass is the share of |E_j| on real tokens: an empty slot gets no
-            attention. Without effect on rows of full length.
+            attention. Without effect on rows of full length. Off: a model trained on full rows has learnt to spread over
+            all slots, and was worse on short ones with it (docs/LOG.md).
         local_width: width w of a ``LocalConvolution`` of x, added to the heads' output before W_O; 0: none.
         dropout: probability with which attention weights are dropped.
         causal: refused; every slot mixes all positions, so no mask keeps later tokens out.
@@ -52,7 +53,7 @@ class LinformerAttention(nn.Module):
         projection_init: str = "block_mean",
         projection_noise: float = 0.0,
         order: str = "compress_first",
-        mass_bias: bool = True,
+        mass_bias: bool = False,
         local_width: int = 0,
         dropout: float = 0.0,
         causal: bool = False,

@@ -40,7 +40,8 @@ class EncoderConfig:
             normal (N(0, 1/k)) | xavier (the authors' code).
         projection_noise: standard deviation of Gaussian noise added to that start.
         order: compress_first (W_K (E x), fewer operations) | project_first (E (W_K x), the paper's formula).
-        mass_bias: keep attention off slots that hold no real token of a short input; full rows don't change.
+        mass_bias: keep attention off slots that hold no real token of a short input; full rows don't change. Off, since a
+            model trained on full rows did better on short ones without it (docs/LOG.md).
         local_width: width, odd, of a depthwise convolution of each layer's input beside its heads; 0, none, is the paper's.
         norm: post (the paper's) or pre, which trains at higher learning rates.
         dropout: probability, on embeddings and on what each sublayer adds.
@@ -64,7 +65,7 @@ class EncoderConfig:
     projection_init: str = "block_mean"
     projection_noise: float = 0.0
     order: str = "compress_first"
-    mass_bias: bool = True
+    mass_bias: bool = False
     local_width: int = 0
     norm: str = "post"
     dropout: float = 0.1

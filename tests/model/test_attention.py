@@ -74,12 +74,12 @@ def test_compress_first_adds_the_bias_once_a_slot():
     torch.testing.assert_close(attention(x)[0], expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("mass_bias", [False, True])
 @pytest.mark.parametrize(("sharing", "kind", "order"), ALL)
-def test_padded_equals_unpadded(sharing, kind, order):
-    attention, extra = make(sharing, order, projection=kind), shared_for(sharing, kind, order)
+def test_padded_equals_unpadded(sharing, kind, order, mass_bias):
+    attention, extra = make(sharing, order, projection=kind, mass_bias=mass_bias), shared_for(sharing, kind, order)
     x = torch.randn(B, 7, D, dtype=torch.float64)
-    padded = torch.cat([x, torch.full((B, 4, D), float("nan"), dtype=torch.float64)], 1)
-    padded[:, 7:] = 1e6  # whatever stands at pads
+    padded = torch.cat([x, torch.full((B, 4, D), 1e6, dtype=torch.float64)], 1)  # whatever stands at pads
     mask = torch.arange(11)[None].expand(B, -1) < 7
     torch.testing.assert_close(attention(padded, mask, **extra)[0][:, :7], attention(x, **extra)[0], rtol=1e-10, atol=1e-10)
 
@@ -95,7 +95,7 @@ def test_rows_of_a_batch_do_not_mix(sharing):
 def test_row_of_pads_only_stays_finite():
     mask = torch.zeros(B, N, dtype=torch.bool)
     x = torch.randn(B, N, D, dtype=torch.float64)
-    for attention in (make(), SelfAttention(D, H, N).double()):
+    for attention in (make(mass_bias=True), make(), SelfAttention(D, H, N).double()):
         for need_weights in (False, True):
             assert attention(x, mask, need_weights)[0].isfinite().all()
 

@@ -49,13 +49,13 @@ def test_distinct_matrices_of_12_layers_and_12_heads(sharing, matrices):
 
 
 @pytest.mark.parametrize("attention", [("full",), *itertools.product(SHARINGS, PROJECTIONS, ORDERS)])
-@pytest.mark.parametrize(("norm", "local_width"), [("post", 0), ("pre", 3)])
-def test_padding_never_matters(attention, norm, local_width):
+@pytest.mark.parametrize(("norm", "local_width", "mass_bias"), [("post", 0, True), ("pre", 3, True), ("pre", 3, False)])
+def test_padding_never_matters(attention, norm, local_width, mass_bias):
     if attention == ("full",):
         options = {"attention": "full"}
     else:
         options = dict(zip(("sharing", "projection", "order"), attention, strict=True))
-    encoder = randomised(tiny(**options, norm=norm, local_width=local_width))
+    encoder = randomised(tiny(**options, norm=norm, local_width=local_width, mass_bias=mass_bias))
     ids = torch.randint(0, 50, (2, 9))
     padded, mask = torch.nn.functional.pad(ids, (0, 5), value=7), torch.arange(14)[None].expand(2, -1) < 9
     alone = encoder(ids)
