@@ -45,7 +45,7 @@ class MLM(LightningModule):
         vocab_size: int | None = None,
         lr: float = 1e-3,
         weight_decay: float = 0.01,
-        projection_lr_factor: float = 0.1,
+        projection_lr_factor: float = 0.02,
         projection_weight_decay: float = 0.0,
         betas: tuple[float, float] = (0.9, 0.98),
         eps: float = 1e-6,
