@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonargparse
+import torch
 import yaml
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -215,4 +216,9 @@ def run(argv: list[str]) -> LinformerCLI:
     ):
         warnings.filterwarnings("ignore", message=noise)
     warnings.filterwarnings("ignore", message=".*Checkpoint directory .* exists and is not empty.*")
-    return LinformerCLI(argv)
+    try:
+        return LinformerCLI(argv)
+    finally:
+        # Left to the interpreter's end, gloo's threads now and then abort a run that has succeeded (pytorch issue 190489).
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
