@@ -18,7 +18,6 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from lit_linformer.data.blocks import _batches, _pieces, write_tokens
 from lit_linformer.data.corpus import Corpus
 from lit_linformer.data.tokenizer import load_tokenizer, train_tokenizer
