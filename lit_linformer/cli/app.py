@@ -10,6 +10,7 @@ from typing import Any
 import jsonargparse
 import torch
 import yaml
+from jsonargparse import Namespace
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -35,6 +36,12 @@ class RunTrainer(Trainer):
 class RunConfig(SaveConfigCallback):
     """Keeps config and tokenizer in the run directory, the config in each checkpoint, and says what a resumed run changes."""
 
+    def __init__(self, parser: LightningArgumentParser, config: Namespace, **kwargs: Any):
+        # What belongs to one start of the run, not to the run: as a --config it must neither delete nor resume anything.
+        config = config.clone()
+        config.ckpt_path, config.overwrite = None, False
+        super().__init__(parser, config, **kwargs)
+
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Nothing yet: model and data may still turn out not to fit, and leave no run behind."""
 
@@ -45,7 +52,7 @@ class RunConfig(SaveConfigCallback):
             tokenizer.save(Path(trainer.default_root_dir) / TOKENIZER)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        checkpoint["config"] = self.parser.dump(self.config, skip_none=False)
+        checkpoint["config"] = self._dump()
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if trainer.state.fn != "fit" or "config" not in checkpoint or not trainer.is_global_zero:
@@ -53,7 +60,7 @@ class RunConfig(SaveConfigCallback):
         before, now = (_flatten(yaml.safe_load(text)) for text in (checkpoint["config"], self._dump()))
         print(f"resuming at step {checkpoint['global_step']}", flush=True)
         for key in sorted(before.keys() | now.keys()):
-            if before.get(key) != now.get(key) and key not in ("ckpt_path", "overwrite"):
+            if before.get(key) != now.get(key):
                 print(f"  {key.replace('.init_args', '')}: {before.get(key)} → {now.get(key)}", flush=True)
 
     def _dump(self) -> str:
@@ -104,17 +111,16 @@ class LinformerCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         config = self.config[self.subcommand]
-        root = config.trainer.default_root_dir = config.trainer.default_root_dir or f"runs/{config.name}"
+        # Not written back into the config: with the run's config.yaml as --config, another --name is another folder.
+        self.run_dir = Path(config.trainer.default_root_dir or f"runs/{config.name}")
         if self.subcommand == "prepare":
             return
-        if config.trainer.logger in (None, True):
-            config.trainer.logger = None
-        config.ckpt_path = _checkpoint_path(self.subcommand, config.ckpt_path, Path(root))
-        if self.subcommand == "predict" and (Path(root) / TOKENIZER).is_file() and "init_args" in config.data:
-            config.data.init_args.tokenizer = str(Path(root) / TOKENIZER)  # the corpus need not be here
+        config.ckpt_path = _checkpoint_path(self.subcommand, config.ckpt_path, self.run_dir)
+        if self.subcommand == "predict" and (self.run_dir / TOKENIZER).is_file() and "init_args" in config.data:
+            config.data.init_args.tokenizer = str(self.run_dir / TOKENIZER)  # the corpus need not be here
         config.weights_only = True if config.weights_only is None else config.weights_only
         if self.subcommand == "fit" and config.ckpt_path is None and not config.trainer.fast_dev_run:
-            _claim_run_dir(Path(root), config.overwrite)
+            _claim_run_dir(self.run_dir, config.overwrite)
 
     def instantiate_classes(self) -> None:
         if self.subcommand != "prepare":
@@ -126,9 +132,10 @@ class LinformerCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         config = self.config_init[self.subcommand].trainer
+        config.default_root_dir = str(self.run_dir)
         if self.subcommand != "fit":
             config.logger = False
-        elif config.logger is None:
+        elif config.logger in (None, True):
             config.logger = TensorBoardLogger(config.default_root_dir, name="", version="", default_hp_metric=False)
         plugins = config.plugins or []
         config.plugins = [*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()]
@@ -143,9 +150,9 @@ class LinformerCLI(LightningCLI):
         super()._run_subcommand(subcommand)
 
     def after_fit(self) -> None:
-        root = Path(self.trainer.default_root_dir)
+        root = self.run_dir
         mask = getattr(getattr(self.datamodule, "tokenizer", None), "mask_token", "<mask>")
-        if self.trainer.is_global_zero and not self.trainer.fast_dev_run and not self.trainer.interrupted:
+        if self.trainer.is_global_zero and not self.trainer.fast_dev_run:
             print(
                 f"done: {root}/ holds config.yaml, checkpoints/ and the curves; next:\n"
                 f"  tensorboard --logdir {root.parent}\n"

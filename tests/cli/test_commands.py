@@ -142,7 +142,15 @@ def test_later_config_and_command_line_override(tiny, tmp_path):
     config = yaml.safe_load((tmp_path / "runs/changed/config.yaml").read_text())
     assert config["model"]["init_args"]["lr"] == 0.5
     assert config["data"]["init_args"]["max_length"] == 16  # by interpolation
-    assert config["trainer"]["default_root_dir"] == "runs/changed"
+
+
+def test_config_of_a_run_starts_another_one(tiny, tmp_path):
+    short = ["--trainer.max_steps", "2"]
+    output(["fit", *tiny, *short, "--overwrite", "true"], tmp_path)
+    output(["fit", *tiny, "--ckpt_path", "last", "--trainer.max_steps", "3"], tmp_path)
+    shown = output(["fit", "--config", "runs/tiny/config.yaml", "--name", "other"], tmp_path)
+    assert "before training" in shown and (tmp_path / "runs/other/checkpoints/last.ckpt").is_file()
+    assert load(tmp_path / "runs/tiny/checkpoints/last.ckpt")["global_step"] == 3
 
 
 def test_help_shows_the_settings_of_model_and_data(tmp_path):
