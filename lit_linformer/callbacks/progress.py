@@ -25,7 +25,7 @@ class Progress(ProgressBar):
         self.every_n_steps = every_n_steps
         self.live = sys.stdout.isatty() if live is None else live
         self._enabled = True
-        self._bar, self._values = None, ""
+        self._bar, self._values, self._marked_time = None, "", 0.0
         self._first = self._last = self._best = None  # (perplexity, step)
 
     def disable(self) -> None:  # Lightning calls this on all ranks but the first
@@ -71,11 +71,15 @@ class Progress(ProgressBar):
         self._values = f"loss {float(outputs['loss']) * trainer.accumulate_grad_batches:.3f}  {rate / 1e3:.1f}k tokens/s"
         self._mark(trainer, pl_module)
         if self._bar is None:
-            self.print(f"step {step}/{trainer.max_steps}  {self._values}  {self._left(trainer)}")
+            total = f"/{trainer.max_steps}" if trainer.max_steps > 0 else ""
+            self.print(f"step {step}{total}  {self._values}  {self._left(trainer)}".rstrip())
         self._refresh()
 
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._paused = time.monotonic()
+
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._marked_time = time.monotonic()  # validation is no training time
+        self._marked_time += time.monotonic() - self._paused  # validation is no training time
         perplexity = trainer.callback_metrics.get("val/perplexity")
         if trainer.state.fn != "fit" or perplexity is None:
             return
