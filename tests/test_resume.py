@@ -88,6 +88,17 @@ def test_truncated_last_falls_back_to_previous(tiny, tmp_path):
     assert load(last)["global_step"] == 14
 
 
+def test_good_previous_outlives_a_save_that_fails_after_a_fall_back(tiny, tmp_path):
+    assert fit(tiny, "run", tmp_path / "run") == 0
+    folder = tmp_path / "runs/run/checkpoints"
+    good = (folder / "previous.ckpt").read_bytes()
+    (folder / "last.ckpt").write_bytes(good[:3000])
+    for name in ("new", "last"):
+        (folder / f"{name}.ckpt.tmp").mkdir()  # where the next checkpoint would be written
+    assert fit(tiny, "run", tmp_path / "run", "--ckpt_path", "last", "--trainer.max_steps", "14") == 2
+    assert (folder / "previous.ckpt").read_bytes() == good
+
+
 def test_perplexity_file_of_a_resumed_run_is_that_of_a_whole_one(tiny, tmp_path):
     assert fit(tiny, "whole", tmp_path / "whole") == 0
     assert fit(tiny, "killed", tmp_path / "killed", kill_at=9) == -9

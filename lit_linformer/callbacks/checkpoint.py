@@ -107,10 +107,13 @@ class LastCheckpoint(Checkpoint):
         if trainer.fast_dev_run or trainer.global_step == self._saved_step:
             return
         folder = Path(trainer.default_root_dir) / "checkpoints"
-        last = folder / "last.ckpt"
-        if trainer.is_global_zero and last.exists():
-            os.replace(last, folder / "previous.ckpt")
-        trainer.save_checkpoint(last)
+        new, last = folder / "new.ckpt", folder / "last.ckpt"
+        # The old two stay until the new one is whole: after a fall-back previous.ckpt may be the only good one.
+        trainer.save_checkpoint(new)
+        if trainer.is_global_zero:
+            if last.exists():
+                os.replace(last, folder / "previous.ckpt")
+            os.replace(new, last)
         self._saved_step = trainer.global_step
 
 

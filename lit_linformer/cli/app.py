@@ -85,7 +85,6 @@ class LinformerCLI(LightningCLI):
                 "max_epochs": -1,
             },
             seed_everything_default=0,
-            parser_kwargs={"parser_mode": "omegaconf+", "exit_on_error": False, "allow_abbrev": False},
             subclass_mode_model=True,
             subclass_mode_data=True,
             args=argv,
@@ -98,7 +97,7 @@ class LinformerCLI(LightningCLI):
         return {**LightningCLI.subcommands(), "prepare": {"datamodule"}}
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        # allow_abbrev is for subcommands too: --trainer.max_step would silently be max_steps.
+        # For the main parser and each command's. With allow_abbrev --trainer.max_step would silently be max_steps.
         return super().init_parser(**{"parser_mode": "omegaconf+", "exit_on_error": False, "allow_abbrev": False, **kwargs})
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -218,11 +217,10 @@ def run(argv: list[str]) -> LinformerCLI:
     logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
     for noise in (
         ".*args parameter is intended to run from within Python.*",
-        ".*does not have many workers.*",
+        ".*Checkpoint directory .* exists and is not empty.*",
         ".*isinstance.treespec, LeafSpec.* is deprecated.*",  # Lightning 2.6 on torch 2.13
     ):
         warnings.filterwarnings("ignore", message=noise)
-    warnings.filterwarnings("ignore", message=".*Checkpoint directory .* exists and is not empty.*")
     try:
         return LinformerCLI(argv)
     finally:
