@@ -4,5 +4,16 @@ from lit_linformer.callbacks.checkpoint import AtomicCheckpointIO, LastCheckpoin
 from lit_linformer.callbacks.perplexity import PerplexityCurve
 from lit_linformer.callbacks.predictions import PredictionWriter
 from lit_linformer.callbacks.progress import Progress
+from lit_linformer.callbacks.result import RunResult
+from lit_linformer.callbacks.scores import TaskScores
 
-__all__ = ["AtomicCheckpointIO", "LastCheckpoint", "PerplexityCurve", "PredictionWriter", "Progress", "best_checkpoint"]
+__all__ = [
+    "AtomicCheckpointIO",
+    "LastCheckpoint",
+    "PerplexityCurve",
+    "PredictionWriter",
+    "Progress",
+    "RunResult",
+    "TaskScores",
+    "best_checkpoint",
+]

@@ -1,14 +1,11 @@
-"""Checkpoints: written atomically, two of the newest and the best k, and found again by `--ckpt_path last` or `best`.
+"""Checkpoints: written atomically, two of the newest and the best k (tasks/checkpoints.py finds them again).
 
 A run's checkpoints/ holds last.ckpt (the newest), previous.ckpt (the one before, in case the newest is damaged) and
-best-STEP-PERPLEXITY.ckpt.
+best-STEP-METRIC.ckpt.
 """
 
 import contextlib
 import os
-import pickle
-import sys
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +13,8 @@ import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
+
+from lit_linformer.tasks.checkpoints import first_line
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -34,40 +33,11 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         except (OSError, RuntimeError) as error:  # torch's zip writer turns a failed write into a RuntimeError
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
-            reason = f"cannot write the checkpoint {path}: {_first_line(error)}; those before it are intact"
+            reason = f"cannot write the checkpoint {path}: {first_line(error)}; those before it are intact"
             raise OSError(reason) from error
 
     def load_checkpoint(self, path: str | os.PathLike, map_location: Any = None, weights_only: bool | None = None) -> dict:
         return torch.load(path, map_location="cpu", weights_only=True)
-
-
-def check_checkpoint(path: Path) -> None:
-    """Raises ValueError, in one line, for a file that is missing, truncated or no checkpoint; reads next to nothing of it."""
-    if not path.is_file():
-        raise ValueError(f"ckpt_path is {path}, which is no file; allowed: a checkpoint file, 'last' or 'best'")
-    try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (OSError, RuntimeError, EOFError, ValueError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
-        raise ValueError(f"ckpt_path is {path}, which is truncated or no checkpoint: {_first_line(error)}") from error
-    if not isinstance(checkpoint, dict) or not {"state_dict", "global_step"} <= checkpoint.keys():
-        raise ValueError(f"ckpt_path is {path}, which holds no training state; allowed: a checkpoint of this project")
-
-
-def find_checkpoint(run_dir: Path, which: str) -> Path | None:
-    """The run's checkpoint file: ``last`` is the newest that can be read, ``best`` the one of lowest perplexity."""
-    folder = run_dir / "checkpoints"
-    if which == "best":
-        scored = [(path.stem.rpartition("-")[2], path) for path in folder.glob("best-*.ckpt")]
-        return min(((float(score), path) for score, path in scored), default=(0.0, None))[1]
-    for path in (folder / "last.ckpt", folder / "previous.ckpt"):
-        if not path.is_file():
-            continue
-        try:
-            check_checkpoint(path)
-            return path
-        except ValueError as error:
-            print(f"warning: {error}; falling back to the one before it", file=sys.stderr, flush=True)
-    return None
 
 
 class LastCheckpoint(Checkpoint):
@@ -133,7 +103,3 @@ def best_checkpoint(monitor: str = "val/perplexity", mode: str = "min", keep: in
         auto_insert_metric_name=False,
         save_on_train_epoch_end=False,
     )
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

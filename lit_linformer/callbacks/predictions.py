@@ -8,7 +8,10 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 
 class PredictionWriter(Callback):
-    """Prints the most probable fillings of each mask as a table and writes them as JSON lines, one line a mask."""
+    """Prints each text with its most probable fillings or labels, and writes them as JSON lines.
+
+    A task's predict_step gives a list of records: {text, mask?, top: [{token or label, probability}, …]} or {text, value}.
+    """
 
     def __init__(self) -> None:
         self.records: list[dict[str, Any]] = []
@@ -16,13 +19,7 @@ class PredictionWriter(Callback):
     def on_predict_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        tokenizer = trainer.datamodule.tokenizer
-        for found in outputs:
-            words = [
-                {"token": tokenizer.decode([token]), "id": token, "probability": probability}
-                for token, probability in zip(found["ids"], found["probabilities"], strict=True)
-            ]
-            self.records.append({"text": found["text"], "mask": found["mask"], "top": words})
+        self.records += outputs
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         from rich.console import Console
@@ -32,12 +29,20 @@ class PredictionWriter(Callback):
         path = Path(trainer.default_root_dir) / "predictions.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in self.records), encoding="utf-8")
-        table = Table("text", "mask", *(f"{rank}." for rank in range(1, 6)), show_lines=True)
+        of_masks, shown = "mask" in self.records[0], len(self.records[0].get("top", ())[:5])
+        heads = ["mask"] * of_masks + [f"{rank}." for rank in range(1, shown + 1)] + ["value"] * (shown == 0)
+        table = Table("text", *heads, show_lines=True)
         for record in self.records:
-            # A token of white space only, a line feed say, is shown as it is written in Python.
-            shown = [word["token"].strip() or repr(word["token"]) for word in record["top"]]
-            cells = [Text(f"{token}\n{word['probability']:.1%}") for token, word in zip(shown, record["top"], strict=True)]
-            table.add_row(Text(record["text"]), str(record["mask"]), *cells)
+            text = record["text"] if isinstance(record["text"], str) else "\n".join(record["text"])
+            cells = [str(record["mask"])] if of_masks else []
+            cells += [f"{_name(found)}\n{found['probability']:.1%}" for found in record.get("top", ())[:5]]
+            cells += [f"{record['value']:.3f}"] if "value" in record else []
+            table.add_row(*(Text(cell) for cell in (text, *cells)))
         console = Console()
         console.print(table)
-        console.print(f"{len(self.records)} masks → {path}", highlight=False)
+        console.print(f"{len(self.records)} {'masks' if of_masks else 'texts'} → {path}", highlight=False)
+
+
+def _name(found: dict[str, Any]) -> str:
+    """A label, or a token; one of white space only, a line feed say, as it is written in Python."""
+    return found["label"] if "label" in found else found["token"].strip() or repr(found["token"])

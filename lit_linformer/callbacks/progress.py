@@ -9,9 +9,11 @@ from lightning.pytorch.callbacks import ProgressBar
 
 from lit_linformer.model import count_parameters
 
+NO_HEADLINE = ("val/perplexity", "validation perplexity", ".2f", min)  # a LightningModule of someone else's
+
 
 class Progress(ProgressBar):
-    """Loss, perplexity and tokens per second against optimiser steps.
+    """Loss, the task's headline metric and tokens per second against optimiser steps.
 
     Args:
         every_n_steps: optimiser steps between two lines where there is no terminal, and between two readings of the loss.
@@ -25,8 +27,8 @@ class Progress(ProgressBar):
         self.every_n_steps = every_n_steps
         self.live = sys.stdout.isatty() if live is None else live
         self._enabled = True
-        self._bar, self._values, self._marked_time = None, "", 0.0
-        self._first = self._last = self._best = None  # (perplexity, step)
+        self._bar, self._values, self._shown, self._marked_time = None, "", "", 0.0
+        self._first = self._last = self._best = None  # (metric, step)
 
     def disable(self) -> None:  # Lightning calls this on all ranks but the first
         self._enabled = False
@@ -53,10 +55,11 @@ class Progress(ProgressBar):
         super().on_train_start(trainer, pl_module)
         self._mark(trainer, pl_module)
         self._begin = time.monotonic(), trainer.global_step
+        steps = trainer.max_steps if trainer.max_steps > 0 else trainer.estimated_stepping_batches
+        self._total = None if steps == float("inf") else int(steps)
         if self.live and self._enabled:
             self._bar = _rich_bar()
-            total = trainer.max_steps if trainer.max_steps > 0 else None
-            self._task = self._bar.add_task("train", total=total, completed=trainer.global_step, values="")
+            self._task = self._bar.add_task("train", total=self._total, completed=trainer.global_step, values="")
             self._bar.start()
 
     def on_train_batch_end(
@@ -65,13 +68,13 @@ class Progress(ProgressBar):
         step = trainer.global_step
         if self._bar is not None:
             self._bar.update(self._task, completed=step)
-        if step == self._marked_step or (step % self.every_n_steps and step != trainer.max_steps):
+        if step == self._marked_step or (step % self.every_n_steps and step != self._total):
             return
         rate = (pl_module.tokens_seen - self._marked_tokens) / (time.monotonic() - self._marked_time)
         self._values = f"loss {float(outputs['loss']) * trainer.accumulate_grad_batches:.3f}  {rate / 1e3:.1f}k tokens/s"
         self._mark(trainer, pl_module)
         if self._bar is None:
-            total = f"/{trainer.max_steps}" if trainer.max_steps > 0 else ""
+            total = f"/{self._total}" if self._total else ""
             self.print(f"step {step}{total}  {self._values}  {self._left(trainer)}".rstrip())
         self._refresh()
 
@@ -80,15 +83,18 @@ class Progress(ProgressBar):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._marked_time += time.monotonic() - self._paused  # validation is no training time
-        perplexity = trainer.callback_metrics.get("val/perplexity")
-        if trainer.state.fn != "fit" or perplexity is None:
+        name, words, form, better = getattr(pl_module, "headline", NO_HEADLINE)
+        value = trainer.callback_metrics.get(name)
+        if trainer.state.fn != "fit" or value is None:
             return
-        step, perplexity = trainer.global_step, float(perplexity)
-        self._last = (perplexity, step)
+        step, value = trainer.global_step, float(value)
+        self._last = (value, step)
         self._first = self._first or self._last
-        self._best = min(self._best or self._last, self._last)
-        note = "before training" if trainer.sanity_checking else f"best {self._best[0]:.2f} at step {self._best[1]}"
-        self.print(f"step {step}  validation perplexity {perplexity:.2f}  ({note})")
+        if self._best is None or better(value, self._best[0]) != self._best[0]:
+            self._best = self._last
+        note = "before training" if trainer.sanity_checking else f"best {self._best[0]:{form}} at step {self._best[1]}"
+        self.print(f"step {step}  {words} {value:{form}}  ({note})")
+        self._shown = f"  {words.split()[-1]} {value:{form}}"
         self._refresh()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -99,9 +105,10 @@ class Progress(ProgressBar):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._stop()
         if self._first not in (None, self._last):
+            _, words, form, _ = getattr(pl_module, "headline", NO_HEADLINE)
             marks = {"first": self._first, "last": self._last, "best": self._best}
-            shown = ", ".join(f"{name} {value:.2f} (step {step})" for name, (value, step) in marks.items())
-            self.print(f"validation perplexity: {shown}")
+            shown = ", ".join(f"{name} {value:{form}} (step {step})" for name, (value, step) in marks.items())
+            self.print(f"{words}: {shown}")
 
     def _stop(self) -> None:
         if self._bar is not None:
@@ -110,8 +117,7 @@ class Progress(ProgressBar):
 
     def _refresh(self) -> None:
         if self._bar is not None:
-            perplexity = f"  perplexity {self._last[0]:.2f}" if self._last else ""
-            self._bar.update(self._task, values=self._values + perplexity)
+            self._bar.update(self._task, values=self._values + self._shown)
 
     def _mark(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Where the next tokens/s are counted from."""
@@ -121,9 +127,9 @@ class Progress(ProgressBar):
     def _left(self, trainer: Trainer) -> str:
         began, first_step = self._begin
         done = trainer.global_step - first_step
-        if trainer.max_steps <= 0 or done <= 0:
+        if not self._total or done <= 0:
             return ""
-        seconds = (time.monotonic() - began) / done * (trainer.max_steps - trainer.global_step)
+        seconds = (time.monotonic() - began) / done * (self._total - trainer.global_step)
         return f"{int(seconds) // 60}:{int(seconds) % 60:02d} left"
 
 

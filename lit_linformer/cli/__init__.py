@@ -9,9 +9,9 @@ import sys
 
 COMMANDS = {
     "fit": "train, and validate on the way",
-    "validate": "perplexity on the validation split",
-    "test": "perplexity on the test split",
-    "predict": 'fill the masks of --data.text "…" or --data.file FILE',
+    "validate": "perplexity, or the task's scores, on the validation split",
+    "test": "the same on the test split; leaves GLUE's submission file",
+    "predict": 'fill the masks of --data.text "…" or --data.file FILE, or classify it',
     "prepare": "make the tokenizer and the token blocks ahead of fit; trains nothing",
 }
 MAIN_HELP = """usage: python run.py COMMAND --config FILE [--config OVERLAY …] [--SETTING VALUE …]

@@ -16,13 +16,19 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from lit_linformer.callbacks import AtomicCheckpointIO, LastCheckpoint, PredictionWriter, Progress, best_checkpoint
-from lit_linformer.callbacks.checkpoint import check_checkpoint, find_checkpoint
+from lit_linformer.callbacks import (
+    AtomicCheckpointIO,
+    LastCheckpoint,
+    PredictionWriter,
+    Progress,
+    RunResult,
+    best_checkpoint,
+)
+from lit_linformer.tasks.checkpoints import TOKENIZER, check_checkpoint, find_checkpoint, read_pretrained
 
 DEFAULT_CLASSES = {"model": "lit_linformer.tasks.MLM", "data": "lit_linformer.data.PretrainingData"}
-
-
-TOKENIZER = "tokenizer.json"
+# What only the data knows.
+LINKS = {"data.num_tokens": "model.init_args.vocab_size", "data.num_labels": "model.init_args.num_labels"}
 
 
 class RunTrainer(Trainer):
@@ -53,6 +59,9 @@ class RunConfig(SaveConfigCallback):
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["config"] = self._dump()
+        tokenizer = getattr(trainer.datamodule, "tokenizer", None)
+        if hasattr(tokenizer, "to_str"):  # so that the file alone can be fine-tuned
+            checkpoint["tokenizer"] = tokenizer.to_str()
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if trainer.state.fn != "fit" or "config" not in checkpoint or not trainer.is_global_zero:
@@ -103,21 +112,24 @@ class LinformerCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         add_run_arguments(parser)
         parser.set_defaults({key: {"class_path": path} for key, path in DEFAULT_CLASSES.items()})
-        parser.link_arguments("data.num_tokens", "model.init_args.vocab_size", apply_on="instantiate")
+        for source, target in LINKS.items():
+            parser.link_arguments(source, target, apply_on="instantiate")
 
     def _parse_ckpt_path(self) -> None:
         """Lightning's would let a checkpoint's hyper-parameters overwrite what the command line says."""
 
     def before_instantiate_classes(self) -> None:
         config = self.config[self.subcommand]
+        self.as_given = config.clone()
         # Not written back into the config: with the run's config.yaml as --config, another --name is another folder.
         self.run_dir = Path(config.trainer.default_root_dir or f"runs/{config.name}")
-        if self.subcommand == "prepare":
-            return
-        config.ckpt_path = _checkpoint_path(self.subcommand, config.ckpt_path, self.run_dir)
-        if self.subcommand == "predict" and (self.run_dir / TOKENIZER).is_file() and "init_args" in config.data:
+        if self.subcommand != "prepare":
+            config.ckpt_path = _checkpoint_path(self.subcommand, config.ckpt_path, self.run_dir)
+            config.weights_only = True if config.weights_only is None else config.weights_only
+        if "pretrained" in config.model.get("init_args", {}):
+            _carry_over(config)
+        elif self.subcommand == "predict" and (self.run_dir / TOKENIZER).is_file() and "init_args" in config.data:
             config.data.init_args.tokenizer = str(self.run_dir / TOKENIZER)  # the corpus need not be here
-        config.weights_only = True if config.weights_only is None else config.weights_only
         if self.subcommand == "fit" and config.ckpt_path is None and not config.trainer.fast_dev_run:
             _claim_run_dir(self.run_dir, config.overwrite)
 
@@ -138,8 +150,10 @@ class LinformerCLI(LightningCLI):
             config.logger = TensorBoardLogger(config.default_root_dir, name="", version="", default_hp_metric=False)
         plugins = config.plugins or []
         config.plugins = [*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()]
-        if self.subcommand == "predict":
-            config.callbacks = [*(config.callbacks or []), PredictionWriter()]
+        best = self.as_given.best
+        extra = PredictionWriter() if self.subcommand == "predict" else RunResult(best.monitor, best.mode)
+        config.callbacks = [*(config.callbacks or []), extra]
+        self.config[self.subcommand] = self.as_given  # what the run directory's config.yaml tells
         return super().instantiate_trainer(**kwargs)
 
     def _run_subcommand(self, subcommand: str) -> None:
@@ -149,15 +163,20 @@ class LinformerCLI(LightningCLI):
         super()._run_subcommand(subcommand)
 
     def after_fit(self) -> None:
-        root = self.run_dir
-        mask = getattr(getattr(self.datamodule, "tokenizer", None), "mask_token", "<mask>")
-        if self.trainer.is_global_zero and not self.trainer.fast_dev_run:
-            print(
-                f"done: {root}/ holds config.yaml, checkpoints/ and the curves; next:\n"
-                f"  tensorboard --logdir {root.parent}\n"
-                f'  python run.py predict --config {root}/config.yaml --data.text "The {mask} of a function."',
-                flush=True,
-            )
+        if not self.trainer.is_global_zero or self.trainer.fast_dev_run:
+            return
+        root, task = self.run_dir, getattr(self.datamodule, "text_task", None)
+        if task is None:
+            mask = getattr(getattr(self.datamodule, "tokenizer", None), "mask_token", "<mask>")
+            example = f'--data.text "The {mask} of a function."'
+        else:
+            example = '--data.text "…"' + ' --data.text_pair "…"' * (len(task.columns) == 2)
+        print(
+            f"done: {root}/ holds config.yaml, checkpoints/ and the curves; next:\n"
+            f"  tensorboard --logdir {root.parent}\n"
+            f"  python run.py predict --config {root}/config.yaml {example}",
+            flush=True,
+        )
 
 
 def add_run_arguments(parser: LightningArgumentParser) -> None:
@@ -187,6 +206,19 @@ def _checkpoint_path(subcommand: str, asked: str | None, root: Path) -> str | No
     if asked is not None:
         check_checkpoint(Path(asked))
     return asked
+
+
+def _carry_over(config: Namespace) -> None:
+    """Fine-tuning: what the pretrained encoder says about the data. A checkpoint of the run itself needs no other one."""
+    model, data = config.model.init_args, config.data.get("init_args", Namespace())
+    if config.get("ckpt_path"):
+        model.pretrained, model.load_weights, model.encoder = config.ckpt_path, False, None
+    source = read_pretrained(model.pretrained) if model.pretrained else None
+    if data.get("tokenizer") is None and source is not None:
+        data.tokenizer = source.tokenizer
+    if data.get("max_length") is None:
+        encoder = source.encoder if source is not None else model.encoder
+        data.max_length = None if encoder is None else encoder.max_length
 
 
 @rank_zero_only

@@ -2,10 +2,11 @@
 
 from lit_linformer.model.attention import LinformerAttention, LocalConvolution, SelfAttention
 from lit_linformer.model.encoder import Encoder, EncoderConfig, EncoderLayer, count_parameters
-from lit_linformer.model.heads import MaskedLanguageModel, MaskedLMHead
+from lit_linformer.model.heads import ClassificationHead, MaskedLanguageModel, MaskedLMHead, SequenceClassifier
 from lit_linformer.model.projection import Projection
 
 __all__ = [
+    "ClassificationHead",
     "Encoder",
     "EncoderConfig",
     "EncoderLayer",
@@ -15,5 +16,6 @@ __all__ = [
     "MaskedLanguageModel",
     "Projection",
     "SelfAttention",
+    "SequenceClassifier",
     "count_parameters",
 ]

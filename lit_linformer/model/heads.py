@@ -1,6 +1,6 @@
-"""What stands on the encoder: the masked-language-model head.
+"""What stands on the encoder: the masked-language-model head, and the head that classifies a sequence.
 
-Shapes: B batch, N tokens, M masked positions a row, D hidden width, V vocabulary.
+Shapes: B batch, N tokens, M masked positions a row, D hidden width, V vocabulary, C classes, W windows of all documents.
 """
 
 import torch
@@ -10,6 +10,7 @@ from torch.nn import functional
 from lit_linformer.model.encoder import Encoder, EncoderConfig
 
 IGNORED = -100  # a label that counts for nothing: torch's own default for cross_entropy
+POOLINGS = ("first", "mean")
 
 
 class MaskedLMHead(nn.Module):
@@ -67,3 +68,73 @@ class MaskedLanguageModel(nn.Module):
         with torch.autocast(features.device.type, enabled=False):
             logits = functional.linear(features.float(), self.encoder.tokens.weight.float(), self.head.bias.float())
             return functional.cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
+
+
+class ClassificationHead(nn.Module):
+    """RoBERTa's head: dropout, dense, tanh, dropout, output."""
+
+    def __init__(self, config: EncoderConfig, num_labels: int):
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.output = nn.Linear(config.hidden_size, num_labels)
+        self.dropout = nn.Dropout(config.dropout)
+        for linear in (self.dense, self.output):
+            nn.init.normal_(linear.weight, std=config.initializer_range)
+            nn.init.zeros_(linear.bias)
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        """(B, D) → (B, C)."""
+        return self.output(self.dropout(torch.tanh(self.dense(self.dropout(pooled)))))
+
+
+class SequenceClassifier(nn.Module):
+    """Encoder and head: one row of logits a sequence, or one number where num_labels is 1 (regression).
+
+    Args:
+        config: the encoder's.
+        num_labels: C, classes; 1 for regression.
+        pooling: what stands for a sequence: first (its first token's hidden state, RoBERTa's) | mean (over its real tokens).
+    """
+
+    def __init__(self, config: EncoderConfig, num_labels: int, pooling: str = "first"):
+        super().__init__()
+        if num_labels < 1:
+            raise ValueError(f"num_labels is {num_labels}; allowed: 1 (regression) or more")
+        if pooling not in POOLINGS:
+            raise ValueError(f"pooling is {pooling!r}; allowed: {', '.join(POOLINGS)}")
+        self.pooling = pooling
+        self.encoder = Encoder(config)
+        self.head = ClassificationHead(config, num_labels)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        document: Tensor | None = None,
+        num_documents: int | None = None,
+    ) -> Tensor:
+        """Logits.
+
+        Args:
+            input_ids: (B, N) int64.
+            attention_mask: (B, N) bool, or None when all tokens are real.
+            document: (W,) int64, where the rows are W windows of num_documents documents: each row's document. The logits
+                of a document are the mean of its windows'.
+            num_documents: B, with ``document``.
+
+        Returns:
+            (B, C).
+        """
+        hidden = self.encoder(input_ids, attention_mask)
+        if self.pooling == "first":
+            pooled = hidden[:, 0]
+        elif attention_mask is None:
+            pooled = hidden.mean(1)
+        else:
+            real = attention_mask[..., None].to(hidden.dtype)
+            pooled = (hidden * real).sum(1) / real.sum(1).clamp(min=1)
+        logits = self.head(pooled)
+        if document is None:
+            return logits
+        sums = logits.new_zeros(num_documents, logits.shape[1]).index_add(0, document, logits)
+        return sums / torch.bincount(document, minlength=num_documents)[:, None]

@@ -1,5 +1,7 @@
 """LightningModules: what is trained, and how."""
 
+from lit_linformer.tasks.classification import SequenceClassification
 from lit_linformer.tasks.mlm import MLM
+from lit_linformer.tasks.module import TrainingModule
 
-__all__ = ["MLM"]
+__all__ = ["MLM", "SequenceClassification", "TrainingModule"]

@@ -1,8 +1,9 @@
 """The masked-language-model head and its losses."""
 
+import pytest
 import torch
 
-from lit_linformer.model import MaskedLanguageModel
+from lit_linformer.model import MaskedLanguageModel, SequenceClassifier
 from lit_linformer.model.heads import IGNORED
 from tests.model.test_encoder import tiny
 
@@ -51,3 +52,30 @@ def test_output_matrix_is_tied_to_the_embedding():
     model.loss(ids, positions, labels).backward()
     unused = torch.tensor(sorted(set(range(50)) - set(ids.flatten().tolist())))
     assert model.encoder.tokens.weight.grad[unused].abs().sum() > 0, "the output side reaches tokens that are not in the input"
+
+
+@pytest.mark.parametrize("pooling", ["first", "mean"])
+@pytest.mark.parametrize("attention", ["linformer", "full"])
+def test_padding_does_not_change_a_classification(pooling, attention):
+    torch.manual_seed(0)
+    model = SequenceClassifier(tiny(attention=attention), 3, pooling).double().eval()
+    ids = torch.randint(0, 50, (2, 9))
+    padded = torch.cat([ids, torch.randint(0, 50, (2, 5))], 1)
+    mask = torch.arange(14) < torch.tensor([[9], [9]])
+    torch.testing.assert_close(model(padded, mask), model(ids))
+
+
+def test_logits_of_a_document_are_the_mean_of_its_windows():
+    torch.manual_seed(0)
+    model = SequenceClassifier(tiny(), 3).double().eval()
+    ids = torch.randint(0, 50, (5, 9))
+    rows = model(ids)
+    logits = model(ids, None, torch.tensor([0, 0, 1, 2, 2]), 3)
+    torch.testing.assert_close(logits, torch.stack([rows[:2].mean(0), rows[2], rows[3:].mean(0)]))
+
+
+def test_classifier_refuses_what_it_cannot_be():
+    with pytest.raises(ValueError, match="num_labels is 0; allowed"):
+        SequenceClassifier(tiny(), 0)
+    with pytest.raises(ValueError, match="pooling is 'max'; allowed: first, mean"):
+        SequenceClassifier(tiny(), 2, "max")

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from lit_linformer.model import EncoderConfig, MaskedLanguageModel
-from lit_linformer.tasks.optim import lr_factor, parameter_groups
+from lit_linformer.model import EncoderConfig, MaskedLanguageModel, SequenceClassifier
+from lit_linformer.tasks.optim import layer_decay, lr_factor, parameter_groups
 
 
 @pytest.mark.parametrize("sharing", ["none", "headwise", "key-value", "layerwise"])
@@ -51,3 +51,26 @@ def test_shapes_at_the_middle():
     at_half = {name: lr_factor(50, name, 0, 100) for name in ("linear", "cosine", "polynomial", "constant")}
     assert at_half == pytest.approx({"linear": 0.5, "cosine": 0.5, "polynomial": 0.25, "constant": 1.0})
     assert lr_factor(50, "polynomial", 0, 100, power=1.0) == 0.5
+
+
+def test_layer_decay_falls_from_the_head_down_to_the_embeddings():
+    config = EncoderConfig(
+        vocab_size=50, max_length=16, hidden_size=8, num_layers=3, num_heads=2, projection_dim=4, norm="pre"
+    )  # fmt: skip
+    model = SequenceClassifier(config, 2)
+    groups = parameter_groups(model, 1.0, 0.1, 0.5, 0.0, layer_decay(0.5, 3))
+    lr_of = {id(parameter): group["lr"] for group in groups for parameter in group["params"]}
+    for name, parameter in model.named_parameters():
+        expected = {
+            "head": 1.0, "encoder.final_norm": 0.5, "encoder.layers.2": 0.5, "encoder.layers.1": 0.25, "encoder.layers.0": 0.125,
+            "encoder.E": 0.125 * 0.5, "encoder.tokens": 0.0625, "encoder.positions": 0.0625, "encoder.embedding_norm": 0.0625,
+        }  # fmt: skip
+        (value,) = (value for prefix, value in expected.items() if name.startswith(prefix + "."))
+        assert lr_of[id(parameter)] == value, name
+    assert groups[0]["lr"] == 1.0 and len(lr_of) == len(list(model.parameters()))
+
+
+def test_without_layer_decay_there_are_three_groups():
+    config = EncoderConfig(vocab_size=50, max_length=16, hidden_size=8, num_layers=3, num_heads=2, projection_dim=4)
+    groups = parameter_groups(SequenceClassifier(config, 2), 1.0, 0.1, 0.5, 0.0, layer_decay(1.0, 3))
+    assert [group["name"] for group in groups] == ["decay", "no_decay", "projection"]

@@ -1,0 +1,69 @@
+"""What a run came to, for scripts: result.json after fit, validate.json and test.json after those."""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+
+class RunResult(Callback):
+    """Writes the final metrics, and those of the best validation, into the run directory.
+
+    Args:
+        monitor: the metric that says which validation was best.
+        mode: min, or max where higher is better.
+    """
+
+    def __init__(self, monitor: str = "val/perplexity", mode: str = "min") -> None:
+        self.monitor, self.mode = monitor, mode
+        self.best: dict[str, Any] = {}
+        self._seconds_before = 0.0
+        self._started = time.monotonic()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best, "seconds": self._seconds()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.best, self._seconds_before = state_dict["best"], state_dict["seconds"]
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._started = time.monotonic()
+        if trainer.is_global_zero:  # a run that goes on is not finished
+            (Path(trainer.default_root_dir) / "result.json").unlink(missing_ok=True)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        metrics = _metrics(trainer, "val/")
+        if trainer.state.fn == "validate":
+            _write(trainer, "validate.json", {"metrics": metrics})
+        elif not trainer.sanity_checking and self.monitor in metrics:
+            new, old = metrics[self.monitor], self.best.get("metrics", {}).get(self.monitor)
+            if old is None or (new > old if self.mode == "max" else new < old):
+                self.best = {"step": trainer.global_step, "metrics": metrics}
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        _write(trainer, "test.json", {"metrics": _metrics(trainer, "test/")})
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        result = {"step": trainer.global_step, "tokens": getattr(pl_module, "tokens_seen", None), "seconds": self._seconds()}
+        _write(trainer, "result.json", {**result, "metrics": _metrics(trainer, ""), "best": self.best})
+
+    def _seconds(self) -> float:
+        """Since the run began, resumed ones added up."""
+        return round(self._seconds_before + time.monotonic() - self._started, 1)
+
+
+def _metrics(trainer: Trainer, prefix: str) -> dict[str, float]:
+    return {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith(prefix)}
+
+
+def _write(trainer: Trainer, name: str, content: dict[str, Any]) -> None:
+    if not trainer.is_global_zero or trainer.fast_dev_run:
+        return
+    path = Path(trainer.default_root_dir) / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    os.replace(temporary, path)

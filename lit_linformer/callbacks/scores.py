@@ -1,0 +1,107 @@
+"""Records how a fine-tuning run scores: scores.csv, the confusion matrix in TensorBoard, and GLUE's submission files."""
+
+import csv
+import os
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+from torch import Tensor
+from torchmetrics.functional.classification import multiclass_confusion_matrix
+
+
+class TaskScores(Callback):
+    """Writes scores.csv, one row a validation; draws the confusion matrix; `test` leaves its predictions in submission/."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, float]] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rows": [dict(row) for row in self.rows]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.rows = [dict(row) for row in state_dict["rows"]]
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.global_step and trainer.is_global_zero and isinstance(trainer.logger, TensorBoardLogger):
+            # What the killed process wrote after the checkpoint is written again: have TensorBoard drop it.
+            from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+            start = Event(step=trainer.global_step, session_log=SessionLog(status=SessionLog.START))
+            trainer.logger.experiment.file_writer.add_event(start)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn != "fit" or trainer.sanity_checking:
+            return
+        scores = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith("val/")}
+        self.rows.append({"step": trainer.global_step, "epoch": trainer.current_epoch, **scores})
+        if not trainer.is_global_zero or trainer.fast_dev_run:
+            return
+        self._write(Path(trainer.default_root_dir) / "scores.csv")
+        labels = trainer.datamodule.text_task.labels
+        if labels is not None and isinstance(trainer.logger, TensorBoardLogger):
+            for name, result in pl_module.results.items():
+                tag = f"val/{name}/confusion_matrix" if name else "val/confusion_matrix"
+                counts = multiclass_confusion_matrix(result["predictions"].long(), result["targets"].long(), len(labels))
+                self._draw(trainer, tag, counts, labels)
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.is_global_zero:
+            return
+        task, root = trainer.datamodule.text_task, Path(trainer.default_root_dir)
+        for file, result in zip(task.submission, pl_module.results.values(), strict=True):
+            path = root / "submission" / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lines = [f"{row}\t{word}\n" for row, word in enumerate(submission(result["predictions"], task))]
+            path.write_text("index\tprediction\n" + "".join(lines), encoding="utf-8")
+            note = "" if result["scores"] else " (the test set has no labels: no scores here)"
+            print(f"{len(lines)} predictions → {path}{note}", flush=True)
+
+    def _draw(self, trainer: Trainer, tag: str, counts: Tensor, labels: tuple[str, ...]) -> None:
+        # Lightning counts the steps on its axis from 0: what was measured after step s stands at s - 1.
+        writer, step = trainer.logger.experiment, max(0, trainer.global_step - 1)
+        head = "| true ＼ predicted | " + " | ".join(labels) + " |\n|---" + "|---:" * len(labels) + "|\n"
+        rows = (f"| {label} | " + " | ".join(map(str, row)) + " |" for label, row in zip(labels, counts.tolist(), strict=True))
+        writer.add_text(tag, head + "\n".join(rows), step)
+        try:
+            from matplotlib.figure import Figure
+        except ModuleNotFoundError:
+            return  # the table is there
+        writer.add_figure(tag, draw_confusion_matrix(Figure, counts, labels), step)
+
+    def _write(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".csv.tmp")
+        with open(temporary, "w", newline="") as file:
+            writer = csv.DictWriter(file, list(self.rows[0]))
+            writer.writeheader()
+            writer.writerows(self.rows)
+        os.replace(temporary, path)
+
+
+def draw_confusion_matrix(figure_class: Any, counts: Tensor, labels: tuple[str, ...]) -> Any:
+    """Shares of each true class as shades, counts as text."""
+    side = 1.6 + 0.9 * len(labels)
+    figure = figure_class(figsize=(side + 0.8, side), layout="constrained")
+    axes = figure.add_subplot()
+    shares = counts / counts.sum(1, keepdim=True).clamp(min=1)
+    image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    figure.colorbar(image, ax=axes, label="share of the true class", shrink=0.8)
+    for row, line in enumerate(counts.tolist()):
+        for column, count in enumerate(line):
+            shade = "white" if shares[row, column] > 0.5 else "black"
+            axes.text(column, row, f"{count}\n{shares[row, column]:.1%}", ha="center", va="center", color=shade)
+    axes.set(xlabel="predicted", ylabel="true")
+    axes.set_xticks(range(len(labels)), labels, rotation=30 if max(map(len, labels)) > 8 else 0)
+    axes.set_yticks(range(len(labels)), labels)
+    return figure
+
+
+def submission(predictions: Tensor, task: Any) -> list[str]:
+    """Predictions as GLUE's site wants them: class names for MNLI, QNLI and RTE, numbers else; STS-B's within 0 to 5."""
+    if task.labels is None:
+        return [f"{value:.3f}" for value in (predictions.clamp(0, 5) if task.name == "STS-B" else predictions).tolist()]
+    if task.submits_names:
+        return [task.labels[int(number)] for number in predictions]
+    return [str(int(number)) for number in predictions]

@@ -1,0 +1,118 @@
+"""Checkpoints on disk: checked, found by name in a run directory, and read as the start of a fine-tuning run."""
+
+import pickle
+import re
+import sys
+import zipfile
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import torch
+import yaml
+from torch import Tensor
+
+from lit_linformer.data.tokenizer import load_tokenizer
+from lit_linformer.model import EncoderConfig
+
+TOKENIZER = "tokenizer.json"
+BEST = re.compile(r"best-\d+-(-?\d+\.\d+|nan)\.ckpt")  # best-STEP-METRIC.ckpt
+# What fine-tuning may set anew without becoming another encoder; vocab_size comes from the tokenizer.
+FREE = {"vocab_size", "dropout", "attention_dropout", "activation_checkpointing"}
+
+
+def check_checkpoint(path: Path, setting: str = "ckpt_path") -> dict:
+    """The checkpoint, its tensors left on disk; ValueError, in one line, for what is missing, truncated or none."""
+    if not path.is_file():
+        raise ValueError(f"{setting} is {path}, which is no file; allowed: a checkpoint file, 'last' or 'best'")
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except (OSError, RuntimeError, EOFError, ValueError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
+        raise ValueError(f"{setting} is {path}, which is truncated or no checkpoint: {first_line(error)}") from error
+    if not isinstance(checkpoint, dict) or not {"state_dict", "global_step"} <= checkpoint.keys():
+        raise ValueError(f"{setting} is {path}, which holds no training state; allowed: a checkpoint of this project")
+    return checkpoint
+
+
+def find_checkpoint(run_dir: Path, which: str) -> Path | None:
+    """The run's checkpoint file: ``last`` is the newest that can be read, ``best`` the one of the best validation."""
+    folder = run_dir / "checkpoints"
+    if which == "best":
+        scored = [(float(found[1]), path) for path in folder.glob("best-*.ckpt") if (found := BEST.fullmatch(path.name))]
+        better = max if _best_mode(run_dir) == "max" else min
+        return better((pair for pair in scored if pair[0] == pair[0]), default=(0.0, None))[1]
+    for path in (folder / "last.ckpt", folder / "previous.ckpt"):
+        if not path.is_file():
+            continue
+        try:
+            check_checkpoint(path)
+            return path
+        except ValueError as error:
+            print(f"warning: {error}; falling back to the one before it", file=sys.stderr, flush=True)
+    return None
+
+
+@dataclass
+class Pretrained:
+    """What a fine-tuning run takes over.
+
+    Args:
+        path: the checkpoint file.
+        encoder: the encoder's settings.
+        encoder_weights: the encoder's state dict.
+        tokenizer: what `load_tokenizer` reads; None: the checkpoint carries none and lies beside none.
+    """
+
+    path: Path
+    encoder: EncoderConfig
+    encoder_weights: dict[str, Tensor]
+    tokenizer: str | None
+
+    @property
+    def tokenizer_sha256(self) -> str | None:
+        return load_tokenizer(self.tokenizer).sha256 if self.tokenizer is not None else None
+
+
+def read_pretrained(path: str | Path) -> Pretrained:
+    """Reads a run directory's best checkpoint (its last, where there is no best), or a checkpoint file."""
+    path = Path(path)
+    if path.is_dir():
+        found = find_checkpoint(path, "best") or find_checkpoint(path, "last")
+        if found is None:
+            raise ValueError(f"model.pretrained is {path}, a folder without checkpoints/; allowed: a run that was trained")
+        path = found
+    elif not path.is_file():
+        raise ValueError(f"model.pretrained is {path}, which does not exist; allowed: a run directory or a checkpoint file")
+    checkpoint = check_checkpoint(path, "model.pretrained")
+    settings = checkpoint.get("hyper_parameters", {}).get("encoder")
+    prefix = "net.encoder."
+    weights = {n.removeprefix(prefix): t for n, t in checkpoint["state_dict"].items() if n.startswith(prefix)}
+    if not isinstance(settings, dict) or not weights:
+        raise ValueError(f"model.pretrained is {path}, which holds no encoder; allowed: a checkpoint of this project")
+    beside = path.parent.parent / TOKENIZER
+    tokenizer = str(path) if "tokenizer" in checkpoint else str(beside) if beside.is_file() else None
+    return Pretrained(path, EncoderConfig(**settings), weights, tokenizer)
+
+
+def check_same_encoder(encoder: EncoderConfig | None, source: Pretrained) -> None:
+    """ValueError for the first setting in which an encoder that was asked for is not the pretrained one."""
+    if encoder is None:
+        return
+    for field in fields(encoder):
+        asked, there = getattr(encoder, field.name), getattr(source.encoder, field.name)
+        if field.name not in FREE and asked != there:
+            raise ValueError(
+                f"model.encoder.{field.name} is {asked!r}, in model.pretrained={source.path} {there!r}; allowed: the same "
+                "(leave model.encoder out, and its settings are taken over)"
+            )
+
+
+def first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def _best_mode(run_dir: Path) -> str:
+    """min, or max where the run's config.yaml says that higher is better."""
+    try:
+        return yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))["best"]["mode"]
+    except (OSError, yaml.YAMLError, KeyError, TypeError):
+        return "min"

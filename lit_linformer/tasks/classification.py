@@ -1,0 +1,201 @@
+"""Fine-tuning: the LightningModule that classifies (or rates) texts with a pretrained encoder, or one from scratch.
+
+Shapes: B texts, W rows (windows of texts), N tokens a row, C classes (1 for regression).
+"""
+
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_linformer.model import EncoderConfig, SequenceClassifier
+from lit_linformer.tasks.module import Batch, TrainingModule, check_optimizer
+from lit_linformer.tasks.optim import layer_decay, parameter_groups
+from lit_linformer.tasks.checkpoints import check_same_encoder, read_pretrained
+from lit_linformer.tasks.scores import Scores, task_loss
+
+
+class SequenceClassification(TrainingModule):
+    """Classification or regression of texts and pairs of texts. The defaults are RoBERTa's recipe for GLUE.
+
+    Args:
+        pretrained: a run directory (its best checkpoint, or its last), or a checkpoint file: encoder settings, weights and
+            tokenizer come from there. None: train from scratch with `encoder`.
+        load_weights: false: take settings and tokenizer of `pretrained`, but start from random weights.
+        encoder: the encoder's shape, to train from scratch; beside `pretrained` it must be that checkpoint's.
+        vocab_size: V; the command line fills it in from the data's tokenizer.
+        num_labels: classes, 1 for regression; the command line fills it in from the data.
+        pooling: what stands for a text: first (its first token, as in RoBERTa) | mean (over its tokens).
+        dropout: of encoder and head, whatever pretraining had.
+        attention_dropout: of attention weights, whatever pretraining had.
+        activation_checkpointing: recompute each layer in the backward pass instead of keeping its activations.
+        lr: peak learning rate of AdamW. 1e-5 is for an encoder of RoBERTa-base's size; one of conf/pretrain/small.yaml's
+            size wants 3e-4.
+        layer_lr_decay: multiplies the learning rate once more with each layer below the head; 1.0 for none.
+        weight_decay: of the matrices; norms, biases and embeddings have none.
+        projection_lr_factor: learning rate of E and F, as a multiple of lr.
+        projection_weight_decay: of E and F.
+        betas: AdamW's.
+        eps: AdamW's.
+        warmup_fraction: share of all optimiser steps over which the learning rate rises from 0.
+        schedule: how it falls until the end: linear | cosine | polynomial | constant.
+        power: exponent of the polynomial schedule.
+        final_lr_factor: what it ends at, as a multiple of lr.
+    """
+
+    headline = ("val/score", "validation score", ".4f", max)
+
+    def __init__(
+        self,
+        pretrained: str | None = None,
+        load_weights: bool = True,
+        encoder: EncoderConfig | None = None,
+        vocab_size: int | None = None,
+        num_labels: int = 2,
+        pooling: str = "first",
+        dropout: float = 0.1,
+        attention_dropout: float = 0.1,
+        activation_checkpointing: bool = False,
+        lr: float = 1e-5,
+        layer_lr_decay: float = 1.0,
+        weight_decay: float = 0.1,
+        projection_lr_factor: float = 0.02,
+        projection_weight_decay: float = 0.0,
+        betas: tuple[float, float] = (0.9, 0.98),
+        eps: float = 1e-6,
+        warmup_fraction: float = 0.06,
+        schedule: str = "linear",
+        power: float = 2.0,
+        final_lr_factor: float = 0.0,
+    ):
+        super().__init__()
+        check_optimizer(lr, eps, schedule)
+        for name, value in (("warmup_fraction", warmup_fraction), ("layer_lr_decay", layer_lr_decay)):
+            if not 0 <= value <= 1:
+                raise ValueError(f"model.{name} is {value}; allowed: 0 to 1")
+        if isinstance(encoder, dict):  # from a checkpoint, whose hyper-parameters are plain
+            encoder = EncoderConfig(**encoder)
+        if pretrained is None and encoder is None:
+            raise ValueError(
+                "model.pretrained is not given; allowed: a run directory or a checkpoint, "
+                "or model.encoder with the settings of one to train from scratch"
+            )
+        source = read_pretrained(pretrained) if pretrained is not None else None
+        if source is not None:
+            check_same_encoder(encoder, source)
+            encoder = source.encoder
+            if vocab_size not in (None, encoder.vocab_size):
+                raise ValueError(
+                    f"data.tokenizer has {vocab_size} tokens, model.pretrained={pretrained} {encoder.vocab_size}; "
+                    "allowed: that checkpoint's own tokenizer (leave data.tokenizer out)"
+                )
+        elif vocab_size is not None:
+            encoder = replace(encoder, vocab_size=vocab_size)
+        encoder = replace(
+            encoder,
+            dropout=dropout,
+            attention_dropout=attention_dropout,
+            activation_checkpointing=activation_checkpointing,
+        )
+        # Not where the weights came from: a checkpoint of this module holds them, and must load where that is gone.
+        self.save_hyperparameters(
+            {
+                "encoder": asdict(encoder),
+                "num_labels": num_labels,
+                "pooling": pooling,
+                "dropout": dropout,
+                "attention_dropout": attention_dropout,
+                "activation_checkpointing": activation_checkpointing,
+                "lr": lr,
+                "layer_lr_decay": layer_lr_decay,
+                "weight_decay": weight_decay,
+                "projection_lr_factor": projection_lr_factor,
+                "projection_weight_decay": projection_weight_decay,
+                "betas": list(betas),
+                "eps": eps,
+                "warmup_fraction": warmup_fraction,
+                "schedule": schedule,
+                "power": power,
+                "final_lr_factor": final_lr_factor,
+            }
+        )
+        self.net = SequenceClassifier(encoder, num_labels, pooling)
+        self._tokenizer_sha256 = source.tokenizer_sha256 if source is not None else None
+        if source is not None and load_weights:
+            self.net.encoder.load_state_dict(source.encoder_weights)
+        self.evaluations: dict[str, Scores] = {}
+        self.results: dict[str, dict[str, Any]] = {}  # of the last evaluation, by set: Scores.compute's
+
+    def setup(self, stage: str) -> None:
+        data, longest = self.trainer.datamodule, self.net.encoder.config.max_length
+        if getattr(data, "max_length", 0) > longest:
+            raise ValueError(
+                f"data.max_length is {data.max_length}; allowed: up to the encoder's max_length = {longest} "
+                "(or data.max_windows more than 1, which reads a longer text in windows of that length)"
+            )
+        tokenizer = getattr(data, "tokenizer", None)
+        if self._tokenizer_sha256 and tokenizer is not None and tokenizer.sha256 != self._tokenizer_sha256:
+            raise ValueError(
+                f"data.tokenizer={data.tokenizer_name!r} is another tokenizer than the one that model.pretrained was trained "
+                "with; allowed: that one (leave data.tokenizer out)"
+            )
+        # One for each evaluation set; MNLI has two.
+        self.evaluations = {name: Scores(data.metrics, self.hparams.num_labels) for name in data.evaluation_names}
+
+    def warmup(self, total_steps: int) -> int:
+        return round(self.hparams.warmup_fraction * total_steps)
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        h = self.hparams
+        scale = layer_decay(h.layer_lr_decay, self.net.encoder.config.num_layers)
+        return parameter_groups(
+            self.net, h.lr, h.weight_decay, h.projection_lr_factor, h.projection_weight_decay, scale
+        )  # fmt: skip
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits (B, C) of a batch: input_ids (W, N), attention_mask (W, N) if there are pads, document (W,) if W > B."""
+        return self.net(batch["input_ids"], batch.get("attention_mask"), batch.get("document"), len(batch["index"]))
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        loss = task_loss(self(batch).float(), batch["labels"])
+        self.count(batch)
+        self.log("train/loss", loss.detach())
+        self.log("train/lr", self.optimizers().param_groups[0]["lr"])
+        return loss
+
+    def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self._evaluate(batch, dataloader_idx)
+
+    def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self._evaluate(batch, dataloader_idx)
+
+    def on_validation_epoch_end(self) -> None:
+        self._log_scores("val")
+
+    def on_test_epoch_end(self) -> None:
+        self._log_scores("test")
+
+    def _evaluate(self, batch: Batch, dataloader_idx: int) -> None:
+        scores = list(self.evaluations.values())[dataloader_idx].to(self.device)
+        scores.update(self(batch).float(), batch.get("labels"), batch["index"])
+
+    def _log_scores(self, split: str) -> None:
+        self.results = {}
+        for position, (name, scores) in enumerate(self.evaluations.items()):
+            self.results[name] = scores.compute()
+            scores.reset()
+            # The first set's are val/score and so on, the others' val/mismatched/score.
+            prefix = f"{split}/" if position == 0 else f"{split}/{name}/"
+            self.log_dict({prefix + key: value for key, value in self.results[name]["scores"].items()}, prog_bar=True)
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> list[dict[str, Any]]:
+        """[{text, top: [{label, probability}, …] from the most probable down}, …]; {text, value} for regression."""
+        logits, labels = self(batch).float(), self.trainer.datamodule.text_task.labels
+        if labels is None:
+            return [{"text": text, "value": value} for text, value in zip(batch["texts"], logits[:, 0].tolist(), strict=True)]
+        top = logits.softmax(-1).sort(-1, descending=True)
+        return [
+            {"text": text, "top": [{"label": labels[i], "probability": p} for p, i in zip(chances, order, strict=True)]}
+            for text, chances, order in zip(batch["texts"], top.values.tolist(), top.indices.tolist(), strict=True)
+        ]

@@ -1,0 +1,105 @@
+"""Scores of a classification or regression task, over every row of an evaluation set and all ranks.
+
+GLUE's are computed by torchmetrics from the whole set's predictions at once: no mean over batches or ranks, and a row that
+a loader put in to fill up a batch (index -1) counts for nothing.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torchmetrics import Metric
+from torchmetrics.functional.classification import (
+    binary_f1_score,
+    multiclass_accuracy,
+    multiclass_f1_score,
+    multiclass_matthews_corrcoef,
+)
+from torchmetrics.functional.regression import pearson_corrcoef, spearman_corrcoef
+
+
+def score(name: str, predictions: Tensor, targets: Tensor, num_labels: int) -> float:
+    """One metric of predictions (R,) against targets (R,): class numbers, or values for pearson and spearman.
+
+    f1 is that of class 1 where there are two classes, else the mean over classes (macro). A correlation with something
+    constant is 0.
+    """
+    if name in ("pearson", "spearman"):
+        if len(targets) < 2 or predictions.unique().numel() < 2 or targets.unique().numel() < 2:
+            return 0.0
+        correlation = {"pearson": pearson_corrcoef, "spearman": spearman_corrcoef}[name]
+        return correlation(predictions.double(), targets.double()).item()
+    predictions, targets = predictions.long(), targets.long()
+    if name == "accuracy":
+        return multiclass_accuracy(predictions, targets, num_labels, average="micro").item()
+    if name == "f1" and num_labels == 2:
+        return binary_f1_score(predictions, targets).item()
+    if name == "f1":
+        return multiclass_f1_score(predictions, targets, num_labels, average="macro").item()
+    if name == "matthews":
+        if predictions.unique().numel() < 2 or targets.unique().numel() < 2:
+            return 0.0
+        return multiclass_matthews_corrcoef(predictions, targets, num_labels).item()
+    raise ValueError(f"metric is {name!r}; allowed: accuracy, f1, matthews, pearson, spearman")
+
+
+class Scores(Metric):
+    """Collects an evaluation set's predictions.
+
+    Args:
+        metrics: names of the task's metrics; their mean is its score, as GLUE has it.
+        num_labels: C classes; 1 for regression.
+    """
+
+    full_state_update = False
+
+    def __init__(self, metrics: Sequence[str], num_labels: int) -> None:
+        super().__init__()
+        self.metrics, self.num_labels = tuple(metrics), num_labels
+        for name in ("predictions", "targets", "index"):
+            self.add_state(name, [], dist_reduce_fx="cat")
+        self.add_state("loss", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, logits: Tensor, labels: Tensor | None, index: Tensor) -> None:
+        """Add a batch.
+
+        Args:
+            logits: (B, C); (B, 1) for regression.
+            labels: (B,) class numbers or values; None where there are none.
+            index: (B,) the rows' numbers in their file, -1 for a filler row.
+        """
+        real = index >= 0
+        logits, index = logits[real], index[real]
+        self.predictions.append(logits[:, 0].double() if self.num_labels == 1 else logits.argmax(1).double())
+        self.index.append(index)
+        if labels is not None:
+            self.targets.append(labels[real].double())
+            self.loss += task_loss(logits.double(), labels[real], "sum")
+
+    def compute(self) -> dict[str, Any]:
+        """Predictions and targets (R,) in the file's order and, with targets, `scores`: loss, each metric and score.
+
+        targets is None where the set has no labels.
+        """
+        # A state that was empty on every rank stays a list.
+        joined = {n: torch.cat(s) if isinstance(s, list) and s else s for n in ("predictions", "targets", "index")
+                  for s in [getattr(self, n)]}  # fmt: skip
+        if not len(joined["index"]):
+            return {"predictions": torch.zeros(0), "targets": None, "scores": {}}
+        order = joined["index"].argsort()
+        predictions = joined["predictions"][order].cpu()
+        if not len(joined["targets"]):
+            return {"predictions": predictions, "targets": None, "scores": {}}
+        targets = joined["targets"][order].cpu()
+        values = {name: score(name, predictions, targets, self.num_labels) for name in self.metrics}
+        scores = {"loss": self.loss.item() / len(order), **values, "score": sum(values.values()) / len(values)}
+        return {"predictions": predictions, "targets": targets, "scores": scores}
+
+
+def task_loss(logits: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
+    """Cross-entropy of (B, C) logits in nats; mean squared error of (B, 1) ones."""
+    if logits.shape[1] == 1:
+        return functional.mse_loss(logits[:, 0], labels.to(logits.dtype), reduction=reduction)
+    return functional.cross_entropy(logits, labels, reduction=reduction)

@@ -1,0 +1,131 @@
+"""Scores against scikit-learn's and SciPy's; whole over batches, ranks and filler rows."""
+
+import multiprocessing
+import socket
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from sklearn import metrics as sk
+from torch.nn import functional
+
+from lit_linformer.tasks.scores import Scores, score
+
+CLASSIFICATION = ("accuracy", "f1", "matthews")
+EXPECTED = {
+    "accuracy": lambda p, t, c: sk.accuracy_score(t, p),
+    "f1": lambda p, t, c: sk.f1_score(t, p, average="binary" if c == 2 else "macro"),
+    "matthews": lambda p, t, c: sk.matthews_corrcoef(t, p),
+    "pearson": lambda p, t, c: stats.pearsonr(p, t).statistic,
+    "spearman": lambda p, t, c: stats.spearmanr(p, t).statistic,
+}
+
+
+def random_set(num_labels, rows=301, seed=0):
+    """Logits and labels of which about half agree."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(rows, num_labels, generator=generator)
+    if num_labels == 1:  # ties as in STS-B, whose targets have few distinct values
+        return logits, (logits[:, 0] + torch.randn(rows, generator=generator)).mul(2).round() / 2
+    labels = torch.randint(0, num_labels, (rows,), generator=generator)
+    agree = torch.rand(rows, generator=generator) < 0.5
+    return logits, torch.where(agree, logits.argmax(1), labels)
+
+
+@pytest.mark.parametrize("num_labels", [1, 2, 3, 7])
+@pytest.mark.parametrize("seed", range(5))
+def test_equal_to_scikit_learn_and_scipy(num_labels, seed):
+    logits, labels = random_set(num_labels, seed=seed)
+    names = ("pearson", "spearman") if num_labels == 1 else CLASSIFICATION
+    predictions = logits[:, 0] if num_labels == 1 else logits.argmax(1)
+    for name in names:
+        expected = EXPECTED[name](predictions.numpy().astype(np.float64), labels.numpy(), num_labels)
+        assert score(name, predictions, labels, num_labels) == pytest.approx(expected, abs=1e-6), name
+
+
+@pytest.mark.parametrize("constant", [0, 1])
+def test_one_class_for_all_scores_as_scikit_learn_has_it(constant):
+    _, labels = random_set(2)
+    predictions = torch.full_like(labels, constant)
+    for name in CLASSIFICATION:
+        expected = EXPECTED[name](predictions.numpy(), labels.numpy(), 2)
+        assert score(name, predictions, labels, 2) == pytest.approx(expected, abs=1e-6), name
+    assert score("pearson", torch.full((9,), 0.5), torch.arange(9.0), 1) == 0.0
+
+
+def fill(scores, logits, labels, rows):
+    """Batches of 8 as a loader hands them to one rank; the last is filled up with rows that count for nothing."""
+    for start in range(0, len(rows), 8):
+        index = torch.tensor(rows[start : start + 8])
+        filler = 8 - len(index)
+        batch = torch.cat([index, torch.zeros(filler, dtype=torch.int64)])
+        index = torch.cat([index, torch.full((filler,), -1)])
+        scores.update(logits[batch], None if labels is None else labels[batch], index)
+
+
+@pytest.mark.parametrize("num_labels", [1, 3])
+def test_order_and_fillers_do_not_matter(num_labels):
+    logits, labels = random_set(num_labels, rows=45)
+    names = ("pearson", "spearman") if num_labels == 1 else CLASSIFICATION
+    scores = Scores(names, num_labels)
+    fill(scores, logits, labels, list(range(45))[::-1])
+    result = scores.compute()
+    expected = logits[:, 0] if num_labels == 1 else logits.argmax(1)
+    assert torch.equal(result["predictions"].float(), expected.float()) and torch.equal(
+        result["targets"].float(), labels.float()
+    )
+    values = [score(name, expected, labels, num_labels) for name in names]
+    assert [result["scores"][name] for name in names] == values
+    assert result["scores"]["score"] == pytest.approx(sum(values) / len(values))
+    loss = functional.mse_loss(expected, labels) if num_labels == 1 else functional.cross_entropy(logits, labels)
+    assert result["scores"]["loss"] == pytest.approx(loss.item(), rel=1e-6)
+
+
+def test_without_labels_there_are_predictions_and_no_scores():
+    logits, _ = random_set(2, rows=20)
+    scores = Scores(["accuracy"], 2)
+    fill(scores, logits, None, list(range(20)))
+    result = scores.compute()
+    assert result["targets"] is None and result["scores"] == {} and len(result["predictions"]) == 20
+
+
+def one_rank(rank, port, rows, queue):
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    logits, labels = random_set(3, rows=rows)
+    scores = Scores(CLASSIFICATION, 3)
+    # A rank without rows of its own still has a batch: a filler.
+    fill(scores, logits, labels, list(range(rank, rows, 2)) or [])
+    if rank >= rows:
+        scores.update(logits[:1], labels[:1], torch.tensor([-1]))
+    result = scores.compute()
+    queue.put((rank, result["scores"], result["predictions"].tolist()))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("rows", [301, 2, 1])
+@pytest.mark.filterwarnings("ignore:.*fork.*")
+def test_two_processes_score_like_one(rows):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    processes = [context.Process(target=one_rank, args=(rank, port, rows, queue)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    results = [queue.get(timeout=60) for _ in processes]
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    logits, labels = random_set(3, rows=rows)
+    alone = Scores(CLASSIFICATION, 3)
+    fill(alone, logits, labels, list(range(rows)))
+    expected = alone.compute()
+    for _, scores, predictions in results:
+        assert scores == pytest.approx(expected["scores"], abs=1e-12)
+        assert predictions == expected["predictions"].tolist()
