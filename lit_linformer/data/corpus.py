@@ -9,17 +9,24 @@ memory does not grow with the corpus.
 """
 
 import glob
-import json
-import lzma
 import re
 import sys
-import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-TEXT, JSON, PARQUET = {"", ".txt", ".text", ".tokens", ".md", ".raw"}, {".jsonl", ".ndjson", ".json"}, {".parquet"}
-COMPRESSED = {".gz", ".xz", ".zst"}
+from lit_linformer.data.files import (
+    COMPRESSED,
+    JSON,
+    PARQUET,
+    hub_stamp,
+    json_objects,
+    load_hub,
+    readable,
+    stamps,
+    text_lines,
+)
+
+TEXT = {"", ".txt", ".text", ".tokens", ".md", ".raw"}
 SUPPORTED = "text (.txt .text .tokens .md .raw or none), .jsonl .ndjson .json, each also .gz .xz .zst, and .parquet"
 # A file without blank lines is cut here (at a line's end), so that memory stays flat whatever the file is.
 LONGEST_DOCUMENT = 16_000_000
@@ -63,11 +70,9 @@ class Corpus:
         if self.source == "embedded":
             return {"embedded": list(sys.version_info[:3])}
         if self.hub:
-            root = Path(self.hub[0])
-            local = _stamps(sorted(p for p in root.rglob("*") if p.is_file()), root) if root.is_dir() else None
-            return stamp | {"hub": self.hub if local is None else [root.name, *self.hub[1:]], "files": local}
+            return stamp | hub_stamp(*self.hub)
         root = Path(self.source)
-        return stamp | {"files": _stamps(self.files(), root if root.is_dir() else None)}
+        return stamp | {"files": stamps(self.files(), root if root.is_dir() else None)}
 
     def files(self) -> list[Path]:
         """The files of a local source, sorted."""
@@ -143,35 +148,15 @@ class Corpus:
 
     # Reading
 
-    def _raw_lines(self, path: Path, done: int, total: int) -> Iterator[tuple[int, bytes]]:
-        with self._readable(path), open(path, "rb") as raw, _decompressed(raw, path) as stream:
-            for number, line in enumerate(stream, 1):
-                self.fraction = (done + raw.tell()) / total
-                yield number, line
-
     def _lines(self, path: Path, done: int, total: int) -> Iterator[str]:
-        for number, line in self._raw_lines(path, done, total):
-            if number == 1:
-                line = line.removeprefix(b"\xef\xbb\xbf")  # byte-order mark
-            try:
-                yield line.rstrip(b"\r\n").decode()
-            except UnicodeDecodeError as error:
-                raise ValueError(
-                    f"{self.setting}: {path}, line {number} is not UTF-8: byte 0x{line[error.start]:02x} at its "
-                    f"position {error.start}: convert the file to UTF-8"
-                ) from error
+        for _, line, position in text_lines(path, self.setting):
+            self.fraction = (done + position) / total
+            yield line
 
     def _json_rows(self, path: Path, done: int, total: int) -> Iterator[str]:
-        for number, line in self._raw_lines(path, done, total):
-            if line.isspace():
-                continue
+        for number, row, position in json_objects(path, self.setting):
+            self.fraction = (done + position) / total
             where = f"{path}:{number}"
-            try:
-                row = json.loads(line)
-            except ValueError as error:  # JSONDecodeError, or UnicodeDecodeError
-                raise ValueError(f"{self.setting}: {where} is not a line of JSON: {error}") from error
-            if not isinstance(row, dict):
-                raise ValueError(f"{self.setting}: {where} must hold one JSON object a line, not {type(row).__name__}")
             if self.column not in row:
                 raise self._no_column(where, row)
             yield self._text(row[self.column], where)
@@ -179,7 +164,7 @@ class Corpus:
     def _parquet_rows(self, path: Path, done: int, total: int) -> Iterator[str]:
         import pyarrow.parquet
 
-        with self._readable(path):
+        with readable(path, self.setting):
             file = pyarrow.parquet.ParquetFile(path)
             if self.column not in file.schema_arrow.names:
                 raise self._no_column(path, file.schema_arrow.names)
@@ -191,16 +176,7 @@ class Corpus:
                 self.fraction = (done + path.stat().st_size * read / rows) / total
 
     def _hub_rows(self, name: str, config: str | None, split: str) -> Iterator[str]:
-        import datasets
-
-        try:
-            rows = datasets.load_dataset(name, config, split=split)
-        except Exception as error:  # requests', httpx', hub's and built-in errors, according to what went wrong
-            reason = str(error).strip().partition("\n")[0] or type(error).__name__
-            raise ValueError(
-                f"{self.setting}={self.source!r} cannot be loaded: {reason} "
-                "(check name, configuration and split; without network give the path of a local copy)"
-            ) from error
+        rows = load_hub(name, config, split, self.source, self.setting)
         if self.column not in rows.column_names:
             raise self._no_column(self.source, rows.column_names)
         rows, read = rows.select_columns([self.column]), 0
@@ -221,18 +197,6 @@ class Corpus:
     def _no_column(self, where, columns: Iterable[str]) -> ValueError:
         return ValueError(f"data.column={self.column!r} is not in {where}: there are {', '.join(map(repr, columns))}")
 
-    @contextmanager
-    def _readable(self, path: Path):
-        try:
-            yield
-        # OSError: also gzip's and Arrow's (zstd) own; EOFError: a truncated gz or xz; ArrowInvalid is the ValueError
-        except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-            raise ValueError(f"{self.setting}: {path} cannot be read: {error}") from error
-        except ValueError as error:
-            if type(error).__name__ == "ArrowInvalid":
-                raise ValueError(f"{self.setting}: {path} is no Parquet file: {error}") from error
-            raise
-
 
 def _parse_hub(source: str, setting: str) -> list:
     """hub:NAME[:CONFIG]:SPLIT → [name, config or None, split]; a colon in brackets is the split's own (train[:1%])."""
@@ -250,26 +214,3 @@ def _kind(path: Path) -> str | None:
     if last in COMPRESSED:
         last = suffixes.pop() if suffixes else ""
     return "json" if last in JSON else "text" if last in TEXT else None
-
-
-def _stamps(files: list[Path], root: Path | None) -> list:
-    stats = [(path, path.stat()) for path in files]
-    names = [path.relative_to(root).as_posix() if root else path.name for path in files]
-    return [[name, stat.st_size, stat.st_mtime_ns] for name, (_, stat) in zip(names, stats, strict=True)]
-
-
-def _decompressed(raw, path: Path):
-    suffix = path.suffix.lower()
-    if suffix == ".gz":
-        import gzip
-
-        return gzip.GzipFile(fileobj=raw)
-    if suffix == ".xz":
-        return lzma.LZMAFile(raw)
-    if suffix == ".zst":
-        import io
-
-        import pyarrow
-
-        return io.BufferedReader(pyarrow.CompressedInputStream(raw, "zstd"), 1 << 20)
-    return raw

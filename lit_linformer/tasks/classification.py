@@ -6,13 +6,12 @@ Shapes: B texts, W rows (windows of texts), N tokens a row, C classes (1 for reg
 from dataclasses import asdict, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from lit_linformer.model import EncoderConfig, SequenceClassifier
+from lit_linformer.tasks.checkpoints import check_same_encoder, read_pretrained
 from lit_linformer.tasks.module import Batch, TrainingModule, check_optimizer
 from lit_linformer.tasks.optim import layer_decay, parameter_groups
-from lit_linformer.tasks.checkpoints import check_same_encoder, read_pretrained
 from lit_linformer.tasks.scores import Scores, task_loss
 
 

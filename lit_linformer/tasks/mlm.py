@@ -106,7 +106,7 @@ class MLM(TrainingModule):
         self.log(name, metric, prog_bar=True)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> list[dict[str, Any]]:
-        """The five most probable tokens of each mask: [{text, mask (1 the text's first), top: [{token, id, probability}]}, …]."""
+        """The five most probable tokens of each mask: [{text, mask (1 the text's first), top: [{token, id, probability}]}]."""
         logits = self(batch["input_ids"], batch["attention_mask"])[batch["rows"], batch["columns"]]
         chances = logits.float().softmax(-1).topk(min(5, logits.shape[-1]))
         rows, tokenizer = batch["rows"].tolist(), self.trainer.datamodule.tokenizer

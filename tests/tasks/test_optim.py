@@ -62,8 +62,9 @@ def test_layer_decay_falls_from_the_head_down_to_the_embeddings():
     lr_of = {id(parameter): group["lr"] for group in groups for parameter in group["params"]}
     for name, parameter in model.named_parameters():
         expected = {
-            "head": 1.0, "encoder.final_norm": 0.5, "encoder.layers.2": 0.5, "encoder.layers.1": 0.25, "encoder.layers.0": 0.125,
-            "encoder.E": 0.125 * 0.5, "encoder.tokens": 0.0625, "encoder.positions": 0.0625, "encoder.embedding_norm": 0.0625,
+            "head": 1.0, "encoder.final_norm": 0.5, "encoder.layers.2": 0.5,
+            "encoder.layers.1": 0.25, "encoder.layers.0": 0.125, "encoder.E": 0.125 * 0.5,
+            "encoder.tokens": 0.0625, "encoder.positions": 0.0625, "encoder.embedding_norm": 0.0625,
         }  # fmt: skip
         (value,) = (value for prefix, value in expected.items() if name.startswith(prefix + "."))
         assert lr_of[id(parameter)] == value, name
