@@ -99,7 +99,9 @@ def test_good_previous_outlives_a_save_that_fails_after_a_fall_back(tiny, tmp_pa
     assert (folder / "previous.ckpt").read_bytes() == good
 
 
-def test_perplexity_file_of_a_resumed_run_is_that_of_a_whole_one(tiny, tmp_path):
+@pytest.mark.parametrize("saved_every", ["5", "7"], ids=["between", "at the validation's step"])
+def test_perplexity_file_of_a_resumed_run_is_that_of_a_whole_one(saved_every, tiny, tmp_path):
+    tiny = [*tiny, "--last.every_n_steps", saved_every]
     assert fit(tiny, "whole", tmp_path / "whole") == 0
     assert fit(tiny, "killed", tmp_path / "killed", kill_at=9) == -9
     assert fit(tiny, "killed", tmp_path / "killed", "--ckpt_path", "last") == 0

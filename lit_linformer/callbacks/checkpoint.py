@@ -41,7 +41,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 class LastCheckpoint(Checkpoint):
-    """Keeps last.ckpt, written right after an optimiser step and at the end, and previous.ckpt, the one before.
+    """Keeps last.ckpt, written right after an optimiser step (and once more after its validation), and previous.ckpt.
 
     Lightning's ModelCheckpoint may save in the middle of a gradient accumulation, from where no run resumes exactly.
 
@@ -55,12 +55,14 @@ class LastCheckpoint(Checkpoint):
         self.every_n_steps = every_n_steps
         self._step_before_batch = -1
         self._saved_step = -1
+        self._saved_after_this_batch = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._saved_step = trainer.global_step
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self._step_before_batch = trainer.global_step
+        self._saved_after_this_batch = False
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -69,6 +71,12 @@ class LastCheckpoint(Checkpoint):
         done = trainer.global_step == trainer.max_steps
         if stepped and (trainer.global_step % self.every_n_steps == 0 or done):
             self._save(trainer)
+            self._saved_after_this_batch = not trainer.fast_dev_run
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # Saved right before this validation: a run that went on from there would leave its point out of every curve.
+        if self._saved_after_this_batch:
+            trainer.save_checkpoint(Path(trainer.default_root_dir) / "checkpoints/last.ckpt")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._save(trainer)

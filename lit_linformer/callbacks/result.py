@@ -48,7 +48,8 @@ class RunResult(Callback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         result = {"step": trainer.global_step, "tokens": getattr(pl_module, "tokens_seen", None), "seconds": self._seconds()}
-        _write(trainer, "result.json", {**result, "metrics": _metrics(trainer, ""), "best": self.best})
+        best = {f"best_{key}": value for key, value in self.best.items()}
+        _write(trainer, "result.json", {**result, "metrics": _metrics(trainer, ""), **best})
 
     def _seconds(self) -> float:
         """Since the run began, resumed ones added up."""

@@ -1,4 +1,4 @@
-"""The command line: `python run.py fit|validate|test|predict|prepare --config FILE --KEY VALUE …`.
+"""The command line: `python run.py fit|validate|test|predict|prepare|grid --config FILE --KEY VALUE …`.
 
 The only place that knows jsonargparse. A setting is `--model.lr 1e-3` on the command line and `model: {init_args: {lr: 1e-3}}`
 in a file; a later --config overrides an earlier one, the command line overrides all, and `${name}` in a file takes another
@@ -12,7 +12,8 @@ COMMANDS = {
     "validate": "perplexity, or the task's scores, on the validation split",
     "test": "the same on the test split; leaves GLUE's submission file",
     "predict": 'fill the masks of --data.text "…" or --data.file FILE, or classify it',
-    "prepare": "make the tokenizer and the token blocks ahead of fit; trains nothing",
+    "prepare": "make the tokenizer and the token files ahead of fit; trains nothing",
+    "grid": "many runs and one table of them: --config conf/paper/table2.yaml",
 }
 MAIN_HELP = """usage: python run.py COMMAND --config FILE [--config OVERLAY …] [--SETTING VALUE …]
 
@@ -22,6 +23,9 @@ A first curve in minutes, on a CPU, from text that Python carries; an idea of on
   python run.py fit --config conf/quickstart.yaml
   python run.py fit --config conf/quickstart.yaml --name idea --model.encoder.projection_dim 64
   python run.py fit --config conf/quickstart.yaml --ckpt_path last
+
+A pretrained run, fine-tuned on a task of GLUE:
+  python run.py fit --config conf/finetune/sst2.yaml --model.pretrained runs/linformer-base
 
 The settings of a command, with --config those of the classes that it names (--help_all: all of Lightning's too):
   python run.py fit --help
@@ -41,6 +45,11 @@ def main(argv: list[str] | None = None) -> None:
     try:
         if argv[0] not in COMMANDS:
             raise ValueError(f"the command is {argv[0]!r}; allowed: {', '.join(COMMANDS)}")
+        if argv[0] == "grid":
+            from lit_linformer.studies.grid import main as grid
+
+            grid(argv[1:])
+            return
         if {"-h", "--help"} & set(argv):
             from lit_linformer.cli.messages import settings_help
 

@@ -24,6 +24,7 @@ from lit_linformer.callbacks import (
     RunResult,
     best_checkpoint,
 )
+from lit_linformer.cli.messages import classes_in_configs
 from lit_linformer.tasks.checkpoints import TOKENIZER, check_checkpoint, find_checkpoint, read_pretrained
 
 DEFAULT_CLASSES = {"model": "lit_linformer.tasks.MLM", "data": "lit_linformer.data.PretrainingData"}
@@ -80,6 +81,7 @@ class LinformerCLI(LightningCLI):
     """fit, validate, test, predict and prepare."""
 
     def __init__(self, argv: list[str]):
+        self.argv = argv
         jsonargparse.set_parsing_settings(omegaconf_absolute_to_relative_paths=True)
         super().__init__(
             LightningModule,
@@ -111,7 +113,9 @@ class LinformerCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         add_run_arguments(parser)
-        parser.set_defaults({key: {"class_path": path} for key, path in DEFAULT_CLASSES.items()})
+        # Not where a file names another class: the defaults of one class would stay as values of the other's arguments.
+        named = classes_in_configs(self.argv)
+        parser.set_defaults({key: {"class_path": path} for key, path in DEFAULT_CLASSES.items() if key not in named})
         for source, target in LINKS.items():
             parser.link_arguments(source, target, apply_on="instantiate")
 
@@ -183,8 +187,8 @@ def add_run_arguments(parser: LightningArgumentParser) -> None:
     """What every command has beside Lightning's own: the run's name and the callbacks that are always there."""
     parser.add_argument("--name", type=str, default="run", help="Name of the run; it lives in runs/NAME.")
     parser.add_argument("--overwrite", type=bool, default=False, help="Let fit delete a run of the same name first.")
-    parser.add_lightning_class_args(LastCheckpoint, "last")
     parser.add_lightning_class_args(best_checkpoint, "best")
+    parser.add_lightning_class_args(LastCheckpoint, "last")  # after best, whose state it keeps
     parser.add_lightning_class_args(Progress, "progress")
 
 

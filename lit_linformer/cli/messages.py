@@ -104,7 +104,7 @@ def _settings_parser(argv: list[str]) -> Any:
     parser.add_argument("--ckpt_path", help="Checkpoint: a file, last, or best.")
     parser.add_argument("--seed_everything", type=int, default=0, help="Seed of weights, order, masks and dropout.")
     add_run_arguments(parser)
-    for key, path in {**DEFAULT_CLASSES, **_classes_in_configs(argv)}.items():
+    for key, path in {**DEFAULT_CLASSES, **classes_in_configs(argv)}.items():
         module, _, name = path.rpartition(".")
         parser.add_class_arguments(getattr(importlib.import_module(module), name), key)
     skip = set(inspect.signature(RunTrainer.__init__).parameters) - set(TRAINER_SETTINGS) - {"self"}
@@ -112,7 +112,7 @@ def _settings_parser(argv: list[str]) -> Any:
     return parser
 
 
-def _classes_in_configs(argv: list[str]) -> dict[str, str]:
+def classes_in_configs(argv: list[str]) -> dict[str, str]:
     """{"model": class path, "data": class path}, as far as the --config files name them."""
     import yaml
 

@@ -1,0 +1,242 @@
+"""What a grid file says: cells that are runs, and the table that they make. grid.py runs them and tells the format."""
+
+import contextlib
+import difflib
+import itertools
+import json
+import math
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+KEYS = ["name", "arguments", "axes", "table", "paper", "skip"]
+TABLE_KEYS = ["rows", "columns", "value", "scale", "decimals"]
+OURS = ["--name", "--ckpt_path", "--overwrite", "--trainer.default_root_dir"]  # the grid finds its runs by these
+
+
+@dataclass
+class Cell:
+    """One run: the value that it has on each axis, and how `run.py` is called for it."""
+
+    values: dict[str, str]
+    name: str
+    fit: list[str]
+    metric: str
+
+    @property
+    def run_dir(self) -> Path:
+        return Path("runs", self.name)
+
+    @property
+    def log(self) -> Path:
+        return Path("runs", self.name + ".log")
+
+    def __str__(self) -> str:
+        return " · ".join(self.values.values())
+
+    def left(self) -> list[list[str]]:
+        """The commands that are still to be run, without `python run.py`; none when finished."""
+        test = ["test", "--config", str(self.run_dir / "config.yaml"), "--name", self.name]
+        tests = [test] if self.metric.startswith("test/") else []
+        if read_json(self.run_dir / "result.json") is not None:
+            return tests if read_json(self.run_dir / "test.json") is None else []
+        checkpoints = {path.name for path in (self.run_dir / "checkpoints").glob("*.ckpt")}
+        if checkpoints & {"last.ckpt", "previous.ckpt"}:
+            return [[*self.fit, "--ckpt_path", "last"], *tests]
+        # Killed after its first validation and before the first last.ckpt: nothing to go on from, but fit refuses the name.
+        return [[*self.fit, "--overwrite", "true"] if checkpoints else self.fit, *tests]
+
+    def value(self) -> float | None:
+        """What the table shows of the cell, at its best validation where that was written down; None while unfinished."""
+        if self.left():
+            return None
+        file = self.run_dir / ("test.json" if self.metric.startswith("test/") else "result.json")
+        result = read_json(file) or {}
+        metrics = {**result.get("metrics", {}), **result.get("best_metrics", {})}
+        if not isinstance(metrics.get(self.metric), int | float):
+            there = ", ".join(metrics) or "none, it holds no metric"
+            raise ValueError(f"table.value is {self.metric!r}, which {file} does not hold; allowed: {there}")
+        return float(metrics[self.metric])
+
+
+@dataclass
+class Grid:
+    """What a grid file says, checked."""
+
+    name: str
+    axes: dict[str, dict[str, str]]
+    rows: str
+    columns: str
+    metrics: dict[str, str]  # column → metric
+    scale: float
+    decimals: int
+    paper: dict[str, dict[str, str]]  # row → column → the number as it was written
+    cells: list[Cell]
+
+    def select(self, only: list[str]) -> list[Cell]:
+        """The cells that ``--only AXIS=VALUE …`` leaves."""
+        chosen: dict[str, list[str]] = {}
+        for word in only:
+            axis, _, value = word.partition("=")
+            check_choice("only", axis, self.axes)
+            chosen.setdefault(axis, []).append(check_choice(f"only {axis}", value, self.axes[axis]))
+        cells = [cell for cell in self.cells if all(cell.values[axis] in values for axis, values in chosen.items())]
+        if not cells:
+            raise ValueError(f"only is {' '.join(only)}, which skip leaves out; allowed: another cell")
+        return cells
+
+
+def read_grid(path: Path, name: str | None = None, arguments: str = "") -> Grid:
+    """The grid in a file; raises ValueError, in one line, for whatever could go wrong before the first cell runs."""
+    spec = _mapping(_load(path), str(path), KEYS)
+    axes = _mapping(spec.get("axes"), "axes")
+    axes = {axis: _mapping(values, f"axes.{axis}") for axis, values in axes.items()}
+    table = _mapping(spec.get("table"), "table", TABLE_KEYS)
+    rows, columns = (check_choice(f"table.{key}", table.get(key), axes) for key in ("rows", "columns"))
+    if rows == columns:
+        raise ValueError(f"table.columns is {columns!r}, which are the rows too; allowed: another of {', '.join(axes)}")
+    metrics = table.get("value")
+    if isinstance(metrics, dict):
+        _mapping(metrics, "table.value", axes[columns], kind="column")
+        if missing := [column for column in axes[columns] if column not in metrics]:
+            raise ValueError(f"table.value names nothing for column {missing[0]!r}; allowed: one name, or one for each column")
+    else:
+        metrics = dict.fromkeys(axes[columns], metrics)
+    if wrong := [metric for metric in metrics.values() if not isinstance(metric, str) or not metric]:
+        raise ValueError(f"table.value is {wrong[0]!r}; allowed: a metric's name, as val/accuracy, or one for each column")
+    paper = _mapping(spec.get("paper") or {}, "paper", axes[rows], kind="row", empty=True)
+    for row, numbers in paper.items():
+        for column, value in _mapping(numbers, f"paper.{row}", axes[columns], kind="column").items():
+            check_number(f"paper.{row}.{column}", value)
+    name = name or spec.get("name") or path.stem
+    if not isinstance(name, str) or not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)*", name):
+        raise ValueError(f"name is {name!r}; allowed: letters, digits, - and _")
+    common, last = _words("arguments", spec.get("arguments", "")), _words("--arguments", arguments)
+    words = {axis: {key: _words(f"axes.{axis}.{key}", text) for key, text in axes[axis].items()} for axis in axes}
+    return Grid(
+        name=name,
+        axes=axes,
+        rows=rows,
+        columns=columns,
+        metrics=metrics,
+        scale=check_number("table.scale", table.get("scale", "1")),
+        decimals=int(check_number("table.decimals", table.get("decimals", "1"), whole=True)),
+        paper=paper,
+        cells=_cells(name, words, common, last, _skipped(spec.get("skip"), axes), lambda values: metrics[values[columns]]),
+    )
+
+
+def _cells(name: str, words: dict, common: tuple, last: tuple, skip: list[dict], metric: Any) -> list[Cell]:
+    """The product of the axes. On a command line a --config after a setting would override it, hence all of them go first."""
+    cells: dict[str, Cell] = {}
+    for keys in itertools.product(*words.values()):
+        values = dict(zip(words, keys, strict=True))
+        if any(left_out.items() <= values.items() for left_out in skip):
+            continue
+        parts = [common, *(words[axis][key] for axis, key in values.items()), last]
+        slug = "-".join(filter(None, (re.sub("[^a-z0-9]+", "-", key.lower()).strip("-") for key in keys)))
+        cell = Cell(values, f"{name}/{slug}", [], metric(values))
+        cell.fit = ["fit", *(word for configs, _ in parts for word in configs), *(word for _, rest in parts for word in rest)]
+        cell.fit += ["--name", cell.name]
+        if not slug or slug in cells:
+            other = f"as {cells[slug]} is" if slug else "which is nothing"
+            raise ValueError(
+                f"axes: the cell {cell} would be run {slug!r}, {other}; allowed: values of different letters or digits"
+            )
+        cells[slug] = cell
+    if not cells:
+        raise ValueError("skip leaves no cell; allowed: fewer entries")
+    return list(cells.values())
+
+
+def _skipped(entries: Any, axes: dict[str, dict]) -> list[dict[str, str]]:
+    if entries and not isinstance(entries, list):
+        raise ValueError(f"skip is {entries!r}; allowed: a list of mappings, as [{{{next(iter(axes))}: …}}]")
+    for entry in entries or []:
+        for axis, value in _mapping(entry, "skip", axes, kind="axis").items():
+            check_choice(f"skip.{axis}", value, axes[axis])
+    return entries or []
+
+
+class _Loader(yaml.BaseLoader):
+    """Leaves every scalar the text it is (1e-3 and on are names here), and refuses a key that stands twice."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict:
+        keys = [str(key.value) for key, _ in node.value]
+        if twice := [key for key in keys if keys.count(key) > 1]:
+            raise ValueError(f"{twice[0]!r} stands twice in the mapping at line {node.start_mark.line + 1}; allowed: once")
+        return super().construct_mapping(node, deep)
+
+
+def _load(path: Path) -> Any:
+    if not path.is_file():
+        raise ValueError(f"config is {path}, which is no file; allowed: a grid file, as conf/paper/table2.yaml")
+    try:
+        return yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except yaml.MarkedYAMLError as error:
+        raise ValueError(f"{path} is no valid YAML at line {error.problem_mark.line + 1}: {error.problem}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is no valid YAML: {' '.join(str(error).split())}") from error
+
+
+def _mapping(value: Any, where: str, allowed: Any = None, kind: str = "key", empty: bool = False) -> dict[str, Any]:
+    if not isinstance(value, dict) or not (value or empty):
+        raise ValueError(f"{where} is {value!r}; allowed: a mapping" + (f" of {', '.join(allowed)}" if allowed else ""))
+    for key in value:
+        if allowed is not None and key not in allowed:
+            raise ValueError(f"{where} names no {kind} by {key!r}{meant(key, allowed)}; allowed: {', '.join(allowed)}")
+    return value
+
+
+def check_choice(where: str, value: Any, allowed: Any) -> str:
+    if not isinstance(value, str) or value not in allowed:
+        raise ValueError(f"{where} is {value!r}{meant(str(value), allowed)}; allowed: {', '.join(allowed)}")
+    return value
+
+
+def meant(word: str, known: Any) -> str:
+    near = difflib.get_close_matches(word, list(known), 1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def check_number(where: str, text: Any, whole: bool = False, least: int = 0) -> float:
+    with contextlib.suppress(TypeError, ValueError):
+        value = int(text) if whole else float(text)
+        if math.isfinite(value) and (not whole or value >= least):
+            return value
+    raise ValueError(f"{where} is {text!r}; allowed: " + (f"a whole number, {least} or more" if whole else "a number"))
+
+
+def _words(where: str, text: Any) -> tuple[list[str], list[str]]:
+    """The words of a piece of command line: those of its --config files, and the others."""
+    try:
+        if not isinstance(text, str):
+            raise ValueError("no text")
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"{where} is {text!r} ({error}); allowed: a piece of command line, as --model.lr 1e-3") from error
+    configs, others = [], []
+    left = iter(words)
+    for word in left:
+        key, equals, value = word.partition("=")
+        if key in OURS:
+            raise ValueError(f"{where} holds {key}, which the grid sets itself; allowed: all settings but {', '.join(OURS)}")
+        if key not in ("--config", "-c"):
+            others.append(word)
+            continue
+        value = value if equals else next(left, "")
+        if not Path(value).is_file():
+            raise ValueError(f"{where} holds --config {value}, which is no file; allowed: a file, seen from {Path.cwd()}")
+        configs += ["--config", value]
+    return configs, others
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """None for a file that is missing or not whole."""
+    with contextlib.suppress(OSError, ValueError):
+        return json.loads(path.read_text(encoding="utf-8"))
+    return None
