@@ -6,6 +6,8 @@ import os
 import random
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +66,17 @@ def write_corpus(path: Path, documents: int = 120) -> Path:
     texts = (" ".join(draw.choices(words, weights, k=draw.randint(20, 60))) for _ in range(documents))
     path.write_text("\n\n".join(texts) + "\n", encoding="utf-8")
     return path
+
+
+@contextmanager
+def inside(folder: Path) -> Iterator[None]:
+    """With `folder` as the working directory."""
+    before = os.getcwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
 
 
 def run_forked(argv: list[str], log: Path | None = None, timeout: float = 120) -> int:

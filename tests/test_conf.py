@@ -1,16 +1,23 @@
 """Every file in conf/ is complete, says what it is, is parsed and run; golden losses of a seeded run."""
 
+import json
+import os
+import shlex
+import shutil
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.helpers import read_log, run_forked
+from tests.data.glue import FILES, write_glue
+from tests.helpers import TINY, inside, read_log, run_forked
 from tests.test_resume import fit
 
 ROOT = Path(__file__).parents[1]
-CONFIGS = sorted(path for path in (ROOT / "conf").rglob("*.yaml") if path.parent.name != "debug")
-OVERLAYS = sorted((ROOT / "conf/debug").glob("*.yaml"))
+OVERLAYS = [*sorted((ROOT / "conf/debug").glob("*.yaml")), ROOT / "conf/finetune/small.yaml"]
+FINETUNE = sorted(set((ROOT / "conf/finetune").glob("*.yaml")) - set(OVERLAYS))
+GRIDS = [path for path in sorted((ROOT / "conf/paper").glob("*.yaml")) if "axes" in yaml.safe_load(path.read_text())]
+CONFIGS = sorted(set((ROOT / "conf").rglob("*.yaml")) - {*OVERLAYS, *FINETUNE, *GRIDS})
 # Small enough for a test; everything else stays as the file has it.
 SHRINK = (
     "--model.encoder.hidden_size 24 --model.encoder.intermediate_size 48 --model.encoder.max_length 256 --data.vocab_size 300 "
@@ -36,7 +43,76 @@ def test_config_runs(path, tmp_path, corpus, cache, monkeypatch):
     assert (tmp_path / f"runs/{name}/perplexity.csv").is_file()
 
 
-@pytest.mark.parametrize("path", OVERLAYS, ids=named)
+@pytest.fixture(scope="module")
+def finetuning(tmp_path_factory, corpus, cache):
+    """A folder with a pretrained run, runs/tiny, and data/ with a small set for every task; the session's cache."""
+    root = tmp_path_factory.mktemp("finetuning")
+    (root / "tiny.yaml").write_text(TINY)
+    os.symlink(ROOT / "conf", root / "conf")
+    argv = ["fit", "--config", "tiny.yaml", "--data.source", str(corpus), "--data.cache_dir", str(cache)]
+    with inside(root):
+        assert run_forked([*argv, "--trainer.max_steps", "2"], root / "out.txt") == 0, (root / "out.txt").read_text()
+    for task in FILES:
+        write_glue(root / "data", task)
+    for task in ("IMDB", "ag_news"):
+        (root / "data" / task).mkdir()
+        for split in ("train", "test"):
+            rows = ({"text": f"{split} text {number}", "label": number % 2} for number in range(18))
+            (root / "data" / task / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return root
+
+
+def source_of(path):
+    return {"imdb": "data/IMDB", "agnews": "data/ag_news"}.get(path.stem, "data")
+
+
+@pytest.mark.parametrize("path", FINETUNE, ids=named)
+def test_finetuning_config_runs(path, finetuning, cache, tmp_path, monkeypatch):
+    monkeypatch.chdir(finetuning)
+    log = tmp_path / "out.txt"
+    argv = ["--config", str(path), "--data.source", source_of(path), "--data.cache_dir", str(cache)]
+    small = ["--model.pretrained", "runs/tiny", "--trainer.accelerator", "cpu", "--trainer.max_epochs", "1"]
+    assert run_forked(["fit", *argv, *small], log) == 0, log.read_text()
+    assert run_forked(["test", *argv], log) == 0, log.read_text()
+    config = yaml.safe_load(path.read_text())
+    assert config["name"] == path.stem
+    assert list((finetuning / f"runs/{path.stem}/submission").glob("*.tsv"))
+
+
+def test_finetuning_configs_differ_in_name_and_data_alone():
+    configs = [yaml.safe_load(path.read_text()) for path in FINETUNE]
+    for config in configs:
+        del config["name"], config["data"]
+    assert len(configs) == 11 and all(config == configs[0] for config in configs)
+
+
+@pytest.mark.parametrize("path", GRIDS, ids=named)
+def test_cells_of_a_grid_are_commands_that_parse(path, finetuning, cache, tmp_path, monkeypatch):
+    monkeypatch.chdir(finetuning)
+    log = tmp_path / "out.txt"
+    assert run_forked(["grid", "--config", str(path), "--print_commands", "true"], log) == 0, log.read_text()
+    lines = [line for line in log.read_text().splitlines() if "run.py fit" in line]
+    assert lines
+    settings = {word for line in lines for word in shlex.split(line) if word.startswith("--")}
+    assert settings <= {"--config", "--name", "--seed_everything", "--trainer.precision"} | {
+        f"--model.{name}" for name in ("pretrained", "load_weights", "projection_lr_factor")
+    }
+
+
+@pytest.mark.slow
+def test_a_grid_of_the_paper_from_end_to_end(finetuning, cache, tmp_path, monkeypatch):
+    monkeypatch.chdir(finetuning)
+    for name in ("small", "small-transformer"):
+        shutil.copytree("runs/tiny", f"runs/{name}")
+    log = tmp_path / "out.txt"
+    extra = f"--data.source data --trainer.max_epochs 1 --data.cache_dir {cache}"
+    argv = ["grid", "--config", "conf/paper/table2_small.yaml", "--arguments", extra, "--only", "task=QNLI", "--only", "seed=1"]
+    assert run_forked(argv, log, timeout=300) == 0, log.read_text()
+    table = (finetuning / "runs/table2-small/table.md").read_text()
+    assert table.count("1 of 3 runs") == 4 and "Linformer, from scratch" in table
+
+
+@pytest.mark.parametrize("path", OVERLAYS[:-1], ids=named)
 def test_overlay_runs_on_quickstart(path, tmp_path, corpus, cache, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shrink = SHRINK[: SHRINK.index("--trainer.max_steps")]
@@ -46,7 +122,16 @@ def test_overlay_runs_on_quickstart(path, tmp_path, corpus, cache, monkeypatch):
     assert (tmp_path / f"runs/{yaml.safe_load(path.read_text())['name']}").is_dir()
 
 
-@pytest.mark.parametrize("path", [*CONFIGS, *OVERLAYS], ids=named)
+def test_small_overlay_runs_on_a_finetuning_config(finetuning, cache, tmp_path, monkeypatch):
+    monkeypatch.chdir(finetuning)
+    log = tmp_path / "out.txt"
+    argv = ["--config", "conf/finetune/rte.yaml", "--config", "conf/finetune/small.yaml", "--name", "overlay"]
+    small = ["--model.pretrained", "runs/tiny", "--data.source", "data", "--data.cache_dir", str(cache)]
+    assert run_forked(["fit", *argv, *small], log) == 0, log.read_text()
+    assert "pooling: mean" in (finetuning / "runs/overlay/config.yaml").read_text()
+
+
+@pytest.mark.parametrize("path", [*CONFIGS, *FINETUNE, *GRIDS, *OVERLAYS], ids=named)
 def test_config_says_at_its_top_what_it_is_and_how_to_run_it(path):
     head = [line for line in path.read_text().splitlines() if line.startswith("#")]
     assert len(head) >= 2 and any(f"conf/{named(path)}" in line for line in head)

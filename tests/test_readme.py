@@ -5,6 +5,7 @@ import re
 import shlex
 from pathlib import Path
 
+from tests.data.glue import write_glue
 from tests.helpers import run_forked, write_corpus
 from tests.test_conf import SHRINK
 
@@ -21,14 +22,17 @@ def test_every_command_runs(tmp_path, cache, monkeypatch):
     os.symlink(ROOT / "conf", "conf")
     (tmp_path / "texts").mkdir()
     write_corpus(tmp_path / "texts/text.txt")
+    write_glue(tmp_path / "glue", "SST-2")
     lines = [line for block in blocks("bash") for line in block.splitlines()]
     commands = [shlex.split(part, comments=True)[2:] for line in lines for part in line.split("&&") if "run.py" in part]
     assert len(commands) >= 10 and commands[0] == ["fit", "--config", "conf/quickstart.yaml"]
     for command in commands:
         extra = []
-        if "--help" not in command:
+        if "--help" not in command and command[0] != "grid":
             extra = ["--data.cache_dir", str(cache)]
-            if command[2].startswith("conf/"):
+            if "finetune" in command[2]:
+                extra += ["--trainer.max_epochs", "1", "--trainer.accelerator", "cpu"]
+            elif command[2].startswith("conf/"):
                 extra += [*SHRINK, *([] if "--data.source" in command else ["--data.source", "texts/text.txt"])]
         log = tmp_path / "out.txt"
         assert run_forked([*command, *extra], log) == 0, (command, log.read_text())

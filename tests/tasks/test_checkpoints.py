@@ -9,24 +9,16 @@ from lit_linformer.data.tokenizer import load_tokenizer
 from lit_linformer.model import EncoderConfig
 from lit_linformer.tasks import MLM, SequenceClassification
 from lit_linformer.tasks.checkpoints import find_checkpoint, read_pretrained
-from tests.helpers import load, run_forked
+from tests.helpers import TINY, inside, load, run_forked
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, corpus, cache):
     """A pretraining run's directory."""
-    import os
-
-    from tests.helpers import TINY
-
     folder = tmp_path_factory.mktemp("pretrained")
     (folder / "tiny.yaml").write_text(TINY)
-    before = os.getcwd()
-    os.chdir(folder)
-    try:
+    with inside(folder):
         assert run_forked(["fit", "--config", "tiny.yaml", "--data.source", str(corpus), "--data.cache_dir", str(cache)]) == 0
-    finally:
-        os.chdir(before)
     return folder / "runs/tiny"
 
 
