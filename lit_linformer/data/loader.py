@@ -19,8 +19,10 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sequential
 from lit_linformer.data.blocks import TokenBlocks
 from lit_linformer.data.masking import IGNORED, Masker
 
-ORDER_STREAM = 1  # second word of Philox's key; masks use 0, so order and masks share no random numbers
+# The second word of Philox's key; masks use 0, so that they and the orders share no random numbers.
+ORDER_STREAM, BUCKET_STREAM = 1, 2
 FILLER = -1
+WINDOW = 64  # global batches that are sorted by length together
 
 
 class MaskedBlocks(Dataset):
@@ -82,6 +84,39 @@ class StreamOrder(_Order):
         return epoch, int(self._cached[1][place])
 
 
+class BucketOrder(StreamOrder):
+    """The same stream in batches of rows of about the same length, so that few tokens are pads.
+
+    A window of 64 global batches of the stream (or a pass, where that is less) is sorted by length, cut into its batches,
+    and these are shuffled. So a batch hangs on its number alone, and a pass still has every sample once.
+    """
+
+    def __init__(self, lengths: np.ndarray, num_samples: int, *args):
+        super().__init__(num_samples, *args)
+        self.lengths, self.global_batch = lengths, self.batch_size * self.world_size
+        # A window never is longer than a pass: sorted, a sample of several passes would stand beside itself.
+        self.window = min(WINDOW, max(1, num_samples // self.global_batch))
+        self._batches: tuple[int, np.ndarray] | None = None
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        # After another number of ranks, `start` may lie within a batch: that one is repeated, none is left out.
+        first = self.start // self.global_batch
+        for number in range(first, first + self.length):
+            yield [(int(epoch), int(index)) for epoch, index in self.batch(number)[self.rank :: self.world_size]]
+
+    def batch(self, number: int) -> np.ndarray:
+        """(G, 2): (epoch, index) of a global batch."""
+        window, place = divmod(number, self.window)
+        if self._batches is None or self._batches[0] != window:
+            start, size = window * self.window * self.global_batch, self.window * self.global_batch
+            keys = np.array([self.sample(t) for t in range(start, start + size)])
+            keys = keys[np.argsort(self.lengths[keys[:, 1]], kind="stable")]
+            generator = np.random.Generator(np.random.Philox(key=[self.seed, BUCKET_STREAM], counter=[0, 0, window, 0]))
+            order = generator.permutation(self.window)
+            self._batches = window, keys.reshape(self.window, self.global_batch, 2)[order]
+        return self._batches[1][place]
+
+
 def permutation(size: int, seed: int, epoch: int) -> np.ndarray:
     """A shuffle of range(size) that depends on nothing but its arguments."""
     generator = np.random.Generator(np.random.Philox(key=[seed, ORDER_STREAM], counter=[0, 0, epoch, 0]))
@@ -89,7 +124,7 @@ def permutation(size: int, seed: int, epoch: int) -> np.ndarray:
 
 
 class FixedOrder(_Order):
-    """One rank's batches of a held-out set: every row once over all ranks, in the file's order, all at epoch 0.
+    """One rank's batches of a held-out set: every row once over all ranks, in the data set's order, all at epoch 0.
 
     All ranks have equally many batches, because a forward pass under DistributedDataParallel waits for the others; one
     that runs out of rows gets a filler row without targets.
@@ -128,10 +163,10 @@ class _Loader(DataLoader):
 
 
 class EvaluationLoader(_Loader):
-    """A held-out set with fixed masks.
+    """A held-out set, the same in every pass.
 
     Args:
-        dataset: Blocks and masks.
+        dataset: Its items are whole batches, their keys the (epoch, index) of every row.
         batch_size: Rows a rank and batch.
         rank: This process's number, from 0.
         world_size: Number of processes.
@@ -151,9 +186,9 @@ class ResumableLoader(_Loader):
     this one ended.
 
     Args:
-        dataset: Blocks and masks.
+        dataset: Its items are whole batches, their keys the (epoch, index) of every row.
         batch_size: Rows a rank and micro-batch.
-        num_samples: Use only so many blocks, the first ones; None: all.
+        num_samples: Use only so many rows, the first ones; None: all.
         seed: Of the order.
         accumulate: Micro-batches an optimiser step.
         samples: Where to start.
@@ -161,6 +196,7 @@ class ResumableLoader(_Loader):
         world_size: Number of processes.
         num_workers: Processes that load; 0 loads in this one.
         pin_memory: For copies to a GPU.
+        lengths: Tokens of each row, to put rows of about the same length together; None: they all have the same.
     """
 
     def __init__(
@@ -175,11 +211,13 @@ class ResumableLoader(_Loader):
         world_size=1,
         num_workers=0,
         pin_memory=False,
+        lengths=None,
     ):
         size = num_samples or len(dataset)
         self.global_batch, self.samples = batch_size * world_size, samples
         length = max(1, size // (self.global_batch * accumulate)) * accumulate
-        order = StreamOrder(size, batch_size, length, seed, rank, world_size)
+        settings = (size, batch_size, length, seed, rank, world_size)
+        order = StreamOrder(*settings) if lengths is None else BucketOrder(lengths, *settings)
         super().__init__(dataset, order, num_workers, pin_memory)
 
     def __iter__(self):

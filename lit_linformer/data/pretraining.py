@@ -9,29 +9,22 @@ Batches: input_ids (B, N), positions (B, M), labels (B, M) with -100 for no targ
 bool only where a row has pads (the last row of a set).
 """
 
-import warnings
-from functools import cached_property
 from pathlib import Path
 
-from lightning.pytorch import LightningDataModule
-from lightning.pytorch.utilities import rank_zero_warn
-
 from lit_linformer.data.blocks import Holdout, TokenBlocks, make_token_files, read_meta
-from lit_linformer.data.cache import fingerprint, make_once
 from lit_linformer.data.corpus import Corpus
 from lit_linformer.data.loader import EvaluationLoader, MaskedBlocks, ResumableLoader
 from lit_linformer.data.masking import Masker
-from lit_linformer.data.progress import Progress
+from lit_linformer.data.module import TRAINED, ResumableDataModule
 from lit_linformer.data.prompts import encode_prompts, prompt_loader, read_prompts
-from lit_linformer.data.tokenizer import Tokenizer, check_vocab_size, load_tokenizer, train_tokenizer
+from lit_linformer.data.tokenizer import Tokenizer, check_vocab_size
 
 # Validation masks are the same in every run, whatever training uses: perplexities stay comparable.
 VALIDATION_MASK_RATE, VALIDATION_SEED = 0.15, 20200608
-TRAINED = ("bpe", "wordpiece")
 STAGES = {"fit": ("train", "validation"), "validate": ("validation",), "test": ("test",), "predict": ()}
 
 
-class PretrainingData(LightningDataModule):
+class PretrainingData(ResumableDataModule):
     """Text for masked language modelling: tokenised once, read in rows of max_length tokens, masked anew in each pass.
 
     Args:
@@ -97,8 +90,6 @@ class PretrainingData(LightningDataModule):
         self.corpora = {s: Corpus(v, column, document_start, names[s]) for s, v in sources.items() if v is not None}
         self.holdout = Holdout(self.validation_fraction, self.test_fraction)
         self.blocks: dict[str, TokenBlocks] = {}
-        self._loader: ResumableLoader | None = None
-        self._samples = 0
         self.folder: Path | None = None
 
     def _check(self) -> None:
@@ -118,36 +109,15 @@ class PretrainingData(LightningDataModule):
 
     # The tokenizer
 
-    @cached_property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer; loaded, or trained under a lock, at first use."""
-        if self.tokenizer_name not in TRAINED:
-            return load_tokenizer(self.tokenizer_name)
+    def _train_tokenizer(self) -> Tokenizer:
         corpus = self.corpora["train"]
-        inputs = {
-            "kind": self.tokenizer_name,
-            "vocab_size": self.vocab_size,
-            "source": corpus.stamp(),
-            "holdout": [self.holdout.validation, self.holdout.test],  # it learns from training documents only
-        }
+        # it learns from training documents only
+        inputs = {"source": corpus.stamp(), "holdout": [self.holdout.validation, self.holdout.test]}
 
-        def make(folder: Path) -> None:
-            with Progress(f"Training a {self.tokenizer_name} tokenizer on {corpus.source}") as progress:
+        def documents():
+            return ((document, corpus.fraction) for document in self.holdout.training(corpus))
 
-                def documents():
-                    for document in self.holdout.training(corpus):
-                        progress.update(len(document.encode()), corpus.fraction)
-                        yield document
-
-                train_tokenizer(self.tokenizer_name, documents(), self.vocab_size).save(folder / "tokenizer.json")
-
-        folder = make_once(self.cache_dir / f"tokenizer-{fingerprint(inputs)}", make)
-        return Tokenizer.from_file(folder / "tokenizer.json")
-
-    @property
-    def num_tokens(self) -> int:
-        """Real size of the vocabulary: the rows that a model's embedding needs."""
-        return len(self.tokenizer)
+        return self._trained_tokenizer(corpus.source, inputs, documents)
 
     @property
     def mask_id(self) -> int:
@@ -163,21 +133,22 @@ class PretrainingData(LightningDataModule):
         trainer = self.trainer
         if trainer is not None and trainer.state.fn == "predict":
             return  # the tokenizer is made when it is first asked for
-        self.folder = self._token_files()
+        self._make_token_files()
         if trainer is None:  # `prepare`: find out now whether training could start
             for split in STAGES["fit"]:
                 self._open(split)
 
-    def _token_files(self) -> Path:
-        return make_token_files(self.cache_dir, self.corpora, self.holdout, self.tokenizer)
+    def _make_token_files(self) -> None:
+        self.folder = make_token_files(self.cache_dir, self.corpora, self.holdout, self.tokenizer)
+        self.data_name = self.folder.name
 
     def setup(self, stage: str | None = None) -> None:
         if stage == "predict":
             self.prompts = encode_prompts(read_prompts(self.text, self.file), self.tokenizer, self.max_length)
             return
         if stage in ("fit", None):
-            self._loader, self._samples = None, 0  # a checkpoint's state, if there is one, is loaded after setup
-        self.folder = self._token_files()
+            self._start_anew()
+        self._make_token_files()
         for split in STAGES[stage] if stage else STAGES["fit"]:
             self.blocks[split] = self._open(split)
 
@@ -202,24 +173,8 @@ class PretrainingData(LightningDataModule):
     # Loaders
 
     def train_dataloader(self) -> ResumableLoader:
-        trainer, blocks = self.trainer, self.blocks["train"]
-        accumulate = trainer.accumulate_grad_batches if trainer else 1
-        parallel = self._parallel()
-        num_samples = None
-        if trainer and trainer.overfit_batches > 0:  # as many batches, and always the same rows
-            wanted, global_batch = trainer.overfit_batches, self.batch_size * parallel["world_size"]
-            wanted = max(1, int(wanted * (len(blocks) // global_batch))) if isinstance(wanted, float) else wanted
-            num_samples = min(len(blocks), wanted * global_batch)
-        self._loader = ResumableLoader(
-            MaskedBlocks(blocks, self._masker(self.mask_rate, self.seed, self.whole_word)),
-            self.batch_size,
-            num_samples=num_samples,
-            seed=self.seed,
-            accumulate=accumulate,
-            samples=self.state_dict()["samples"],
-            **parallel,
-        )
-        return self._loader
+        masker = self._masker(self.mask_rate, self.seed, self.whole_word)
+        return self._training_loader(MaskedBlocks(self.blocks["train"], masker))
 
     def val_dataloader(self):
         return self._evaluation("validation")
@@ -241,30 +196,3 @@ class PretrainingData(LightningDataModule):
         tokenizer = self.tokenizer
         tables = tokenizer.word_tables() if whole_word else None
         return Masker(len(tokenizer), tokenizer.special_ids, tokenizer.mask_id, mask_rate, seed, tables)
-
-    def _parallel(self) -> dict:
-        # Lightning's advice to use workers: measured, they gain nothing for rows that cost 25 µs each.
-        warnings.filterwarnings("ignore", message=".*does not have many workers.*")
-        ranks = (self.trainer.distributed_sampler_kwargs if self.trainer else None) or {"num_replicas": 1, "rank": 0}
-        on_gpu = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
-        return {
-            "rank": ranks["rank"],
-            "world_size": ranks["num_replicas"],
-            "num_workers": self.num_workers,
-            "pin_memory": on_gpu,
-        }
-
-    # State: how many samples training has seen. The loader holds it as well; Lightning does not always restore a
-    # loader's.
-
-    def state_dict(self) -> dict:
-        samples = self._loader.samples if self._loader is not None else self._samples
-        return {"samples": samples} | ({"tokens": self.folder.name} if self.folder else {})
-
-    def load_state_dict(self, state: dict) -> None:
-        self._samples = int(state["samples"])
-        if self._loader is not None:
-            self._loader.load_state_dict(state)
-        here = self.state_dict().get("tokens")
-        if here and state.get("tokens", here) != here:
-            rank_zero_warn(f"the checkpoint saw other data ({state['tokens']}, now {here}): order and text differ")

@@ -79,17 +79,32 @@ class Tokenizer:
 
     def save(self, path) -> None:
         """Writes tokenizer.json, which `load_tokenizer` and Hugging Face's PreTrainedTokenizerFast read."""
-        Path(path).write_text(self.backend.to_str(pretty=True), encoding="utf-8")
+        Path(path).write_text(self.to_str(), encoding="utf-8")
+
+    def to_str(self) -> str:
+        """The text of tokenizer.json."""
+        return self.backend.to_str(pretty=True)
 
     @classmethod
     def from_file(cls, path) -> "Tokenizer":
         from tokenizers import Tokenizer as Backend
 
+        return cls._read(Backend.from_file, str(path), str(path))
+
+    @classmethod
+    def from_str(cls, text: str, origin: str) -> "Tokenizer":
+        """From the text of a tokenizer.json; error messages call it `origin`."""
+        from tokenizers import Tokenizer as Backend
+
+        return cls._read(Backend.from_str, text, origin)
+
+    @classmethod
+    def _read(cls, read, content: str, origin: str) -> "Tokenizer":
         try:
-            backend = Backend.from_file(str(path))
+            backend = read(content)
         except Exception as error:  # the Rust side raises bare Exception
-            raise ValueError(f"data.tokenizer={str(path)!r} is no tokenizer.json: {_first_line(error)}") from error
-        return cls(backend, str(path))
+            raise ValueError(f"data.tokenizer={origin!r} is no tokenizer.json: {_first_line(error)}") from error
+        return cls(backend, origin)
 
     @cached_property
     def sha256(self) -> str:
@@ -135,7 +150,10 @@ class Tokenizer:
 
 
 def load_tokenizer(spec: str) -> Tokenizer:
-    """Loads tokenizer.json or BERT's vocab.txt, or a folder with one of them or RoBERTa's vocab.json and merges.txt."""
+    """Loads tokenizer.json or BERT's vocab.txt, or a folder with one of them or RoBERTa's vocab.json and merges.txt.
+
+    A checkpoint (.ckpt) of this project carries the tokenizer that its model was trained with.
+    """
     path = Path(spec)
     if path.is_dir():
         if (path / "tokenizer.json").is_file():
@@ -147,7 +165,27 @@ def load_tokenizer(spec: str) -> Tokenizer:
         raise ValueError(f"data.tokenizer={spec!r} holds neither tokenizer.json, nor vocab.json and merges.txt, nor vocab.txt")
     if not path.is_file():
         raise ValueError(f"data.tokenizer={spec!r}: neither 'bpe' nor 'wordpiece' nor a file or folder that exists")
+    if path.suffix == ".ckpt":
+        return _load_checkpoint(path)
     return _load_bert(path) if path.suffix == ".txt" else Tokenizer.from_file(path)
+
+
+def _load_checkpoint(file: Path) -> Tokenizer:
+    import pickle
+
+    import torch
+
+    try:
+        checkpoint = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+        raise ValueError(f"data.tokenizer={str(file)!r} is truncated or no checkpoint: {_first_line(error)}") from error
+    text = checkpoint.get("tokenizer") if isinstance(checkpoint, dict) else None
+    if not isinstance(text, str):
+        raise ValueError(
+            f"data.tokenizer={str(file)!r} carries no tokenizer: it must be a checkpoint that does, "
+            "or the tokenizer.json in its run directory"
+        )
+    return Tokenizer.from_str(text, str(file))
 
 
 def _load_roberta(folder: Path) -> Tokenizer:

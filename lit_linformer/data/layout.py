@@ -1,0 +1,128 @@
+"""Layout: how the tokens of one or two texts become rows of at most max_length tokens, as RoBERTa has them.
+
+    bos A eos                    one text; a long one is cut, or read in windows: bos A[0:] eos, bos A[stride:] eos, …
+    bos A eos eos B eos          a pair
+
+Shapes: B texts (or pairs), T texts of each, R rows of tokens, L tokens of the longest row.
+"""
+
+from dataclasses import dataclass
+from math import ceil
+
+import numpy as np
+import torch
+
+TRUNCATIONS = ("longest_first", "only_first", "only_second")
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """What shapes a row.
+
+    Args:
+        bos_id: First token.
+        eos_id: Behind every text, and twice between two.
+        pad_id: Fills up a batch on the right.
+        max_length: Most tokens of a row, bos and eos included.
+        pair: Two texts a row.
+        truncation: Of a pair, "longest_first": cut the longer text until both fit; "only_first", "only_second": cut that one.
+        max_windows: Of one text, how many windows it may be read in; 1: it is cut.
+        window_overlap: Tokens that consecutive windows share.
+    """
+
+    bos_id: int
+    eos_id: int
+    pad_id: int
+    max_length: int
+    pair: bool = False
+    truncation: str = "longest_first"
+    max_windows: int = 1
+    window_overlap: int = 32
+
+    def __post_init__(self):
+        if self.truncation not in TRUNCATIONS:
+            raise ValueError(f"data.truncation={self.truncation!r} must be one of {', '.join(TRUNCATIONS)}")
+        if self.truncation != "longest_first" and not self.pair:
+            raise ValueError(f"data.truncation={self.truncation!r} must be longest_first for a task with one text")
+        if self.max_length < 8:
+            raise ValueError(f"data.max_length={self.max_length} must be at least 8")
+        if self.max_windows < 1 or (self.pair and self.max_windows > 1):
+            raise ValueError(
+                f"data.max_windows={self.max_windows} must be 1{' for pairs of texts' if self.pair else ' or more'}"
+            )
+        if self.max_windows > 1 and not 0 <= self.window_overlap < self.capacity:
+            raise ValueError(
+                f"data.window_overlap={self.window_overlap} must be at least 0 and below {self.capacity}, "
+                f"the tokens of text in a row of data.max_length={self.max_length}"
+            )
+
+    @property
+    def capacity(self) -> int:
+        """Tokens of text that a row has room for."""
+        return self.max_length - (4 if self.pair else 2)
+
+    @property
+    def stride(self) -> int:
+        return self.capacity - self.window_overlap
+
+    def cut(self, lengths: np.ndarray) -> np.ndarray:
+        """(B, 2): how many tokens are kept of each text of pairs of these lengths, from its beginning."""
+        first, second = lengths[:, 0], lengths[:, 1]
+        if self.truncation == "only_first":
+            first = np.minimum(first, np.maximum(self.capacity - second, 0))
+        elif self.truncation == "only_second":
+            second = np.minimum(second, np.maximum(self.capacity - first, 0))
+        else:
+            # One token at a time off the longer one ends where the shorter one is whole or both are half; an odd one is A's.
+            first = np.minimum(first, np.maximum(self.capacity - second, ceil(self.capacity / 2)))
+            second = np.minimum(second, self.capacity - first)
+        return np.stack([first, second], axis=1)
+
+    def too_long(self, lengths: np.ndarray) -> int | None:
+        """The first of these pairs of which only_first or only_second would leave nothing of a text; None if all fit."""
+        if not self.pair or self.truncation == "longest_first":
+            return None
+        cut = self.truncation == "only_second"
+        kept = self.cut(lengths)
+        bad = (kept.sum(1) > self.capacity) | ((kept[:, int(cut)] == 0) & (lengths[:, int(cut)] > 0))
+        return int(bad.argmax()) if bad.any() else None
+
+    def windows(self, length: int | np.ndarray):
+        """Rows that one text of so many tokens is read in."""
+        return np.minimum(self.max_windows, 1 + -(-np.maximum(length - self.capacity, 0) // self.stride))
+
+    def lengths(self, lengths: np.ndarray) -> np.ndarray:
+        """(B,): tokens with bos and eos, over all windows, of rows with texts of these lengths (B, T)."""
+        if self.pair:
+            return self.cut(lengths).sum(1) + 4
+        length = lengths[:, 0]
+        if self.max_windows == 1:
+            return np.minimum(length, self.capacity) + 2
+        windows = self.windows(length)
+        covered = np.minimum(length, self.capacity + (windows - 1) * self.stride)
+        return covered + (windows - 1) * self.window_overlap + 2 * windows
+
+    def rows(self, texts: list[np.ndarray]) -> list[list[int]]:
+        """Rows of tokens of one text or pair."""
+        if self.pair:
+            first, second = self.cut(np.array([[len(text) for text in texts]]))[0]
+            a, b = texts[0][:first].tolist(), texts[1][:second].tolist()
+            return [[self.bos_id, *a, self.eos_id, self.eos_id, *b, self.eos_id]]
+        (text,) = texts
+        starts = range(0, int(self.windows(len(text))) * self.stride, self.stride) if self.max_windows > 1 else [0]
+        return [[self.bos_id, *text[start : start + self.capacity].tolist(), self.eos_id] for start in starts]
+
+    def batch(self, items: list[list[np.ndarray] | None]) -> dict[str, torch.Tensor]:
+        """input_ids, attention_mask where there are pads, document where windows are allowed; None is a filler row."""
+        filler = [[self.bos_id, self.eos_id]]
+        found = [(i, row) for i, texts in enumerate(items) for row in (filler if texts is None else self.rows(texts))]
+        lengths = np.array([len(row) for _, row in found])
+        ids = np.full((len(found), lengths.max()), self.pad_id, dtype=np.int64)
+        for line, (_, row) in zip(ids, found, strict=True):
+            line[: len(row)] = row
+        batch = {"input_ids": torch.from_numpy(ids)}
+        if (lengths < ids.shape[1]).any():
+            batch["attention_mask"] = torch.from_numpy(np.arange(ids.shape[1]) < lengths[:, None])
+        if self.max_windows > 1:
+            batch["document"] = torch.tensor([i for i, _ in found])
+        return batch

@@ -1,0 +1,170 @@
+"""The table of tasks: GLUE's nine and IMDB, as the Hugging Face hub and as the benchmarks' own files have them.
+
+Columns have several names: the hub's first, then that of GLUE's TSV files.
+"""
+
+import difflib
+from dataclasses import dataclass
+
+CLASSIFICATION_METRICS, REGRESSION_METRICS = ("accuracy", "f1", "matthews"), ("pearson", "spearman")
+
+
+@dataclass(frozen=True)
+class TextTask:
+    """A task on one text or on a pair of texts.
+
+    Args:
+        name: As GLUE writes it.
+        columns: Of each text, the names that its column may have.
+        label_column: The names that the label's column may have.
+        labels: Names of the classes in the hub's order, class 0 first; None: regression.
+        metrics: Their mean is the task's score.
+        hub: Name and configuration of the hub's data set.
+        folder: What the folder of the task's own files is called.
+        label_range: Least and greatest target of a regression; outside of it, -1 means that there is none.
+        evaluation: Names of the evaluation sets, "" where there is one.
+        headerless: Columns of a TSV file that has no header line.
+        submission: Names of the files for GLUE's site, one for each evaluation set.
+        submits_names: Those files hold class names, not numbers.
+        unlabelled_test: The test set's labels are not public.
+        ragged: The TSV files are known to hold lines with too few fields: they are skipped.
+        validation_fraction: Share of the training rows to hold out; None: the data set has a validation split.
+    """
+
+    name: str
+    columns: tuple[tuple[str, ...], ...]
+    label_column: tuple[str, ...] = ("label",)
+    labels: tuple[str, ...] | None = None
+    metrics: tuple[str, ...] = ("accuracy",)
+    hub: tuple[str, str] | None = None
+    folder: str | None = None
+    label_range: tuple[float, float] | None = None
+    evaluation: tuple[str, ...] = ("",)
+    headerless: tuple[str, ...] | None = None
+    submission: tuple[str, ...] = ("predictions.tsv",)
+    submits_names: bool = False
+    unlabelled_test: bool = False
+    ragged: bool = False
+    validation_fraction: float | None = None
+
+    def splits(self, kind: str) -> list[str]:
+        """Splits of a kind ("train", "validation", "test"): of the last two one for each evaluation set."""
+        return [kind] if kind == "train" else [f"{kind}_{name}" if name else kind for name in self.evaluation]
+
+
+def _glue(name: str, config: str, *columns: tuple[str, ...], **settings) -> TextTask:
+    settings = {"submission": (f"{name}.tsv",)} | settings
+    return TextTask(name, columns, hub=("nyu-mll/glue", config), folder=name, unlabelled_test=True, **settings)
+
+
+_SENTENCES = (("sentence1",), ("sentence2",))
+_ENTAILMENT = ("entailment", "not_entailment")
+
+TASKS = (
+    _glue(
+        "CoLA",
+        "cola",
+        ("sentence",),
+        labels=("unacceptable", "acceptable"),
+        metrics=("matthews",),
+        headerless=("source", "label", "star", "sentence"),
+    ),
+    _glue("SST-2", "sst2", ("sentence",), labels=("negative", "positive")),
+    _glue(
+        "MRPC",
+        "mrpc",
+        ("sentence1", "#1 String"),
+        ("sentence2", "#2 String"),
+        label_column=("label", "Quality"),
+        labels=("not_equivalent", "equivalent"),
+        metrics=("accuracy", "f1"),
+    ),
+    _glue(
+        "STS-B",
+        "stsb",
+        *_SENTENCES,
+        label_column=("label", "score"),
+        label_range=(0.0, 5.0),
+        metrics=("pearson", "spearman"),
+    ),
+    _glue(
+        "QQP",
+        "qqp",
+        ("question1",),
+        ("question2",),
+        label_column=("label", "is_duplicate"),
+        labels=("not_duplicate", "duplicate"),
+        metrics=("accuracy", "f1"),
+        ragged=True,
+    ),
+    _glue(
+        "MNLI",
+        "mnli",
+        ("premise", "sentence1"),
+        ("hypothesis", "sentence2"),
+        label_column=("label", "gold_label"),
+        labels=("entailment", "neutral", "contradiction"),
+        evaluation=("matched", "mismatched"),
+        submission=("MNLI-m.tsv", "MNLI-mm.tsv"),
+        submits_names=True,
+    ),
+    _glue("QNLI", "qnli", ("question",), ("sentence",), labels=_ENTAILMENT, submits_names=True),
+    _glue("RTE", "rte", *_SENTENCES, labels=_ENTAILMENT, submits_names=True),
+    _glue("WNLI", "wnli", *_SENTENCES, labels=("not_entailment", "entailment")),
+    TextTask(
+        "IMDB",
+        (("text",),),
+        labels=("neg", "pos"),
+        hub=("stanfordnlp/imdb", "plain_text"),
+        folder="aclImdb",
+        submission=("IMDB.tsv",),
+        validation_fraction=0.1,
+    ),
+)
+
+
+def find_task(name: str) -> TextTask:
+    """The task of that name, whatever its case and punctuation."""
+    found = {_key(task.name): task for task in TASKS}
+    if _key(name) in found:
+        return found[_key(name)]
+    near = difflib.get_close_matches(_key(name), found, 1)
+    meant = f"; did you mean {found[near[0]].name!r}?" if near else ""
+    raise ValueError(f"data.task is {name!r}; allowed: {', '.join(task.name for task in TASKS)}{meant}")
+
+
+def own_task(
+    columns: list[str], label_column: str = "label", labels: list[str] | None = None, metrics: list[str] | None = None
+) -> TextTask:
+    """A task that is not in the table; without labels it is a regression."""
+    if len(columns) not in (1, 2) or not all(columns) or len(set(columns)) != len(columns):
+        raise ValueError(f"data.columns={columns} must name one column of texts, or two of pairs")
+    if label_column in columns or not label_column:
+        raise ValueError(f"data.label_column={label_column!r} must be another column than data.columns")
+    if labels is not None and (len(labels) < 2 or len(set(labels)) != len(labels) or not all(labels)):
+        raise ValueError(f"data.labels={labels} must be two or more different names (leave it out for regression)")
+    allowed = REGRESSION_METRICS if labels is None else CLASSIFICATION_METRICS
+    metrics = list(metrics) if metrics is not None else list(REGRESSION_METRICS) if labels is None else ["accuracy"]
+    if not metrics or len(set(metrics)) != len(metrics):
+        raise ValueError(f"data.metrics={metrics} must be one or more of {', '.join(allowed)}")
+    for metric in metrics:
+        if metric in allowed:
+            continue
+        if metric in CLASSIFICATION_METRICS + REGRESSION_METRICS:
+            kind = "a regression (data.labels is not given)" if labels is None else "a classification"
+            raise ValueError(f"data.metrics: {metric!r} is not for {kind}: it must be one of {', '.join(allowed)}")
+        near = difflib.get_close_matches(metric, CLASSIFICATION_METRICS + REGRESSION_METRICS, 1)
+        meant = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"data.metrics has {metric!r}; allowed: {', '.join(allowed)}{meant}")
+    return TextTask(
+        "your own",
+        tuple((column,) for column in columns),
+        (label_column,),
+        tuple(labels) if labels is not None else None,
+        tuple(metrics),
+        validation_fraction=0.1,
+    )
+
+
+def _key(name: str) -> str:
+    return "".join(character for character in name.lower() if character.isalnum())

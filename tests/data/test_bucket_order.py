@@ -1,0 +1,96 @@
+"""Batches by length: the same stream of samples, few pads, and still one sequence for any ranks and interruptions."""
+
+import numpy as np
+import pytest
+import torch
+
+from lit_linformer.data.loader import WINDOW, BucketOrder, ResumableLoader
+from tests.data.test_loader import Keys, rows, take
+
+
+def lengths_of(size, seed=0):
+    """Lengths of sentences: lognormal, 20 tokens in the middle, from 3 to 128."""
+    return np.clip(np.random.default_rng(seed).lognormal(3, 0.6, size).astype(int), 3, 128)
+
+
+def loader(size, batch_size, **settings):
+    return ResumableLoader(Keys(size), batch_size, lengths=lengths_of(size), **settings)
+
+
+@pytest.mark.parametrize("size, batch_size", [(2000, 4), (300, 4), (23, 4), (24, 4), (3, 8), (1, 5), (40, 40)])
+def test_a_pass_has_every_sample_once_and_batches_are_never_short(size, batch_size):
+    batches = take(loader(size, batch_size), 3 * WINDOW * max(1, size // batch_size))
+    assert all(len(batch) == batch_size for batch in batches)
+    seen = rows(batches)
+    whole = len(seen) // size - 1  # a pass ends within a window, which may not be over
+    assert len(set(seen)) == len(seen)
+    for epoch in range(min(whole, 3)):
+        assert sorted(index for e, index in seen if e == epoch) == list(range(size))
+
+
+def test_a_window_is_no_longer_than_a_pass():
+    """Sorted together, one sample of many passes would fill a batch by itself."""
+    for batch in take(loader(100, 32), 50):
+        assert torch.unique(batch[:, 1], return_counts=True)[1].max() <= 2
+
+
+def test_consecutive_batches_are_of_any_length():
+    means = [lengths_of(5000)[batch[:, 1]].mean() for batch in take(loader(5000, 8), WINDOW)]
+    assert sorted(means) != means and abs(np.corrcoef(means[1:], means[:-1])[0, 1]) < 0.4
+
+
+@pytest.mark.parametrize("batch_size", [16, 32])
+def test_few_tokens_are_pads(batch_size):
+    """Of 20,000 sentences less than 10 %; in the stream's own order it is more than half."""
+    lengths, waste = lengths_of(20_000), {}
+    for name, given in {"sorted": lengths, "unsorted": None}.items():
+        batches = [lengths[b[:, 1]] for b in ResumableLoader(Keys(20_000), batch_size, lengths=given)]
+        waste[name] = 1 - sum(b.sum() for b in batches) / sum(b.max() * len(b) for b in batches)
+    assert waste["sorted"] < 0.1 < 0.5 < waste["unsorted"]
+
+
+def test_ranks_share_what_one_process_would_read():
+    one = take(loader(700, 32), 100)
+    ranks = [take(loader(700, 16, rank=rank, world_size=2), 100) for rank in range(2)]
+    for together, *parts in zip(one, *ranks, strict=True):
+        assert torch.equal(together[0::2], parts[0]) and torch.equal(together[1::2], parts[1])
+
+
+@pytest.mark.parametrize("world_size, batches", [(1, 0), (1, 1), (1, 63), (1, 64), (1, 65), (1, 130), (2, 70), (2, 128)])
+def test_resumes_after_any_number_of_batches(world_size, batches):
+    settings = {"rank": world_size - 1, "world_size": world_size}
+    expected = take(loader(900, 6, **settings), batches + 8)
+    before = loader(900, 6, **settings)
+    take(before, batches)
+    after = loader(900, 6, **settings)
+    iterator = iter(after)  # Lightning makes the iterator before it loads the state
+    after.load_state_dict(before.state_dict())
+    for batch in expected[batches:]:
+        assert torch.equal(next(iterator), batch)
+
+
+def test_a_batch_hangs_on_its_number_alone():
+    def order():
+        return BucketOrder(lengths_of(900), 900, 6, 10, 3, 0, 1)
+
+    whole = order()
+    batches = [whole.batch(number).tolist() for number in range(300)]
+    for number in (299, 0, 64, 63, 150):
+        assert order().batch(number).tolist() == batches[number]
+    assert BucketOrder(lengths_of(900), 900, 6, 10, 4, 0, 1).batch(0).tolist() != batches[0]
+    tiny = BucketOrder(np.array([5, 3, 9, 4, 7, 1]), 6, 2, 3, 0, 0, 1)
+    # as it always was: resumed runs depend on it
+    assert [tiny.batch(number).tolist() for number in range(4)] == [
+        [[0, 3], [0, 0]], [[0, 4], [0, 2]], [[0, 5], [0, 1]], [[1, 5], [1, 1]],
+    ]  # fmt: skip
+
+
+def test_resumed_on_other_ranks_no_batch_is_left_out():
+    one = loader(900, 32)
+    one.load_state_dict({"samples": 48})  # one and a half batches
+    assert torch.equal(next(iter(one)), take(loader(900, 32), 2)[1])
+
+
+def test_overfitting_uses_the_first_rows_only():
+    seen = rows(take(loader(500, 4, num_samples=8), 20))
+    assert {index for _, index in seen} == set(range(8))
