@@ -268,6 +268,9 @@ OWN = ["--data.task", "null", "--data.source", "glue/SST-2", "--data.columns"]
         (["--data.max_length", "64"], ["data.max_length is 64; allowed: up to the encoder's max_length = 32", "max_windows"]),
         (["--data.tokenizer", "null"], ["data.tokenizer is not given", "model.pretrained"]),
         (["--data.source", "nowhere"], ["nowhere"]),
+        (["--model.encoder.num_layrs", "3"], ["did you mean 'model.encoder.num_layers'?"]),
+        (["--model.pooling", "max"], ["pooling is 'max'; allowed: first, mean"]),
+        (["--model.layer_lr_decay", "1.5"], ["model.layer_lr_decay is 1.5; allowed: 0 to 1"]),
         (["--model.pretrained", "nowhere"], ["model.pretrained is nowhere, which does not exist"]),
         (["--data.task", "RTE"], ["RTE"]),
         (["--data.batch_size", "0"], ["data.batch_size"]),
@@ -311,6 +314,8 @@ def test_checkpoint_of_another_number_of_classes_or_tokenizer(task, tiny, tmp_pa
     argv = ["validate", *task, "--data.task", "null", "--data.columns", "[sentence]", "--data.labels", '["0", "1", "2"]']
     shown = output([*argv, "--data.source", "glue/SST-2", "--ckpt_path", "last"], tmp_path, status=2)
     assert "error: the checkpoint does not fit this model: net.head.output" in shown
+    wider = ["--ckpt_path", "last", "--model.encoder.hidden_size", "32"]
+    assert "error: model.encoder.hidden_size is 32, in the checkpoint" in output(["fit", *task, *wider], tmp_path, status=2)
     assert run_forked(["fit", *tiny, "--trainer.max_steps", "2"]) == 0
     (tmp_path / "sst2.yaml").write_text(re.sub(r"    encoder:\n(      .*\n)+", "", CONFIG))
     argv = ["fit", "--config", "sst2.yaml", *task[2:], "--name", "other", "--model.pretrained", "runs/tiny"]

@@ -216,7 +216,7 @@ def _carry_over(config: Namespace) -> None:
     """Fine-tuning: what the pretrained encoder says about the data. A checkpoint of the run itself needs no other one."""
     model, data = config.model.init_args, config.data.get("init_args", Namespace())
     if config.get("ckpt_path"):
-        model.pretrained, model.load_weights, model.encoder = config.ckpt_path, False, None
+        model.pretrained, model.load_weights = config.ckpt_path, False
     source = read_pretrained(model.pretrained) if model.pretrained else None
     if data.get("tokenizer") is None and source is not None:
         data.tokenizer = source.tokenizer

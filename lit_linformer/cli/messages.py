@@ -92,6 +92,7 @@ def _settings_parser(argv: list[str]) -> Any:
     from jsonargparse import ArgumentParser
 
     from lit_linformer.cli.app import DEFAULT_CLASSES, RunTrainer, add_run_arguments
+    from lit_linformer.model import EncoderConfig
 
     class SettingsParser(ArgumentParser):
         def add_lightning_class_args(self, lightning_class: Any, key: str) -> None:
@@ -106,7 +107,14 @@ def _settings_parser(argv: list[str]) -> Any:
     add_run_arguments(parser)
     for key, path in {**DEFAULT_CLASSES, **classes_in_configs(argv)}.items():
         module, _, name = path.rpartition(".")
-        parser.add_class_arguments(getattr(importlib.import_module(module), name), key)
+        settings = getattr(importlib.import_module(module), name)
+        optional = inspect.signature(settings).parameters.get("encoder")
+        if optional is None or optional.default is not None:
+            parser.add_class_arguments(settings, key)
+            continue
+        # Where the encoder may be left out, jsonargparse takes its settings but would not list them.
+        parser.add_class_arguments(settings, key, skip={"encoder"})
+        parser.add_class_arguments(EncoderConfig, f"{key}.encoder")
     skip = set(inspect.signature(RunTrainer.__init__).parameters) - set(TRAINER_SETTINGS) - {"self"}
     parser.add_class_arguments(RunTrainer, "trainer", skip=skip)
     return parser

@@ -101,8 +101,8 @@ def check_same_encoder(encoder: EncoderConfig | None, source: Pretrained) -> Non
         asked, there = getattr(encoder, field.name), getattr(source.encoder, field.name)
         if field.name not in FREE and asked != there:
             raise ValueError(
-                f"model.encoder.{field.name} is {asked!r}, in model.pretrained={source.path} {there!r}; allowed: the same "
-                "(leave model.encoder out, and its settings are taken over)"
+                f"model.encoder.{field.name} is {asked!r}, in the checkpoint {source.path} {there!r}; allowed: the same "
+                "(leave model.encoder out, and the checkpoint's settings are taken over)"
             )
 
 

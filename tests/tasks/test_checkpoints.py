@@ -67,7 +67,7 @@ def test_dropout_is_the_recipes_not_the_checkpoints(run):
 )
 def test_another_encoder_is_refused(run, setting, value):
     encoder = EncoderConfig(**{**vars(read_pretrained(run).encoder), setting: value})
-    with pytest.raises(ValueError, match=rf"model.encoder.{setting} is .*, in model.pretrained=.*; allowed: the same"):
+    with pytest.raises(ValueError, match=rf"model.encoder.{setting} is .*, in the checkpoint .*; allowed: the same"):
         SequenceClassification(pretrained=str(run), encoder=encoder)
 
 
