@@ -25,7 +25,7 @@ class TextTask:
         evaluation: Names of the evaluation sets, "" where there is one.
         headerless: Columns of a TSV file that has no header line.
         submission: Names of the files for GLUE's site, one for each evaluation set.
-        submits_names: Those files hold class names, not numbers.
+        submits_names: Those files hold class names, not numbers, as GLUE's site wants them for some.
         unlabelled_test: The test set's labels are not public.
         ragged: The TSV files are known to hold lines with too few fields: they are skipped.
         validation_fraction: Share of the training rows to hold out; None: the data set has a validation split.
@@ -118,6 +118,7 @@ TASKS = (
         hub=("stanfordnlp/imdb", "plain_text"),
         folder="aclImdb",
         submission=("IMDB.tsv",),
+        submits_names=True,
         validation_fraction=0.1,
     ),
 )
@@ -162,6 +163,7 @@ def own_task(
         (label_column,),
         tuple(labels) if labels is not None else None,
         tuple(metrics),
+        submits_names=True,
         validation_fraction=0.1,
     )
 

@@ -18,6 +18,7 @@ from torchmetrics.functional.classification import (
     multiclass_matthews_corrcoef,
 )
 from torchmetrics.functional.regression import pearson_corrcoef, spearman_corrcoef
+from torchmetrics.utilities import dim_zero_cat
 
 
 def score(name: str, predictions: Tensor, targets: Tensor, num_labels: int) -> float:
@@ -83,19 +84,21 @@ class Scores(Metric):
 
         targets is None where the set has no labels.
         """
-        # A state that was empty on every rank stays a list.
-        joined = {n: torch.cat(s) if isinstance(s, list) and s else s for n in ("predictions", "targets", "index")
-                  for s in [getattr(self, n)]}  # fmt: skip
-        if not len(joined["index"]):
-            return {"predictions": torch.zeros(0), "targets": None, "scores": {}}
-        order = joined["index"].argsort()
-        predictions = joined["predictions"][order].cpu()
-        if not len(joined["targets"]):
+        index = _joined(self.index)
+        order = index.argsort()
+        predictions = _joined(self.predictions)[order].cpu()
+        targets = _joined(self.targets)
+        if not len(targets):
             return {"predictions": predictions, "targets": None, "scores": {}}
-        targets = joined["targets"][order].cpu()
+        targets = targets[order].cpu()
         values = {name: score(name, predictions, targets, self.num_labels) for name in self.metrics}
         scores = {"loss": self.loss.item() / len(order), **values, "score": sum(values.values()) / len(values)}
         return {"predictions": predictions, "targets": targets, "scores": scores}
+
+
+def _joined(state: Tensor | list[Tensor]) -> Tensor:
+    """What a state holds: a tensor once it was joined over ranks, a list before that, an empty one if nothing came."""
+    return dim_zero_cat(state) if len(state) else torch.zeros(0, dtype=torch.int64)
 
 
 def task_loss(logits: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
