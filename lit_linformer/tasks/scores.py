@@ -61,7 +61,9 @@ class Scores(Metric):
         self.metrics, self.num_labels = tuple(metrics), num_labels
         for name in ("predictions", "targets", "index"):
             self.add_state(name, [], dist_reduce_fx="cat")
-        self.add_state("loss", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        # Apple's GPUs have no float64.
+        self.precise = torch.float32 if torch.backends.mps.is_available() else torch.float64
+        self.add_state("loss", torch.zeros((), dtype=self.precise), dist_reduce_fx="sum")
 
     def update(self, logits: Tensor, labels: Tensor | None, index: Tensor) -> None:
         """Add a batch.
@@ -73,11 +75,11 @@ class Scores(Metric):
         """
         real = index >= 0
         logits, index = logits[real], index[real]
-        self.predictions.append(logits[:, 0].double() if self.num_labels == 1 else logits.argmax(1).double())
+        self.predictions.append((logits[:, 0] if self.num_labels == 1 else logits.argmax(1)).to(self.precise))
         self.index.append(index)
         if labels is not None:
-            self.targets.append(labels[real].double())
-            self.loss += task_loss(logits.double(), labels[real], "sum")
+            self.targets.append(labels[real].to(self.precise))
+            self.loss += task_loss(logits.to(self.precise), labels[real], "sum")
 
     def compute(self) -> dict[str, Any]:
         """Predictions and targets (R,) in the file's order and, with targets, `scores`: loss, each metric and score.

@@ -13,7 +13,7 @@ def test_the_table_is_whole():
         assert set(task.metrics) <= set(allowed) and task.metrics
         assert len(task.submission) == len(task.evaluation) and len(task.columns) in (1, 2)
         assert task.unlabelled_test == (task.hub[0] == "nyu-mll/glue")
-    assert [task.name for task in TASKS if task.submits_names] == ["MNLI", "QNLI", "RTE"]
+    assert [task.name for task in TASKS if task.submits_names] == ["MNLI", "QNLI", "RTE", "IMDB"]
     assert find_task("MNLI").splits("validation") == ["validation_matched", "validation_mismatched"]
     assert find_task("MNLI").splits("train") == ["train"] and find_task("RTE").splits("test") == ["test"]
 
