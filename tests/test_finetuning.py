@@ -208,6 +208,14 @@ def test_early_stopping_on_the_tasks_own_metric(task, tmp_path):
     assert len(scores(tmp_path / "runs/task/scores.csv")) == 2
 
 
+def test_a_run_may_end_before_its_first_validation(task, tmp_path):
+    stop = ["--trainer.callbacks+", "lightning.pytorch.callbacks.EarlyStopping", "--trainer.callbacks.monitor", "val/score"]
+    stop += ["--trainer.callbacks.check_on_train_epoch_end", "false", "--trainer.max_steps", "4"]
+    output(["fit", *task, *stop], tmp_path)
+    result = json.loads((tmp_path / "runs/task/result.json").read_text())
+    assert result["step"] == 4 and "best_metrics" not in result and not (tmp_path / "runs/task/scores.csv").exists()
+
+
 def test_pairs_regression_and_two_dev_sets(task, tmp_path):
     draw = random.Random(0)
     folder = tmp_path / "glue/MNLI"
