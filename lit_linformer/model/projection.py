@@ -68,6 +68,7 @@ class Projection(nn.Module):
         check_projection(kind, max_length, projection_dim, init)
         self.kind, self.max_length, self.projection_dim = kind, max_length, projection_dim
         self.window = max_length // projection_dim
+        self.commutes = kind in ("linear", "gaussian")  # E (x W) = (E x) W; max and a kernel a channel do not
         heads = () if num_heads is None else (num_heads,)
         if kind in ("linear", "gaussian"):
             start = "normal" if kind == "gaussian" else init

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lit_linformer.model import LinformerAttention, Projection, SelfAttention
-from lit_linformer.model.attention import SHARINGS, LocalConvolution, log_mass
+from lit_linformer.model.attention import SHARINGS, LocalConvolution, attend, log_mass
 from lit_linformer.model.projection import PROJECTIONS
 
 B, N, D, H, K = 2, 12, 16, 4, 3
@@ -171,3 +171,33 @@ def test_local_convolution_starts_at_zero_and_is_torchs_depthwise_one():
     torch.nn.init.normal_(local.weight)
     expected = torch.nn.functional.conv1d(x.transpose(1, 2), local.weight[:, :, 0], padding=2, groups=D).transpose(1, 2)
     torch.testing.assert_close(local(x), expected)
+
+
+@pytest.mark.parametrize("sharing", ["headwise", "key-value", "layerwise"])
+@pytest.mark.parametrize("projection", ["linear", "gaussian", "mean", "max", "conv"])
+def test_fewer_tokens_than_slots_give_what_the_formula_says(sharing, projection):
+    """Where N < K the order of the products may change, for speed, and nothing else: W (E x) + b, slot by slot."""
+    torch.manual_seed(0)
+    layer = LinformerAttention(8, 2, 16, 8, sharing="headwise" if sharing == "layerwise" else sharing, projection=projection)
+    layer = layer.double().eval()
+    shared = Projection(projection, 16, 8, channels=8).double() if sharing == "layerwise" else None
+    for linear in (layer.key, layer.value):
+        torch.nn.init.normal_(linear.bias)
+    x, mask = torch.randn(3, 5, 8).double(), torch.arange(5) < torch.tensor([[5], [3], [1]])
+    E = shared or layer.E
+    F = shared or layer.F or layer.E
+    if shared is not None:
+        layer.E, layer.F = None, None
+    clean = x * mask[..., None]
+    q, k, v = layer.query(x), layer.key(E(clean, mask)), layer.value(F(clean, mask))
+    heads = [torch.softmax(q[..., h] @ k[..., h].mT / 2, -1) @ v[..., h] for h in (slice(0, 4), slice(4, 8))]  # √d = 2
+    torch.testing.assert_close(layer(x, mask, shared=shared)[0], layer.out(torch.cat(heads, -1)))
+
+
+def test_bfloat16_on_a_cpu_is_near_float32():
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 4, length, 16) for length in (40, 12, 12))
+    exact, _ = attend(q, k, v, None, 0.0, False)
+    rounded, weights = attend(*(t.bfloat16() for t in (q, k, v)), None, 0.0, False)
+    assert weights is None and rounded.dtype == torch.bfloat16
+    torch.testing.assert_close(rounded.float(), exact, atol=0.03, rtol=0.03)
