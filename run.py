@@ -1,4 +1,4 @@
-"""python run.py fit|validate|test|predict|prepare|grid --config conf/….yaml; `python run.py --help` lists what there is."""
+"""python run.py COMMAND --config conf/….yaml; `python run.py --help` lists the commands."""
 
 from lit_linformer.cli import main
 

@@ -1,19 +1,23 @@
 """Callbacks: they observe and record, and never change training."""
 
 from lit_linformer.callbacks.checkpoint import AtomicCheckpointIO, LastCheckpoint, best_checkpoint
+from lit_linformer.callbacks.length_sweep import LengthSweep
 from lit_linformer.callbacks.perplexity import PerplexityCurve
 from lit_linformer.callbacks.predictions import PredictionWriter
 from lit_linformer.callbacks.progress import Progress
 from lit_linformer.callbacks.result import RunResult
 from lit_linformer.callbacks.scores import TaskScores
+from lit_linformer.callbacks.spectrum import Spectrum
 
 __all__ = [
     "AtomicCheckpointIO",
     "LastCheckpoint",
+    "LengthSweep",
     "PerplexityCurve",
     "PredictionWriter",
     "Progress",
     "RunResult",
+    "Spectrum",
     "TaskScores",
     "best_checkpoint",
 ]

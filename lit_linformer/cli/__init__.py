@@ -1,10 +1,11 @@
-"""The command line: `python run.py fit|validate|test|predict|prepare|grid --config FILE --KEY VALUE …`.
+"""The command line: `python run.py fit|validate|test|predict|prepare|grid|benchmark|spectrum --KEY VALUE …`.
 
 The only place that knows jsonargparse. A setting is `--model.lr 1e-3` on the command line and `model: {init_args: {lr: 1e-3}}`
 in a file; a later --config overrides an earlier one, the command line overrides all, and `${name}` in a file takes another
 setting's value.
 """
 
+import importlib
 import sys
 
 COMMANDS = {
@@ -14,7 +15,10 @@ COMMANDS = {
     "predict": 'fill the masks of --data.text "…" or --data.file FILE, or classify it',
     "prepare": "make the tokenizer and the token files ahead of fit; trains nothing",
     "grid": "many runs and one table of them: --config conf/paper/table2.yaml",
+    "benchmark": "time and memory against n and k: Table 3 and figure 2 of the paper",
+    "spectrum": "singular values of trained runs' attention, the paper's figure 1: --run runs/small",
 }
+STUDIES = ("grid", "benchmark", "spectrum")
 MAIN_HELP = """usage: python run.py COMMAND --config FILE [--config OVERLAY …] [--SETTING VALUE …]
 
 {commands}
@@ -45,10 +49,8 @@ def main(argv: list[str] | None = None) -> None:
     try:
         if argv[0] not in COMMANDS:
             raise ValueError(f"the command is {argv[0]!r}; allowed: {', '.join(COMMANDS)}")
-        if argv[0] == "grid":
-            from lit_linformer.studies.grid import main as grid
-
-            grid(argv[1:])
+        if argv[0] in STUDIES:  # they parse their own settings, and print their help without importing torch
+            importlib.import_module(f"lit_linformer.studies.{argv[0]}").main(argv[1:])
             return
         if {"-h", "--help"} & set(argv):
             from lit_linformer.cli.messages import settings_help

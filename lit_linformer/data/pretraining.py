@@ -185,6 +185,20 @@ class PretrainingData(ResumableDataModule):
     def predict_dataloader(self):
         return prompt_loader(self.prompts, self.tokenizer, self.batch_size)
 
+    def evaluation_loader(self, split: str, max_length: int, batch_size: int | None = None) -> EvaluationLoader:
+        """A held-out set in rows of another length: batches as `validate --data.max_length` has them, loaded in this process.
+
+        Args:
+            split: "validation" or "test", which setup has opened.
+            max_length: Tokens of a row, bos included.
+            batch_size: Rows a rank and batch; None: data.batch_size.
+        """
+        tokenizer = self.tokenizer
+        blocks = TokenBlocks(self.folder, split, max_length, tokenizer.bos_id, tokenizer.pad_id)
+        dataset = MaskedBlocks(blocks, self._masker(VALIDATION_MASK_RATE, VALIDATION_SEED))
+        # No workers: a loader that lives for one pass would only start and stop them.
+        return EvaluationLoader(dataset, batch_size or self.batch_size, **{**self._parallel(), "num_workers": 0})
+
     def _evaluation(self, split: str):
         blocks = self.blocks[split]
         if len(blocks) == 0:

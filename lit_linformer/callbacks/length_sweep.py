@@ -1,0 +1,251 @@
+"""How a model does at other lengths than its own: validation perplexity, tokens/s and memory, while it trains or after.
+
+    --trainer.callbacks+ LengthSweep --trainer.callbacks.lengths [64,128,256,512]
+
+writes length_sweep.csv (and .png) into the run directory.
+"""
+
+import csv
+import itertools
+import os
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from lit_linformer.callbacks.observing import say, tensorboard, unnoticed
+from lit_linformer.studies.figures import draw_sweep, figure_class
+from lit_linformer.tasks.perplexity import Perplexity
+
+COLUMNS = ("step", "tokens", "length", "perplexity", "tokens_per_second", "peak_memory_mib")
+SHORTEST = 8  # as data.max_length
+MIB = 2**20
+
+
+class LengthSweep(Callback):
+    """Measures the model on the validation text cut into rows of other lengths: length_sweep.csv, TensorBoard and a figure.
+
+    The perplexity at a length is what `validate --data.max_length LENGTH` gives. Tokens/s are those of the forward pass,
+    over all processes, with the output matrix at the masked tokens. Peak memory is weights and activations of such a pass
+    on one process; on a GPU, reading it resets CUDA's own peak counter. Training itself is left alone. With `validate` the
+    file is validate_length_sweep.csv. One device, or several by DDP: sharded weights are not gathered.
+
+    Args:
+        lengths: tokens of a row, bos included: 8 up to model.encoder.max_length.
+        every_n_validations: sweep after every so-manieth validation of a fit; 0: after none.
+        at_end: sweep when training ends, too.
+        num_tokens: tokens of a batch on each process, the same at every length, as in the paper's figure 2; at least one row.
+            Perplexity does not depend on it, speed and memory do. None: data.batch_size times data.max_length.
+        limit_batches: batches of each length on each process, the first ones, to bound the cost; None: the whole split.
+    """
+
+    def __init__(
+        self,
+        lengths: list[int],
+        every_n_validations: int = 1,
+        at_end: bool = False,
+        num_tokens: int | None = None,
+        limit_batches: int | None = None,
+    ) -> None:
+        if not lengths or min(lengths) < SHORTEST:
+            raise ValueError(f"LengthSweep.lengths is {lengths}; allowed: a list of lengths, each {SHORTEST} or more")
+        if every_n_validations < 0:
+            raise ValueError(f"LengthSweep.every_n_validations is {every_n_validations}; allowed: 0 or more")
+        for name, value in (("num_tokens", num_tokens), ("limit_batches", limit_batches)):
+            if value is not None and value < 1:
+                raise ValueError(f"LengthSweep.{name} is {value}; allowed: 1 or more")
+        if every_n_validations == 0 and not at_end:
+            raise ValueError("LengthSweep.every_n_validations is 0; allowed: 1 or more, or 0 with at_end true")
+        self.lengths = sorted(set(lengths))
+        self.every_n_validations, self.at_end = every_n_validations, at_end
+        self.num_tokens, self.limit_batches = num_tokens, limit_batches
+        self.rows: dict[tuple[int, int], dict[str, float]] = {}  # by (step, length)
+        self.validations = 0
+        self._swept_step, self._loaded_step = -1, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"validations": self.validations, "rows": [dict(row) for row in self.rows.values()]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.validations = state_dict["validations"]
+        self._add(state_dict["rows"])
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self._loaded_step = checkpoint["global_step"]  # `validate` does not restore the trainer's
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage not in ("fit", "validate"):
+            return
+        net, data = getattr(pl_module, "net", None), trainer.datamodule
+        if not hasattr(net, "nll") or not hasattr(data, "evaluation_loader"):
+            raise ValueError(
+                f"trainer.callbacks holds LengthSweep, but data is {type(data).__name__}; allowed: masked language modelling "
+                "on PretrainingData"
+            )
+        longest = net.encoder.config.max_length
+        if self.lengths[-1] > longest:
+            allowed = f"{SHORTEST} to model.encoder.max_length = {longest}"
+            raise ValueError(f"LengthSweep.lengths holds {self.lengths[-1]}; allowed: {allowed}")
+        if len(data.blocks["validation"]) == 0:
+            raise ValueError(
+                f"data.validation_fraction is {data.validation_fraction}; allowed with LengthSweep: more than 0, or a "
+                "data.validation_source"
+            )
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # A sweep at the end is younger than the last checkpoint: only the file has it.
+        path = Path(trainer.default_root_dir) / "length_sweep.csv"
+        if trainer.global_step and path.is_file():
+            in_file = [row for row in _read(path) if row["step"] <= trainer.global_step]
+            self._add([*in_file, *self.rows.values()])
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # Not on_validation_end: the checkpoints that are written there must hold these rows.
+        if trainer.sanity_checking:
+            return
+        if trainer.state.fn == "fit":
+            self.validations += 1
+            if not self.every_n_validations or self.validations % self.every_n_validations:
+                return
+        self._sweep(trainer, pl_module)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.at_end and self._swept_step != trainer.global_step:
+            self._sweep(trainer, pl_module)
+
+    def _sweep(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        fitting = trainer.state.fn == "fit"
+        step = trainer.global_step if fitting else self._loaded_step
+        with unnoticed(pl_module):
+            rows = []
+            for length in self.lengths:
+                measured = self._measure(trainer, pl_module, length)
+                rows.append({"step": step, "tokens": pl_module.tokens_seen, "length": length, **measured})
+            self._swept_step = step
+            if fitting:
+                self._add(rows)
+            found = ", ".join(f"{row['perplexity']:.2f} at {row['length']}" for row in rows)
+            say(trainer, f"step {step}  perplexity by length: {found}")
+            if not trainer.is_global_zero or trainer.fast_dev_run:
+                return
+            shown = list(self.rows.values()) if fitting else rows
+            path = Path(trainer.default_root_dir) / f"{'' if fitting else 'validate_'}length_sweep.csv"
+            _write(path, shown)
+            self._draw(trainer, rows, shown, path.with_suffix(".png"))
+
+    def _measure(self, trainer: Trainer, pl_module: LightningModule, length: int) -> dict[str, float]:
+        """One length: {perplexity, tokens_per_second, peak_memory_mib}, the same on every rank."""
+        data, device, limit = trainer.datamodule, pl_module.device, 1 if trainer.fast_dev_run else self.limit_batches
+        tokens = self.num_tokens or data.batch_size * data.max_length
+        loader = data.evaluation_loader("validation", length, max(1, tokens // length))
+        metric = Perplexity().to(device)
+        tokens, seconds, peak = 0, 0.0, 0.0
+        for index, batch in enumerate(itertools.islice(loader, limit)):
+            batch = trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(batch))
+
+            def nll(batch: dict = batch) -> torch.Tensor:
+                with trainer.precision_plugin.val_step_context():
+                    names = ("input_ids", "positions", "labels", "attention_mask")
+                    return pl_module.net.nll(*(batch.get(name) for name in names))
+
+            if index == 0:  # done once more below, warm
+                peak = peak_memory(nll, pl_module)
+            _synchronize(device)
+            begin = time.perf_counter()
+            values = nll()
+            _synchronize(device)
+            seconds += time.perf_counter() - begin
+            tokens += batch["input_ids"].numel()
+            metric.update(values, batch["labels"])
+        ranks = trainer.strategy.all_gather(torch.tensor([tokens, seconds, peak / MIB], device=device)).view(-1, 3)
+        return {
+            "perplexity": metric.compute().item(),  # a sum over all ranks
+            "tokens_per_second": round((ranks[:, 0].sum() / ranks[:, 1].max()).item(), 1),
+            "peak_memory_mib": round(ranks[:, 2].max().item(), 2),
+        }
+
+    def _draw(self, trainer: Trainer, rows: list[dict], shown: list[dict], path: Path) -> None:
+        figure = figure_class()
+        drawn = draw_sweep(figure, shown) if figure is not None else None
+        if drawn is not None:
+            drawn.savefig(path, dpi=150)
+        if (found := tensorboard(trainer)) is None:
+            return
+        logger, place = found
+        for row, name in itertools.product(rows, COLUMNS[3:]):
+            logger.experiment.add_scalar(f"sweep/{name}_{row['length']}", row[name], place)
+        if drawn is not None:
+            logger.experiment.add_figure("sweep/by_length", drawn, place)
+
+    def _add(self, rows: list[dict[str, float]]) -> None:
+        """Of two rows for one step and length the later one stays."""
+        found = self.rows | {(row["step"], row["length"]): dict(row) for row in rows}
+        self.rows = dict(sorted(found.items()))
+
+
+class AllocatedTensors(TorchDispatchMode):
+    """Counts the bytes of the tensors that operators make within it, and the most at a time: ``peak``.
+
+    Not the resident set: a process keeps what its last backward pass has freed, and a forward pass then adds nothing to it.
+    What an operator allocates inside itself is not seen; fused attention needs little.
+    """
+
+    def __init__(self, known: Iterable[torch.Tensor]) -> None:
+        super().__init__()
+        self.live = self.peak = 0
+        self._known = {tensor.untyped_storage()._cdata for tensor in known}  # a view of a weight allocates nothing
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, torch.Tensor) and (storage := tensor.untyped_storage())._cdata not in self._known:
+                self._known.add(storage._cdata)
+                self.live += storage.nbytes()
+                self.peak = max(self.peak, self.live)
+                weakref.finalize(storage, self._freed, storage._cdata, storage.nbytes())
+        return made
+
+    def _freed(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.live -= size
+
+
+def peak_memory(step: Callable[[], Any], pl_module: LightningModule) -> float:
+    """Bytes of a module's weights and of what a call allocates beside them at most."""
+    device, weights = pl_module.device, [*pl_module.parameters(), *pl_module.buffers()]
+    size = sum(tensor.nbytes for tensor in weights)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        step()
+        return float(size + torch.cuda.max_memory_allocated(device) - before)
+    with AllocatedTensors(weights) as allocated:
+        step()
+    return float(size + allocated.peak)
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _read(path: Path) -> list[dict[str, float]]:
+    with open(path, newline="", encoding="utf-8") as file:
+        whole = ("step", "tokens", "length")
+        return [{key: (int if key in whole else float)(text) for key, text in row.items()} for row in csv.DictReader(file)]
+
+
+def _write(path: Path, rows: list[dict[str, float]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".csv.tmp")
+    with open(temporary, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(rows)
+    os.replace(temporary, path)

@@ -1,0 +1,179 @@
+"""The models that `benchmark` compares, of equal shape and equal weights, and what one pass takes: time and memory.
+
+Shapes: B batch, N tokens, H heads, D hidden width, d = D/H.
+"""
+
+import contextlib
+import ctypes
+import gc
+import math
+import re
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from lit_linformer.model import EncoderConfig, EncoderLayer, Projection, SelfAttention
+from lit_linformer.model.attention import merge_heads, split_heads
+
+DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+BACKENDS = {
+    "fused flash": SDPBackend.FLASH_ATTENTION,
+    "fused cudnn": SDPBackend.CUDNN_ATTENTION,
+    "fused efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "fused math": SDPBackend.MATH,
+}
+
+
+class WrittenOutAttention(SelfAttention):
+    """The Transformer's attention as the paper had it: scores and softmax are (B, H, N, N) tensors in memory."""
+
+    def forward(self, x: Tensor, attention_mask: None = None, need_weights: bool = False) -> tuple[Tensor, None]:
+        q, k, v = (split_heads(linear(x), self.num_heads) for linear in (self.query, self.key, self.value))
+        # Scaling q instead of the scores saves one more N x N tensor; a baseline should be a fair one.
+        scores = (q / math.sqrt(q.shape[-1])) @ k.transpose(-2, -1)
+        local = 0.0 if self.local is None else self.local(x)
+        return self.out(merge_heads(scores.softmax(-1) @ v) + local), None
+
+
+class Layers(nn.Module):
+    """An encoder without embeddings: (B, N, D) → (B, N, D). ``backend``: the attention kernel, None: what torch picks."""
+
+    def __init__(self, config: EncoderConfig, written_out: bool = False, backend: SDPBackend | None = None):
+        super().__init__()
+        self.backend = backend
+        self.E = None
+        if config.attention == "linformer" and config.sharing == "layerwise":
+            self.E = Projection("linear", config.max_length, config.projection_dims[0])
+        self.layers = nn.ModuleList(EncoderLayer(config, index) for index in range(config.num_layers))
+        if written_out:
+            for layer in self.layers:
+                shape = (config.hidden_size, config.num_heads, config.max_length, config.local_width)
+                layer.attention = WrittenOutAttention(*shape)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with contextlib.nullcontext() if self.backend is None else sdpa_kernel(self.backend):
+            for layer in self.layers:
+                x, _ = layer(x, None, self.E, False)
+        return x
+
+
+def encoder_config(settings: dict[str, Any], n: int, projection_dim: int | None) -> EncoderConfig:
+    """The shape that the settings describe; projection_dim None: a Transformer."""
+    return EncoderConfig(
+        max_length=n,
+        attention="full" if projection_dim is None else "linformer",
+        projection_dim=projection_dim or 1,
+        dropout=0.0,
+        attention_dropout=0.0,
+        **{key: settings[key] for key in ("hidden_size", "num_layers", "num_heads", "intermediate_size", "sharing", "order")},
+        local_width=settings["local_width"],
+    )
+
+
+def build(name: str, settings: dict[str, Any], n: int, weights: dict[str, Tensor] | None = None) -> nn.Module:
+    """The model ``name``: written-out, fused, fused BACKEND, linformer K or peer K.
+
+    ``weights``, another model's, are taken where they fit: the same tensors, not copies, so that many models need little room.
+    """
+    kind, _, detail = name.partition(" ")
+    torch.manual_seed(0)
+    with torch.device(settings["device"]):
+        if kind == "peer":
+            from linformer import Linformer
+
+            D, k, heads = settings["hidden_size"], int(detail), settings["num_heads"]
+            model = Linformer(D, n, settings["num_layers"], k=k, heads=heads)
+        else:
+            config = encoder_config(settings, n, int(detail) if kind == "linformer" else None)
+            model = Layers(config, kind == "written-out", BACKENDS.get(name))
+            if weights is not None:
+                model.load_state_dict(weights, strict=False, assign=True)
+    model = model.to(DTYPES[settings["precision"]]).eval()
+    if settings["compile"]:
+        # One code object for all models: without more room the ninth would silently run uncompiled.
+        torch._dynamo.config.recompile_limit = 64
+        model.compile(dynamic=False)
+    return model
+
+
+def make_input(settings: dict[str, Any], batch: int, n: int, backward: bool) -> Tensor:
+    shape = (batch, n, settings["hidden_size"])
+    return torch.randn(shape, dtype=DTYPES[settings["precision"]], device=settings["device"], requires_grad=backward)
+
+
+def run(model: nn.Module, x: Tensor) -> None:
+    """Forward; and backward, down to the input, where the input wants a gradient."""
+    if x.requires_grad:
+        model(x).backward(x.detach())
+    else:
+        with torch.inference_mode():
+            model(x)
+
+
+def forget(model: nn.Module, x: Tensor) -> None:
+    """No gradients from the pass before, so that each pass allocates its own."""
+    model.zero_grad(set_to_none=True)
+    x.grad = None
+
+
+def timed(model: nn.Module, x: Tensor) -> float:
+    """Seconds of one pass, the device's work included."""
+    wait = torch.cuda.synchronize if x.is_cuda else lambda: None
+    for _ in range(2):
+        allocated = torch.cuda.memory_stats().get("num_device_alloc", 0) if x.is_cuda else 0
+        wait()
+        start = time.perf_counter()
+        run(model, x)
+        wait()
+        seconds = time.perf_counter() - start
+        forget(model, x)
+        # Where the models together outgrow the GPU a pass may have to ask the driver for memory: then once more.
+        if not x.is_cuda or torch.cuda.memory_stats().get("num_device_alloc", 0) == allocated:
+            break
+    return seconds
+
+
+def peak_memory(action: Callable[[], Any], device: str = "cpu") -> int:
+    """Bytes above what was allocated before, at the highest point of ``action``.
+
+    On a GPU of torch's allocator; on a CPU of the process's resident size, where freed memory that malloc kept counts as used.
+    """
+    gc.collect()
+    if device != "cpu":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        action()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+    with contextlib.suppress(AttributeError, OSError):  # glibc only: hand back what is free, or action would reuse it unseen
+        ctypes.CDLL(None).malloc_trim(0)
+    try:
+        before = _status("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew from here
+        action()
+        return _status("VmHWM") - before
+    except OSError:  # no such /proc: what the peak grew by, which is less where it was higher once before
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        action()
+        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        return grown * (1 if sys.platform == "darwin" else 1024)
+
+
+def _status(key: str) -> int:
+    return int(re.search(rf"^{key}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)[1]) * 1024
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether this is one of the ways to say so: torch's on a GPU, on a CPU, cuBLAS's."""
+    said = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and any(word in str(error) for word in said)
+    )

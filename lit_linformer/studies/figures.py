@@ -1,0 +1,143 @@
+"""Figures, without pyplot's global state; matplotlib is optional (extra `plots`) and imported when the first one is drawn."""
+
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lit_linformer.studies.lowrank import Measured
+
+# Okabe and Ito's palette, which colour-blind readers can tell apart, and a line style each for those who print.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+STYLES = ("-", "--", "-.", ":")
+MOST_CURVES = 6  # in one panel; of more layers some are drawn, evenly spread
+QUIET = {"color": "0.55", "linewidth": 0.8}
+
+
+def figure_class() -> Any:
+    """matplotlib's Figure, or None where it is not installed."""
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        return None
+    return Figure
+
+
+def draw_sweep(figure_class: Any, rows: Sequence[dict[str, float]]) -> Any:
+    """Perplexity and tokens/s of the latest sweep against length, those before it in grey; rows as in length_sweep.csv."""
+    figure = figure_class(figsize=(9, 3.6), layout="constrained")
+    panels = figure.subplots(1, 2)
+    labels = {"perplexity": "validation perplexity", "tokens_per_second": "thousand tokens/s (forward pass)"}
+    sweeps = {step: list(group) for step, group in itertools.groupby(rows, key=lambda row: row["step"])}
+    latest = list(sweeps)[-1]
+    for axes, (name, label) in zip(panels, labels.items(), strict=True):
+        scale = 1e-3 if name == "tokens_per_second" else 1.0
+        for step in _spread(list(sweeps), MOST_CURVES):
+            x, y = [row["length"] for row in sweeps[step]], [row[name] * scale for row in sweeps[step]]
+            if step == latest:
+                axes.plot(x, y, color=COLOURS[0], marker="o", markersize=4, label=f"step {step}")
+                below = -13 if name == "perplexity" else 6  # an earlier sweep's perplexity lies above
+                for place in zip(x, y, strict=True):
+                    axes.annotate(f"{place[1]:.1f}", place, (0, below), textcoords="offset points", ha="center", fontsize=8)
+            elif name == "perplexity":  # speed does not change while a model learns
+                axes.plot(x, y, marker=".", **QUIET)
+                axes.annotate(f"step {step}", (x[-1], y[-1]), (5, 0), textcoords="offset points", va="center", fontsize=7)
+        lengths = sorted({row["length"] for row in rows})
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(lengths, [str(length) for length in lengths])
+        axes.minorticks_off()
+        axes.set(xlabel="length of a row (tokens)", ylabel=label)
+        axes.margins(x=0.12, y=0.15)
+        if name == "tokens_per_second":
+            axes.set_ylim(bottom=0)
+        elif len(sweeps) > 1:  # an early perplexity is several times the last
+            axes.set_yscale("log")
+            _plain_numbers(axes.yaxis)
+        axes.grid(True, alpha=0.25)
+        _open(axes)
+    panels[0].legend(frameon=False)
+    return figure
+
+
+def draw_spectra(
+    figure_class: Any,
+    named: Sequence[tuple[str, "Measured"]],
+    indices: Sequence[int],
+    threshold: float,
+    heads: Sequence[int] | None = None,
+) -> Any:
+    """The paper's figure 1, a row a model: cumulative singular values on the left, layer × head at an index on the right.
+
+    Args:
+        figure_class: matplotlib's Figure.
+        named: (name, measured) of each model.
+        indices: the index of each model's heat map, from 1.
+        threshold: drawn as a line through the curves, 0 to 1.
+        heads: a curve for each of these heads (up to four can be told apart); None: a layer's mean over its heads, and their
+            range as a band.
+    """
+    values = [measured.at(index).numpy() for (_, measured), index in zip(named, indices, strict=True)]
+    # One scale for all models, else their colours compare nothing.
+    low, high = (float(bound) for bound in (min(v.min() for v in values), max(v.max() for v in values)))
+    figure = figure_class(figsize=(10.5, 4.1 * len(named)), layout="constrained")
+    panels = figure.subplots(len(named), 2, squeeze=False, width_ratios=(1.15, 1))
+    for (curves, heat), (name, measured), index, value in zip(panels, named, indices, values, strict=True):
+        _curves(curves, measured, index, threshold, heads)
+        curves.set_title(name, loc="left", fontsize=10)
+        image = heat.imshow(value, cmap="cividis", vmin=low, vmax=max(high, low + 1e-6), aspect="auto")
+        figure.colorbar(image, ax=heat, label=f"share at index {index}")
+        if value.size <= 150:
+            for layer, head in itertools.product(*map(range, value.shape)):
+                shade = "white" if value[layer, head] < (low + high) / 2 else "black"
+                text = f"{value[layer, head]:{'.2f' if high - low > 0.02 else '.3f'}}"
+                heat.text(head, layer, text, ha="center", va="center", color=shade, fontsize=9 if value.size < 40 else 7)
+        heat.set(xlabel="head", ylabel="layer")
+        heat.set_xticks(range(value.shape[1]))
+        heat.set_yticks(range(value.shape[0]), measured.layers)
+    return figure
+
+
+def _curves(axes: Any, measured: "Measured", index: int, threshold: float, heads: Sequence[int] | None) -> None:
+    x = range(1, measured.curves.shape[-1] + 1)
+    axes.axhline(threshold, **QUIET)
+    axes.text(len(x), threshold - 0.01, f"{threshold:.0%}", ha="right", va="top", fontsize=8, color=QUIET["color"])
+    axes.axvline(index, linestyle=":", **QUIET)
+    drawn = enumerate(_spread(list(range(len(measured.layers))), MOST_CURVES))
+    for (number, place), (style, head) in itertools.product(drawn, enumerate(heads or [None])):
+        style = number if heads is None else style
+        look = {"color": COLOURS[number % len(COLOURS)], "linestyle": STYLES[style % len(STYLES)]}
+        layer, of_heads = measured.layers[place], measured.curves[place].numpy()
+        if head is None:
+            axes.fill_between(x, of_heads.min(0), of_heads.max(0), color=look["color"], alpha=0.12, linewidth=0)
+            axes.plot(x, of_heads.mean(0), label=f"layer {layer}", **look)
+        else:
+            axes.plot(x, of_heads[head], label=f"layer {layer}, head {head}", **look)
+    axes.set(
+        xlabel="index of the singular value, the largest first",
+        ylabel="cumulative share of the singular values",
+        xlim=(1, len(x)),
+        ylim=(0, 1.02),
+    )
+    axes.set_xticks(sorted({1, index, len(x), *(len(x) * quarter // 4 for quarter in (1, 2, 3))}))
+    axes.grid(True, alpha=0.2)
+    axes.legend(frameon=False, loc="lower right", fontsize=9, ncols=1 if heads is None else len(heads))
+    _open(axes)
+
+
+def _spread(items: list, most: int) -> list:
+    """At most so many of the items, evenly spread, the first and the last among them."""
+    if len(items) <= most:
+        return items
+    return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]
+
+
+def _open(axes: Any) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _plain_numbers(axis: Any) -> None:
+    from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
+
+    axis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
+    axis.set_major_formatter(ScalarFormatter())
+    axis.set_minor_formatter(NullFormatter())

@@ -1,0 +1,207 @@
+"""The sweep over lengths: the perplexities that `validate` gives, on one process and two; training does not notice."""
+
+import csv
+import json
+import random
+import sys
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from matplotlib import pyplot
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from lit_linformer.callbacks import LengthSweep
+from lit_linformer.callbacks.length_sweep import AllocatedTensors
+from lit_linformer.callbacks.observing import unnoticed
+from lit_linformer.studies.figures import draw_sweep, figure_class
+from tests.helpers import assert_same, load, read_log, run_forked
+
+TWO = ["--trainer.strategy", "ddp_fork", "--trainer.devices", "2"]
+
+
+def sweep(lengths, **settings):
+    words = ["--trainer.callbacks+", "LengthSweep", "--trainer.callbacks.lengths", str(lengths)]
+    return words + [word for name, value in settings.items() for word in (f"--trainer.callbacks.{name}", str(value))]
+
+
+def logged(path, kill_at=-1):
+    words = ["--trainer.callbacks+", "tests.helpers.BatchLog", "--trainer.callbacks.path", str(path)]
+    return [*words, "--trainer.callbacks.kill_at", str(kill_at)]
+
+
+def read(path):
+    with open(path, newline="") as file:
+        return [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
+
+
+def validate(tiny, tmp_path, *extra):
+    """Perplexities by length of a sweep over the checkpoint of runs/run."""
+    log = tmp_path / "validate.out"
+    assert run_forked(["validate", *tiny, "--name", "run", *extra], log) == 0, log.read_text()
+    return {int(row["length"]): row for row in read(tmp_path / "runs/run/validate_length_sweep.csv")}
+
+
+@pytest.fixture
+def trained(tiny, tmp_path):
+    assert run_forked(["fit", *tiny, "--name", "run"], tmp_path / "fit.out") == 0
+    return tiny
+
+
+def test_perplexity_is_what_validate_gives_at_that_length(trained, tmp_path):
+    found = validate(trained, tmp_path, *sweep([32, 8, 21]))
+    assert list(found) == [8, 21, 32]
+    for length, row in found.items():
+        assert run_forked(["validate", *trained, "--name", "run", "--data.max_length", str(length)]) == 0
+        result = json.loads((tmp_path / "runs/run/validate.json").read_text())
+        # Rows a batch differ (as many tokens at each length), so that a float32 sum may end in another last bit.
+        assert row["perplexity"] == pytest.approx(result["metrics"]["val/perplexity"], rel=1e-7)
+        assert row["tokens_per_second"] > 0 and 0.01 < row["peak_memory_mib"] < 5
+        assert row["step"] == 7 and row["tokens"] == 7 * 4 * 32  # the best checkpoint's
+    assert not (tmp_path / "runs/run/length_sweep.csv").exists()
+
+
+def test_same_on_two_processes_whatever_the_batches(trained, tmp_path):
+    one = validate(trained, tmp_path, *sweep([8, 32]))
+    two = validate(trained, tmp_path, *sweep([8, 32], num_tokens=200), *TWO)
+    for length in (8, 32):
+        assert two[length]["perplexity"] == pytest.approx(one[length]["perplexity"], rel=1e-9)
+
+
+def test_limit_bounds_the_cost(trained, tmp_path):
+    found = validate(trained, tmp_path, *sweep([8, 32], limit_batches=1, num_tokens=64))
+    whole = validate(trained, tmp_path, *sweep([8, 32]))
+    assert found[32]["perplexity"] != pytest.approx(whole[32]["perplexity"], rel=1e-3)
+    assert found[32]["peak_memory_mib"] < whole[32]["peak_memory_mib"]
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [[], ["--data.num_workers", "1", "--trainer.precision", "bf16-mixed"], TWO],
+    ids=["plain", "workers, bf16", "two processes"],
+)
+def test_training_does_not_notice(extra, tiny, tmp_path):
+    """Both callbacks, after each validation and at the end: batches, masks, losses, weights and optimiser to the last bit."""
+    watched = [*sweep([8, 32], at_end="true"), "--trainer.callbacks+", "Spectrum"]
+    for name, callbacks in (("without", []), ("with", watched)):
+        log = tmp_path / f"{name}.out"
+        words = ["fit", *tiny, "--name", name, *extra, *callbacks, *logged(tmp_path / name)]
+        assert run_forked(words, log) == 0, log.read_text()
+    assert {row["step"] for row in read(tmp_path / "runs/with/length_sweep.csv")} == {7, 12}
+    for rank in range(2 if extra == TWO else 1):
+        assert read_log(tmp_path / f"without.{rank}") == read_log(tmp_path / f"with.{rank}")
+    before, after = (load(tmp_path / f"runs/{name}/checkpoints/last.ckpt") for name in ("without", "with"))
+    for part in ("state_dict", "optimizer_states", "lr_schedulers", "seen", "global_step"):
+        assert_same(before[part], after[part], part)
+
+
+def test_modes_and_random_states_are_restored():
+    module = LightningModule()
+    module.net = torch.nn.Sequential(torch.nn.Dropout(), torch.nn.Dropout())
+    module.train()
+    module.net[1].eval()  # frozen
+    torch.manual_seed(1), np.random.seed(1), random.seed(1)
+    before = torch.rand(1).item(), np.random.rand(), random.random()
+    torch.manual_seed(1), np.random.seed(1), random.seed(1)
+    with pytest.raises(RuntimeError, match="passed on"), unnoticed(module):
+        assert not module.training and not module.net[0].training and not torch.is_grad_enabled()
+        torch.rand(5), np.random.rand(5), random.random()
+        raise RuntimeError("passed on")
+    assert (torch.rand(1).item(), np.random.rand(), random.random()) == before
+    assert module.training and module.net[0].training and not module.net[1].training and torch.is_grad_enabled()
+
+
+def measured(path):
+    """All but what a clock tells."""
+    return [(row["step"], row["tokens"], row["length"], row["perplexity"]) for row in read(path)]
+
+
+def test_resumed_run_has_the_rows_of_a_whole_one(tiny, tmp_path):
+    tiny = [*tiny, "--trainer.val_check_interval", "3"]
+    callback = sweep([8, 32], every_n_validations=2, at_end="true")
+    assert run_forked(["fit", *tiny, "--name", "whole", *callback]) == 0
+    assert run_forked(["fit", *tiny, "--name", "killed", *callback, *logged(tmp_path / "log", kill_at=8)]) == -9
+    assert run_forked(["fit", *tiny, "--name", "killed", *callback, "--ckpt_path", "last"]) == 0
+    whole, killed = (measured(tmp_path / f"runs/{name}/length_sweep.csv") for name in ("whole", "killed"))
+    assert whole == killed and [row[0] for row in whole] == [6, 6, 12, 12]
+    # What was measured at the end is younger than last.ckpt, and stays when training goes on.
+    end = sweep([8], every_n_validations=0, at_end="true")
+    assert run_forked(["fit", *tiny, "--name", "end", *end]) == 0
+    more = ["--trainer.max_steps", "14", "--ckpt_path", "last"]
+    assert run_forked(["fit", *tiny, "--name", "end", *end, *more]) == 0
+    assert [row[:1] + row[2:3] for row in measured(tmp_path / "runs/end/length_sweep.csv")] == [(12, 8), (14, 8)]
+
+
+def test_tensorboard_and_figure(tiny, tmp_path):
+    assert run_forked(["fit", *tiny, "--name", "run", *sweep([8, 32])]) == 0
+    events = EventAccumulator(str(tmp_path / "runs/run")).Reload()
+    (row,) = (row for row in read(tmp_path / "runs/run/length_sweep.csv") if row["length"] == 32)
+    (point,) = events.Scalars("sweep/perplexity_32")
+    assert point.step == 6 and point.value == pytest.approx(row["perplexity"])
+    names = {"perplexity", "tokens_per_second", "peak_memory_mib"}
+    assert {tag for tag in events.Tags()["scalars"] if tag.startswith("sweep/")} == {
+        f"sweep/{name}_{length}" for name in names for length in (8, 32)
+    }
+    assert "sweep/by_length" in events.Tags()["images"]
+    assert (tmp_path / "runs/run/length_sweep.png").read_bytes()[1:4] == b"PNG"
+    # At the model's own length it is the validation's own perplexity.
+    with open(tmp_path / "runs/run/perplexity.csv") as file:
+        assert row["perplexity"] == pytest.approx(float(list(csv.DictReader(file))[-1]["perplexity"]), rel=1e-7)
+
+
+def test_counts_what_lives_at_once():
+    weight = torch.ones(1000)
+    with AllocatedTensors([weight]) as allocated:
+        view = weight.view(10, 100)  # allocates nothing
+        a = view + 1  # 4,000 bytes
+        del a
+        b = torch.zeros(500)
+        c = b * 2
+        d = c[:100]
+        del b, c
+    assert allocated.peak == 4000 and allocated.live == 2000 and len(d) == 100  # c's storage lives on in d
+
+
+def test_figure_leaves_no_pyplot_state_and_matplotlib_is_optional(tmp_path, monkeypatch):
+    rows = [{"step": s, "length": n, "perplexity": s + n, "tokens_per_second": 5e3} for s in (1, 2) for n in (8, 16)]
+    draw_sweep(figure_class(), rows).savefig(tmp_path / "figure.png")
+    assert pyplot.get_fignums() == []
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert figure_class() is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"lengths": []}, "LengthSweep.lengths is []; allowed: a list of lengths, each 8 or more"),
+        ({"lengths": [7, 16]}, "LengthSweep.lengths is [7, 16]; allowed"),
+        ({"lengths": [8], "every_n_validations": -1}, "LengthSweep.every_n_validations is -1; allowed: 0 or more"),
+        ({"lengths": [8], "every_n_validations": 0}, "every_n_validations is 0; allowed: 1 or more, or 0 with at_end true"),
+        ({"lengths": [8], "limit_batches": 0}, "LengthSweep.limit_batches is 0; allowed: 1 or more"),
+        ({"lengths": [8], "num_tokens": 0}, "LengthSweep.num_tokens is 0; allowed: 1 or more"),
+    ],
+)
+def test_bad_settings(settings, expected):
+    with pytest.raises(ValueError) as caught:
+        LengthSweep(**settings)
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "extra", "expected"),
+    [
+        ([8, 64], [], "error: LengthSweep.lengths holds 64; allowed: 8 to model.encoder.max_length = 32"),
+        (
+            [8],
+            ["--data.validation_fraction", "0"],
+            "error: data.validation_fraction is 0.0; allowed with LengthSweep: more than",
+        ),
+        ([4], [], "LengthSweep.lengths is [4]; allowed: a list of lengths, each 8 or more"),
+    ],
+)
+def test_what_does_not_fit_is_one_line_before_training(lengths, extra, expected, tiny, tmp_path):
+    log = tmp_path / "out"
+    assert run_forked(["fit", *tiny, "--name", "run", *sweep(lengths), *extra], log) == 2
+    assert expected in log.read_text().splitlines()[-1]
+    assert not (tmp_path / "runs/run/checkpoints").exists()

@@ -1,0 +1,106 @@
+"""The spectrum while a model trains. That training does not notice is shown in test_length_sweep.py, for both."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from lit_linformer.callbacks import Spectrum
+from lit_linformer.data import PretrainingData
+from lit_linformer.studies.lowrank import full_rows
+from lit_linformer.studies.spectrum import main
+from tests.helpers import run_forked
+
+TWO = ["--trainer.strategy", "ddp_fork", "--trainer.devices", "2"]
+WIDE = ["--model.encoder.initializer_range", "0.4"]  # maps of a rank above one, at once
+
+
+def spectrum(**settings):
+    words = ["--trainer.callbacks+", "Spectrum"]
+    return words + [word for name, value in settings.items() for word in (f"--trainer.callbacks.{name}", str(value))]
+
+
+def run(command, tiny, tmp_path, *extra):
+    log = tmp_path / "out"
+    assert run_forked([command, *tiny, "--name", "run", *WIDE, *extra], log) == 0, log.read_text()
+    return json.loads((tmp_path / f"runs/run/{'validate_' if command == 'validate' else ''}spectrum.json").read_text())
+
+
+@pytest.mark.parametrize("attention", ["full", "linformer"])
+def test_numbers_are_those_of_the_study(attention, tiny, tmp_path):
+    found = run("fit", tiny, tmp_path, "--model.encoder.attention", attention, *spectrum(num_sentences=5, index=3))
+    (entry,) = found["history"]
+    assert (entry["step"], entry["tokens"], found["sentences"], found["index"]) == (7, 7 * 4 * 32, 5, 3)
+    curves = np.array(found["cumulative"])
+    assert curves.shape == (2, 2, 32 if attention == "full" else 8)
+    assert (np.diff(curves) >= 0).all() and np.allclose(curves[..., -1], 1)
+    assert np.allclose(entry["share_at_index"], curves[..., 2])
+    main(["--run", "runs/run", "--num_sentences", "5", "--index", "3"])  # of the best checkpoint, that of step 7
+    (study,) = json.loads((tmp_path / "runs/run/spectrum/spectrum.json").read_text())["runs"]
+    assert np.allclose(study["share_at_index"], entry["share_at_index"], atol=2e-6)
+    assert study["suggested_k"] == entry["suggested_k"]
+
+
+def test_validate_and_two_processes(tiny, tmp_path):
+    assert run_forked(["fit", *tiny, "--name", "run", *WIDE]) == 0
+    one = run("validate", tiny, tmp_path, *spectrum(num_sentences=5))
+    two = run("validate", tiny, tmp_path, *spectrum(num_sentences=5), *TWO)
+    assert one["history"][0]["step"] == 7 and one["sentences"] == two["sentences"] == 5
+    assert np.allclose(one["cumulative"], two["cumulative"], atol=2e-6)
+    assert not (tmp_path / "runs/run/spectrum.json").exists()
+
+
+def test_history_goes_on_after_resuming(tiny, tmp_path):
+    often = ["--trainer.val_check_interval", "2", *spectrum(every_n_validations=2, layers=[1], num_sentences=2)]
+    run("fit", tiny, tmp_path, *often, "--trainer.max_steps", "6")
+    found = run("fit", tiny, tmp_path, *often, "--ckpt_path", "last")
+    assert [entry["step"] for entry in found["history"]] == [4, 8, 12] and found["layers"] == [1]
+    events = EventAccumulator(str(tmp_path / "runs/run")).Reload()
+    points = {point.step: point.value for point in events.Scalars("spectrum/share_at_2_layer1")}
+    assert points == pytest.approx(
+        {entry["step"] - 1: np.mean(entry["share_at_index"]) for entry in found["history"]}, abs=1e-5
+    )
+    assert "spectrum/k_holding_0.9_layer1" in events.Tags()["scalars"] and "spectrum/figure1" in events.Tags()["images"]
+
+
+def test_rows_are_full_spread_and_few_enough(corpus, cache):
+    data = PretrainingData(source=str(corpus), cache_dir=str(cache), vocab_size=300, validation_fraction=0.1, max_length=32)
+    data.setup("validate")
+    blocks = data.blocks["validation"]
+    assert blocks.full < len(blocks)  # the last one has pads
+    for most in (1, 2, blocks.full, 10_000):
+        rows = full_rows(blocks, most)
+        assert rows.shape == (min(most, blocks.full), 32) and rows.dtype == torch.int64
+        assert (rows != data.pad_id).all() and (rows != data.mask_id).all() and len(rows.unique(dim=0)) == len(rows)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"every_n_validations": 0}, "Spectrum.every_n_validations is 0; allowed: 1 or more"),
+        ({"num_sentences": 0}, "Spectrum.num_sentences is 0; allowed: 1 or more"),
+        ({"index": 0}, "Spectrum.index is 0; allowed: 1 or more"),
+        ({"threshold": 0.0}, "Spectrum.threshold is 0.0; allowed: more than 0, up to 1"),
+    ],
+)
+def test_bad_settings(settings, expected):
+    with pytest.raises(ValueError) as caught:
+        Spectrum(**settings)
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "extra", "expected"),
+    [
+        ({"layers": [0, 2]}, [], "error: Spectrum.layers is [0, 2]; allowed: layers from 0 to 1"),
+        ({"index": 33}, [], "error: Spectrum.index is 33; allowed: 1 to n = 32, the tokens of a row"),
+        ({}, ["--data.validation_fraction", "0"], "error: data.max_length is 32; allowed with Spectrum: fewer, for the"),
+    ],
+)
+def test_what_does_not_fit_is_one_line_before_training(settings, extra, expected, tiny, tmp_path):
+    log = tmp_path / "out"
+    assert run_forked(["fit", *tiny, "--name", "run", *spectrum(**settings), *extra], log) == 2
+    assert expected in log.read_text().splitlines()[-1]
+    assert not (tmp_path / "runs/run/checkpoints").exists()
