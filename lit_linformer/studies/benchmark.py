@@ -29,7 +29,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lit_linformer.studies.gridfile import check_choice, check_number, meant, read_json
+from lit_linformer.studies.gridfile import read_json
+from lit_linformer.studies.settings import check_choice, check_number, device, meant
 
 # kind: what a value is; a kind that ends in … takes several, apart or with commas between them.
 SETTINGS = {
@@ -154,7 +155,7 @@ def read_settings(argv: list[str]) -> dict[str, Any]:
             given[key].append(word)
     settings = {name: _value(name, given[name]) if name in given else None for name in SETTINGS}
     settings |= {name: _value(name, [text]) for name, (_, text, _) in SETTINGS.items() if text and settings[name] is None}
-    settings["device"] = _device(settings["device"])
+    settings["device"] = device(settings["device"])
     on_gpu = settings["device"] != "cpu"
     settings |= {name: pair[on_gpu] for name, pair in DEFAULTS.items() if settings[name] is None}
     settings["lengths"], settings["projection_dims"] = (sorted(set(settings[key])) for key in ("lengths", "projection_dims"))
@@ -191,17 +192,6 @@ def _one(name: str, kind: str, word: str) -> Any:
             raise ValueError(f"{name} is {word!r}; allowed: a number above 0")
         return value
     return word
-
-
-def _device(name: str) -> str:
-    import torch
-
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    allowed = ["auto", "cpu", *(["cuda"] if count else []), *(f"cuda:{index}" for index in range(count))]
-    check_choice("device", name, allowed)
-    if name in ("auto", "cuda"):
-        return "cuda:0" if count else "cpu"
-    return name
 
 
 def _check(settings: dict[str, Any], on_gpu: bool) -> None:

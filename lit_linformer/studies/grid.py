@@ -29,7 +29,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lit_linformer.studies.gridfile import Cell, Grid, check_choice, check_number, meant, read_grid
+from lit_linformer.studies.gridfile import Cell, Grid, read_grid
+from lit_linformer.studies.settings import check_choice, check_number, parse
 
 SETTINGS = {
     "config": ("FILE", "the grid file; required"),
@@ -49,7 +50,7 @@ def main(argv: list[str]) -> None:
         usage = "".join(f"  {'--' + key + ' ' + kind:<36}{what}\n" for key, (kind, what) in SETTINGS.items())
         print(f"usage: python run.py grid --config FILE [--SETTING VALUE …]\n\n{usage}\n{__doc__}", end="")
         return
-    given = _parse(argv)
+    given = parse("grid", SETTINGS, argv)
     if "config" not in given:
         raise ValueError("--config is not given; allowed: a grid file, as conf/paper/table2.yaml")
     last = {key: values[-1] for key, values in given.items()}
@@ -71,21 +72,6 @@ def main(argv: list[str]) -> None:
             f"{len(failed)} of {len(cells)} cells failed: {names}; their output is in {folder}/*.log; "
             "allowed: the same command again continues"
         )
-
-
-def _parse(argv: list[str]) -> dict[str, list[str]]:
-    given: dict[str, list[str]] = {}
-    words = iter(argv)
-    for word in words:
-        key, equals, value = word.partition("=")
-        if key[:2] != "--" or key[2:] not in SETTINGS:
-            allowed = [f"--{name}" for name in SETTINGS]
-            raise ValueError(f"unknown setting {key!r} of grid{meant(key, allowed)}; allowed: {', '.join(allowed)}")
-        value = value if equals else next(words, None)
-        if value is None:
-            raise ValueError(f"{key} has no value; allowed: {SETTINGS[key[2:]][0]}")
-        given.setdefault(key[2:], []).append(value)
-    return given
 
 
 def _command(words: list[str]) -> list[str]:

@@ -1,10 +1,8 @@
 """What a grid file says: cells that are runs, and the table that they make. grid.py runs them and tells the format."""
 
 import contextlib
-import difflib
 import itertools
 import json
-import math
 import re
 import shlex
 from dataclasses import dataclass
@@ -12,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+from lit_linformer.studies.settings import check_choice, check_number, meant
 
 KEYS = ["name", "arguments", "axes", "table", "paper", "skip"]
 TABLE_KEYS = ["rows", "columns", "value", "scale", "decimals"]
@@ -190,25 +190,6 @@ def _mapping(value: Any, where: str, allowed: Any = None, kind: str = "key", emp
         if allowed is not None and key not in allowed:
             raise ValueError(f"{where} names no {kind} by {key!r}{meant(key, allowed)}; allowed: {', '.join(allowed)}")
     return value
-
-
-def check_choice(where: str, value: Any, allowed: Any) -> str:
-    if not isinstance(value, str) or value not in allowed:
-        raise ValueError(f"{where} is {value!r}{meant(str(value), allowed)}; allowed: {', '.join(allowed)}")
-    return value
-
-
-def meant(word: str, known: Any) -> str:
-    near = difflib.get_close_matches(word, list(known), 1)
-    return f"; did you mean {near[0]!r}?" if near else ""
-
-
-def check_number(where: str, text: Any, whole: bool = False, least: int = 0) -> float:
-    with contextlib.suppress(TypeError, ValueError):
-        value = int(text) if whole else float(text)
-        if math.isfinite(value) and (not whole or value >= least):
-            return value
-    raise ValueError(f"{where} is {text!r}; allowed: " + (f"a whole number, {least} or more" if whole else "a number"))
 
 
 def _words(where: str, text: Any) -> tuple[list[str], list[str]]:

@@ -20,7 +20,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lit_linformer.studies.gridfile import check_number, meant
+from lit_linformer.studies.settings import check_number, device, parse
 
 if TYPE_CHECKING:  # the help needs no torch
     from lit_linformer.studies.spectrum_run import Run
@@ -45,7 +45,7 @@ def main(argv: list[str]) -> None:
         usage = "".join(f"  {'--' + key + ' ' + kind:<28}{what}\n" for key, (kind, what) in SETTINGS.items())
         print(f"usage: python run.py spectrum --run RUN [--run OTHER …] [--SETTING VALUE …]\n\n{usage}\n{__doc__}", end="")
         return
-    given = _parse(argv)
+    given = parse("spectrum", SETTINGS, argv)
     if "run" not in given:
         raise ValueError("--run is not given; allowed: the folder of a run that was trained, as runs/small")
     last = {key: values[-1] for key, values in given.items()}
@@ -64,29 +64,14 @@ def main(argv: list[str]) -> None:
 
     from lit_linformer.studies.spectrum_run import open_run
 
-    device = _device(last.get("device", "auto"))
+    chosen = device(last.get("device", "auto"))
     opened = [open_run(run, last.get("ckpt_path"), last.get("source"), count, layers, heads, index) for run in runs]
     for run in opened:
-        run.measure(device)
+        run.measure(chosen)
     folder = Path(last.get("output", runs[0] / "spectrum"))
     write(folder, opened, threshold, heads, shlex.join(["python", "run.py", "spectrum", *argv]))
     print((folder / "spectrum.md").read_text(encoding="utf-8"), end="")
     print(f"\n→ {folder}/", flush=True)
-
-
-def _parse(argv: list[str]) -> dict[str, list[str]]:
-    given: dict[str, list[str]] = {}
-    words = iter(argv)
-    for word in words:
-        key, equals, value = word.partition("=")
-        if key[:2] != "--" or key[2:] not in SETTINGS:
-            allowed = [f"--{name}" for name in SETTINGS]
-            raise ValueError(f"unknown setting {key!r} of spectrum{meant(key, allowed)}; allowed: {', '.join(allowed)}")
-        value = value if equals else next(words, None)
-        if value is None:
-            raise ValueError(f"{key} has no value; allowed: {SETTINGS[key[2:]][0]}")
-        given.setdefault(key[2:], []).append(value)
-    return given
 
 
 def _whole_numbers(key: str, text: str | None) -> list[int] | None:
@@ -95,17 +80,6 @@ def _whole_numbers(key: str, text: str | None) -> list[int] | None:
     with contextlib.suppress(ValueError):
         return sorted({int(word) for word in text.strip("[]").replace(",", " ").split()})
     raise ValueError(f"{key} is {text!r}; allowed: whole numbers from 0, as {SETTINGS[key][0]}")
-
-
-def _device(name: str) -> str:
-    import torch
-
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    with contextlib.suppress(RuntimeError, AssertionError):
-        if torch.empty(0, device=name).device.type in ("cpu", "cuda"):
-            return name
-    raise ValueError(f"device is {name!r}; allowed: auto, cpu" + (", cuda" if torch.cuda.is_available() else " (no GPU here)"))
 
 
 def write(folder: Path, runs: "list[Run]", threshold: float, heads: list[int] | None, command: str) -> None:

@@ -1,0 +1,53 @@
+"""Settings of a command that is no Trainer's: `--KEY VALUE …`, checked one by one, without importing torch."""
+
+import contextlib
+import difflib
+import math
+from typing import Any
+
+
+def parse(command: str, settings: dict[str, tuple[str, str]], argv: list[str]) -> dict[str, list[str]]:
+    """{key: its values in their order}; ValueError for a word that is none of the settings, {key: (kind, help)}."""
+    given: dict[str, list[str]] = {}
+    words = iter(argv)
+    for word in words:
+        key, equals, value = word.partition("=")
+        if key[:2] != "--" or key[2:] not in settings:
+            allowed = [f"--{name}" for name in settings]
+            raise ValueError(f"unknown setting {key!r} of {command}{meant(key, allowed)}; allowed: {', '.join(allowed)}")
+        value = value if equals else next(words, None)
+        if value is None:
+            raise ValueError(f"{key} has no value; allowed: {settings[key[2:]][0]}")
+        given.setdefault(key[2:], []).append(value)
+    return given
+
+
+def check_choice(where: str, value: Any, allowed: Any) -> str:
+    if not isinstance(value, str) or value not in allowed:
+        raise ValueError(f"{where} is {value!r}{meant(str(value), allowed)}; allowed: {', '.join(allowed)}")
+    return value
+
+
+def meant(word: str, known: Any) -> str:
+    near = difflib.get_close_matches(word, list(known), 1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def check_number(where: str, text: Any, whole: bool = False, least: int = 0) -> float:
+    with contextlib.suppress(TypeError, ValueError):
+        value = int(text) if whole else float(text)
+        if math.isfinite(value) and (not whole or value >= least):
+            return value
+    raise ValueError(f"{where} is {text!r}; allowed: " + (f"a whole number, {least} or more" if whole else "a number"))
+
+
+def device(name: str) -> str:
+    """The device meant by auto, cpu, cuda or cuda:N; ValueError for one that is not here."""
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    allowed = ["auto", "cpu", *(["cuda"] if count else []), *(f"cuda:{index}" for index in range(count))]
+    check_choice("device", name, allowed)
+    if name in ("auto", "cuda"):
+        return "cuda:0" if count else "cpu"
+    return name
