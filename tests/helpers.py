@@ -104,6 +104,14 @@ def run_forked(argv: list[str], log: Path | None = None, timeout: float = 120) -
     return process.exitcode
 
 
+def output(argv: list[str], tmp_path: Path, status: int = 0) -> str:
+    """What `python run.py ARGV` prints; it must end with that exit status."""
+    log = tmp_path / "output.txt"
+    log.unlink(missing_ok=True)
+    assert run_forked(argv, log) == status, log.read_text()
+    return log.read_text()
+
+
 class BatchLog(Callback):
     """Appends a JSON line a training batch: what was read, how it was masked, the loss to the last bit."""
 

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tests.helpers import assert_same, load, read_log, run_forked
+from tests.helpers import assert_same, load, output, read_log, run_forked
 from tests.test_resume import fit
 
 CONFIG = """
@@ -77,13 +77,6 @@ def task(tmp_path, cache, monkeypatch):
     write_sst2(tmp_path / "glue/SST-2")
     (tmp_path / "task.yaml").write_text(CONFIG)
     return ["--config", "task.yaml", "--data.cache_dir", str(cache)]
-
-
-def output(argv, tmp_path, status=0):
-    log = tmp_path / "output.txt"
-    log.unlink(missing_ok=True)
-    assert run_forked(argv, log) == status, log.read_text()
-    return log.read_text()
 
 
 def scores(path):

@@ -7,7 +7,6 @@ writes length_sweep.csv (and .png) into the run directory.
 
 import csv
 import itertools
-import os
 import time
 import weakref
 from collections.abc import Callable, Iterable
@@ -19,7 +18,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lit_linformer.callbacks.observing import say, tensorboard, unnoticed
+from lit_linformer.callbacks.observing import say, tensorboard, unnoticed, write_csv
 from lit_linformer.studies.figures import draw_sweep, figure_class
 from lit_linformer.tasks.perplexity import Perplexity
 
@@ -136,7 +135,7 @@ class LengthSweep(Callback):
                 return
             shown = list(self.rows.values()) if fitting else rows
             path = Path(trainer.default_root_dir) / f"{'' if fitting else 'validate_'}length_sweep.csv"
-            _write(path, shown)
+            write_csv(path, COLUMNS, shown)
             self._draw(trainer, rows, shown, path.with_suffix(".png"))
 
     def _measure(self, trainer: Trainer, pl_module: LightningModule, length: int) -> dict[str, float]:
@@ -239,13 +238,3 @@ def _read(path: Path) -> list[dict[str, float]]:
     with open(path, newline="", encoding="utf-8") as file:
         whole = ("step", "tokens", "length")
         return [{key: (int if key in whole else float)(text) for key, text in row.items()} for row in csv.DictReader(file)]
-
-
-def _write(path: Path, rows: list[dict[str, float]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".csv.tmp")
-    with open(temporary, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader()
-        writer.writerows(rows)
-    os.replace(temporary, path)

@@ -1,8 +1,13 @@
-"""What callbacks share that run the model on their own: training must not notice."""
+"""What callbacks share: running the model unnoticed by training, TensorBoard's axis, files that are whole at any moment."""
 
+import csv
+import io
+import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,6 +39,32 @@ def tensorboard(trainer: Trainer) -> tuple[TensorBoardLogger, int] | None:
         return None
     # Lightning counts the steps on its axis from 0: what was measured after step s stands at s - 1.
     return trainer.logger, max(0, trainer.global_step - 1)
+
+
+def drop_repeated_points(trainer: Trainer) -> None:
+    """What a killed process wrote after its last checkpoint is written again by the run that goes on: TensorBoard drops it."""
+    if trainer.global_step and (found := tensorboard(trainer)) is not None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+        start = Event(step=trainer.global_step, session_log=SessionLog(status=SessionLog.START))
+        found[0].experiment.file_writer.add_event(start)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes beside the target, then renames: whoever reads it meanwhile finds the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text, encoding="utf-8", newline="")
+    os.replace(temporary, path)
+
+
+def write_csv(path: Path, columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:
+    """The same for a table with a header line."""
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, columns)
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(path, text.getvalue())
 
 
 def say(trainer: Trainer, line: str) -> None:

@@ -1,6 +1,5 @@
 """Records the validation perplexity: a CSV that a script reads, TensorBoard against steps and tokens, the best value."""
 
-import csv
 import os
 import time
 from pathlib import Path
@@ -8,6 +7,8 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
+
+from lit_linformer.callbacks.observing import drop_repeated_points, write_csv
 
 COLUMNS = ("step", "tokens", "seconds", "perplexity", "best")
 
@@ -40,12 +41,7 @@ class PerplexityCurve(Callback):
             return
         from torch.utils.tensorboard import SummaryWriter
 
-        if trainer.global_step:
-            # What the killed process wrote after the checkpoint is written again: have TensorBoard drop it.
-            from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-
-            start = Event(step=trainer.global_step, session_log=SessionLog(status=SessionLog.START))
-            logger.experiment.file_writer.add_event(start)
+        drop_repeated_points(trainer)
         # A folder of its own: that drop goes by step, and would take the points that stand at their number of tokens along.
         self._by_tokens = SummaryWriter(os.path.join(logger.log_dir, "by_tokens"), purge_step=pl_module.tokens_seen + 1)
         for row in self.rows[:1] if trainer.global_step == 0 else []:
@@ -61,7 +57,7 @@ class PerplexityCurve(Callback):
         self.rows.append(dict(zip(COLUMNS, values, strict=True)))
         if trainer.is_global_zero:
             if not trainer.fast_dev_run:
-                self._write(Path(trainer.default_root_dir) / "perplexity.csv")
+                write_csv(Path(trainer.default_root_dir) / "perplexity.csv", COLUMNS, self.rows)
             if not trainer.sanity_checking:  # TensorBoard's writers start with training
                 self._tensorboard(trainer, self.rows[-1])
 
@@ -76,15 +72,6 @@ class PerplexityCurve(Callback):
         trainer.logger.experiment.add_scalar("val/perplexity_best", row["best"], max(0, row["step"] - 1))
         self._by_tokens.add_scalar("val/perplexity_by_tokens", row["perplexity"], row["tokens"])
         self._by_tokens.flush()
-
-    def _write(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".csv.tmp")
-        with open(temporary, "w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS)
-            writer.writeheader()
-            writer.writerows(self.rows)
-        os.replace(temporary, path)
 
     def _seconds(self) -> float:
         """Since the run began, resumed ones added up."""

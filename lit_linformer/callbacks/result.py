@@ -1,12 +1,13 @@
 """What a run came to, for scripts: result.json after fit, validate.json and test.json after those."""
 
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+
+from lit_linformer.callbacks.observing import write_text
 
 
 class RunResult(Callback):
@@ -63,8 +64,4 @@ def _metrics(trainer: Trainer, prefix: str) -> dict[str, float]:
 def _write(trainer: Trainer, name: str, content: dict[str, Any]) -> None:
     if not trainer.is_global_zero or trainer.fast_dev_run:
         return
-    path = Path(trainer.default_root_dir) / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    write_text(Path(trainer.default_root_dir) / name, json.dumps(content, indent=2) + "\n")

@@ -1,14 +1,14 @@
 """Records how a fine-tuning run scores: scores.csv, the confusion matrix in TensorBoard, and GLUE's submission files."""
 
-import csv
-import os
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 from torchmetrics.functional.classification import multiclass_confusion_matrix
+
+from lit_linformer.callbacks.observing import drop_repeated_points, tensorboard, write_csv
+from lit_linformer.studies.figures import figure_class
 
 
 class TaskScores(Callback):
@@ -24,12 +24,7 @@ class TaskScores(Callback):
         self.rows = [dict(row) for row in state_dict["rows"]]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.global_step and trainer.is_global_zero and isinstance(trainer.logger, TensorBoardLogger):
-            # What the killed process wrote after the checkpoint is written again: have TensorBoard drop it.
-            from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-
-            start = Event(step=trainer.global_step, session_log=SessionLog(status=SessionLog.START))
-            trainer.logger.experiment.file_writer.add_event(start)
+        drop_repeated_points(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn != "fit" or trainer.sanity_checking:
@@ -38,13 +33,14 @@ class TaskScores(Callback):
         self.rows.append({"step": trainer.global_step, "epoch": trainer.current_epoch, **scores})
         if not trainer.is_global_zero or trainer.fast_dev_run:
             return
-        self._write(Path(trainer.default_root_dir) / "scores.csv")
+        write_csv(Path(trainer.default_root_dir) / "scores.csv", list(self.rows[0]), self.rows)
         labels = trainer.datamodule.text_task.labels
-        if labels is not None and isinstance(trainer.logger, TensorBoardLogger):
+        if labels is not None and (found := tensorboard(trainer)) is not None:
+            logger, place = found
             for name, result in pl_module.results.items():
                 tag = f"val/{name}/confusion_matrix" if name else "val/confusion_matrix"
                 counts = multiclass_confusion_matrix(result["predictions"].long(), result["targets"].long(), len(labels))
-                self._draw(trainer, tag, counts, labels)
+                draw(logger.experiment, place, tag, counts, labels)
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.is_global_zero:
@@ -58,26 +54,14 @@ class TaskScores(Callback):
             note = "" if result["scores"] else " (the test set has no labels: no scores here)"
             print(f"{len(lines)} predictions → {path}{note}", flush=True)
 
-    def _draw(self, trainer: Trainer, tag: str, counts: Tensor, labels: tuple[str, ...]) -> None:
-        # Lightning counts the steps on its axis from 0: what was measured after step s stands at s - 1.
-        writer, step = trainer.logger.experiment, max(0, trainer.global_step - 1)
-        head = "| true ＼ predicted | " + " | ".join(labels) + " |\n|---" + "|---:" * len(labels) + "|\n"
-        rows = (f"| {label} | " + " | ".join(map(str, row)) + " |" for label, row in zip(labels, counts.tolist(), strict=True))
-        writer.add_text(tag, head + "\n".join(rows), step)
-        try:
-            from matplotlib.figure import Figure
-        except ModuleNotFoundError:
-            return  # the table is there
-        writer.add_figure(tag, draw_confusion_matrix(Figure, counts, labels), step)
 
-    def _write(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".csv.tmp")
-        with open(temporary, "w", newline="") as file:
-            writer = csv.DictWriter(file, list(self.rows[0]))
-            writer.writeheader()
-            writer.writerows(self.rows)
-        os.replace(temporary, path)
+def draw(writer: Any, step: int, tag: str, counts: Tensor, labels: tuple[str, ...]) -> None:
+    """The confusion matrix as a table and, where matplotlib is installed, as a figure."""
+    head = "| true ＼ predicted | " + " | ".join(labels) + " |\n|---" + "|---:" * len(labels) + "|\n"
+    rows = (f"| {label} | " + " | ".join(map(str, row)) + " |" for label, row in zip(labels, counts.tolist(), strict=True))
+    writer.add_text(tag, head + "\n".join(rows), step)
+    if (figure := figure_class()) is not None:
+        writer.add_figure(tag, draw_confusion_matrix(figure, counts, labels), step)
 
 
 def draw_confusion_matrix(figure_class: Any, counts: Tensor, labels: tuple[str, ...]) -> Any:

@@ -7,7 +7,6 @@ approximations beside it, there is `python run.py spectrum --run RUN`.
 """
 
 import json
-import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lit_linformer.callbacks.observing import say, tensorboard, unnoticed
+from lit_linformer.callbacks.observing import say, tensorboard, unnoticed, write_text
 from lit_linformer.studies.figures import draw_spectra, figure_class
 from lit_linformer.studies.lowrank import Measured, check_index, check_layers, full_rows, measure, summary
 
@@ -116,10 +115,7 @@ class Spectrum(Callback):
             "history": history,
             "cumulative": np.round(measured.curves.numpy(), 6).tolist(),  # of the last entry, (layer, head, index)
         }
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".json.tmp")
-        temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
+        write_text(path, json.dumps(content) + "\n")
 
     def _tensorboard(self, trainer: Trainer, measured: Measured, entry: dict[str, Any]) -> None:
         if (found := tensorboard(trainer)) is None:

@@ -4,6 +4,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from lit_linformer.studies.figures import figure_class
+from lit_linformer.studies.gridfile import aligned
 from lit_linformer.studies.paper_values import MEMORY_SAVED, TIME_SAVED, allowed_ratio
 
 VALUES = {"time": "median", "memory": "bytes", "largest_batch": "batch"}
@@ -144,7 +146,7 @@ def _tables(kind: str, direction: str, cells: list[dict[str, Any]], settings: di
     for cell in cells:
         values = [_value(kind, cell["models"][name], spread=True) if name in cell["models"] else "" for name in names]
         lines.append([f"{cell['n']:,}", *([f"{cell['batch']:,}"] if kind != "largest_batch" else []), *values])
-    parts = [f"## {title}\n", _aligned(lines)]
+    parts = [f"## {title}\n", aligned(lines, right=True)]
     ours = sorted((name for name in names if name.startswith("linformer ")), key=lambda name: int(name.split()[1]))
     for baseline, what in BASELINES.items():
         if not ours or not any(name.startswith(baseline) for name in names):
@@ -160,7 +162,7 @@ def _tables(kind: str, direction: str, cells: list[dict[str, Any]], settings: di
         hint = "; the paper's is of largest batches" if kind == "memory" and any("paper" in line[0] for line in lines) else ""
         several = baseline == "fused" and len([name for name in names if name.startswith("fused")]) > 1
         what += ", the best kernel" * several
-        parts += [f"### {SAVED[kind]} against {what}, {direction}: ×{hint}\n", _aligned(lines)]
+        parts += [f"### {SAVED[kind]} against {what}, {direction}: ×{hint}\n", aligned(lines, right=True)]
     return parts
 
 
@@ -180,13 +182,6 @@ def ratio_text(cell: dict[str, Any], name: str, baseline: str, spread: bool = Fa
     return f"{text} ({'–'.join(map(digits, found['quartiles']))})" if spread and "quartiles" in found else text
 
 
-def _aligned(lines: list[list[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    rules = ["-" * (width - 1) + ":" for width in widths]
-    padded = ([text.rjust(width) for text, width in zip(line, widths, strict=True)] for line in (lines[0], rules, *lines[1:]))
-    return "".join(f"| {' | '.join(line)} |\n" for line in padded)
-
-
 def write(folder: Path, data: dict[str, Any]) -> str:
     """benchmark.md, the figures, and both for TensorBoard; returns what to print."""
     from torch.utils.tensorboard import SummaryWriter
@@ -203,9 +198,7 @@ def write(folder: Path, data: dict[str, Any]) -> str:
                 if entry["status"] == "ok":
                     tag = f"{cell['kind']}, {cell['direction']}, {unit}/{name}"
                     writer.add_scalar(tag, entry[VALUES[cell["kind"]]] * scale, cell["n"])
-        try:
-            from matplotlib.figure import Figure
-        except ModuleNotFoundError:
+        if (Figure := figure_class()) is None:
             return text + f"\n{folder}/: benchmark.json, benchmark.md; for figures `pip install matplotlib`, then again\n"
         from lit_linformer.studies.benchmark_plots import draw_ratios, draw_times
 

@@ -29,7 +29,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lit_linformer.studies.gridfile import Cell, Grid, read_grid
+from lit_linformer.studies.gridfile import Cell, Grid, aligned, read_grid
 from lit_linformer.studies.settings import check_choice, check_number, parse
 
 SETTINGS = {
@@ -264,11 +264,7 @@ def markdown(grid: Grid, table: dict[str, Any]) -> str:
         if numbers := grid.paper.get(row):  # as the paper prints them
             average = _average(grid, [float(number) for number in numbers.values()])
             lines.append([f"{row}: paper", *(numbers.get(column, "–") for column in columns), show(average)])
-    lines = [[text.replace("|", "\\|") for text in line] for line in lines]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    rules = ["-" * width for width in widths]
-    padded = ([text.ljust(width) for text, width in zip(line, widths, strict=True)] for line in (lines[0], rules, *lines[1:]))
-    return "".join(f"| {' | '.join(line)} |\n" for line in padded)
+    return aligned([[text.replace("|", "\\|") for text in line] for line in lines])
 
 
 def write_table(grid: Grid, command: str) -> Path:

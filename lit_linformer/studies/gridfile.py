@@ -221,3 +221,14 @@ def read_json(path: Path) -> dict[str, Any] | None:
     with contextlib.suppress(OSError, ValueError):
         return json.loads(path.read_text(encoding="utf-8"))
     return None
+
+
+def aligned(lines: list[list[str]], right: bool = False) -> str:
+    """A Markdown table, its first line the head, that reads well on a terminal too."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    rules = ["-" * (width - 1) + ":" if right else "-" * width for width in widths]
+    padded = (
+        [text.rjust(width) if right else text.ljust(width) for text, width in zip(line, widths, strict=True)]
+        for line in (lines[0], rules, *lines[1:])
+    )
+    return "".join(f"| {' | '.join(line)} |\n" for line in padded)

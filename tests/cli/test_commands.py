@@ -10,16 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import load, run_forked
+from tests.helpers import load, output
 
 ROOT = Path(__file__).parents[2]
-
-
-def output(argv, tmp_path):
-    log = tmp_path / "output.txt"
-    log.unlink(missing_ok=True)
-    assert run_forked(argv, log) == 0, log.read_text()
-    return log.read_text()
 
 
 @pytest.fixture
