@@ -1,5 +1,6 @@
 """Every file in conf/ is complete, says what it is, is parsed and run; golden losses of a seeded run."""
 
+import itertools
 import json
 import os
 import shlex
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from lit_linformer.studies.gridfile import read_grid
 from tests.data.glue import FILES, write_glue
 from tests.helpers import TINY, inside, read_log, run_forked
 from tests.test_resume import fit
@@ -17,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 OVERLAYS = [*sorted((ROOT / "conf/debug").glob("*.yaml")), ROOT / "conf/finetune/small.yaml"]
 FINETUNE = sorted(set((ROOT / "conf/finetune").glob("*.yaml")) - set(OVERLAYS))
 GRIDS = [path for path in sorted((ROOT / "conf/paper").glob("*.yaml")) if "axes" in yaml.safe_load(path.read_text())]
+FIGURE3 = [path for path in GRIDS if path.name.startswith("figure3")]
 CONFIGS = sorted(set((ROOT / "conf").rglob("*.yaml")) - {*OVERLAYS, *FINETUNE, *GRIDS})
 # Small enough for a test; everything else stays as the file has it.
 SHRINK = (
@@ -95,7 +98,8 @@ def test_cells_of_a_grid_are_commands_that_parse(path, finetuning, cache, tmp_pa
     assert lines
     settings = {word for line in lines for word in shlex.split(line) if word.startswith("--")}
     known = "config name seed_everything trainer.precision trainer.max_epochs data.limit_train model.pretrained "
-    known += "model.load_weights model.projection_lr_factor"
+    known += "model.load_weights model.projection_lr_factor model.warmup_steps trainer.max_steps data.batch_size "
+    known += "model.encoder.attention model.encoder.projection_dim model.encoder.sharing model.encoder.max_length"
     assert settings <= {f"--{name}" for name in known.split()}
 
 
@@ -110,6 +114,38 @@ def test_a_grid_of_the_paper_from_end_to_end(finetuning, cache, tmp_path, monkey
     assert run_forked(argv, log, timeout=300) == 0, log.read_text()
     table = (finetuning / "runs/table2-small/table.md").read_text()
     assert table.count("1 of 3 runs") == 4 and "Linformer, from scratch" in table
+
+
+@pytest.mark.parametrize("path", FIGURE3, ids=named)
+def test_a_step_of_figure_3_has_as_many_tokens_in_every_cell(path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    tokens = set()
+    for cell in read_grid(path).cells:
+        words, settings = cell.fit, {}
+        for name, value in itertools.pairwise(words):
+            if name == "--config":
+                config = yaml.safe_load(Path(value).read_text())
+                settings["--data.batch_size"] = config["data"]["init_args"]["batch_size"]
+                settings["--model.encoder.max_length"] = config["model"]["init_args"]["encoder"]["max_length"]
+            elif name in settings:
+                settings[name] = int(value)
+        tokens.add(settings["--data.batch_size"] * settings["--model.encoder.max_length"])
+    assert tokens in ({32 * 512}, {8 * 512})
+
+
+def test_a_figure_3_from_end_to_end(tmp_path, corpus, cache, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    os.symlink(ROOT / "conf", "conf")
+    shrink = ["--model.encoder.hidden_size", "24", "--model.encoder.intermediate_size", "48", "--data.vocab_size", "300"]
+    shrink += ["--data.validation_fraction", "0.1", "--data.test_fraction", "0.1", "--trainer.max_steps", "2"]
+    shrink += ["--trainer.val_check_interval", "2"]
+    extra = shlex.join([*shrink, "--data.source", str(corpus), "--data.cache_dir", str(cache)])
+    log = tmp_path / "out.txt"
+    argv = ["grid", "--config", "conf/paper/figure3c_small.yaml", "--only", "sharing=none", "--arguments", extra]
+    assert run_forked(argv, log, timeout=300) == 0, log.read_text()
+    table = json.loads(Path("runs/figure3c-small/table.json").read_text())
+    assert list(table["medians"]) == ["none", "headwise", "key-value", "layerwise"]
+    assert 1 < table["medians"]["none"]["512"]["median"] < 1000
 
 
 @pytest.mark.parametrize("path", OVERLAYS[:-1], ids=named)
