@@ -28,7 +28,7 @@ class LinformerAttention(nn.Module):
             headwise: one E and one F for all heads; key-value: E = F; layerwise: as key-value, but the one E belongs to the
             encoder, which hands it to ``forward``.
         projection: linear | conv | mean | max | gaussian, see ``Projection``.
-        projection_init: how a learned E starts: block_mean | strided | normal | xavier.
+        projection_init: how a learned E starts: block_mean | split | strided | normal | xavier.
         projection_noise: standard deviation of noise on top of that start.
         order: compress_first computes W_K (E x), project_first E (W_K x). Without biases they are equal for every linear E;
             with them the first adds b to each slot (as the authors' code does) and the second b times E's row sum (as the

@@ -36,8 +36,9 @@ class EncoderConfig:
         projection_dim: k, slots that keys and values are compressed to: one number, or a list with one a layer.
         sharing: which projections are one and the same (section 4): none | headwise | key-value | layerwise.
         projection: linear (learned E) | conv (kernel and stride n/k) | mean | max | gaussian (fixed, random).
-        projection_init: how a learned E starts: block_mean (slot j is the mean of window j) | strided (slot j is one token) |
-            normal (N(0, 1/k)) | xavier (the authors' code).
+        projection_init: how a learned E starts: block_mean (slot j is the mean of window j) | split (of a part of it,
+            another for each head: for sharing=none) | strided (slot j is one token) | normal (N(0, 1/k)) | xavier (the
+            authors' code).
         projection_noise: standard deviation of Gaussian noise added to that start.
         order: compress_first (W_K (E x), fewer operations) | project_first (E (W_K x), the paper's formula).
         mass_bias: keep attention off slots that hold no real token of a short input; full rows don't change. Off, since a

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 PROJECTIONS = ("linear", "conv", "mean", "max", "gaussian")
-PROJECTION_INITS = ("block_mean", "strided", "normal", "xavier")
+WINDOW_INITS = ("block_mean", "split", "strided")
+PROJECTION_INITS = (*WINDOW_INITS, "normal", "xavier")
 
 
 def window_bounds(max_length: int, projection_dim: int) -> list[int]:
@@ -19,12 +20,15 @@ def window_bounds(max_length: int, projection_dim: int) -> list[int]:
     return [j * max_length // projection_dim for j in range(projection_dim + 1)]
 
 
-def initial_matrix(init: str, max_length: int, projection_dim: int, offset: float = 0.0) -> Tensor:
+def initial_matrix(init: str, max_length: int, projection_dim: int, part: tuple[int, int] = (0, 1)) -> Tensor:
     """A start for one learned E, (K, n).
 
-    ``block_mean``: slot j is the mean of window j. ``strided``: slot j is one token of window j, the first one plus ``offset``
-    (a share of the window in [0, 1)). ``normal``: N(0, 1/k), the random projection of Theorem 2. ``xavier``: uniform with gain
-    1/sqrt(2), as in the authors' released code.
+    ``block_mean``: slot j is the mean of window j. ``split``: of a part of window j, one for each head. ``strided``: slot j is
+    one token of window j, the first of that part. ``normal``: N(0, 1/k), the random projection of Theorem 2. ``xavier``:
+    uniform with gain 1/sqrt(2), as in the authors' released code.
+
+    Args:
+        part: (h, H): the matrix of the h-th of H heads.
     """
     E = torch.zeros(projection_dim, max_length)
     if init == "normal":
@@ -32,12 +36,21 @@ def initial_matrix(init: str, max_length: int, projection_dim: int, offset: floa
     if init == "xavier":
         return nn.init.xavier_uniform_(E, gain=1.0 / math.sqrt(2.0))
     bounds = window_bounds(max_length, projection_dim)
-    for j, (start, stop) in enumerate(itertools.pairwise(bounds)):
-        if init == "block_mean":
-            E[j, start:stop] = 1.0 / (stop - start)
-        else:
-            E[j, start + int(offset * (stop - start))] = 1.0
+    for row, (start, stop) in zip(E, itertools.pairwise(bounds), strict=True):
+        row[start:stop] = initial_window(init, stop - start, part)
     return E
+
+
+def initial_window(init: str, width: int, part: tuple[int, int] = (0, 1)) -> Tensor:
+    """The weights of a window's tokens, (width,), for block_mean, split and strided."""
+    head, heads = part
+    weights = torch.zeros(width)
+    if init == "block_mean":
+        return weights + 1.0 / width
+    first = head * width // heads
+    after = first + 1 if init == "strided" else max(first + 1, (head + 1) * width // heads)
+    weights[first:after] = 1.0 / (after - first)
+    return weights
 
 
 class Projection(nn.Module):
@@ -50,7 +63,7 @@ class Projection(nn.Module):
         projection_dim: k, the slots it is compressed to.
         num_heads: how many heads have a matrix of their own; None: one for all.
         channels: width C of what is compressed (only conv needs it).
-        init: how a learned E starts, see ``initial_matrix``.
+        init: how a learned E, or a kernel, starts: see ``initial_matrix``.
         noise: standard deviation of Gaussian noise added to a learned E's start.
     """
 
@@ -70,17 +83,18 @@ class Projection(nn.Module):
         self.window = max_length // projection_dim
         self.commutes = kind in ("linear", "gaussian")  # E (x W) = (E x) W; max and a kernel a channel do not
         heads = () if num_heads is None else (num_heads,)
+        parts = [(h, num_heads or 1) for h in range(num_heads or 1)]
         if kind in ("linear", "gaussian"):
             start = "normal" if kind == "gaussian" else init
-            shares = [h / (num_heads or 1) for h in range(num_heads or 1)]
-            E = torch.stack([initial_matrix(start, max_length, projection_dim, share) for share in shares])
+            E = torch.stack([initial_matrix(start, max_length, projection_dim, part) for part in parts])
             E = E.reshape(*heads, projection_dim, max_length)
             if kind == "gaussian":
                 self.register_buffer("weight", E)
             else:
                 self.weight = nn.Parameter(E + noise * torch.randn_like(E) if noise else E)
         elif kind == "conv":
-            kernel = torch.full((*heads, self.window, channels), 1.0 / self.window)
+            kernel = torch.stack([initial_window(init, self.window, part) for part in parts])
+            kernel = kernel.reshape(*heads, self.window, 1).repeat_interleave(channels, -1)
             self.weight = nn.Parameter(kernel + noise * torch.randn_like(kernel) if noise else kernel)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -156,6 +170,8 @@ def check_projection(kind: str, max_length: int, projection_dim: int, init: str)
         raise ValueError(f"projection is {kind!r}; allowed: {', '.join(PROJECTIONS)}")
     if init not in PROJECTION_INITS:
         raise ValueError(f"projection_init is {init!r}; allowed: {', '.join(PROJECTION_INITS)}")
+    if kind == "conv" and init not in WINDOW_INITS:
+        raise ValueError(f"projection_init is {init!r}; allowed with projection='conv': {', '.join(WINDOW_INITS)}")
     if not 1 <= projection_dim <= max_length:
         raise ValueError(f"projection_dim (k) is {projection_dim}; allowed: 1 to max_length = {max_length}")
     if kind in ("conv", "mean", "max") and max_length % projection_dim:

@@ -26,7 +26,7 @@ def shared_for(sharing, kind="linear", order="compress_first"):
     if sharing != "layerwise":
         return {}
     channels = D if order == "compress_first" else D // H
-    return {"shared": Projection(kind, N, K, channels=channels, init="xavier").double()}
+    return {"shared": Projection(kind, N, K, channels=channels, init="split" if kind == "conv" else "xavier").double()}
 
 
 def by_the_paper(attention, x, E, F):

@@ -54,14 +54,38 @@ def test_block_mean_tiles_n_when_k_does_not_divide_it():
 def test_starts_have_the_scale_they_claim(init):
     torch.manual_seed(0)
     E = initial_matrix(init, 512, 128)
-    expected = {"block_mean": 0.25, "strided": 1.0, "normal": 128**-0.5, "xavier": 0.5**0.5 * (6 / 640) ** 0.5}[init]
-    measured = E.abs().max() if init in ("block_mean", "strided", "xavier") else E.std()
+    windows = {"block_mean": 0.25, "split": 0.25, "strided": 1.0}
+    expected = {**windows, "normal": 128**-0.5, "xavier": 0.5**0.5 * (6 / 640) ** 0.5}[init]
+    measured = E.abs().max() if init != "normal" else E.std()
     assert measured.item() == pytest.approx(expected, rel=0.02)
 
 
 def test_strided_heads_start_at_different_tokens():
     E = Projection("linear", 16, 4, num_heads=4, init="strided").weight
     assert [row.argmax().item() for row in E[:, 0]] == [0, 1, 2, 3]
+
+
+SPLITS = {1: [(0, 4)], 2: [(0, 2), (2, 4)], 3: [(0, 1), (1, 2), (2, 4)], 4: [(0, 1), (1, 2), (2, 3), (3, 4)]}
+
+
+@pytest.mark.parametrize(("heads", "parts"), SPLITS.items())
+def test_split_heads_share_out_each_window(heads, parts):
+    x = torch.randn(1, heads, 16, 5)
+    windows = x.view(1, heads, 4, 4, 5)
+    expected = torch.stack([windows[:, h, :, first:after].mean(2) for h, (first, after) in enumerate(parts)], 1)
+    for kind in ("linear", "conv"):
+        torch.testing.assert_close(Projection(kind, 16, 4, num_heads=heads, channels=5, init="split")(x), expected)
+
+
+def test_split_heads_beyond_a_windows_tokens_share_them():
+    E = Projection("linear", 8, 4, num_heads=6, init="split").weight
+    assert [row.argmax().item() for row in E[:, 0]] == [0, 0, 0, 1, 1, 1] and E.sum() == 6 * 4
+
+
+def test_conv_refuses_starts_that_are_no_window():
+    message = "projection_init is 'xavier'; allowed with projection='conv': block_mean, split, strided"
+    with pytest.raises(ValueError, match=message):
+        Projection("conv", 8, 4, init="xavier")
 
 
 def test_convolution_is_torchs_depthwise_one():
@@ -76,7 +100,7 @@ def test_convolution_is_torchs_depthwise_one():
 @pytest.mark.parametrize("kind", PROJECTIONS)
 def test_reload_gives_the_same_output(kind):
     x = torch.randn(1, 8, 3)
-    first, second = (Projection(kind, 8, 4, channels=3, init="xavier") for _ in range(2))
+    first, second = (Projection(kind, 8, 4, channels=3, init="split" if kind == "conv" else "xavier") for _ in range(2))
     second.load_state_dict(first.state_dict())
     torch.testing.assert_close(first(x), second(x), rtol=0, atol=0)
 
