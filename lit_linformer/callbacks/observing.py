@@ -1,8 +1,7 @@
-"""What callbacks share: running the model unnoticed by training, TensorBoard's axis, files that are whole at any moment."""
+"""What callbacks share: running the model unnoticed by training, TensorBoard's axis, tables of what was seen."""
 
 import csv
 import io
-import os
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,8 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
+
+from lit_linformer.studies.files import write_text
 
 
 @contextmanager
@@ -50,16 +51,8 @@ def drop_repeated_points(trainer: Trainer) -> None:
         found[0].experiment.file_writer.add_event(start)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Writes beside the target, then renames: whoever reads it meanwhile finds the old file or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8", newline="")
-    os.replace(temporary, path)
-
-
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:
-    """The same for a table with a header line."""
+    """A table with a header line; like write_text it never stands there in part."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, columns)
     writer.writeheader()

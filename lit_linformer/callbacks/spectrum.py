@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lit_linformer.callbacks.observing import say, tensorboard, unnoticed, write_text
+from lit_linformer.callbacks.observing import say, tensorboard, unnoticed
 from lit_linformer.studies.figures import draw_spectra, figure_class
+from lit_linformer.studies.files import write_text
 from lit_linformer.studies.lowrank import Measured, check_index, check_layers, full_rows, measure, summary
 
 

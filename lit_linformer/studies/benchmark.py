@@ -19,16 +19,14 @@ figure2.png, table3.png, and the same for TensorBoard.
 
 import importlib.util
 import json
-import os
-import platform
 import shlex
-import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from lit_linformer.studies.environment import commit, cores, versions
+from lit_linformer.studies.files import write_text
 from lit_linformer.studies.gridfile import read_json
 from lit_linformer.studies.settings import check_choice, check_number, device, meant
 
@@ -70,8 +68,9 @@ DEFAULTS = {  # where it depends on the device: (CPU, GPU)
     "largest_batch": (False, True),
 }
 CHOOSE_CELLS = ("lengths", "backward", "memory", "largest_batch", "output", "overwrite")  # change no measurement
+# What may differ between two starts of one command: it is told in the file, and no reason to throw hours away.
+NOT_COMPARED = ("commit", "cpu", "fused", "cores", "lightning", "lit-linformer")
 KINDS = {"memory": "peak memory", "time": "time", "largest_batch": "largest batch"}
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def main(argv: list[str]) -> None:
@@ -243,23 +242,11 @@ def model_names(settings: dict[str, Any], n: int, fused: list[str]) -> list[str]
 
 def environment(settings: dict[str, Any]) -> dict[str, Any]:
     """Where it was measured."""
-    import torch
-
     from lit_linformer.studies.measure import Job, measure
 
     job = Job("describe", settings["backward"] is not False, 1, 1, settings)
-    found = {"torch": torch.__version__, "python": platform.python_version(), **measure(job, [""])[""]}
-    if commit := _git("rev-parse", "--short", "HEAD"):
-        found["commit"] = commit + ("-dirty" if _git("status", "--porcelain") else "")
-    return found
-
-
-def _git(*words: str) -> str:
-    if not (ROOT / ".git").exists() or shutil.which("git") is None:
-        return ""
-    # No lock: a status must not get into the way of a commit that is made at the same time.
-    command = ["git", "--no-optional-locks", "-C", str(ROOT), *words]
-    return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    found = {**versions(), "cores": cores(), **measure(job, [""])[""]}
+    return {**found, "commit": head} if (head := commit()) else found
 
 
 def finished_cells(file: Path, data: dict[str, Any]) -> dict[str, Any]:
@@ -272,8 +259,7 @@ def finished_cells(file: Path, data: dict[str, Any]) -> dict[str, Any]:
     old = {key: value for key, value in before["settings"].items() if key not in CHOOSE_CELLS} | before["environment"]
     new = {key: value for key, value in data["settings"].items() if key not in CHOOSE_CELLS} | data["environment"]
     for key in new:
-        # Another commit is told in the file, and no reason to throw hours away.
-        if old.get(key) != new[key] and key not in ("commit", "fused"):
+        if old.get(key) != new[key] and key not in NOT_COMPARED:
             raise ValueError(
                 f"output is {file.parent}, which was measured with {key} {old.get(key)}, not {new[key]}; "
                 "allowed: another --output, or --overwrite true"
@@ -284,7 +270,4 @@ def finished_cells(file: Path, data: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:
-    """Whole or not at all."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    write_text(path, json.dumps(data, indent=1, ensure_ascii=False) + "\n")

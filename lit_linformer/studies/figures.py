@@ -52,9 +52,9 @@ def draw_sweep(figure_class: Any, rows: Sequence[dict[str, float]]) -> Any:
             axes.set_ylim(bottom=0)
         elif len(sweeps) > 1:  # an early perplexity is several times the last
             axes.set_yscale("log")
-            _plain_numbers(axes.yaxis)
+            plain_numbers(axes.yaxis)
         axes.grid(True, alpha=0.25)
-        _open(axes)
+        open_frame(axes)
     panels[0].legend(frameon=False)
     return figure
 
@@ -121,7 +121,7 @@ def _curves(axes: Any, measured: "Measured", index: int, threshold: float, heads
     axes.set_xticks(sorted({1, index, len(x), *(len(x) * quarter // 4 for quarter in (1, 2, 3))}))
     axes.grid(True, alpha=0.2)
     axes.legend(frameon=False, loc="lower right", fontsize=9, ncols=1 if heads is None else len(heads))
-    _open(axes)
+    open_frame(axes)
 
 
 def _spread(items: list, most: int) -> list:
@@ -131,11 +131,11 @@ def _spread(items: list, most: int) -> list:
     return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]
 
 
-def _open(axes: Any) -> None:
+def open_frame(axes: Any) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _plain_numbers(axis: Any) -> None:
+def plain_numbers(axis: Any) -> None:
     from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
     axis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))

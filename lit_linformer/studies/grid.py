@@ -29,6 +29,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from lit_linformer.studies.files import write_text
 from lit_linformer.studies.gridfile import Cell, Grid, aligned, read_grid
 from lit_linformer.studies.settings import check_choice, check_number, parse
 
@@ -63,8 +64,12 @@ def main(argv: list[str]) -> None:
             if left := cell.left():
                 print(" && ".join(shlex.join(_command(words)) for words in left))
         return
-    failed = _until_stopped(cells, jobs)
-    folder = write_table(grid, shlex.join(["python", "run.py", "grid", *argv]))
+    command = shlex.join(["python", "run.py", "grid", *argv])
+    write_table(grid, command)  # by this file `report` knows a grid, be it at work
+    try:
+        failed = _until_stopped(cells, jobs)
+    finally:
+        folder = write_table(grid, command)
     print((folder / "table.md").read_text(encoding="utf-8"), end="", flush=True)
     if failed:
         names = ", ".join(str(cell) for cell in failed[:4]) + (", …" if len(failed) > 4 else "")
@@ -269,14 +274,17 @@ def markdown(grid: Grid, table: dict[str, Any]) -> str:
 
 def write_table(grid: Grid, command: str) -> Path:
     """Writes table.md and table.json into the grid's folder, which it returns."""
-    folder = Path("runs", grid.name)
-    folder.mkdir(parents=True, exist_ok=True)
-    table = summary(grid)
+    folder, table = Path("runs", grid.name), summary(grid)
+    write_text(folder / "table.md", f"# {grid.name}\n\n{heading(grid)}\n`{command}`\n\n{markdown(grid, table)}")
+    form = {"command": command, "rows": grid.rows, "columns": grid.columns, "decimals": grid.decimals}
+    write_text(folder / "table.json", json.dumps({**form, **table}, indent=2, ensure_ascii=False) + "\n")
+    return folder
+
+
+def heading(grid: Grid) -> str:
+    """What the table shows, in one line."""
     by_column = [f"{column}: {metric}" for column, metric in grid.metrics.items()]
     what = ", ".join(by_column) if len(set(grid.metrics.values())) > 1 else next(iter(grid.metrics.values()))
     over = [axis for axis in grid.axes if axis not in (grid.rows, grid.columns)]
     how = f"; median (min–max; how many) over {', '.join(over)}" if over else ""
-    title = f"{what}{f' × {grid.scale:g}' if grid.scale != 1 else ''}{how}\n"
-    (folder / "table.md").write_text(f"# {grid.name}\n\n{title}`{command}`\n\n{markdown(grid, table)}", encoding="utf-8")
-    (folder / "table.json").write_text(json.dumps(table, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    return folder
+    return f"{what}{f' × {grid.scale:g}' if grid.scale != 1 else ''}{how}"

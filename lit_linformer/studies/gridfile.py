@@ -26,14 +26,15 @@ class Cell:
     name: str
     fit: list[str]
     metric: str
+    root: Path = Path("runs")
 
     @property
     def run_dir(self) -> Path:
-        return Path("runs", self.name)
+        return self.root / self.name
 
     @property
     def log(self) -> Path:
-        return Path("runs", self.name + ".log")
+        return self.root / f"{self.name}.log"
 
     def __str__(self) -> str:
         return " · ".join(self.values.values())
@@ -216,6 +217,33 @@ def _words(where: str, text: Any) -> tuple[list[str], list[str]]:
     return configs, others
 
 
+def read_table(folder: Path) -> Grid:
+    """The grid that left table.json in a folder; its cells tell values, but cannot be run. ValueError for another file."""
+    try:
+        table = json.loads((folder / "table.json").read_text(encoding="utf-8"))
+        cells, medians = table["cells"], table["medians"]
+        names = [key for key in cells[0] if key not in ("run", "metric", "value")]
+        axes = {axis: dict.fromkeys(cell[axis] for cell in cells) for axis in names}
+        rows = table.get("rows") or next(axis for axis in names if set(axes[axis]) <= set(medians))
+        columns = table.get("columns") or next(axis for axis in names if axis != rows)
+        return Grid(
+            name=table["name"],
+            axes={**axes, rows: dict.fromkeys(medians)},
+            rows=rows,
+            columns=columns,
+            metrics={cell[columns]: cell["metric"] for cell in cells},
+            scale=table["scale"],
+            decimals=table.get("decimals", 1),
+            paper={row: {column: f"{value:g}" for column, value in of.items()} for row, of in table["paper"].items()},
+            cells=[
+                Cell({axis: cell[axis] for axis in names}, Path(cell["run"]).name, ["fit"], cell["metric"], folder)
+                for cell in cells
+            ],
+        )
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration) as error:
+        raise ValueError(f"{folder}/table.json is no grid's table; allowed: what `python run.py grid` writes") from error
+
+
 def read_json(path: Path) -> dict[str, Any] | None:
     """None for a file that is missing or not whole."""
     with contextlib.suppress(OSError, ValueError):
@@ -223,12 +251,16 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return None
 
 
-def aligned(lines: list[list[str]], right: bool = False) -> str:
-    """A Markdown table, its first line the head, that reads well on a terminal too."""
+def aligned(lines: list[list[str]], right: bool = False, words: int = 0) -> str:
+    """A Markdown table, its first line the head, that reads well on a terminal too.
+
+    Columns stand at the left, or with ``right`` at the right but for the first ``words``.
+    """
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    rules = ["-" * (width - 1) + ":" if right else "-" * width for width in widths]
+    to_right = [right and place >= words for place in range(len(widths))]
+    rules = ["-" * (width - 1) + ":" if at_right else "-" * width for width, at_right in zip(widths, to_right, strict=True)]
     padded = (
-        [text.rjust(width) if right else text.ljust(width) for text, width in zip(line, widths, strict=True)]
+        [text.rjust(w) if at_right else text.ljust(w) for text, w, at_right in zip(line, widths, to_right, strict=True)]
         for line in (lines[0], rules, *lines[1:])
     )
     return "".join(f"| {' | '.join(line)} |\n" for line in padded)

@@ -20,6 +20,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lit_linformer.studies.environment import environment
 from lit_linformer.studies.settings import check_number, device, parse
 
 if TYPE_CHECKING:  # the help needs no torch
@@ -69,7 +70,7 @@ def main(argv: list[str]) -> None:
     for run in opened:
         run.measure(chosen)
     folder = Path(last.get("output", runs[0] / "spectrum"))
-    write(folder, opened, threshold, heads, shlex.join(["python", "run.py", "spectrum", *argv]))
+    write(folder, opened, threshold, heads, shlex.join(["python", "run.py", "spectrum", *argv]), environment(chosen))
     print((folder / "spectrum.md").read_text(encoding="utf-8"), end="")
     print(f"\n→ {folder}/", flush=True)
 
@@ -82,7 +83,9 @@ def _whole_numbers(key: str, text: str | None) -> list[int] | None:
     raise ValueError(f"{key} is {text!r}; allowed: whole numbers from 0, as {SETTINGS[key][0]}")
 
 
-def write(folder: Path, runs: "list[Run]", threshold: float, heads: list[int] | None, command: str) -> None:
+def write(
+    folder: Path, runs: "list[Run]", threshold: float, heads: list[int] | None, command: str, where: dict[str, Any]
+) -> None:
     """spectrum.md, spectrum.json, spectrum.npz, spectrum.csv and figure1.png."""
     import numpy as np
 
@@ -90,7 +93,8 @@ def write(folder: Path, runs: "list[Run]", threshold: float, heads: list[int] | 
 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "spectrum.md").write_text(markdown(runs, threshold, command), encoding="utf-8")
-    content = {"command": command, "threshold": threshold, "runs": [_plain(run, threshold) for run in runs]}
+    content = {"command": command, "environment": where, "threshold": threshold}
+    content["runs"] = [_plain(run, threshold) for run in runs]
     (folder / "spectrum.json").write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
     np.savez_compressed(folder / "spectrum.npz", **{f"{run.path}:cumulative": run.measured.curves.numpy() for run in runs})
     with open(folder / "spectrum.csv", "w", newline="", encoding="utf-8") as file:
@@ -117,6 +121,7 @@ def _plain(run: "Run", threshold: float) -> dict[str, Any]:
     return {
         "run": str(run.path),
         "checkpoint": str(run.checkpoint),
+        "name": run.name,
         "step": run.step,
         "attention": run.encoder.attention,
         "text": run.text,

@@ -1,0 +1,82 @@
+"""Where a number comes from: hardware, versions, commit and command. No host, no user, no folder of the machine is told."""
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("torch", "lightning", "lit-linformer")
+# A slash that begins a word, and folders behind it: /home/someone/texts/a.txt. Not those of an address, nor a/b.
+_ABSOLUTE = re.compile(r"(?<![\w.:/~…*?-])~?/(?:[^\s,/'\"`|]+/)+")
+
+
+def environment(device: str = "cpu") -> dict[str, Any]:
+    """Hardware, versions and, where this is a git checkout, the commit."""
+    import torch
+
+    found = {"hardware": hardware(device), **({} if device == "cpu" else {"cpu": cpu()}), "cores": cores()}
+    found |= {"threads": torch.get_num_threads(), **versions()}
+    return {**found, "commit": head} if (head := commit()) else found
+
+
+def hardware(device: str) -> str:
+    """The GPU and its memory, or the processor."""
+    if not device.startswith("cuda"):
+        return cpu()
+    import torch
+
+    here = torch.cuda.get_device_properties(device)
+    return f"{here.name}, {here.total_memory / 2**30:.0f} GiB"
+
+
+def cpu() -> str:
+    with contextlib.suppress(OSError):
+        if found := re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8")):
+            return found[1]
+    return platform.processor() or platform.machine()
+
+
+def cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # run.py works without installing the project
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def commit() -> str:
+    """Of this checkout, -dirty if a file differs from it; nothing where there is no git or no repository."""
+    head = _git("rev-parse", "--short", "HEAD")
+    return head and head + ("-dirty" if _git("status", "--porcelain") else "")
+
+
+def _git(*words: str) -> str:
+    if not (ROOT / ".git").exists() or shutil.which("git") is None:
+        return ""
+    # No lock: a status must not get into the way of a commit that is made at the same time.
+    command = ["git", "--no-optional-locks", "-C", str(ROOT), *words]
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        return subprocess.run(command, capture_output=True, text=True, timeout=20).stdout.strip()
+    return ""
+
+
+def command_line(argv: list[str]) -> str:
+    """`python run.py …` as it was typed, without the machine's folders."""
+    return without_folders(shlex.join(["python", "run.py", *argv]))
+
+
+def without_folders(text: str) -> str:
+    """Absolute paths below the working directory become relative, of others only the last part is left: …/texts."""
+    return _ABSOLUTE.sub("…/", text.replace(f"{Path.cwd()}/", ""))
