@@ -125,16 +125,18 @@ class SequenceClassifier(nn.Module):
         Returns:
             (B, C).
         """
-        hidden = self.encoder(input_ids, attention_mask)
-        if self.pooling == "first":
-            pooled = hidden[:, 0]
-        elif attention_mask is None:
-            pooled = hidden.mean(1)
-        else:
-            real = attention_mask[..., None].to(hidden.dtype)
-            pooled = (hidden * real).sum(1) / real.sum(1).clamp(min=1)
-        logits = self.head(pooled)
+        logits = self.head(pool(self.encoder(input_ids, attention_mask), attention_mask, self.pooling))
         if document is None:
             return logits
         sums = logits.new_zeros(num_documents, logits.shape[1]).index_add(0, document, logits)
         return sums / torch.bincount(document, minlength=num_documents)[:, None]
+
+
+def pool(hidden: Tensor, attention_mask: Tensor | None, pooling: str) -> Tensor:
+    """(B, N, D) → (B, D): the first token's, or the mean over the real ones, where attention_mask (B, N) is True."""
+    if pooling == "first":
+        return hidden[:, 0]
+    if attention_mask is None:
+        return hidden.mean(1)
+    real = attention_mask[..., None].to(hidden.dtype)
+    return (hidden * real).sum(1) / real.sum(1).clamp(min=1)

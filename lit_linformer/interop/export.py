@@ -1,0 +1,167 @@
+"""A trained model, out: `python run.py export --ckpt_path runs/quickstart --format huggingface --output out/quickstart`.
+
+    safetensors   model.safetensors, for lit_linformer.interop.load and --model.pretrained; plain PyTorch
+    huggingface   what the Auto classes and pipelines of transformers load: pip install 'lit-linformer[hf]'
+    onnx          model.onnx, any batch and length up to n, checked with onnxruntime: pip install 'lit-linformer[onnx]'
+    torch         model.pt2, a torch.export program, any batch and length up to n
+
+Beside it config.json, tokenizer.json, and README.md, a model card with the training's numbers. Every export is loaded again and
+held against the checkpoint on random inputs with padding; the largest difference of the logits is printed, and more than 1e-4
+of the largest logit is an error. Until then nothing stands at --output. Weights are float32.
+
+--quantize int8 (onnx) makes the weights of linear layers 8-bit and prints what it costs: the perplexity, or a classifier's
+changed answers, on the run's validation text or on --source.
+"""
+
+import importlib
+import importlib.util
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lit_linformer.studies.settings import check_choice, parse
+
+if TYPE_CHECKING:  # the help needs no torch
+    from lit_linformer.interop.source import TrainedModel
+
+SETTINGS = {
+    "ckpt_path": ("FILE|RUN", "checkpoint, or the folder of a run (its best checkpoint); required"),
+    "format": ("safetensors|huggingface|onnx|torch", "required"),
+    "output": ("FOLDER", "where to write; required"),
+    "overwrite": ("true|false", "replace an earlier export at --output (default: false)"),
+    "quantize": ("int8", "with onnx: 8-bit weights beside the float32 ones, model.int8.onnx"),
+    "source": ("TEXT", "with quantize: text to measure on, as for data.source (default: the run's validation text)"),
+}
+# What each format needs beyond torch, and how to get it.
+NEEDS = {
+    "safetensors": ({"safetensors": "safetensors"}, "safetensors"),
+    "huggingface": ({"transformers": "transformers", "safetensors": "safetensors"}, "'lit-linformer[hf]'"),
+    "onnx": ({name: name for name in ("onnx", "onnxscript", "onnxruntime")}, "'lit-linformer[onnx]'"),
+    "torch": ({}, ""),
+}
+# Each has write(model, folder), and logits(model, folder): what was written, as a function of input_ids and attention_mask.
+MODULES = {"safetensors": "folder", "huggingface": "hf_folder", "onnx": "onnx", "torch": "graph"}
+
+
+def main(argv: list[str]) -> None:
+    """Writes, checks and says so; raises ValueError, in one line, for bad input."""
+    if {"-h", "--help"} & set(argv):
+        usage = "".join(f"  {'--' + key + ' ' + kind:<46}{what}\n" for key, (kind, what) in SETTINGS.items())
+        print(f"usage: python run.py export --ckpt_path RUN --format FORMAT --output FOLDER\n\n{usage}\n{__doc__}", end="")
+        return
+    given = {key: values[-1] for key, values in parse("export", SETTINGS, argv).items()}
+    for key in ("ckpt_path", "format", "output"):
+        if key not in given:
+            raise ValueError(f"--{key} is not given; allowed: {SETTINGS[key][0]}")
+    form = check_choice("format", given["format"], tuple(NEEDS))
+    overwrite = check_choice("overwrite", given.get("overwrite", "false"), ("true", "false")) == "true"
+    if "quantize" in given:
+        check_choice("quantize", given["quantize"], ("int8",))
+        if form != "onnx":
+            raise ValueError(f"quantize is {given['quantize']!r} with format={form!r}; allowed: with format=onnx")
+    if "source" in given and "quantize" not in given:
+        raise ValueError(f"source is {given['source']!r} without quantize; allowed: with --quantize int8")
+    output = Path(given["output"])
+    check_output(output, overwrite)
+    check_installed(form)
+
+    from lit_linformer.interop.source import open_checkpoint
+
+    model = open_checkpoint(given["ckpt_path"])
+    with staged(output) as folder:
+        lines = write(model, form, folder, given)
+    print(describe(model))
+    for line in lines:
+        print(line)
+    print(f"→ {output}/: {', '.join(sorted(path.name for path in output.iterdir()))}", flush=True)
+
+
+def write(model: "TrainedModel", form: str, folder: Path, given: dict[str, str]) -> list[str]:
+    """The folder's files, checked; lines that tell how it went. Raises ValueError where what was written differs."""
+    from lit_linformer.interop import card
+    from lit_linformer.interop.verify import largest_difference
+
+    module = importlib.import_module(f"lit_linformer.interop.{MODULES[form]}")
+    module.write(model, folder)
+    written = module.logits(model, folder)
+    difference = largest_difference(model, written)
+    lines = [f"largest difference of logits from the checkpoint's, on random inputs with padding: {difference:.2g}"]
+    if form == "onnx":
+        sessions, measured = {"onnxruntime": written}, []
+        if "quantize" in given:
+            from lit_linformer.interop import quantize
+
+            batches = quantize.read_batches(model, given.get("source"), folder / "tokenizer.json")
+            quantize.write(folder)
+            sessions["onnxruntime int8"] = module.logits(model, folder, module.INT8)
+            measured = [quantize.cost(model, batches, *sessions.values())]
+        lines += [*measured, module.compare_speed(model, sessions)]
+    card.write(model, folder, form, lines)
+    return lines
+
+
+def describe(model: "TrainedModel") -> str:
+    from lit_linformer.model import count_parameters
+
+    e = model.encoder
+    k = f", k = {'–'.join(str(k) for k in sorted({min(e.projection_dims), max(e.projection_dims)}))}, {e.sharing}"
+    name = f"linformer{k}" if e.attention == "linformer" else "transformer"
+    head = f"vocabulary of {e.vocab_size}"
+    if model.classifies:
+        head = "regression" if model.num_labels == 1 else f"{model.num_labels} labels"
+    millions = count_parameters(model.net) / 1e6
+    return f"{model.name}: {name}, n = {e.max_length}, {head}, {millions:.1f} M parameters, step {model.facts['step']}"
+
+
+def check_installed(form: str) -> None:
+    """ValueError, with the pip command, where a format's packages are missing."""
+    packages, extra = NEEDS[form]
+    if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
+        raise ValueError(
+            f"format is {form!r}, which needs {' and '.join(missing)}, not installed here; allowed after: pip install {extra}"
+        )
+
+
+def check_output(output: Path, overwrite: bool) -> None:
+    """ValueError where something stands at output that is not to be replaced."""
+    if output.is_dir() and not any(output.iterdir()):
+        return
+    if output.is_dir():
+        if not overwrite:
+            raise ValueError(f"output is {output}, which is not empty; allowed: a new folder, or --overwrite true")
+        if not (output / "config.json").is_file() or not (output / "tokenizer.json").is_file():
+            raise ValueError(f"output is {output}, which holds no export; allowed with overwrite: the folder of an earlier one")
+    elif output.exists():
+        raise ValueError(f"output is {output}, which is a file; allowed: a folder")
+
+
+@contextmanager
+def staged(output: Path) -> Iterator[Path]:
+    """A folder beside output that takes its name at the end, whole, or is gone."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
+    before = folder.with_name(folder.name + ".before")
+    try:
+        yield folder
+        _open_to_others(folder)
+        if output.exists():
+            output.rename(before)
+        folder.rename(output)
+        shutil.rmtree(before, ignore_errors=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if before.exists() and not output.exists():
+            before.rename(output)
+
+
+def _open_to_others(folder: Path) -> None:
+    """The permissions that new files have here: mkdtemp's folder, and safetensors' file, would be their owner's alone."""
+    umask = os.umask(0)
+    os.umask(umask)
+    folder.chmod(0o777 & ~umask)
+    for path in folder.iterdir():
+        path.chmod(0o666 & ~umask)

@@ -1,0 +1,36 @@
+"""Each export against its checkpoint: the largest difference of logits on random inputs with padding."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from lit_linformer.interop.source import TrainedModel
+
+TOLERANCE = 1e-4  # of logits, float32, as a share of the largest one where that is more than 1
+
+
+def random_inputs(model: TrainedModel) -> Iterator[tuple[Tensor, Tensor]]:
+    """input_ids (B, N) int64 and attention_mask (B, N) int64: one token, full length, lengths between, rows padded and not."""
+    longest = model.encoder.max_length
+    draw = torch.Generator().manual_seed(0)
+    for rows, length in ((1, 1), (3, 2), (2, min(17, longest)), (3, longest // 2 + 1), (2, longest), (1, longest)):
+        ids = torch.randint(0, model.encoder.vocab_size, (rows, length), generator=draw)
+        lengths = torch.randint(1, length + 1, (rows, 1), generator=draw)
+        lengths[-1] = length
+        yield ids, (torch.arange(length) < lengths).long()
+
+
+@torch.inference_mode()
+def largest_difference(model: TrainedModel, other: Callable[[Tensor, Tensor], Tensor]) -> float:
+    """Largest absolute difference of the logits; ValueError where it is more than TOLERANCE allows."""
+    worst = 0.0
+    for ids, mask in random_inputs(model):
+        expected, found = model.net(ids, mask.bool()), other(ids, mask)
+        difference = (expected - found).abs().max().item()
+        allowed = TOLERANCE * max(1.0, expected.abs().max().item())
+        if not difference <= allowed:  # NaN too
+            size = f"{ids.shape[0]} × {ids.shape[1]} tokens"
+            raise ValueError(f"the export differs from the checkpoint by {difference:.2g} on {size}; allowed: {allowed:.2g}")
+        worst = max(worst, difference)
+    return worst
