@@ -7,13 +7,14 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 
+from lit_linformer.callbacks.throughput import Throughput, Totals, line
 from lit_linformer.model import count_parameters
 
 NO_HEADLINE = ("val/perplexity", "validation perplexity", ".2f", min)  # a LightningModule of someone else's
 
 
 class Progress(ProgressBar):
-    """Loss, the task's headline metric and tokens per second against optimiser steps.
+    """Loss, the task's headline metric and throughput (the callback's, where there is one) against optimiser steps.
 
     Args:
         every_n_steps: optimiser steps between two lines where there is no terminal, and between two readings of the loss.
@@ -27,7 +28,8 @@ class Progress(ProgressBar):
         self.every_n_steps = every_n_steps
         self.live = sys.stdout.isatty() if live is None else live
         self._enabled = True
-        self._bar, self._values, self._shown, self._marked_time = None, "", "", 0.0
+        self._bar, self._values, self._shown, self._marked_step = None, "", "", -1
+        self._throughput: Throughput | None = None
         self._first = self._last = self._best = None  # (metric, step)
 
     def disable(self) -> None:  # Lightning calls this on all ranks but the first
@@ -53,7 +55,8 @@ class Progress(ProgressBar):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        self._mark(trainer, pl_module)
+        self._throughput = next((found for found in trainer.callbacks if isinstance(found, Throughput)), None)
+        self._marked, self._marked_step = Totals(), trainer.global_step
         self._begin = time.monotonic(), trainer.global_step
         steps = trainer.max_steps if trainer.max_steps > 0 else trainer.estimated_stepping_batches
         self._total = None if steps == float("inf") else int(steps)
@@ -70,19 +73,18 @@ class Progress(ProgressBar):
             self._bar.update(self._task, completed=step)
         if step == self._marked_step or (step % self.every_n_steps and step != self._total):
             return
-        rate = (pl_module.tokens_seen - self._marked_tokens) / (time.monotonic() - self._marked_time)
-        self._values = f"loss {float(outputs['loss']) * trainer.accumulate_grad_batches:.3f}  {rate / 1e3:.1f}k tokens/s"
-        self._mark(trainer, pl_module)
+        self._values = f"loss {float(outputs['loss']) * trainer.accumulate_grad_batches:.3f}"
+        self._marked_step = step
+        if self._throughput is not None:
+            now = self._throughput.totals()
+            self._values += f"  {line(self._throughput.rates(now - self._marked))}"
+            self._marked = now
         if self._bar is None:
             total = f"/{self._total}" if self._total else ""
             self.print(f"step {step}{total}  {self._values}  {self._left(trainer)}".rstrip())
         self._refresh()
 
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._paused = time.monotonic()
-
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._marked_time += time.monotonic() - self._paused  # validation is no training time
         name, words, form, better = getattr(pl_module, "headline", NO_HEADLINE)
         value = trainer.callback_metrics.get(name)
         if trainer.state.fn != "fit" or value is None:
@@ -119,11 +121,6 @@ class Progress(ProgressBar):
         if self._bar is not None:
             self._bar.update(self._task, values=self._values + self._shown)
 
-    def _mark(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Where the next tokens/s are counted from."""
-        self._marked_step, self._marked_tokens = trainer.global_step, pl_module.tokens_seen
-        self._marked_time = time.monotonic()
-
     def _left(self, trainer: Trainer) -> str:
         began, first_step = self._begin
         done = trainer.global_step - first_step
@@ -135,12 +132,12 @@ class Progress(ProgressBar):
 
 def _rich_bar() -> Any:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.text import Text
 
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[values]}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
+    class Bar(Progress):
+        def get_renderables(self) -> Any:
+            yield self.make_tasks_table(self.tasks)
+            for task in self.tasks:  # below the bar: beside it there is no room for them on 80 columns
+                yield Text(task.fields["values"])
+
+    return Bar(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())

@@ -7,19 +7,23 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lit_linformer.callbacks.observing import write_text
+from lit_linformer.callbacks.throughput import Throughput
+from lit_linformer.studies.environment import environment
+from lit_linformer.studies.files import write_text
 
 
 class RunResult(Callback):
-    """Writes the final metrics, and those of the best validation, into the run directory.
+    """Writes the final metrics, those of the best validation, and where it ran, into the run directory.
 
     Args:
         monitor: the metric that says which validation was best.
         mode: min, or max where higher is better.
+        command: the command line, to be kept; of a run that went on, the last one's, as the hardware and versions are.
     """
 
-    def __init__(self, monitor: str = "val/perplexity", mode: str = "min") -> None:
-        self.monitor, self.mode = monitor, mode
+    def __init__(self, monitor: str = "val/perplexity", mode: str = "min", command: str | None = None) -> None:
+        self.monitor, self.mode, self.command = monitor, mode, command
+        self.environment: dict[str, Any] = {}
         self.best: dict[str, Any] = {}
         self._seconds_before = 0.0
         self._started = time.monotonic()
@@ -34,6 +38,8 @@ class RunResult(Callback):
         self._started = time.monotonic()
         if trainer.is_global_zero:  # a run that goes on is not finished
             (Path(trainer.default_root_dir) / "result.json").unlink(missing_ok=True)
+            # At the start: later the checkout may be at another commit than the code that runs.
+            self.environment = environment(str(trainer.strategy.root_device)) | {"processes": trainer.world_size}
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         metrics = _metrics(trainer, "val/")
@@ -50,7 +56,10 @@ class RunResult(Callback):
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         result = {"step": trainer.global_step, "tokens": getattr(pl_module, "tokens_seen", None), "seconds": self._seconds()}
         best = {f"best_{key}": value for key, value in self.best.items()}
-        _write(trainer, "result.json", {**result, "metrics": _metrics(trainer, ""), **best})
+        found = [callback.summary() for callback in trainer.callbacks if isinstance(callback, Throughput)]
+        speed = {"throughput": found[0]} if found else {}
+        made = {"command": self.command, "environment": self.environment}
+        _write(trainer, "result.json", {**result, "metrics": _metrics(trainer, ""), **best, **speed, **made})
 
     def _seconds(self) -> float:
         """Since the run began, resumed ones added up."""

@@ -9,8 +9,6 @@ import gc
 import math
 import multiprocessing
 import os
-import platform
-import re
 import signal
 import threading
 import time
@@ -37,13 +35,14 @@ from lit_linformer.studies.benchmark_models import (
     run,
     timed,
 )
+from lit_linformer.studies.environment import cpu, hardware
 
 PATIENCE = 1.0  # seconds beyond the limit before a process is killed: in time a model that is over it says so itself
 
 
 @dataclass(frozen=True)
 class Job:
-    """One cell: what is measured (time, memory, largest_batch), of which pass, at which n, with the command's settings."""
+    """One cell: what is measured (a key of KINDS), of which pass, at which n, with the command's settings."""
 
     kind: str
     backward: bool
@@ -96,22 +95,35 @@ def measure_time(job: Job, names: list[str], reporter: Reporter) -> None:
         model = reporter.attempt(name, lambda name=name, weights=weights: build(name, job.settings, job.n, weights))
         if model is not None:
             models[name] = model
-    seconds: dict[str, list[float]] = {name: [] for name in models}
+    take_turns({name: lambda model=model: timed(model, x) for name, model in models.items()}, job, reporter)
+
+
+def measure_training(job: Job, names: list[str], reporter: Reporter) -> None:
+    """The same for training steps: scripts/throughput.py."""
+    from lit_linformer.studies.training_steps import build_step
+
+    steps = {name: reporter.attempt(name, lambda name=name: build_step(name, job.settings)) for name in names}
+    take_turns({name: step for name, step in steps.items() if step is not None}, job, reporter)
+
+
+def take_turns(passes: dict[str, Callable[[], float]], job: Job, reporter: Reporter) -> None:
+    """Rounds of passes, each of which returns the seconds it took; results without the first, warm-up rounds."""
+    seconds: dict[str, list[float]] = {name: [] for name in passes}
     warmup, rounds, limit = (job.settings[key] for key in ("warmup", "rounds", "cell_seconds"))
     for turn in range(warmup + rounds):
-        order = list(models)
+        order = list(passes)
         for name in order[turn % len(order) :] + order[: turn % len(order)] if order else []:
-            taken = reporter.attempt(name, lambda name=name: timed(models[name], x))
+            taken = reporter.attempt(name, passes[name])
             if taken is None:
-                del models[name]
+                del passes[name]
                 continue
             seconds[name].append(taken)
             # The first pass, which may compile, says little about those that are left.
             left = taken * (warmup + rounds - turn - 1) if turn else 0.0
             if sum(seconds[name]) + left > limit:
                 reporter.ended(name, status="over limit")
-                del models[name]
-    for name in models:
+                del passes[name]
+    for name in passes:
         reporter.ended(name, status="ok", seconds=seconds[name][warmup:])
 
 
@@ -187,12 +199,8 @@ def describe(job: Job, names: list[str], reporter: Reporter) -> None:
     """The hardware, and which fused kernels it has for this precision and head width."""
     settings = job.settings
     if settings["device"] == "cpu":
-        cpuinfo = Path("/proc/cpuinfo")
-        found = re.search(r"model name\s*:\s*(.*)", cpuinfo.read_text()) if cpuinfo.is_file() else None
-        hardware = {"hardware": found[1] if found else platform.processor() or platform.machine(), "fused": ["fused"]}
-        reporter.ended("", **hardware)
+        reporter.ended("", hardware=cpu(), fused=["fused"])
         return
-    here = torch.cuda.get_device_properties(settings["device"])
     shape = (1, settings["num_heads"], 128, settings["hidden_size"] // settings["num_heads"])
     dtype = DTYPES[settings["precision"]]
     fused = []
@@ -205,11 +213,16 @@ def describe(job: Job, names: list[str], reporter: Reporter) -> None:
             if job.backward:
                 out.sum().backward()
             fused.append(name)
-    hardware = f"{here.name}, {here.total_memory / 2**30:.0f} GiB"
-    reporter.ended("", hardware=hardware, cuda=torch.version.cuda, fused=fused)
+    reporter.ended("", hardware=hardware(settings["device"]), cpu=cpu(), cuda=torch.version.cuda, fused=fused)
 
 
-KINDS = {"time": measure_time, "memory": measure_memory, "largest_batch": measure_largest_batch, "describe": describe}
+KINDS = {
+    "time": measure_time,
+    "memory": measure_memory,
+    "largest_batch": measure_largest_batch,
+    "training": measure_training,
+    "describe": describe,
+}
 
 
 def measure(job: Job, names: list[str]) -> dict[str, dict[str, Any]]:

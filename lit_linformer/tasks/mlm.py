@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from lit_linformer.model import EncoderConfig, MaskedLanguageModel
+from lit_linformer.model.flops import training_flops
 from lit_linformer.tasks.module import Batch, TrainingModule, check_optimizer
 from lit_linformer.tasks.perplexity import Perplexity
 
@@ -20,6 +21,8 @@ class MLM(TrainingModule):
         encoder: the encoder's shape; its vocab_size is taken from the data.
         vocab_size: V; the command line fills it in from the data's tokenizer.
         lr: peak learning rate of AdamW.
+        lr_batch_size: rows an optimiser step that lr is meant for; with R rows it becomes lr · √(R / lr_batch_size), the rule
+            for Adam (Malladi et al., 2022). None: lr is taken as it is.
         weight_decay: of the matrices; norms, biases and embeddings have none.
         projection_lr_factor: learning rate of E and F, as a multiple of lr. AdamW moves every entry by about lr a step, and
             E's are k/n or 0 at the start: at 1 the windows of block_mean are gone before the rest has learnt to use them.
@@ -30,6 +33,8 @@ class MLM(TrainingModule):
         schedule: how it falls until trainer.max_steps: linear | cosine | polynomial | constant.
         power: exponent of the polynomial schedule.
         final_lr_factor: what it ends at, as a multiple of lr.
+        compile: torch.compile for training steps. On a GPU faster, after a minute of compiling; on a CPU hardly. Needs a
+            compiler (g++; for a GPU Triton).
     """
 
     def __init__(
@@ -37,6 +42,7 @@ class MLM(TrainingModule):
         encoder: EncoderConfig,
         vocab_size: int | None = None,
         lr: float = 1e-3,
+        lr_batch_size: int | None = None,
         weight_decay: float = 0.01,
         projection_lr_factor: float = 0.02,
         projection_weight_decay: float = 0.0,
@@ -46,13 +52,14 @@ class MLM(TrainingModule):
         schedule: str = "linear",
         power: float = 2.0,
         final_lr_factor: float = 0.0,
+        compile: bool = False,
     ):
-        super().__init__()
+        super().__init__(compile)  # rows have one length; the few batches with pads are a second graph
         if isinstance(encoder, dict):  # from a checkpoint, whose hyper-parameters are plain
             encoder = EncoderConfig(**encoder)
         if vocab_size is not None:
             encoder = replace(encoder, vocab_size=vocab_size)
-        check_optimizer(lr, eps, schedule)
+        check_optimizer(lr, eps, schedule, lr_batch_size)
         if warmup_steps < 0:
             raise ValueError(f"model.warmup_steps is {warmup_steps}; allowed: 0 or more")
         self.save_hyperparameters(
@@ -60,6 +67,7 @@ class MLM(TrainingModule):
                 "encoder": asdict(encoder),
                 "vocab_size": encoder.vocab_size,
                 "lr": lr,
+                "lr_batch_size": lr_batch_size,
                 "weight_decay": weight_decay,
                 "projection_lr_factor": projection_lr_factor,
                 "projection_weight_decay": projection_weight_decay,
@@ -88,11 +96,16 @@ class MLM(TrainingModule):
         return self.net(input_ids, attention_mask, positions)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        loss = self.net.loss(batch["input_ids"], batch["positions"], batch["labels"], batch.get("attention_mask"))
+        inputs = (batch["input_ids"], batch["positions"], batch["labels"], batch.get("attention_mask"))
+        loss = self.in_training(_loss)(self.net, *inputs)
         self.count(batch)
         self.log("train/loss", loss.detach())
         self.log("train/lr", self.optimizers().param_groups[0]["lr"])
         return loss
+
+    def training_flops(self, batch: Batch) -> int:
+        rows, length = batch["input_ids"].shape
+        return rows * training_flops(self.net.encoder.config, length, masked=batch["positions"].shape[1])
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         self._evaluate(batch, self.val_perplexity, "val/perplexity")
@@ -118,3 +131,7 @@ class MLM(TrainingModule):
             }
             for index, (row, ids, found) in enumerate(zip(rows, chances.indices.tolist(), chances.values.tolist(), strict=True))
         ]
+
+
+def _loss(net: MaskedLanguageModel, *inputs: Tensor | None) -> Tensor:
+    return net.loss(*inputs)

@@ -1,0 +1,182 @@
+"""How fast a model trains: tokens/s, model FLOPs utilisation, waiting for data, memory; Progress and TensorBoard show it.
+
+Model FLOPs utilisation (MFU) is the operations that the model needs (model/flops.py; nothing that is computed twice counts)
+a second, over what the devices can do at most (studies/peaks.py). With an unknown device, or a CPU, there is no MFU, only the
+operations a second.
+"""
+
+import contextlib
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from lit_linformer.studies.peaks import device_peak
+
+GIB = 2**30
+
+
+@dataclass
+class Totals:
+    """Of training since it began, over all processes: validation and checkpoints are not in it."""
+
+    seconds: float = 0.0
+    waiting: float = 0.0  # seconds between the end of a batch and the start of the next
+    tokens: int = 0  # pads included
+    samples: int = 0
+    flops: float = 0.0
+
+    def __sub__(self, other: "Totals") -> "Totals":
+        return Totals(**{name: value - getattr(other, name) for name, value in vars(self).items()})
+
+
+class Throughput(Callback):
+    """Measures training and leaves it as it is, to the last bit. On a GPU it waits for the device at its readings only.
+
+    TensorBoard gets, every trainer.log_every_n_steps, what was reached since the point before:
+
+        throughput/tokens_per_second    over all processes, pads included
+        throughput/samples_per_second   rows, or texts
+        throughput/gflops_per_second    10⁹ operations that the model needs, a second and device
+        throughput/mfu                  their share of what the device can do at most
+        throughput/data_wait            share of the time between the end of a batch and the start of the next
+        throughput/peak_memory_gib      most that torch held on this process's GPU since it started; on a CPU the process's
+                                        resident size at its highest
+
+    result.json has their averages over the run, without the first of these windows, which warms up and compiles.
+
+    Args:
+        peak_tflops: the device's dense peak, 10¹² operations a second in the precision that is trained in, for a device
+            that is not in the table of studies/peaks.py.
+    """
+
+    def __init__(self, peak_tflops: float | None = None) -> None:
+        if peak_tflops is not None and not peak_tflops > 0:
+            raise ValueError(f"throughput.peak_tflops is {peak_tflops}; allowed: more than 0")
+        self.peak_tflops = peak_tflops
+        self._totals = Totals()
+        self._mark: float | None = None  # up to where time is counted; None: it is not
+        self._waiting = False
+        self._window = Totals()  # where the present window began
+        self._warm: Totals | None = None  # where the first one ended
+        self._step = -1
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._device, self._world_size = pl_module.device, trainer.world_size
+        self._peak = None if self.peak_tflops is None else self.peak_tflops * 1e12
+        self._peak = self._peak or device_peak(str(trainer.strategy.root_device), str(trainer.precision))
+        self._totals, self._window, self._warm = Totals(), Totals(), None
+        self._mark, self._step = None, trainer.global_step
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._advance()
+        self._waiting = False
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._count(pl_module, batch)
+        step = trainer.global_step
+        if step != self._step and step % trainer.log_every_n_steps == 0:
+            now = self.totals()
+            values = {f"throughput/{name}": value for name, value in self.rates(now - self._window).items()}
+            for logger in trainer.loggers:
+                logger.log_metrics(values, max(0, step - 1))  # Lightning counts the steps on its axis from 0
+            self._window = now
+            self._warm = self._warm or now
+        self._step = step
+        self._advance()
+        self._waiting = True
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._pause()
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self._pause()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._pause()
+
+    def totals(self) -> Totals:
+        """Up to now; on a GPU once it has done what it was given."""
+        if self._mark is not None:
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+            before, self._waiting = self._waiting, False  # that was for the GPU, not for data
+            self._advance()
+            self._waiting = before
+        return replace(self._totals)
+
+    def rates(self, spent: Totals) -> dict[str, float]:
+        """What was reached in between two totals, by the names above; nothing where no time has passed."""
+        if spent.seconds <= 0:
+            return {}
+        rates = {}
+        if spent.tokens:
+            rates["tokens_per_second"] = spent.tokens / spent.seconds
+        if spent.samples:
+            rates["samples_per_second"] = spent.samples / spent.seconds
+        if spent.flops:
+            reached = spent.flops / spent.seconds / self._world_size
+            rates["gflops_per_second"] = reached / 1e9
+            if self._peak is not None:
+                rates["mfu"] = reached / self._peak
+        rates["data_wait"] = spent.waiting / spent.seconds
+        if (memory := peak_memory(self._device)) is not None:
+            rates["peak_memory_gib"] = memory / GIB
+        return rates
+
+    def summary(self) -> dict[str, float]:
+        """Of the run so far, for result.json."""
+        return {name: float(f"{value:.5g}") for name, value in self.rates(self._totals - (self._warm or Totals())).items()}
+
+    def _count(self, pl_module: LightningModule, batch: Any) -> None:
+        if not isinstance(batch, dict) or "input_ids" not in batch:  # a LightningModule of someone else's
+            return
+        totals, world_size = self._totals, self._world_size
+        totals.tokens += batch["input_ids"].numel() * world_size
+        totals.samples += len(batch.get("labels", batch["input_ids"])) * world_size
+        if hasattr(pl_module, "training_flops"):
+            totals.flops += pl_module.training_flops(batch) * world_size
+
+    def _advance(self) -> None:
+        now = time.perf_counter()
+        if self._mark is not None:
+            self._totals.seconds += now - self._mark
+            self._totals.waiting += (now - self._mark) * self._waiting
+        self._mark = now
+
+    def _pause(self) -> None:
+        """Time counts up to here, and then not before the next batch starts."""
+        self.totals()
+        self._mark = None
+
+
+def line(rates: dict[str, float]) -> str:
+    """For people: 29.9k tokens/s  234 samples/s  MFU 51.2%  data wait 0.3%  21.3 GiB."""
+    forms = {
+        "tokens_per_second": lambda value: f"{value / 1e3:.1f}k tokens/s" if value >= 1e3 else f"{_short(value)} tokens/s",
+        "samples_per_second": lambda value: f"{_short(value)} samples/s",
+        "mfu": lambda value: f"MFU {value:.1%}",
+        "gflops_per_second": lambda value: "" if "mfu" in rates else f"{_short(value)} GFLOP/s",
+        "data_wait": lambda value: f"data wait {value:.1%}",
+        "peak_memory_gib": lambda value: f"{value:.1f} GiB",
+    }
+    return "  ".join(text for name, form in forms.items() if name in rates and (text := form(rates[name])))
+
+
+def _short(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.2g}"
+
+
+def peak_memory(device: torch.device) -> int | None:
+    """Bytes: of a GPU by torch's allocator, on a CPU the process's resident size; None where the system does not tell."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    with contextlib.suppress(OSError, StopIteration):
+        status = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+        return int(next(text for text in status if text.startswith("VmHWM")).split()[1]) * 1024
+    return None

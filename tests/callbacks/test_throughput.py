@@ -1,0 +1,135 @@
+"""Throughput: what counts as time, what it writes, and that training does not notice it."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from lightning.pytorch import Trainer, seed_everything
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from lit_linformer.callbacks import Throughput, throughput
+from lit_linformer.data import PretrainingData
+from lit_linformer.model import EncoderConfig
+from lit_linformer.model.flops import training_flops
+from lit_linformer.studies.peaks import matmul_precision, peak_flops
+from lit_linformer.tasks import MLM
+from tests.helpers import assert_same, output
+
+NAMES = {"tokens_per_second", "samples_per_second", "gflops_per_second", "data_wait", "peak_memory_gib"}
+
+
+def test_validation_and_checkpoints_are_no_training_time(monkeypatch):
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(throughput.time, "perf_counter", lambda: clock.now)
+    logged = []
+    logger = SimpleNamespace(log_metrics=lambda values, step: logged.append((step, values)))
+    trainer = SimpleNamespace(
+        global_step=0, world_size=2, log_every_n_steps=2, loggers=[logger], precision="32-true",
+        strategy=SimpleNamespace(root_device=torch.device("cpu")),
+    )  # fmt: skip
+    module = SimpleNamespace(device=torch.device("cpu"), training_flops=lambda batch: 1e9)
+    callback = Throughput(peak_tflops=0.002)
+    batch = {"input_ids": torch.zeros(4, 8), "labels": torch.zeros(4, 2)}
+
+    def step(waited, worked):
+        clock.now += waited
+        callback.on_train_batch_start(trainer, module, batch, 0)
+        clock.now += worked
+        trainer.global_step += 1
+        callback.on_train_batch_end(trainer, module, None, batch, 0)
+
+    callback.on_train_start(trainer, module)
+    step(50.0, 1.0)  # the first wait is for what starts up
+    step(0.5, 1.0)
+    assert [place for place, _ in logged] == [1]
+    assert logged[0][1]["throughput/tokens_per_second"] == pytest.approx(2 * 2 * 32 / 2.5)
+    assert logged[0][1]["throughput/data_wait"] == pytest.approx(0.5 / 2.5)
+    clock.now += 0.25
+    callback.on_validation_start(trainer, module)
+    clock.now += 70.0
+    step(5.0, 1.0)
+    callback.on_save_checkpoint(trainer, module, {})
+    clock.now += 30.0
+    step(0.0, 0.75)
+    spent = logged[1][1]
+    assert spent["throughput/samples_per_second"] == pytest.approx(2 * 2 * 4 / 2.0)
+    assert spent["throughput/gflops_per_second"] == pytest.approx(2 / 2.0)  # of each of the two devices
+    assert spent["throughput/mfu"] == pytest.approx(1 / 2)
+    assert spent["throughput/data_wait"] == 0.0  # before a validation no batch is fetched
+    callback.on_train_end(trainer, module)
+    assert callback.summary()["tokens_per_second"] == pytest.approx(2 * 2 * 32 / 2.0)  # without the first window
+
+
+def test_training_does_not_notice(corpus, cache):
+    weights = []
+    for callbacks in ([], [Throughput()]):
+        seed_everything(5, verbose=False)
+        held_out = {"validation_fraction": 0.1, "test_fraction": 0.1}
+        data = PretrainingData(str(corpus), cache_dir=str(cache), vocab_size=300, max_length=32, batch_size=4, **held_out)
+        encoder = EncoderConfig(
+            max_length=32, hidden_size=16, num_layers=1, num_heads=2, intermediate_size=32, projection_dim=8
+        )  # fmt: skip
+        model = MLM(encoder, data.num_tokens)
+        trainer = Trainer(
+            accelerator="cpu", max_steps=4, max_epochs=-1, logger=False, enable_checkpointing=False, callbacks=callbacks,
+            enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False, limit_val_batches=0,
+        )  # fmt: skip
+        trainer.fit(model, data)
+        weights.append(model.state_dict())
+    assert_same(*weights)
+    summary = callbacks[0].summary()
+    assert summary.keys() == NAMES and summary["data_wait"] < 1
+    per_token = training_flops(model.net.encoder.config, 32, masked=5) / 32
+    assert summary["gflops_per_second"] * 1e9 == pytest.approx(summary["tokens_per_second"] * per_token, rel=1e-3)
+
+
+def test_progress_tensorboard_and_result_have_it(tiny, tmp_path):
+    extra = ["--throughput.peak_tflops", "0.1", "--progress.every_n_steps", "4", "--trainer.log_every_n_steps", "3"]
+    shown = output(["fit", *tiny, "--name", "run", "--trainer.accumulate_grad_batches", "2", *extra], tmp_path)
+    lines = [text for text in shown.splitlines() if text.startswith(("step 4/", "step 8/", "step 12/"))]
+    assert len(lines) == 3
+    for words in ("tokens/s", "samples/s", "MFU", "data wait", "GiB"):
+        assert all(words in text for text in lines), shown
+    events = EventAccumulator(str(tmp_path / "runs/run")).Reload()
+    for name in (*NAMES, "mfu"):
+        points = events.Scalars(f"throughput/{name}")
+        assert [point.step for point in points] == [2, 5, 8, 11] and all(point.value >= 0 for point in points)
+    result = json.loads((tmp_path / "runs/run/result.json").read_text())["throughput"]
+    assert result.keys() == {*NAMES, "mfu"} and result["tokens_per_second"] > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "bf16", "fp32"),
+    [
+        ("NVIDIA H200", 989.4, 66.9),
+        ("NVIDIA H200 NVL", 835.5, 60.0),
+        ("NVIDIA H100 80GB HBM3", 989.4, 66.9),
+        ("NVIDIA H100 PCIe", 756.0, 51.2),
+        ("NVIDIA A100-SXM4-80GB", 312.0, 19.5),
+        ("NVIDIA L40S", 362.0, 91.6),
+        ("NVIDIA L4", 121.0, 30.3),
+        ("Tesla V100-SXM2-16GB", None, 15.7),
+        ("NVIDIA GeForce RTX 4090", 165.2, 82.6),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None, None),
+        ("AMD Instinct MI300X", 1307.4, 163.4),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None, None),
+        ("NVIDIA H1000", None, None),
+    ],
+)
+def test_peaks_by_name(name, bf16, fp32):
+    for precision, expected in (("bf16", bf16), ("fp32", fp32)):
+        found = peak_flops(name, precision)
+        assert found is None if expected is None else found == pytest.approx(expected * 1e12)
+
+
+def test_precisions_by_name(monkeypatch):
+    names = ("bf16-mixed", "bf16-true", "16-mixed", "fp16", "32-true", "float32", "64-true")
+    assert [matmul_precision(name) for name in names] == ["bf16", "bf16", "fp16", "fp16", "fp32", "fp32", None]
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
+    assert matmul_precision("32-true") == "tf32"
+
+
+def test_a_peak_is_positive():
+    with pytest.raises(ValueError, match=r"throughput.peak_tflops is 0; allowed: more than 0"):
+        Throughput(peak_tflops=0)

@@ -1,0 +1,21 @@
+"""Tests that need a GPU; skipped where there is none. GPU_TESTS_ON=cpu rehearses them on a CPU."""
+
+import os
+
+import pytest
+import torch
+
+ON = os.environ.get("GPU_TESTS_ON", "cuda")
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "tests/gpu/" in item.path.as_posix():
+            item.add_marker(pytest.mark.gpu)
+            if ON == "cuda" and not torch.cuda.is_available():
+                item.add_marker(pytest.mark.skip(reason="there is no GPU"))
+
+
+@pytest.fixture
+def device():
+    return torch.device(ON)

@@ -1,0 +1,68 @@
+"""The formulas of model/flops.py against torch's own count on the real model."""
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from lit_linformer.model import EncoderConfig, MaskedLanguageModel, SequenceClassifier
+from lit_linformer.model.flops import forward_flops, training_flops
+from lit_linformer.studies.paper_values import operations
+
+B, N, M, V = 3, 32, 5, 40
+SHARINGS = ("none", "headwise", "key-value", "layerwise")
+CASES = [
+    {"attention": "full"},
+    *({"sharing": sharing, "order": order} for sharing in SHARINGS for order in ("compress_first", "project_first")),
+    *({"sharing": sharing, "projection": "gaussian"} for sharing in SHARINGS),
+    {"sharing": "key-value", "projection_dim": [8, 4]},
+    {"sharing": "headwise", "projection": "mean"},
+]
+
+
+def config(**settings):
+    shape = {"vocab_size": V, "max_length": N, "hidden_size": 16, "num_layers": 2, "num_heads": 2, "intermediate_size": 24}
+    return EncoderConfig(**{**shape, "projection_dim": 8, "dropout": 0.0, "attention_dropout": 0.0, **settings})
+
+
+def counted(action):
+    # Of the fused CPU kernel torch counts nothing; the same products, unfused, it counts.
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        action()
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("settings", CASES, ids=lambda settings: " ".join(map(str, settings.values())))
+def test_counts_are_torchs(settings):
+    c = config(**settings)
+    model = MaskedLanguageModel(c)
+    ids, positions, labels = (torch.randint(1, V, (B, n)) for n in (N, M, M))
+    positions = positions.clamp(max=N - 1)
+    assert counted(lambda: model(ids, None, positions)) == B * forward_flops(c, N, M)
+    assert counted(lambda: model.loss(ids, positions, labels).backward()) == B * training_flops(c, N, M)
+
+
+@pytest.mark.parametrize("length", [4, 20])  # fewer tokens than slots, and more
+def test_counts_of_shorter_rows_and_of_a_classifier(length):
+    for settings in ({}, {"sharing": "headwise"}, {"order": "project_first"}, {"attention": "full"}):
+        c = config(**settings)
+        model, ids = SequenceClassifier(c, 3), torch.randint(1, V, (B, length))
+        assert counted(lambda model=model, ids=ids: model(ids)) == B * forward_flops(c, length, labels=3)
+        assert counted(lambda model=model, ids=ids: model(ids).sum().backward()) == B * training_flops(c, length, labels=3)
+
+
+def test_counts_of_the_convolutions():
+    ids = torch.randint(1, V, (B, 20))
+    c = config(local_width=3)  # forward alone: of a grouped convolution's backward pass torch counts every pair of channels
+    assert counted(lambda: MaskedLanguageModel(c).encoder(ids)) == B * forward_flops(c, 20)
+    # A convolutional E is written with a product and a sum, which torch does not count: 2 n D a layer.
+    c = config(projection="conv")
+    assert counted(lambda: MaskedLanguageModel(c).encoder(ids)) == B * (forward_flops(c, 20) - 2 * 2 * N * 16)
+
+
+def test_studies_count_the_same():
+    c = EncoderConfig(num_layers=1, local_width=5, max_length=1024)
+    assert forward_flops(c, 1024) == 1024 * operations(1024, 768, 3072, 128, local_width=5)
+    base = EncoderConfig(vocab_size=50000, attention="full")
+    # By hand: 12 layers of 24 D² + 4 n D a token, and the head at 77 of 512 tokens.
+    assert forward_flops(base, 512, 77) == 12 * 512 * (24 * 768**2 + 4 * 512 * 768) + 77 * (2 * 768**2 + 2 * 768 * 50000)

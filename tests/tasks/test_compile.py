@@ -1,0 +1,125 @@
+"""torch.compile as a setting: the same training, the same checkpoints, few graphs, and one line where there is no compiler."""
+
+import functools
+import shutil
+
+import pytest
+import torch
+import torch._inductor.config
+from torch._dynamo.utils import counters
+
+from lit_linformer.model import EncoderConfig
+from lit_linformer.tasks import MLM, SequenceClassification
+from tests.helpers import assert_same, load, output, read_log
+
+SHAPE = {"vocab_size": 60, "max_length": 32, "hidden_size": 16, "num_layers": 1, "num_heads": 2, "intermediate_size": 32}
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """torch.compile that traces and guards as ever, and then runs what it traced without a compiler: exact and quick."""
+    torch._dynamo.reset()
+    counters.clear()
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager", fullgraph=True))
+    yield lambda: counters["stats"]["unique_graphs"]
+    torch._dynamo.reset()
+
+
+def encoder(**settings):
+    return EncoderConfig(**{**SHAPE, "projection_dim": 8, "dropout": 0.0, "attention_dropout": 0.0, **settings})
+
+
+def mlm_batch(mask=False):
+    batch = {name: torch.randint(1, 60, (3, n)) for name, n in (("input_ids", 32), ("labels", 5))}
+    batch |= {"positions": torch.arange(5).repeat(3, 1)}
+    return batch | ({"attention_mask": torch.arange(32) < torch.tensor([[32], [32], [20]])} if mask else {})
+
+
+def loss_of(model, batch):
+    """training_step without a trainer."""
+    model.count = model.log = lambda *args, **kwargs: None
+    model.optimizers = lambda: torch.optim.SGD(model.parameters())
+    return model.training_step(batch, 0)
+
+
+@pytest.mark.slow
+def test_compiled_training_is_the_same_to_rounding(tiny, tmp_path):
+    # In processes of their own: what the compiler leaves behind in this one, no later test could fork from.
+    small = "--model.encoder.num_layers 1 --model.encoder.dropout 0 --model.encoder.attention_dropout 0 --trainer.max_steps 4"
+    logs = {}
+    for name in ("true", "false"):
+        log = ["--trainer.callbacks+", "tests.helpers.BatchLog", "--trainer.callbacks.path", str(tmp_path / name)]
+        output(["fit", *tiny, *small.split(), "--name", name, "--model.compile", name, *log], tmp_path)
+        logs[name] = [float.fromhex(line["loss"]) for line in read_log(tmp_path / f"{name}.0").values()]
+    assert logs["true"] == pytest.approx(logs["false"], abs=1e-4) and logs["true"] != logs["false"]
+    compiled, plain = (load(tmp_path / f"runs/{name}/checkpoints/last.ckpt")["state_dict"] for name in logs)
+    assert list(compiled) == list(plain)
+    for name, weight in plain.items():
+        assert torch.allclose(weight, compiled[name], atol=1e-3), name
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *({"sharing": sharing} for sharing in ("none", "headwise", "key-value")),
+        {"activation_checkpointing": True, "local_width": 3, "norm": "pre"},
+        {"projection": "mean", "mass_bias": True},
+        {"attention": "full"},
+    ],
+    ids=lambda settings: " ".join(map(str, settings.values())),
+)
+def test_rows_of_one_length_are_one_graph_and_those_with_pads_another(settings, traced):
+    model = MLM(encoder(**settings), compile=True)
+    for mask in (False, False, True, False, True):
+        batch = mlm_batch(mask)
+        loss = loss_of(model, batch)
+        loss.backward()
+        assert torch.equal(loss, model.net.loss(**batch))
+    assert traced() == 2
+
+
+def test_batches_of_any_length_are_three_graphs(traced):
+    model = SequenceClassification(encoder=encoder(), compile=True, dropout=0.0, attention_dropout=0.0)
+    lengths = [20, 5, 32, 31, 6, 9, 12, 32, 7, 8, 30]
+    for number, n in enumerate(lengths):
+        batch = {"input_ids": torch.randint(1, 60, (4, n)), "labels": torch.randint(2, (4,)), "index": torch.arange(4)}
+        if number % 3:
+            batch["attention_mask"] = torch.arange(n) < torch.randint(1, n + 1, (4, 1))
+        loss = loss_of(model, batch)
+        loss.backward()
+        assert torch.allclose(loss, torch.nn.functional.cross_entropy(model(batch), batch["labels"]), atol=1e-6)
+    assert traced() <= 3
+
+
+def test_runs_go_on_compiled_or_not(tiny, tmp_path, traced):
+    words = {True: ["--model.compile", "true"], False: []}
+    for name, first, then in (("plain", False, False), ("off", True, False), ("on", False, True)):
+        if name == "on":  # the first part of plain was the same
+            shutil.copytree("runs/before", "runs/on")
+        else:
+            output(["fit", *tiny, "--name", name, *words[first], "--trainer.max_steps", "3"], tmp_path)
+        if name == "plain":
+            shutil.copytree("runs/plain", "runs/before")
+        more = ["--trainer.max_steps", "6", "--ckpt_path", "last"]
+        shown = output(["fit", *tiny, "--name", name, *words[then], *more], tmp_path)
+        assert (f"model.compile: {first} → {then}" in shown) == (first != then)
+    finals = {name: load(tmp_path / f"runs/{name}/checkpoints/last.ckpt") for name in ("plain", "off", "on")}
+    for name in ("off", "on"):
+        assert "compile" not in finals[name]["hyper_parameters"]
+        for part in ("state_dict", "optimizer_states"):
+            assert_same(finals["plain"][part], finals[name][part], part)
+
+
+def test_a_model_that_is_sharded_is_not_compiled():
+    model = MLM(encoder(), compile=True)
+    model._device_mesh = object()
+    with pytest.raises(ValueError, match=r"model.compile is true, but trainer.strategy shards the model; allowed: false"):
+        model.configure_model()
+
+
+def test_without_a_compiler_it_says_so(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", (None, "no-such-compiler"))  # what CXX=no-such-compiler does
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    shown = output(["fit", *tiny, "--model.compile", "true"], tmp_path, status=2).splitlines()[-1]
+    assert shown.startswith("error: model.compile is true, but torch.compile fails here: ")
+    assert "no-such-compiler" in shown and "allowed: false, or install" in shown
