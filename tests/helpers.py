@@ -133,6 +133,19 @@ class BatchLog(Callback):
             os.killpg(0, signal.SIGKILL)
 
 
+class SendSignal(Callback):
+    """Once, after batch `at`, sends process `rank` a signal; `marker` is a file that tells that it was sent."""
+
+    def __init__(self, marker: str, number: int, at: int, rank: int = 0) -> None:
+        self.marker, self.number, self.at, self.rank = Path(marker), number, at, rank
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        here = pl_module.batches_seen == self.at and trainer.global_rank == self.rank
+        if here and not self.marker.exists():
+            self.marker.touch()
+            os.kill(os.getpid(), self.number)
+
+
 def read_log(path: Path) -> dict[int, dict[str, Any]]:
     """{batch: line}; a batch that was done again counts as it was the last time."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]

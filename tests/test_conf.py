@@ -16,15 +16,17 @@ from tests.helpers import TINY, inside, read_log, run_forked
 from tests.test_resume import fit
 
 ROOT = Path(__file__).parents[1]
+TRAINERS = sorted((ROOT / "conf/trainer").glob("*.yaml"))
 OVERLAYS = [*sorted((ROOT / "conf/debug").glob("*.yaml")), ROOT / "conf/finetune/small.yaml"]
 FINETUNE = sorted(set((ROOT / "conf/finetune").glob("*.yaml")) - set(OVERLAYS))
 GRIDS = [path for path in sorted((ROOT / "conf/paper").glob("*.yaml")) if "axes" in yaml.safe_load(path.read_text())]
 FIGURE3 = [path for path in GRIDS if path.name.startswith("figure3")]
-CONFIGS = sorted(set((ROOT / "conf").rglob("*.yaml")) - {*OVERLAYS, *FINETUNE, *GRIDS})
+CONFIGS = sorted(set((ROOT / "conf").rglob("*.yaml")) - {*OVERLAYS, *TRAINERS, *FINETUNE, *GRIDS})
 # Small enough for a test; everything else stays as the file has it.
 SHRINK = (
     "--model.encoder.hidden_size 24 --model.encoder.intermediate_size 48 --model.encoder.max_length 256 --data.vocab_size 300 "
-    "--data.batch_size 2 --data.num_workers 0 --data.validation_fraction 0.1 --data.test_fraction 0.1 --trainer.devices 1 "
+    "--data.batch_size 2 --data.global_batch_size null --data.num_workers 0 --data.validation_fraction 0.1 "
+    "--data.test_fraction 0.1 --trainer.devices 1 "
     "--trainer.max_steps 2 --trainer.accumulate_grad_batches 1 --trainer.val_check_interval 2 --trainer.accelerator cpu"
 ).split()
 
@@ -167,7 +169,7 @@ def test_small_overlay_runs_on_a_finetuning_config(finetuning, cache, tmp_path, 
     assert "pooling: mean" in (finetuning / "runs/overlay/config.yaml").read_text()
 
 
-@pytest.mark.parametrize("path", [*CONFIGS, *FINETUNE, *GRIDS, *OVERLAYS], ids=named)
+@pytest.mark.parametrize("path", [*CONFIGS, *FINETUNE, *GRIDS, *OVERLAYS, *TRAINERS], ids=named)
 def test_config_says_at_its_top_what_it_is_and_how_to_run_it(path):
     head = [line for line in path.read_text().splitlines() if line.startswith("#")]
     assert len(head) >= 2 and any(f"conf/{named(path)}" in line for line in head)

@@ -4,10 +4,12 @@ from lit_linformer.callbacks.checkpoint import AtomicCheckpointIO, LastCheckpoin
 from lit_linformer.callbacks.length_sweep import LengthSweep
 from lit_linformer.callbacks.perplexity import PerplexityCurve
 from lit_linformer.callbacks.predictions import PredictionWriter
+from lit_linformer.callbacks.preemption import Preemption
 from lit_linformer.callbacks.progress import Progress
 from lit_linformer.callbacks.result import RunResult
 from lit_linformer.callbacks.scores import TaskScores
 from lit_linformer.callbacks.spectrum import Spectrum
+from lit_linformer.callbacks.throughput import Throughput
 
 __all__ = [
     "AtomicCheckpointIO",
@@ -15,9 +17,11 @@ __all__ = [
     "LengthSweep",
     "PerplexityCurve",
     "PredictionWriter",
+    "Preemption",
     "Progress",
     "RunResult",
     "Spectrum",
     "TaskScores",
+    "Throughput",
     "best_checkpoint",
 ]

@@ -6,6 +6,7 @@ best-STEP-METRIC.ckpt.
 
 import contextlib
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 
 from lit_linformer.tasks.checkpoints import first_line
+from lit_linformer.tasks.sharding import load_sharded
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -37,7 +39,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             raise OSError(reason) from error
 
     def load_checkpoint(self, path: str | os.PathLike, map_location: Any = None, weights_only: bool | None = None) -> dict:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        path = Path(path)
+        return load_sharded(path) if path.is_dir() else torch.load(path, map_location="cpu", weights_only=True)
 
 
 class LastCheckpoint(Checkpoint):
@@ -70,29 +73,46 @@ class LastCheckpoint(Checkpoint):
         stepped = trainer.global_step != self._step_before_batch
         done = trainer.global_step == trainer.max_steps
         if stepped and (trainer.global_step % self.every_n_steps == 0 or done):
-            self._save(trainer)
+            self.save(trainer)
             self._saved_after_this_batch = not trainer.fast_dev_run
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # Saved right before this validation: a run that went on from there would leave its point out of every curve.
         if self._saved_after_this_batch:
-            trainer.save_checkpoint(Path(trainer.default_root_dir) / "checkpoints/last.ckpt")
+            self._write(trainer, keep=False)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._save(trainer)
+        self.save(trainer)
 
-    def _save(self, trainer: Trainer) -> None:
+    def save(self, trainer: Trainer) -> None:
+        """Writes last.ckpt, unless this step's is there."""
         if trainer.fast_dev_run or trainer.global_step == self._saved_step:
             return
+        self._write(trainer, keep=True)
+        self._saved_step = trainer.global_step
+
+    def _write(self, trainer: Trainer, keep: bool) -> None:
+        """Writes last.ckpt; the one that is there becomes previous.ckpt, or goes."""
         folder = Path(trainer.default_root_dir) / "checkpoints"
         new, last = folder / "new.ckpt", folder / "last.ckpt"
-        # The old two stay until the new one is whole: after a fall-back previous.ckpt may be the only good one.
+        if trainer.is_global_zero and new.is_dir():  # a sharded one, half-written when it was killed
+            shutil.rmtree(new)
+        # The old two stay until the new one is whole: after a fall-back previous.ckpt may be the only good one. All
+        # processes are done with it: save_checkpoint ends with a barrier.
         trainer.save_checkpoint(new)
         if trainer.is_global_zero:
-            if last.exists():
-                os.replace(last, folder / "previous.ckpt")
-            os.replace(new, last)
-        self._saved_step = trainer.global_step
+            if keep and last.exists():
+                _replace(last, folder / "previous.ckpt")
+            _replace(new, last)
+        trainer.strategy.barrier()
+
+
+def _replace(source: Path, target: Path) -> None:
+    if target.is_dir():  # a sharded one: a folder takes the place of an empty folder only, and a file of none
+        shutil.rmtree(target)
+    elif source.is_dir():
+        target.unlink(missing_ok=True)
+    os.replace(source, target)
 
 
 def best_checkpoint(monitor: str = "val/perplexity", mode: str = "min", keep: int = 1) -> ModelCheckpoint:

@@ -1,4 +1,4 @@
-"""The command line: `python run.py fit|validate|test|predict|prepare|grid|benchmark|spectrum --KEY VALUE …`.
+"""The command line: `python run.py fit|validate|test|predict|prepare|grid|benchmark|spectrum|report|export|draw --KEY VALUE …`.
 
 The only place that knows jsonargparse. A setting is `--model.lr 1e-3` on the command line and `model: {init_args: {lr: 1e-3}}`
 in a file; a later --config overrides an earlier one, the command line overrides all, and `${name}` in a file takes another
@@ -17,8 +17,12 @@ COMMANDS = {
     "grid": "many runs and one table of them: --config conf/paper/table2.yaml",
     "benchmark": "time and memory against n and k: Table 3 and figure 2 of the paper",
     "spectrum": "singular values of trained runs' attention, the paper's figure 1: --run runs/small",
+    "report": "one page, Markdown and HTML, of what was measured, beside the paper's values",
+    "export": "a trained model as safetensors, for Hugging Face, ONNX or torch.export",
+    "draw": "a Linformer's attention for a text: what each slot reads, and who reads it",
 }
-STUDIES = ("grid", "benchmark", "spectrum")
+STUDIES = ("grid", "benchmark", "spectrum", "report")
+INTEROP = ("export", "draw")
 MAIN_HELP = """usage: python run.py COMMAND --config FILE [--config OVERLAY …] [--SETTING VALUE …]
 
 {commands}
@@ -49,8 +53,9 @@ def main(argv: list[str] | None = None) -> None:
     try:
         if argv[0] not in COMMANDS:
             raise ValueError(f"the command is {argv[0]!r}; allowed: {', '.join(COMMANDS)}")
-        if argv[0] in STUDIES:  # they parse their own settings, and print their help without importing torch
-            importlib.import_module(f"lit_linformer.studies.{argv[0]}").main(argv[1:])
+        if argv[0] in STUDIES + INTEROP:  # they parse their own settings, and print their help without importing torch
+            package = "studies" if argv[0] in STUDIES else "interop"
+            importlib.import_module(f"lit_linformer.{package}.{argv[0]}").main(argv[1:])
             return
         if {"-h", "--help"} & set(argv):
             from lit_linformer.cli.messages import settings_help

@@ -14,17 +14,20 @@ from jsonargparse import Namespace
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lit_linformer.callbacks import (
     AtomicCheckpointIO,
     LastCheckpoint,
     PredictionWriter,
+    Preemption,
     Progress,
     RunResult,
+    Throughput,
     best_checkpoint,
 )
+from lit_linformer.cli.machines import check_machine, is_first_process
 from lit_linformer.cli.messages import classes_in_configs
+from lit_linformer.studies.environment import command_line
 from lit_linformer.tasks.checkpoints import TOKENIZER, check_checkpoint, find_checkpoint, read_pretrained
 
 DEFAULT_CLASSES = {"model": "lit_linformer.tasks.MLM", "data": "lit_linformer.data.PretrainingData"}
@@ -155,10 +158,15 @@ class LinformerCLI(LightningCLI):
         plugins = config.plugins or []
         config.plugins = [*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()]
         best = self.as_given.best
-        extra = PredictionWriter() if self.subcommand == "predict" else RunResult(best.monitor, best.mode)
+        result = RunResult(best.monitor, best.mode, command_line(self.argv))
+        extra = PredictionWriter() if self.subcommand == "predict" else result
         config.callbacks = [*(config.callbacks or []), extra]
         self.config[self.subcommand] = self.as_given  # what the run directory's config.yaml tells
-        return super().instantiate_trainer(**kwargs)
+        trainer = super().instantiate_trainer(**kwargs)
+        check_machine(trainer, config.precision)
+        if self.subcommand == "fit":
+            trainer.callbacks.append(Preemption())  # after the checkpoints' callbacks, for it ends the program
+        return trainer
 
     def _run_subcommand(self, subcommand: str) -> None:
         if subcommand == "prepare":
@@ -189,11 +197,15 @@ def add_run_arguments(parser: LightningArgumentParser) -> None:
     parser.add_argument("--overwrite", type=bool, default=False, help="Let fit delete a run of the same name first.")
     parser.add_lightning_class_args(best_checkpoint, "best")
     parser.add_lightning_class_args(LastCheckpoint, "last")  # after best, whose state it keeps
-    parser.add_lightning_class_args(Progress, "progress")
+    parser.add_lightning_class_args(Throughput, "throughput")
+    parser.add_lightning_class_args(Progress, "progress")  # after throughput, which it shows
 
 
 def _checkpoint_path(subcommand: str, asked: str | None, root: Path) -> str | None:
-    """A file for ckpt_path: `last` and `best` are looked up in the run directory; evaluation without one takes the best."""
+    """A file for ckpt_path: `last` and `best` are looked up in the run directory; evaluation without one takes the best.
+
+    `auto` is `last` if there is one, and else a start from the beginning.
+    """
     if asked is None and subcommand != "fit":
         found = find_checkpoint(root, "best") or find_checkpoint(root, "last")
         if found is None:
@@ -202,13 +214,16 @@ def _checkpoint_path(subcommand: str, asked: str | None, root: Path) -> str | No
             )
         print(f"checkpoint: {found}", flush=True)
         return str(found)
+    if asked == "auto":  # for a job that a cluster starts again with the same command
+        found = find_checkpoint(root, "last")
+        return None if found is None else str(found)
     if asked in ("last", "best"):
         found = find_checkpoint(root, asked)
         if found is None:
             raise ValueError(f"ckpt_path is {asked!r}, but {root}/checkpoints holds none; allowed: a --name that has run")
         return str(found)
     if asked is not None:
-        check_checkpoint(Path(asked))
+        check_checkpoint(Path(asked), whole=False)
     return asked
 
 
@@ -225,10 +240,9 @@ def _carry_over(config: Namespace) -> None:
         data.max_length = None if encoder is None else encoder.max_length
 
 
-@rank_zero_only
 def _claim_run_dir(root: Path, overwrite: bool) -> None:
     """A second fit of the same name would mix its curves with the first one's, and its checkpoints would replace them."""
-    if not any((root / "checkpoints").glob("*.ckpt")):
+    if not is_first_process() or not any((root / "checkpoints").glob("*.ckpt")):
         return
     if not overwrite:
         raise ValueError(
@@ -254,6 +268,8 @@ def run(argv: list[str]) -> LinformerCLI:
     for noise in (
         ".*args parameter is intended to run from within Python.*",
         ".*Checkpoint directory .* exists and is not empty.*",
+        ".*FSDP2-wrapped module .* returned a view tensor.*",  # of the loss, which nothing changes in place
+        ".*Grad strides do not match bucket view strides.*",  # of sizes 1, whose strides mean nothing
         ".*isinstance.treespec, LeafSpec.* is deprecated.*",  # Lightning 2.6 on torch 2.13
     ):
         warnings.filterwarnings("ignore", message=noise)

@@ -29,7 +29,11 @@ def one_line(error: Exception, argv: list[str]) -> str | None:
     from lightning.fabric.utilities.exceptions import MisconfigurationException
     from omegaconf.errors import OmegaConfBaseException
 
+    from lit_linformer.cli.machines import connection_error
+
     message = str(error).strip()
+    if line := connection_error(error):
+        return line
     if isinstance(error, OmegaConfBaseException):
         if key := re.search(r"Interpolation key '\.*([^']*)' not found", message):
             return f"${{{key[1]}}} in the config names no setting{_meant(key[1], argv)}"
@@ -102,7 +106,7 @@ def _settings_parser(argv: list[str]) -> Any:
 
     parser = SettingsParser(add_help=False, description=None)
     parser.add_argument("--config", help="YAML file; a later one overrides an earlier one.")
-    parser.add_argument("--ckpt_path", help="Checkpoint: a file, last, or best.")
+    parser.add_argument("--ckpt_path", help="Checkpoint: a file, last, best, or auto (last if there is one).")
     parser.add_argument("--seed_everything", type=int, default=0, help="Seed of weights, order, masks and dropout.")
     add_run_arguments(parser)
     for key, path in {**DEFAULT_CLASSES, **classes_in_configs(argv)}.items():

@@ -6,17 +6,21 @@ tokenising. The last block is filled up with pads.
 
     tokens-<fingerprint>/train.bin, validation.bin, test.bin    uint16, or uint32 for more than 65,536 ids
     tokens-<fingerprint>/meta.json                              counts, and all that shaped the files
+
+They are made in shards of 100 MB of text: a preparation that was killed goes on after the last shard it has finished.
 """
 
 import hashlib
 import json
+import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
-from lit_linformer.data.cache import fingerprint, make_once
+from lit_linformer.data.cache import fingerprint, make_once, read_progress, write_progress
 from lit_linformer.data.corpus import Corpus
 from lit_linformer.data.progress import Progress
 from lit_linformer.data.tokenizer import Tokenizer
@@ -25,6 +29,7 @@ FORMAT = 1  # raise it when the files' meaning changes: old caches are then not 
 SPLITS = ("train", "validation", "test")
 BATCH_CHARACTERS = 1_000_000  # tokenised at once: 2 M is no faster, and the encodings take about 40 bytes a character
 PIECE_CHARACTERS = 100_000
+SHARD_BYTES = 100_000_000
 
 
 class Holdout:
@@ -66,14 +71,20 @@ def make_token_files(
 
     def make(folder: Path) -> None:
         dtype = np.dtype(np.uint16 if len(tokenizer) <= 1 << 16 else np.uint32)
-        counts = {split: {"documents": 0, "tokens": 0, "bytes": 0} for split in SPLITS}
-        files = {split: open(folder / f"{split}.bin", "wb") for split in SPLITS}
+        read, counts, files = _open_files(folder, dtype, corpora)
+        if progress and sum(read.values()):
+            print(f"going on after {sum(read.values())} documents that are tokenised", file=sys.stderr, flush=True)
         try:
             for name, corpus in corpora.items():
                 with Progress(f"Tokenising {corpus.source}", show=progress) as shown:
-                    texts = _pieces(corpus, tokenizer, holdout.split if name == "train" else lambda _, name=name: name)
-                    for done in write_tokens(texts, tokenizer, files, counts, dtype):
+                    split_of = holdout.split if name == "train" else lambda _, name=name: name
+                    texts, in_shard = _pieces(corpus, tokenizer, split_of, read[name]), 0
+                    for done, documents, whole in write_tokens(texts, tokenizer, files, counts, dtype):
                         shown.update(done, corpus.fraction)
+                        read[name], in_shard = read[name] + documents, in_shard + done
+                        if in_shard >= SHARD_BYTES and whole:
+                            _finish_shard(folder, files, read, counts)
+                            in_shard = 0
         finally:
             for file in files.values():
                 file.close()
@@ -83,14 +94,41 @@ def make_token_files(
     return make_once(cache / f"tokens-{fingerprint(inputs)}", make)
 
 
-def write_tokens(pieces: Iterable[tuple], tokenizer: Tokenizer, files, counts, dtype) -> Iterator[int]:
-    """Tokenises pieces (split, text, ends a document) into the files; yields the bytes done, batch by batch.
+def _open_files(folder: Path, dtype: np.dtype, corpora: Iterable[str]) -> tuple[dict[str, int], dict, dict]:
+    """Documents read of each source, counts and open token files: of nothing, or after the last shard that was finished."""
+    found = read_progress(folder)
+    counts = {split: {"documents": 0, "tokens": 0, "bytes": 0} for split in SPLITS}
+    read, paths = dict.fromkeys(corpora, 0), {split: folder / f"{split}.bin" for split in SPLITS}
+    if found is not None:
+        sizes = {split: count["tokens"] * dtype.itemsize for split, count in found["counts"].items()}
+        if all(path.is_file() and path.stat().st_size >= sizes[split] for split, path in paths.items()):
+            read, counts = found["read"], found["counts"]
+    files = {}
+    for split, path in paths.items():
+        size = counts[split]["tokens"] * dtype.itemsize
+        files[split] = open(path, "r+b" if size else "wb")
+        files[split].truncate(size)
+        files[split].seek(size)
+    return read, counts, files
+
+
+def _finish_shard(folder: Path, files: dict, read: dict[str, int], counts: dict) -> None:
+    for file in files.values():
+        file.flush()
+        os.fsync(file.fileno())
+    write_progress(folder, {"read": read, "counts": counts})
+
+
+def write_tokens(pieces: Iterable[tuple], tokenizer: Tokenizer, files, counts, dtype) -> Iterator[tuple[int, int, bool]]:
+    """Tokenises pieces (split, text, ends a document) into the files.
+
+    Yields, batch by batch, the bytes done, the documents that ended, and whether the last one did.
 
     Reading the next batch and writing the last one go on in threads beside the tokenizer, which itself uses all cores
     but leaves them idle while it takes in and hands out Python objects.
     """
 
-    def write(batch, encodings) -> int:
+    def write(batch, encodings) -> tuple[int, int, bool]:
         ids: dict[str, list[int]] = {split: [] for split in files}
         done = 0
         for (split, text, ends), encoding in zip(batch, encodings, strict=True):
@@ -106,7 +144,7 @@ def write_tokens(pieces: Iterable[tuple], tokenizer: Tokenizer, files, counts, d
             done += size
         for split, tokens in ids.items():
             files[split].write(np.fromiter(tokens, dtype, len(tokens)).data)
-        return done
+        return done, sum(ends for _, _, ends in batch), batch[-1][2]
 
     batches = _batches(pieces)
     with ThreadPoolExecutor(2) as pool:
@@ -122,12 +160,14 @@ def write_tokens(pieces: Iterable[tuple], tokenizer: Tokenizer, files, counts, d
             yield writing.result()
 
 
-def _pieces(documents: Iterable[str], tokenizer: Tokenizer, split_of) -> Iterator[tuple[str, str, bool]]:
+def _pieces(documents: Iterable[str], tokenizer: Tokenizer, split_of, first: int = 0) -> Iterator[tuple[str, str, bool]]:
     for number, document in enumerate(documents):
+        if number < first:
+            continue
         split = split_of(number)
         if len(document) > 2 * PIECE_CHARACTERS and tokenizer.splits_at_newlines:
-            *first, last = cut_at_newlines(document, PIECE_CHARACTERS)
-            yield from ((split, piece, False) for piece in first)
+            *others, last = cut_at_newlines(document, PIECE_CHARACTERS)
+            yield from ((split, piece, False) for piece in others)
         else:
             last = document
         yield split, last, True

@@ -1,7 +1,8 @@
 """The cache folder: each thing in it is made once, by one process, and appears whole or not at all.
 
 A thing is a folder named after a fingerprint of all that shaped it. It is made as `NAME.tmp` under a lock, flushed to
-the disk and renamed: a name without `.tmp` is always complete, whatever was killed when.
+the disk and renamed: a name without `.tmp` is always complete, whatever was killed when. What takes hours leaves a
+progress.json in its `NAME.tmp`, and the next process goes on from there.
 """
 
 import hashlib
@@ -9,9 +10,13 @@ import json
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+
+PROGRESS = "progress.json"
+KEPT_DAYS = 14  # of an unfinished thing that nobody goes on with
 
 
 def fingerprint(inputs) -> str:
@@ -23,7 +28,8 @@ def fingerprint(inputs) -> str:
 def make_once(folder: Path, make: Callable[[Path], None]) -> Path:
     """Returns `folder`, after `make(temporary folder)` has filled it if it was not there.
 
-    Other processes that come meanwhile wait; when the maker fails or dies, the next one starts afresh.
+    Other processes that come meanwhile wait; when the maker fails or dies, the next one starts afresh, or finds in its
+    temporary folder what `write_progress` has recorded.
     """
     if folder.is_dir():
         return folder
@@ -50,16 +56,19 @@ def make_once(folder: Path, make: Callable[[Path], None]) -> Path:
 
 def _make(folder: Path, make: Callable[[Path], None]) -> None:
     temporary = _temporary(folder)
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
+    if not (temporary / PROGRESS).is_file():
+        shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(exist_ok=True)
     try:
         make(temporary)
         for path in [*temporary.iterdir(), temporary]:
             _flush(path)
         os.rename(temporary, folder)
+        (folder / PROGRESS).unlink(missing_ok=True)
         _flush(folder.parent)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        if not (temporary / PROGRESS).is_file():
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def remove_stale(cache: Path) -> None:
@@ -67,8 +76,26 @@ def remove_stale(cache: Path) -> None:
     from filelock import FileLock, Timeout
 
     for temporary in cache.glob("*.tmp"):
+        with suppress(OSError):
+            if time.time() - (temporary / PROGRESS).stat().st_mtime < KEPT_DAYS * 86400:
+                continue
         with suppress(Timeout), FileLock(temporary.with_suffix(".lock"), timeout=0):
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_progress(folder: Path, progress: dict) -> None:
+    """Records in a temporary folder how far the files in it are; they must be on the disk before."""
+    new = folder / f"{PROGRESS}.new"
+    new.write_text(json.dumps(progress))
+    _flush(new)
+    os.replace(new, folder / PROGRESS)
+
+
+def read_progress(folder: Path) -> dict | None:
+    try:
+        return json.loads((folder / PROGRESS).read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def _temporary(folder: Path) -> Path:

@@ -56,6 +56,9 @@ class FineTuningData(ResumableDataModule):
             cut. Not for pairs.
         window_overlap: Tokens that consecutive windows share.
         batch_size: Rows on each device in each micro-batch; training puts rows of about the same length together.
+        global_batch_size: Rows of an optimiser step over all devices, which accumulate micro-batches as needed; then
+            trainer.val_check_interval counts optimiser steps, and nothing changes with the number of devices. None:
+            batch_size × devices × trainer.accumulate_grad_batches.
         eval_batch_size: The same for validation, test and predict; none: batch_size.
         limit_train: Use only so many training rows, always the same ones; none: all.
         empty_texts: "error" refuses rows with an empty text, "keep" takes them.
@@ -84,6 +87,7 @@ class FineTuningData(ResumableDataModule):
         max_windows: int = 1,
         window_overlap: int = 32,
         batch_size: int = 32,
+        global_batch_size: int | None = None,
         eval_batch_size: int | None = None,
         limit_train: int | None = None,
         empty_texts: str = "error",
@@ -105,6 +109,7 @@ class FineTuningData(ResumableDataModule):
         self.vocab_size, self.max_length = vocab_size, 512 if max_length is None else max_length
         self.truncation, self.max_windows, self.window_overlap = truncation, max_windows, window_overlap
         self.batch_size, self.eval_batch_size = batch_size, batch_size if eval_batch_size is None else eval_batch_size
+        self.global_batch_size = global_batch_size
         self.num_workers, self.seed, self.cache_dir = num_workers, seed, Path(cache_dir)
         self.text, self.text_pair, self.file = text, text_pair, file
         if tokenizer is None:
@@ -242,6 +247,7 @@ class FineTuningData(ResumableDataModule):
                         f"data.source={self.source.source!r}: its {split} split has no labels: it must have them to be scored "
                         "(`predict` with data.file classifies texts without)"
                     )
+        self._compare_processes()
 
     def _training_sets(self) -> dict[str, EncodedTexts]:
         files = {split: self._files(split) for split in self._needed("fit")}

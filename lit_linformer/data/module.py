@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 
+import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_warn
 
@@ -19,13 +20,15 @@ TRAINED = ("bpe", "wordpiece")  # tokenizers that are trained, not loaded
 class ResumableDataModule(LightningDataModule):
     """A data module whose training stream is one sequence of samples, counted in its state.
 
-    A subclass sets tokenizer_name, vocab_size, batch_size, num_workers, seed and cache_dir, and `data_name` once it knows
-    what it reads: a checkpoint tells by it whether a resumed run sees the same data.
+    A subclass sets tokenizer_name, vocab_size, batch_size, global_batch_size, num_workers, seed and cache_dir, and
+    `data_name` once it knows what it reads: a checkpoint tells by it whether a resumed run sees the same data, and the
+    processes of a run whether they all do. Its setup begins a fit with `_start_anew` and ends with `_compare_processes`.
     """
 
     tokenizer_name: str
     vocab_size: int
     batch_size: int
+    global_batch_size: int | None = None
     num_workers: int
     seed: int
     cache_dir: Path
@@ -35,6 +38,7 @@ class ResumableDataModule(LightningDataModule):
         self.data_name: str | None = None
         self._loader: ResumableLoader | None = None
         self._samples = 0
+        self._divided = False
 
     # The tokenizer
 
@@ -109,12 +113,58 @@ class ResumableDataModule(LightningDataModule):
             "pin_memory": on_gpu,
         }
 
+    # Several processes
+
+    @property
+    def rows_per_step(self) -> int:
+        """Rows of an optimiser step, over all devices and the micro-batches it accumulates."""
+        accumulate = self.trainer.accumulate_grad_batches if self.trainer else 1
+        return self.batch_size * self._parallel()["world_size"] * accumulate
+
+    def _divide_global_batch(self) -> None:
+        """Sets how many micro-batches the trainer accumulates, before it counts steps; val_check_interval counts steps."""
+        trainer, rows = self.trainer, self.global_batch_size
+        if trainer is None or rows is None or self._divided:
+            return
+        if trainer.accumulate_grad_batches != 1:
+            raise ValueError(
+                f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches} must be left out beside "
+                f"data.global_batch_size={rows}, from which it follows"
+            )
+        devices = self._parallel()["world_size"]
+        if rows < 1 or rows % (self.batch_size * devices):
+            raise ValueError(
+                f"data.global_batch_size={rows} must be a multiple of {self.batch_size * devices}: "
+                f"data.batch_size={self.batch_size} × {devices} device{'s' * (devices > 1)}"
+            )
+        trainer.accumulate_grad_batches = rows // (self.batch_size * devices)
+        if isinstance(trainer.val_check_interval, int) and trainer.check_val_every_n_epoch is None:
+            trainer.val_check_interval *= trainer.accumulate_grad_batches
+        self._divided = True
+
+    def _compare_processes(self) -> None:
+        """ValueError where the processes of a run have prepared different data, or are not of one age."""
+        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+            return
+        mine = {"data": self.data_name, "tokenizer": self.tokenizer.sha256[:16], "seed": self.seed}
+        everyones: list = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(everyones, mine)
+        for name, first in everyones[0].items():
+            for rank, theirs in enumerate(everyones):
+                if theirs[name] != first:
+                    raise ValueError(
+                        f"data.cache_dir={str(self.cache_dir)!r}: process 0 has {name} {first}, process {rank} {theirs[name]}; "
+                        "allowed: the same prepared data on every node (share data.source and data.cache_dir between them, or "
+                        "copy both with their times, as rsync -a does)"
+                    )
+
     # State: how many samples training has seen. The loader holds it as well; Lightning does not always restore a
     # loader's.
 
     def _start_anew(self) -> None:
         """For setup of a fit: a checkpoint's state, if there is one, is loaded after it."""
         self._loader, self._samples = None, 0
+        self._divide_global_batch()
 
     def state_dict(self) -> dict:
         samples = self._loader.samples if self._loader is not None else self._samples

@@ -46,6 +46,9 @@ class PretrainingData(ResumableDataModule):
             token on disk, more take 4.
         max_length: n, the tokens of a row, its first (bos) included. Another n needs no new preparation.
         batch_size: Rows on each device in each micro-batch.
+        global_batch_size: Rows of an optimiser step over all devices, which accumulate micro-batches as needed; then
+            trainer.val_check_interval counts optimiser steps, and nothing changes with the number of devices. None:
+            batch_size × devices × trainer.accumulate_grad_batches.
         mask_rate: Share of a row's tokens to predict in training; validation always has 0.15.
         whole_word: Mask whole words instead of single tokens, in training.
         num_workers: Processes that load batches. 0 loads in the training process, which costs about 25 µs a row of 512.
@@ -68,6 +71,7 @@ class PretrainingData(ResumableDataModule):
         vocab_size: int = 16384,
         max_length: int = 512,
         batch_size: int = 32,
+        global_batch_size: int | None = None,
         mask_rate: float = 0.15,
         whole_word: bool = False,
         num_workers: int = 0,
@@ -80,7 +84,8 @@ class PretrainingData(ResumableDataModule):
         self.validation_fraction = 0.0 if validation_source else validation_fraction
         self.test_fraction = 0.0 if test_source else test_fraction
         self.tokenizer_name, self.vocab_size, self.max_length = tokenizer, vocab_size, max_length
-        self.batch_size, self.mask_rate, self.whole_word = batch_size, mask_rate, whole_word
+        self.batch_size, self.global_batch_size = batch_size, global_batch_size
+        self.mask_rate, self.whole_word = mask_rate, whole_word
         self.num_workers, self.seed, self.cache_dir = num_workers, seed, Path(cache_dir)
         self.text, self.file = text, file
         self._check()
@@ -151,6 +156,7 @@ class PretrainingData(ResumableDataModule):
         self._make_token_files()
         for split in STAGES[stage] if stage else STAGES["fit"]:
             self.blocks[split] = self._open(split)
+        self._compare_processes()
 
     def _open(self, split: str) -> TokenBlocks:
         tokenizer = self.tokenizer

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lit_linformer.data.tokenizer import load_tokenizer
 from lit_linformer.model import EncoderConfig
+from lit_linformer.tasks.sharding import META, check_sharded, load_sharded
 
 TOKENIZER = "tokenizer.json"
 BEST = re.compile(r"best-\d+-(-?\d+\.\d+|nan)\.ckpt")  # best-STEP-METRIC.ckpt
@@ -20,13 +21,23 @@ BEST = re.compile(r"best-\d+-(-?\d+\.\d+|nan)\.ckpt")  # best-STEP-METRIC.ckpt
 FREE = {"vocab_size", "dropout", "attention_dropout", "activation_checkpointing"}
 
 
-def check_checkpoint(path: Path, setting: str = "ckpt_path") -> dict:
-    """The checkpoint, its tensors left on disk; ValueError, in one line, for what is missing, truncated or none."""
-    if not path.is_file():
+def check_checkpoint(path: Path, setting: str = "ckpt_path", whole: bool = True) -> dict:
+    """The checkpoint, its tensors left on disk; ValueError, in one line, for what is missing, truncated or none.
+
+    Of a sharded one, which is a folder, the tensors are read, unless ``whole`` is false.
+    """
+    if not path.exists():
         raise ValueError(f"{setting} is {path}, which is no file; allowed: a checkpoint file, 'last' or 'best'")
     try:
+        if path.is_dir():
+            return load_sharded(path) if whole else check_sharded(path)
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (OSError, RuntimeError, EOFError, ValueError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
+    except pickle.UnpicklingError as error:
+        raise ValueError(
+            f"{setting} is {path}, which holds other objects than weights and plain values: they are not loaded, for that may "
+            "run code; allowed: a checkpoint of this project"
+        ) from error
+    except (OSError, RuntimeError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise ValueError(f"{setting} is {path}, which is truncated or no checkpoint: {first_line(error)}") from error
     if not isinstance(checkpoint, dict) or not {"state_dict", "global_step"} <= checkpoint.keys():
         raise ValueError(f"{setting} is {path}, which holds no training state; allowed: a checkpoint of this project")
@@ -41,10 +52,10 @@ def find_checkpoint(run_dir: Path, which: str) -> Path | None:
         better = max if _best_mode(run_dir) == "max" else min
         return better((pair for pair in scored if pair[0] == pair[0]), default=(0.0, None))[1]
     for path in (folder / "last.ckpt", folder / "previous.ckpt"):
-        if not path.is_file():
+        if not path.exists():
             continue
         try:
-            check_checkpoint(path)
+            check_checkpoint(path, whole=False)
             return path
         except ValueError as error:
             print(f"warning: {error}; falling back to the one before it", file=sys.stderr, flush=True)
@@ -56,7 +67,7 @@ class Pretrained:
     """What a fine-tuning run takes over.
 
     Args:
-        path: the checkpoint file.
+        path: the checkpoint file, or the exported folder.
         encoder: the encoder's settings.
         encoder_weights: the encoder's state dict.
         tokenizer: what `load_tokenizer` reads; None: the checkpoint carries none and lies beside none.
@@ -73,14 +84,21 @@ class Pretrained:
 
 
 def read_pretrained(path: str | Path) -> Pretrained:
-    """Reads a run directory's best checkpoint (its last, where there is no best), or a checkpoint file."""
+    """Reads a run directory's best checkpoint (its last, where there is no best), a checkpoint file, or an exported folder."""
     path = Path(path)
-    if path.is_dir():
+    if (path / "model.safetensors").is_file():
+        from lit_linformer.interop.folder import read_config, read_weights
+
+        encoder = EncoderConfig(**read_config(path, "model.pretrained")["encoder"])
+        prefix, weights = "encoder.", read_weights(path, "model.pretrained")
+        weights = {n.removeprefix(prefix): t for n, t in weights.items() if n.startswith(prefix)}
+        return Pretrained(path, encoder, weights, str(path) if (path / TOKENIZER).is_file() else None)
+    if path.is_dir() and not (path / META).is_file():
         found = find_checkpoint(path, "best") or find_checkpoint(path, "last")
         if found is None:
             raise ValueError(f"model.pretrained is {path}, a folder without checkpoints/; allowed: a run that was trained")
         path = found
-    elif not path.is_file():
+    elif not path.exists():
         raise ValueError(f"model.pretrained is {path}, which does not exist; allowed: a run directory or a checkpoint file")
     checkpoint = check_checkpoint(path, "model.pretrained")
     settings = checkpoint.get("hyper_parameters", {}).get("encoder")
@@ -89,7 +107,7 @@ def read_pretrained(path: str | Path) -> Pretrained:
     if not isinstance(settings, dict) or not weights:
         raise ValueError(f"model.pretrained is {path}, which holds no encoder; allowed: a checkpoint of this project")
     beside = path.parent.parent / TOKENIZER
-    tokenizer = str(path) if "tokenizer" in checkpoint else str(beside) if beside.is_file() else None
+    tokenizer = str(path) if "tokenizer" in checkpoint and path.is_file() else str(beside) if beside.is_file() else None
     return Pretrained(path, EncoderConfig(**settings), weights, tokenizer)
 
 

@@ -6,9 +6,11 @@ Shapes: B texts, W rows (windows of texts), N tokens a row, C classes (1 for reg
 from dataclasses import asdict, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lit_linformer.model import EncoderConfig, SequenceClassifier
+from lit_linformer.model.flops import training_flops
 from lit_linformer.tasks.checkpoints import check_same_encoder, read_pretrained
 from lit_linformer.tasks.module import Batch, TrainingModule, check_optimizer
 from lit_linformer.tasks.optim import layer_decay, parameter_groups
@@ -19,8 +21,9 @@ class SequenceClassification(TrainingModule):
     """Classification or regression of texts and pairs of texts. The defaults are RoBERTa's recipe for GLUE.
 
     Args:
-        pretrained: a run directory (its best checkpoint, or its last), or a checkpoint file: encoder settings, weights and
-            tokenizer come from there. None: train from scratch with `encoder`.
+        pretrained: a run directory (its best checkpoint, or its last), a checkpoint file, or a folder that `export` wrote as
+            safetensors or huggingface: encoder settings, weights and tokenizer come from there. None: train from scratch with
+            `encoder`.
         load_weights: false: take settings and tokenizer of `pretrained`, but start from random weights.
         encoder: the encoder's shape, to train from scratch; beside `pretrained` it must be that checkpoint's.
         vocab_size: V; the command line fills it in from the data's tokenizer.
@@ -31,6 +34,8 @@ class SequenceClassification(TrainingModule):
         activation_checkpointing: recompute each layer in the backward pass instead of keeping its activations.
         lr: peak learning rate of AdamW. 1e-5 is for an encoder of RoBERTa-base's size; one of conf/pretrain/small.yaml's
             size wants 3e-4.
+        lr_batch_size: rows an optimiser step that lr is meant for; with R rows it becomes lr · √(R / lr_batch_size), the rule
+            for Adam (Malladi et al., 2022). None: lr is taken as it is.
         layer_lr_decay: multiplies the learning rate once more with each layer below the head; 1.0 for none.
         weight_decay: of the matrices; norms, biases and embeddings have none.
         projection_lr_factor: learning rate of E and F, as a multiple of lr.
@@ -41,6 +46,8 @@ class SequenceClassification(TrainingModule):
         schedule: how it falls until the end: linear | cosine | polynomial | constant.
         power: exponent of the polynomial schedule.
         final_lr_factor: what it ends at, as a multiple of lr.
+        compile: torch.compile for training steps, for batches of any length: three graphs, of rows shorter than k, shorter
+            than n, and of n tokens. Needs a compiler (g++; for a GPU Triton).
     """
 
     headline = ("val/score", "validation score", ".4f", max)
@@ -57,6 +64,7 @@ class SequenceClassification(TrainingModule):
         attention_dropout: float = 0.1,
         activation_checkpointing: bool = False,
         lr: float = 1e-5,
+        lr_batch_size: int | None = None,
         layer_lr_decay: float = 1.0,
         weight_decay: float = 0.1,
         projection_lr_factor: float = 0.02,
@@ -67,9 +75,10 @@ class SequenceClassification(TrainingModule):
         schedule: str = "linear",
         power: float = 2.0,
         final_lr_factor: float = 0.0,
+        compile: bool = False,
     ):
-        super().__init__()
-        check_optimizer(lr, eps, schedule)
+        super().__init__(compile, dynamic=True)
+        check_optimizer(lr, eps, schedule, lr_batch_size)
         for name, value in (("warmup_fraction", warmup_fraction), ("layer_lr_decay", layer_lr_decay)):
             if not 0 <= value <= 1:
                 raise ValueError(f"model.{name} is {value}; allowed: 0 to 1")
@@ -107,6 +116,7 @@ class SequenceClassification(TrainingModule):
                 "attention_dropout": attention_dropout,
                 "activation_checkpointing": activation_checkpointing,
                 "lr": lr,
+                "lr_batch_size": lr_batch_size,
                 "layer_lr_decay": layer_lr_decay,
                 "weight_decay": weight_decay,
                 "projection_lr_factor": projection_lr_factor,
@@ -149,7 +159,7 @@ class SequenceClassification(TrainingModule):
         h = self.hparams
         scale = layer_decay(h.layer_lr_decay, self.net.encoder.config.num_layers)
         return parameter_groups(
-            self.net, h.lr, h.weight_decay, h.projection_lr_factor, h.projection_weight_decay, scale
+            self.net, self.peak_lr(), h.weight_decay, h.projection_lr_factor, h.projection_weight_decay, scale
         )  # fmt: skip
 
     def forward(self, batch: Batch) -> Tensor:
@@ -157,11 +167,19 @@ class SequenceClassification(TrainingModule):
         return self.net(batch["input_ids"], batch.get("attention_mask"), batch.get("document"), len(batch["index"]))
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        loss = task_loss(self(batch).float(), batch["labels"])
+        mask = batch.get("attention_mask")
+        if mask is None and self.compiles:  # rather than three graphs more
+            mask = torch.ones_like(batch["input_ids"], dtype=torch.bool)
+        logits = self.in_training(_logits)(self.net, batch["input_ids"], mask, batch.get("document"), len(batch["index"]))
+        loss = task_loss(logits.float(), batch["labels"])
         self.count(batch)
         self.log("train/loss", loss.detach())
         self.log("train/lr", self.optimizers().param_groups[0]["lr"])
         return loss
+
+    def training_flops(self, batch: Batch) -> int:
+        rows, length = batch["input_ids"].shape
+        return rows * training_flops(self.net.encoder.config, length, labels=self.hparams.num_labels)
 
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         self._evaluate(batch, dataloader_idx)
@@ -198,3 +216,7 @@ class SequenceClassification(TrainingModule):
             {"text": text, "top": [{"label": labels[i], "probability": p} for p, i in zip(chances, order, strict=True)]}
             for text, chances, order in zip(batch["texts"], top.values.tolist(), top.indices.tolist(), strict=True)
         ]
+
+
+def _logits(net: SequenceClassifier, *inputs: Any) -> Tensor:
+    return net(*inputs)

@@ -1,10 +1,13 @@
 """What every task's LightningModule stands on: AdamW by groups, a schedule by steps, and resuming bit for bit.
 
 For a task of one's own: call `super().__init__()`, `save_hyperparameters` with (at least) the names in OPTIMIZER, set
-`self.net`, count with `self.count(batch)` in training_step, and give `warmup(total_steps)`.
+`self.net`, count with `self.count(batch)` in training_step, and give `warmup(total_steps)`. What training_step runs through
+`self.in_training(function)` is compiled where the user asks for it.
 """
 
+import math
 import os
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -12,7 +15,9 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningModule
 
+from lit_linformer.tasks.compiling import check_compiler
 from lit_linformer.tasks.optim import SCHEDULES, lr_factor, parameter_groups
+from lit_linformer.tasks.sharding import shard
 
 OPTIMIZER = (
     "lr weight_decay projection_lr_factor projection_weight_decay betas eps schedule power final_lr_factor"  # of AdamW
@@ -21,13 +26,21 @@ Batch = dict[str, Any]
 
 
 class TrainingModule(LightningModule):
-    """A LightningModule that resumes exactly: dropout by (seed, batch, rank), what it is given now wins over a checkpoint."""
+    """A LightningModule that resumes exactly: dropout by (seed, batch, rank), what it is given now wins over a checkpoint.
+
+    Args:
+        compile: torch.compile for training steps; validation, test and predictions run as they always do. No hyper-parameter
+            and not in the state dict: a checkpoint loads with it and without.
+        dynamic: torch.compile's, whether batches differ in shape.
+    """
 
     # What the progress lines and result.json tell: metric, words, format, and which of two values is better.
     headline = ("val/perplexity", "validation perplexity", ".2f", min)
 
-    def __init__(self) -> None:
+    def __init__(self, compile: bool = False, dynamic: bool = False) -> None:
         super().__init__()
+        self.compiles, self._dynamic = compile, dynamic
+        self._compiled: Callable | None = None
         self.batches_seen = 0
         self.tokens_seen = 0  # positions fed to the model, pads included, over all ranks
 
@@ -35,9 +48,45 @@ class TrainingModule(LightningModule):
         """Optimiser steps over which the learning rate rises from 0."""
         raise NotImplementedError
 
+    def configure_model(self) -> None:
+        if self.device_mesh is not None:
+            if self.compiles:
+                raise ValueError(
+                    "model.compile is true, but trainer.strategy shards the model; allowed: false with that strategy"
+                )
+            shard(self.net, self.device_mesh["data_parallel"])
+        if self.compiles and self.trainer.state.fn == "fit" and self._compiled is None:
+            check_compiler(self.trainer.strategy.root_device)
+
+    def in_training(self, function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        """``function``, compiled if the user asks for it. One function a module: that of the first call."""
+        if not self.compiles:
+            return function
+        if self._compiled is None:
+            self._compiled = torch.compile(function, dynamic=self._dynamic)
+        return self._compiled
+
+    def training_flops(self, batch: Batch) -> int:
+        """Operations that the model needs for a batch, forward and backward (model/flops.py); 0 where they are not known."""
+        return 0
+
+    def peak_lr(self) -> float:
+        """lr, scaled with the square root of the batch if lr_batch_size says which batch it is for.
+
+        The rule for Adam: Malladi et al., 2022, "On the SDEs and scaling rules for adaptive gradient algorithms".
+        """
+        lr, meant_for = self.hparams.lr, self.hparams.get("lr_batch_size")
+        if meant_for is None or self._trainer is None:
+            return lr
+        rows = getattr(self.trainer.datamodule, "rows_per_step", None)
+        if rows is None:
+            name = type(self.trainer.datamodule).__name__
+            raise ValueError(f"model.lr_batch_size is {meant_for}; allowed: None, for data={name} has no rows_per_step")
+        return lr * math.sqrt(rows / meant_for)
+
     def parameter_groups(self) -> list[dict[str, Any]]:
         h = self.hparams
-        return parameter_groups(self.net, h.lr, h.weight_decay, h.projection_lr_factor, h.projection_weight_decay)
+        return parameter_groups(self.net, self.peak_lr(), h.weight_decay, h.projection_lr_factor, h.projection_weight_decay)
 
     def count(self, batch: Batch) -> None:
         """To be called once a training batch."""
@@ -91,12 +140,33 @@ class TrainingModule(LightningModule):
             restored["betas"], restored["eps"] = tuple(self.hparams.betas), self.hparams.eps
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["seen"] = {"batches": self.batches_seen, "tokens": self.tokens_seen}
+        accumulate = self.trainer.accumulate_grad_batches
+        checkpoint["seen"] = {"batches": self.batches_seen, "tokens": self.tokens_seen, "accumulate": accumulate}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         seen = checkpoint.get("seen", {})
+        if self._trainer is not None:  # there is none in load_from_checkpoint
+            self._recount(checkpoint, seen)
         self.batches_seen, self.tokens_seen = seen.get("batches", 0), seen.get("tokens", 0)
-        check_fit(self.state_dict(), checkpoint["state_dict"])
+        if "state_dict" in checkpoint:  # not in a sharded checkpoint, which the strategy itself has loaded
+            check_fit(self.state_dict(), checkpoint["state_dict"])
+        if self._trainer is not None and self.trainer.precision == "64-true":
+            self.double()  # Lightning does so after it has loaded the weights, which would lose half of their digits
+
+    def _recount(self, checkpoint: dict[str, Any], seen: dict[str, int]) -> None:
+        """Micro-batches are counted in those of this run: on other devices a step may be another number of them.
+
+        Lightning, too, counts micro-batches, and would make the first step of a run that goes on of too few.
+        """
+        before, now = seen.get("accumulate"), self.trainer.accumulate_grad_batches
+        if self.trainer.state.fn != "fit" or before in (None, now):
+            return
+        seen["batches"] = seen["batches"] // before * now
+        progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+        for counts in (progress["total"], progress["current"]):
+            done = counts["processed"] // before * now
+            unfinished = counts["processed"] - counts["completed"]  # 1 where the checkpoint was written at a batch's end
+            counts.update({name: done for name in counts}, completed=done - unfinished)
 
 
 def check_fit(mine: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
@@ -112,10 +182,12 @@ def check_fit(mine: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) ->
         raise ValueError(f"the checkpoint does not fit this model: it lacks {missing[0]} ({len(missing)} missing in all)")
 
 
-def check_optimizer(lr: float, eps: float, schedule: str) -> None:
+def check_optimizer(lr: float, eps: float, schedule: str, lr_batch_size: int | None = None) -> None:
     """ValueError for what AdamW or the schedule cannot do."""
     if schedule not in SCHEDULES:
         raise ValueError(f"model.schedule is {schedule!r}; allowed: {', '.join(SCHEDULES)}")
     for name, value in (("lr", lr), ("eps", eps)):
         if value <= 0:
             raise ValueError(f"model.{name} is {value}; allowed: more than 0")
+    if lr_batch_size is not None and lr_batch_size < 1:
+        raise ValueError(f"model.lr_batch_size is {lr_batch_size}; allowed: 1 or more, or none")

@@ -1,0 +1,71 @@
+"""What several devices and machines need before training starts, and what goes wrong between them, in one line each."""
+
+import os
+import re
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+
+
+def is_first_process() -> bool:
+    """Whether this is process 0 of all machines; known before the processes are connected."""
+    ranks = ("RANK", "SLURM_PROCID", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK")
+    return all(os.environ.get(name, "0") == "0" for name in ranks)
+
+
+def check_machine(trainer: Trainer, precision: Any) -> None:
+    """ValueError where the processes or the device are not what the trainer's settings say.
+
+    Args:
+        trainer: as it was built.
+        precision: what trainer.precision asked for; Lightning may have put another one in its place.
+    """
+    started, starter = _started()
+    # Without this the processes of a trainer with one device would each train alone, in one run directory.
+    if started not in (None, trainer.num_devices * trainer.num_nodes):
+        devices = f"trainer.devices × trainer.num_nodes is {trainer.num_devices} × {trainer.num_nodes}"
+        raise ValueError(f"{devices}; allowed: {started} in all, the processes that {starter} has started")
+    device, asked = trainer.strategy.root_device, str(precision)
+    lacks, instead = False, "32-true, 16-mixed"
+    if device.type == "cpu":
+        lacks, instead = asked == "16-mixed", "32-true, bf16-mixed"
+    elif device.type == "cuda":
+        lacks = asked.startswith("bf16") and not torch.cuda.is_bf16_supported(including_emulation=False)
+    elif device.type == "mps":
+        lacks = asked.startswith("64")
+    if lacks:
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"accelerator {device.type}"
+        raise ValueError(f"trainer.precision is {asked}, which {name} lacks; allowed there: {instead}")
+
+
+def _started() -> tuple[int | None, str]:
+    """How many processes torchrun or srun has started, and which of them; None where this one was started alone."""
+    if torch.distributed.is_available() and torch.distributed.is_torchelastic_launched():
+        return int(os.environ["WORLD_SIZE"]), "torchrun"
+    if "SLURM_NTASKS" in os.environ and os.environ.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
+        return int(os.environ["SLURM_NTASKS"]), "Slurm"
+    return None, ""
+
+
+def connection_error(error: BaseException) -> str | None:
+    """One line for processes that did not find or that lost each other; None for any other error."""
+    message = " ".join(str(error).split())
+    address = f"{os.environ.get('MASTER_ADDR', '?')}:{os.environ.get('MASTER_PORT', '?')}"
+    # DistStoreError: the first process waits, DistNetworkError: the others knock. Both exist since torch 2.1.
+    if isinstance(error, torch.distributed.DistStoreError | torch.distributed.DistNetworkError) and re.search(
+        r"connect|clients joined|waiting for clients|resolve|address", message, re.IGNORECASE
+    ):
+        return (
+            f"the processes of the run did not find each other at {address} in the time that trainer.strategy.timeout "
+            "gives them; allowed: MASTER_ADDR and MASTER_PORT of the first machine, which all others reach (is it started "
+            "there, does a firewall close the port?), and trainer.num_nodes machines started"
+        )
+    lost = r"connection (closed|reset|refused) by|connection (closed|reset)|broken pipe|remote process exited|Socket Timeout"
+    distributed = isinstance(error, torch.distributed.DistError) or "gloo" in message.lower() or "nccl" in message.lower()
+    if distributed and re.search(rf"{lost}|timed out", message, re.IGNORECASE):
+        return (
+            f"process {os.environ.get('RANK', os.environ.get('LOCAL_RANK', '?'))} lost another one of this run, whose own "
+            "last lines tell why; --ckpt_path last goes on"
+        )
+    return None

@@ -1,0 +1,22 @@
+"""Makes one checkpoint file of a sharded one (conf/trainer/fsdp.yaml), which is a folder.
+
+python scripts/plain_checkpoint.py runs/NAME/checkpoints/last.ckpt plain.ckpt
+"""
+
+import argparse
+from pathlib import Path
+
+from lit_linformer.callbacks import AtomicCheckpointIO
+from lit_linformer.tasks.sharding import load_sharded
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", type=Path, help="the sharded checkpoint")
+    parser.add_argument("file", type=Path, help="the plain one to write")
+    args = parser.parse_args()
+    AtomicCheckpointIO().save_checkpoint(load_sharded(args.folder), args.file)
+
+
+if __name__ == "__main__":
+    main()

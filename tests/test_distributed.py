@@ -1,0 +1,326 @@
+"""Several processes: gradients, perplexity and token order are those of one; a batch is said once and divided."""
+
+import json
+import multiprocessing
+import os
+import socket
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import yaml
+from torch import nn
+
+from lit_linformer.data import PretrainingData
+from lit_linformer.model import EncoderConfig, MaskedLanguageModel
+from lit_linformer.model.attention import SHARINGS
+from lit_linformer.tasks import MLM
+from lit_linformer.tasks.checkpoints import find_checkpoint
+from tests.helpers import assert_same, load, output, read_log
+from tests.test_resume import fit
+
+ROOT = Path(__file__).parents[1]
+OVERLAY = ROOT / "conf/trainer/ddp.yaml"
+# The overlay as it is, but for where and how its processes start: forks of the test, for quickness.
+FORKED = ["--config", str(OVERLAY), "--trainer.accelerator", "cpu", "--trainer.devices", "2"]
+FORKED += ["--trainer.strategy.init_args.start_method", "fork"]
+# Without dropout, which each process draws for itself, and in float64 the same batch gives the same step.
+EXACT = "--model.encoder.dropout 0 --model.encoder.attention_dropout 0 --trainer.precision 64-true".split()
+GLOBAL = ["--data.global_batch_size", "8"]
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def fork_two(work, *args) -> None:
+    """work(rank, *args) in two processes of a gloo group."""
+    port = free_port()
+
+    def process(rank):
+        group = {"init_method": f"tcp://127.0.0.1:{port}", "rank": rank, "world_size": 2, "timeout": timedelta(seconds=60)}
+        dist.init_process_group("gloo", **group)
+        try:
+            work(rank, *args)
+        finally:
+            dist.destroy_process_group()
+
+    processes = [multiprocessing.get_context("fork").Process(target=process, args=(rank,)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0, 0]
+
+
+# Gradients
+
+KINDS = [{"attention": "full"}, *({"sharing": sharing} for sharing in SHARINGS)]
+KINDS += [{"projection": kind} for kind in ("conv", "mean", "gaussian")]
+MODELS = [{**kind, "activation_checkpointing": on} for kind in KINDS for on in (False, True)]
+
+
+class Loss(nn.Module):
+    """What DistributedDataParallel wraps: its forward is the loss."""
+
+    def __init__(self, settings: dict):
+        super().__init__()
+        torch.manual_seed(0)
+        config = EncoderConfig(
+            vocab_size=50, max_length=16, hidden_size=8, num_layers=2, num_heads=2, intermediate_size=16, projection_dim=4,
+            local_width=3, norm="pre", dropout=0.0, attention_dropout=0.0, **settings,
+        )  # fmt: skip
+        self.net = MaskedLanguageModel(config).double()
+
+    def forward(self, input_ids, positions, labels):
+        return self.net.loss(input_ids, positions, labels)
+
+
+def batches() -> list[tuple[torch.Tensor, ...]]:
+    generator = torch.Generator().manual_seed(1)
+    shapes = ((16, 50), (4, 16), (4, 50))
+    return [tuple(torch.randint(0, high, (6, size), generator=generator) for size, high in shapes) for _ in range(2)]
+
+
+def two_steps(model: nn.Module, rank: int = 0, world_size: int = 1) -> list[torch.Tensor]:
+    """Gradients of both steps and the weights after them."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    seen = []
+    for batch in batches():
+        optimizer.zero_grad()
+        model(*(part[rank::world_size] for part in batch)).backward()
+        seen += [parameter.grad.clone() for parameter in model.parameters() if parameter.requires_grad]
+        optimizer.step()
+    return seen + [parameter.detach() for parameter in model.parameters()]
+
+
+def train_in_two(rank: int, folder: Path) -> None:
+    strategy = yaml.safe_load(OVERLAY.read_text())["trainer"]["strategy"]["init_args"]
+    assert strategy.pop("timeout") and strategy["find_unused_parameters"] is False
+    for number, settings in enumerate(MODELS):
+        model = nn.parallel.DistributedDataParallel(Loss(settings), **strategy)
+        torch.save(two_steps(model, rank, 2), folder / f"{number}.{rank}")
+
+
+def test_two_processes_have_the_gradients_of_one_with_the_joined_batch(tmp_path):
+    fork_two(train_in_two, tmp_path)
+    for number, settings in enumerate(MODELS):
+        one = two_steps(Loss(settings))
+        two = [load(tmp_path / f"{number}.{rank}") for rank in range(2)]
+        assert_same(two[0], two[1])
+        assert len(one) == len(two[0]) and any(gradient.abs().max() > 1e-3 for gradient in one)
+        for a, b in zip(one, two[0], strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12, msg=lambda text, s=settings: f"{s}: {text}")
+
+
+# Whole runs
+
+
+def joined(log: Path, processes: int, accumulate: int) -> list[list[str]]:
+    """The rows of each optimiser step, masked tokens and labels, over all processes; sorted, for ranks take turns."""
+    logs = [read_log(log.with_name(f"{log.name}.{rank}")) for rank in range(processes)]
+    steps: dict[int, list[str]] = {}
+    for lines in logs:
+        for batch, line in lines.items():
+            inputs = torch.tensor(line["inputs"]).view(-1, 32)
+            labels = torch.tensor(line["labels"]).view(len(inputs), -1)
+            rows = [str(row) for row in torch.cat([inputs, labels], 1).tolist()]
+            steps.setdefault((batch - 1) // accumulate, []).extend(rows)
+    return [sorted(steps[step]) for step in sorted(steps)]
+
+
+def assert_equal_runs(folder: Path, a: str, b: str) -> None:
+    tolerance = 1e-9
+    one, two = (load(folder / f"runs/{name}/checkpoints/last.ckpt") for name in (a, b))
+    assert one["global_step"] == two["global_step"] == 12 and one["seen"]["tokens"] == two["seen"]["tokens"]
+    for name, weights in one["state_dict"].items():
+        torch.testing.assert_close(weights, two["state_dict"][name], rtol=tolerance, atol=tolerance)
+    curves = [(folder / f"runs/{name}/perplexity.csv").read_text().splitlines()[1:] for name in (a, b)]
+    assert len(curves[0]) == len(curves[1]) == 2
+    for row, other in zip(*curves, strict=True):
+        numbers, others = ([float(cell) for i, cell in enumerate(line.split(",")) if i != 2] for line in (row, other))
+        assert numbers == pytest.approx(others, rel=tolerance)
+
+
+@pytest.fixture
+def exact(tiny):
+    return [*tiny, *EXACT, *GLOBAL]
+
+
+def test_the_same_run_on_one_process_two_and_after_changing_from_one_to_the_other(exact, tmp_path):
+    assert fit(exact, "one", tmp_path / "one") == 0  # accumulates 2 × 4
+    assert fit([*exact, *FORKED], "two", tmp_path / "two") == 0
+    assert_equal_runs(tmp_path, "one", "two")
+    steps = joined(tmp_path / "one", 1, 2)
+    assert len(steps) == 12 and all(len(step) == 8 for step in steps)
+    assert steps == joined(tmp_path / "two", 2, 1)
+
+    # Killed in step 8, after last.ckpt of step 5; the fork's parent stays, so the exit status is not the kill's.
+    assert fit([*exact, *FORKED], "down", tmp_path / "down", kill_at=8) != 0
+    assert fit(exact, "down", tmp_path / "down1", "--ckpt_path", "last") == 0
+    assert steps[5:] == joined(tmp_path / "down1", 1, 2)
+    assert fit(exact, "up", tmp_path / "up", kill_at=15) != 0
+    assert fit([*exact, *FORKED], "up", tmp_path / "up2", "--ckpt_path", "last") == 0
+    assert steps[5:] == joined(tmp_path / "up2", 2, 1)
+    for name in ("down", "up"):
+        assert_equal_runs(tmp_path, "one", name)
+
+
+# Sharded
+
+
+def fit_sharded(argv: list[str], name: str, log: Path, *extra: str) -> None:
+    """fit in two processes that were started outside, as torchrun does."""
+    port, processes = str(free_port()), []
+    overlay = ["--config", str(ROOT / "conf/trainer/fsdp.yaml"), "--trainer.accelerator", "cpu", "--trainer.devices", "2"]
+    overlay += ["--trainer.precision", "32-true"]
+
+    def process(rank: int) -> None:
+        started = {"TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "2", "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        os.environ.update(started, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+        sys.exit(fit([*argv, *overlay], name, log, *extra))
+
+    for rank in range(2):
+        processes.append(multiprocessing.get_context("fork").Process(target=process, args=(rank,)))
+        processes[-1].start()
+    for started in processes:
+        started.join(120)
+    assert [started.exitcode for started in processes] == [0, 0], log.with_suffix(".out").read_text()
+
+
+@pytest.mark.slow
+def test_sharded_run_is_the_plain_one_and_either_goes_on_from_the_others_checkpoint(tiny, tmp_path):
+    tiny = [*tiny, *EXACT[:4], *GLOBAL, "--model.schedule", "constant"]  # which does not know where 5 of 12 steps end
+    assert fit(tiny, "plain", tmp_path / "plain") == 0
+    fit_sharded(tiny, "down", tmp_path / "down", "--trainer.max_steps", "5")
+    assert fit(tiny, "down", tmp_path / "down", "--ckpt_path", "last") == 0
+    assert fit(tiny, "up", tmp_path / "up", "--trainer.max_steps", "5") == 0
+    fit_sharded(tiny, "up", tmp_path / "up", "--ckpt_path", "last")
+    checkpoints = tmp_path / "runs/up/checkpoints"
+    assert {path.name for path in (checkpoints / "last.ckpt").iterdir()} >= {"__0_0.distcp", "__1_0.distcp", "meta.pt"}
+    (best,) = checkpoints.glob("best-*.ckpt")
+
+    convert = [sys.executable, str(ROOT / "scripts/plain_checkpoint.py"), str(checkpoints / "last.ckpt"), "converted.ckpt"]
+    subprocess.run(convert, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    plain = load(tmp_path / "runs/plain/checkpoints/last.ckpt")
+    found = [load(tmp_path / "converted.ckpt"), load(tmp_path / "runs/down/checkpoints/last.ckpt")]
+    for checkpoint in found:
+        assert checkpoint["global_step"] == 12
+        torch.testing.assert_close(dict(checkpoint["state_dict"]), dict(plain["state_dict"]), rtol=1e-3, atol=1e-4)
+    mine, theirs = (checkpoint["optimizer_states"][0] for checkpoint in (found[0], plain))
+    assert [group["params"] for group in mine["param_groups"]] == [group["params"] for group in theirs["param_groups"]]
+    for number, state in theirs["state"].items():
+        torch.testing.assert_close(mine["state"][number]["exp_avg"], state["exp_avg"], rtol=1e-2, atol=1e-4)
+
+    (checkpoints / "last.ckpt/__1_0.distcp").unlink()
+    assert find_checkpoint(tmp_path / "runs/up", "last").name == "previous.ckpt"
+    shown = output(["validate", *tiny, "--name", "up"], tmp_path)
+    assert str(best.name) in shown
+    row = (tmp_path / "runs/plain/perplexity.csv").read_text().splitlines()[-1].split(",")
+    found = json.loads((tmp_path / "runs/up/validate.json").read_text())["metrics"]["val/perplexity"]
+    assert found == pytest.approx(float(row[3]), rel=1e-4)
+
+
+def test_learning_rate_goes_with_the_root_of_the_batch(tiny, tmp_path):
+    tiny = [*tiny, "--model.schedule", "constant", "--model.warmup_steps", "0", "--trainer.max_steps", "1"]
+    for name, rows, extra in (("a", 8, GLOBAL), ("b", 12, ["--trainer.accumulate_grad_batches", "3"])):
+        assert fit(tiny, name, tmp_path / name, *extra, "--model.lr_batch_size", "2") == 0
+        rate = read_log(tmp_path / f"{name}.0")[1]["lr"]
+        assert rate == pytest.approx(0.01 * (rows / 2) ** 0.5)
+
+
+@pytest.mark.parametrize(
+    "extra, told",
+    [
+        ("--data.global_batch_size 10", "data.global_batch_size=10 must be a multiple of 4: data.batch_size=4 × 1 device"),
+        (
+            "--data.global_batch_size 8 --trainer.accumulate_grad_batches 3",
+            "trainer.accumulate_grad_batches=3 must be left out",
+        ),
+        ("--model.lr_batch_size 0", "model.lr_batch_size is 0; allowed: 1 or more"),
+        ("--trainer.precision 16-mixed", "trainer.precision is 16-mixed, which accelerator cpu lacks"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(extra, told, tiny, tmp_path):
+    lines = output(["fit", *tiny, *extra.split()], tmp_path, status=2).splitlines()
+    assert [line for line in lines if line.startswith("error: ")] == lines[-1:] and told in lines[-1]
+
+
+# Overlays and what else is checked at the start
+
+
+@pytest.mark.parametrize("name", ["ddp", "ddp_nodes", "gpu"])  # fsdp and slurm run in other tests
+def test_overlay_runs_with_one_process(name, tiny, tmp_path, monkeypatch):
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    overlay = ["--config", str(ROOT / f"conf/trainer/{name}.yaml"), "--trainer.accelerator", "cpu", "--trainer.devices", "1"]
+    nodes = ["--trainer.num_nodes", "1"] if name != "gpu" else []
+    shown = output(["fit", *tiny, *overlay, *nodes, "--trainer.max_steps", "2"], tmp_path)
+    assert ("bf16-mixed" if name == "gpu" else "32-true") in shown
+
+
+def prepare_other_data(rank: int, folder: Path, corpus: Path, report) -> None:
+    source = folder / f"text{rank}.txt"
+    source.write_bytes(corpus.read_bytes())
+    os.utime(source, (rank, rank))  # copied without its time
+    settings = {"validation_fraction": 0.1, "test_fraction": 0.1, "vocab_size": 300, "max_length": 32}
+    data = PretrainingData(str(source), cache_dir=str(folder / f"cache{rank}"), **settings)
+    try:
+        data.setup("fit")
+    except ValueError as error:
+        report.put(str(error))
+
+
+def test_processes_with_different_data_say_so(corpus, tmp_path):
+    report = multiprocessing.get_context("fork").SimpleQueue()
+    fork_two(prepare_other_data, tmp_path, corpus, report)
+    said = [report.get(), report.get()]
+    for line in said:
+        assert "process 0 has data tokens-" in line and ", process 1 tokens-" in line and "allowed: the same prepared" in line
+
+
+def gradient_norms(precision: list, tmp_path: Path, corpus: Path) -> tuple[list[float], dict]:
+    """Norms that the optimiser is given in four steps with gradient_clip_val=0.05, and the weights."""
+    from lightning.pytorch import Callback, Trainer, seed_everything
+
+    norms = []
+
+    class Norm(Callback):
+        def on_before_zero_grad(self, trainer, pl_module, optimizer):
+            gradients = [p.grad.flatten() for p in pl_module.parameters() if p.grad is not None]
+            if gradients:
+                norms.append(torch.cat(gradients).norm().item())
+
+    seed_everything(0)
+    sizes = {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "intermediate_size": 32, "max_length": 32, "projection_dim": 8}
+    data = PretrainingData(
+        str(corpus), vocab_size=300, max_length=32, batch_size=4, validation_fraction=0.1, cache_dir=str(tmp_path)
+    )
+    model = MLM(EncoderConfig(vocab_size=data.num_tokens, dropout=0.0, attention_dropout=0.0, norm="pre", **sizes))
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = Trainer(
+        accelerator="cpu", max_steps=4, gradient_clip_val=0.05, limit_val_batches=0, num_sanity_val_steps=0, plugins=precision,
+        callbacks=[Norm()], use_distributed_sampler=False, **quiet,
+    )  # fmt: skip
+    trainer.fit(model, datamodule=data)
+    return norms, model.state_dict()
+
+
+def test_sixteen_bits_scale_gradients_clip_them_unscaled_and_skip_a_step_that_overflows(corpus, tmp_path):
+    from lightning.pytorch.plugins.precision import MixedPrecision
+
+    whole, weights = gradient_norms([], tmp_path, corpus)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    half, same = gradient_norms([MixedPrecision("16-mixed", "cpu", scaler)], tmp_path, corpus)
+    # Clipped after the scale is taken out: else all would be 0.05 / 1,024.
+    assert half == pytest.approx(whole, rel=0.02) and max(half) == pytest.approx(0.05, rel=0.02)
+    for name, tensor in weights.items():
+        torch.testing.assert_close(same[name], tensor, rtol=0, atol=2e-3)
+    large = torch.amp.GradScaler("cpu", init_scale=2.0**40)
+    _, kept = gradient_norms([MixedPrecision("16-mixed", "cpu", large)], tmp_path, corpus)
+    assert large.get_scale() == 2.0**36 and all(tensor.isfinite().all() for tensor in kept.values())
