@@ -292,13 +292,3 @@ def test_other_data_on_resume_is_announced(make):
     with pytest.warns(UserWarning, match=r"the checkpoint saw other data \(tokens-0123, now tokens-"):
         data.load_state_dict({"samples": 40, "tokens": "tokens-0123"})
     assert data.train_dataloader().samples == 40
-
-
-def test_importing_costs_no_heavy_library():
-    import subprocess
-    import sys
-
-    heavy = {"datasets", "pyarrow", "pandas", "tokenizers"}
-    program = f"import sys; from lit_linformer.data import PretrainingData; print({heavy} & set(sys.modules))"
-    output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert output == "set()\n"
