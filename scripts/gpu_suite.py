@@ -57,7 +57,8 @@ def commands(args: argparse.Namespace) -> dict[str, list[str]]:
     sizes += "--memory false --largest_batch false --rounds 5 --cell_seconds 20".split()
     bench = sizes if gpu else [*tiny, "--lengths", "64", "128", "--projection_dims", "16", "--memory", "false"]
     return {
-        "tests": [python, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", "-rs", str(ROOT / "tests/gpu")],
+        # In one process, and where pytest-xdist is not installed.
+        "tests": [*f"{python} -m pytest -o addopts= -p no:cacheprovider -m gpu -rs".split(), str(ROOT / "tests/gpu")],
         "throughput": [
             *speed, "--models", "linformer", "transformer", "--scaling", "8192",
             "--output", "throughput",

@@ -79,7 +79,8 @@ def draw_ratios(figure_class: Any, data: dict[str, Any]) -> Any:
         return None
     entries = [entry for cell in cells for found in cell["ratios"].values() for entry in found.values()]
     reach = max([abs(math.log2(entry["ratio"])) for entry in entries if entry["ratio"]] + [1.0])
-    size = (1.9 + (0.6 + 1.15 * len(dims)) * len(columns), 0.9 + (0.85 + 0.62 * len(lengths)) * len(rows))
+    # A panel of one k is still as wide as its title.
+    size = (1.9 + max(0.6 + 1.15 * len(dims), 2.9) * len(columns), 0.9 + (0.85 + 0.62 * len(lengths)) * len(rows))
     figure = figure_class(figsize=size, layout="constrained")
     panels = figure.subplots(len(rows), len(columns), squeeze=False)
     shades = LinearSegmentedColormap.from_list("wins", [COLOURS[1], "white", COLOURS[0]])
