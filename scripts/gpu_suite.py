@@ -58,7 +58,7 @@ def commands(args: argparse.Namespace) -> dict[str, list[str]]:
     bench = sizes if gpu else [*tiny, "--lengths", "64", "128", "--projection_dims", "16", "--memory", "false"]
     return {
         # In one process, and where pytest-xdist is not installed.
-        "tests": [*f"{python} -m pytest -o addopts= -p no:cacheprovider -m gpu -rs".split(), str(ROOT / "tests/gpu")],
+        "tests": [python, *"-m pytest -o addopts= -p no:cacheprovider -m gpu -rs".split(), str(ROOT / "tests/gpu")],
         "throughput": [
             *speed, "--models", "linformer", "transformer", "--scaling", "8192",
             "--output", "throughput",
