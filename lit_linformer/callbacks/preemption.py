@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from typing import Any
 
 import torch
@@ -76,7 +77,11 @@ class Preemption(Checkpoint):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         # Of the processes that Lightning has started on this machine, the one that ended first and took the others along.
-        for rank, process in enumerate(getattr(trainer.strategy.launcher, "procs", None) or [], 1):
+        processes = getattr(trainer.strategy.launcher, "procs", None) or []
+        until = time.monotonic() + 2.0  # its connections are closed a moment before its end is known
+        while processes and not any(getattr(process, "poll", int)() for process in processes) and time.monotonic() < until:
+            time.sleep(0.05)
+        for rank, process in enumerate(processes, 1):
             if not isinstance(process, subprocess.Popen) or not (status := process.poll()):
                 continue
             how = f"with exit status {status}" if status > 0 else f"by {signal.Signals(-status).name}"
