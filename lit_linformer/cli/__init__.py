@@ -1,4 +1,4 @@
-"""The command line: `python run.py fit|validate|test|predict|prepare|grid|benchmark|spectrum|report|export|draw --KEY VALUE …`.
+"""The command line: `python run.py COMMAND --KEY VALUE …`, with the commands below.
 
 The only place that knows jsonargparse. A setting is `--model.lr 1e-3` on the command line and `model: {init_args: {lr: 1e-3}}`
 in a file; a later --config overrides an earlier one, the command line overrides all, and `${name}` in a file takes another
@@ -19,10 +19,11 @@ COMMANDS = {
     "spectrum": "singular values of trained runs' attention, the paper's figure 1: --run runs/small",
     "report": "one page, Markdown and HTML, of what was measured, beside the paper's values",
     "export": "a trained model as safetensors, for Hugging Face, ONNX or torch.export",
+    "convert": "RoBERTa, BERT and DistilBERT in; a Transformer to a Linformer; a longer n",
     "draw": "a Linformer's attention for a text: what each slot reads, and who reads it",
 }
 STUDIES = ("grid", "benchmark", "spectrum", "report")
-INTEROP = ("export", "draw")
+INTEROP = ("export", "convert", "draw")
 MAIN_HELP = """usage: python run.py COMMAND --config FILE [--config OVERLAY …] [--SETTING VALUE …]
 
 {commands}

@@ -27,6 +27,7 @@ from lit_linformer.callbacks import (
 )
 from lit_linformer.cli.machines import check_machine, is_first_process
 from lit_linformer.cli.messages import classes_in_configs
+from lit_linformer.data.module import TRAINED
 from lit_linformer.studies.environment import command_line
 from lit_linformer.tasks.checkpoints import TOKENIZER, check_checkpoint, find_checkpoint, read_pretrained
 
@@ -133,7 +134,8 @@ class LinformerCLI(LightningCLI):
         if self.subcommand != "prepare":
             config.ckpt_path = _checkpoint_path(self.subcommand, config.ckpt_path, self.run_dir)
             config.weights_only = True if config.weights_only is None else config.weights_only
-        if "pretrained" in config.model.get("init_args", {}):
+        model = config.model.get("init_args", {})
+        if model.get("pretrained") or "load_weights" in model:  # what fine-tunes takes its own checkpoint for the pretrained
             _carry_over(config)
         elif self.subcommand == "predict" and (self.run_dir / TOKENIZER).is_file() and "init_args" in config.data:
             config.data.init_args.tokenizer = str(self.run_dir / TOKENIZER)  # the corpus need not be here
@@ -228,13 +230,16 @@ def _checkpoint_path(subcommand: str, asked: str | None, root: Path) -> str | No
 
 
 def _carry_over(config: Namespace) -> None:
-    """Fine-tuning: what the pretrained encoder says about the data. A checkpoint of the run itself needs no other one."""
+    """What a pretrained model says about the data. A checkpoint of the run itself needs no other one."""
     model, data = config.model.init_args, config.data.get("init_args", Namespace())
     if config.get("ckpt_path"):
-        model.pretrained, model.load_weights = config.ckpt_path, False
+        model.pretrained = config.ckpt_path
+        if "load_weights" in model:
+            model.load_weights = False
     source = read_pretrained(model.pretrained) if model.pretrained else None
-    if data.get("tokenizer") is None and source is not None:
-        data.tokenizer = source.tokenizer
+    own = (None,) if "load_weights" in model else (None, *TRAINED)  # a new tokenizer would be of no use to old weights
+    if data.get("tokenizer") in own and source is not None:
+        data.tokenizer = source.tokenizer or data.tokenizer
     if data.get("max_length") is None:
         encoder = source.encoder if source is not None else model.encoder
         data.max_length = None if encoder is None else encoder.max_length

@@ -44,7 +44,8 @@ class PretrainingData(ResumableDataModule):
             or a folder with one, with RoBERTa's vocab.json and merges.txt or with BERT's vocab.txt.
         vocab_size: Tokens asked of a tokenizer that is trained; a small corpus gives fewer. Up to 65,536 take 2 bytes a
             token on disk, more take 4.
-        max_length: n, the tokens of a row, its first (bos) included. Another n needs no new preparation.
+        max_length: n, the tokens of a row, its first (bos) included. Another n needs no new preparation. None: the n of
+            model.pretrained.
         batch_size: Rows on each device in each micro-batch.
         global_batch_size: Rows of an optimiser step over all devices, which accumulate micro-batches as needed; then
             trainer.val_check_interval counts optimiser steps, and nothing changes with the number of devices. None:
@@ -69,7 +70,7 @@ class PretrainingData(ResumableDataModule):
         document_start: str | None = None,
         tokenizer: str = "bpe",
         vocab_size: int = 16384,
-        max_length: int = 512,
+        max_length: int | None = 512,
         batch_size: int = 32,
         global_batch_size: int | None = None,
         mask_rate: float = 0.15,
@@ -106,6 +107,8 @@ class PretrainingData(ResumableDataModule):
             raise ValueError(f"data.validation_fraction + data.test_fraction = {fractions} leaves no text to train on")
         if not 0 < self.mask_rate < 1:
             raise ValueError(f"data.mask_rate={self.mask_rate} must be between 0 and 1")
+        if self.max_length is None:
+            raise ValueError("data.max_length is None; allowed: a number of tokens, or None with model.pretrained")
         for name, least in (("max_length", 8), ("batch_size", 1), ("num_workers", 0), ("seed", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"data.{name}={getattr(self, name)} must be at least {least}")

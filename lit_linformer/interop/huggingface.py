@@ -10,6 +10,7 @@ Thin: the encoder and the heads are those of lit_linformer.model. Tokens must be
 Shapes: B rows, N tokens, D hidden width, V vocabulary, C classes, K slots.
 """
 
+from contextlib import nullcontext
 from dataclasses import fields
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_linformer.model import ClassificationHead, Encoder, EncoderConfig, LocalConvolution, MaskedLMHead, Projection
+from lit_linformer.model.encoder import layer_outputs
 from lit_linformer.model.heads import pool
 
 try:
@@ -133,18 +135,8 @@ class LinformerModel(LinformerPreTrainedModel):
         """
         output_hidden_states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         output_attentions = self.config.output_attentions if output_attentions is None else output_attentions
-        states, hooks = [], []
-        if output_hidden_states:
-            hooks = [self.encoder.dropout.register_forward_hook(lambda module, inputs, output: states.append(output))]
-            hooks += [
-                layer.register_forward_hook(lambda module, inputs, output: states.append(output[0]))
-                for layer in self.encoder.layers
-            ]
-        try:
+        with layer_outputs(self.encoder) if output_hidden_states else nullcontext() as states:
             hidden, maps = self.encoder(input_ids, attention_mask, True if output_attentions else ())
-        finally:
-            for hook in hooks:
-                hook.remove()
         output = BaseModelOutput(
             last_hidden_state=hidden,
             hidden_states=(*states[:-1], hidden) if states else None,

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lit_linformer.data import FineTuningData, PretrainingData
+from lit_linformer.data import FineTuningData
 from lit_linformer.interop.onnx import INT8, MODEL, quiet
 from lit_linformer.interop.source import TrainedModel
+from lit_linformer.interop.text import BATCH, masked_batches, open_text
 
-ROWS, TEXTS, BATCH = 64, 256, 4  # measured on; TEXTS for classifiers, whose rows are short
+ROWS, TEXTS = 64, 256  # measured on; TEXTS for classifiers, whose rows are short
 Logits = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -48,10 +49,8 @@ def read_batches(model: TrainedModel, source: str | None, tokenizer: Path) -> li
         raise ValueError(
             f"quantize is 'int8'; allowed: for a checkpoint whose data is {own}, for there is no other text to measure on"
         )
-    settings |= {"tokenizer": str(tokenizer), "max_length": model.max_length, "text": None, "file": None, "num_workers": 0}
     try:
-        loader = (_texts if model.classifies else _blocks)(settings, source)
-        batches = list(itertools.islice(loader, (TEXTS if model.classifies else ROWS) // BATCH))
+        batches = (_texts if model.classifies else _blocks)(settings, source, tokenizer, model.max_length)
     except (ValueError, OSError) as error:
         if source is not None:
             raise
@@ -62,23 +61,17 @@ def read_batches(model: TrainedModel, source: str | None, tokenizer: Path) -> li
     return batches
 
 
-def _blocks(settings: dict[str, Any], source: str | None) -> Any:
-    if source is None:
-        data = PretrainingData(**settings)
-        data.setup("validate")
-        return data.evaluation_loader("validation", data.max_length, BATCH)
-    kept = {key: settings[key] for key in ("tokenizer", "max_length", "column", "cache_dir")}
-    data = PretrainingData(source, validation_fraction=0.0, test_fraction=0.0, **kept)
-    data.setup("fit")
-    return data.evaluation_loader("train", data.max_length, BATCH)
+def _blocks(settings: dict[str, Any], source: str | None, tokenizer: Path, max_length: int) -> list[dict[str, Tensor]]:
+    return masked_batches(*open_text(settings, source, tokenizer, max_length), max_length, ROWS)
 
 
-def _texts(settings: dict[str, Any], source: str | None) -> Any:
+def _texts(settings: dict[str, Any], source: str | None, tokenizer: Path, max_length: int) -> list[dict[str, Tensor]]:
+    settings |= {"tokenizer": str(tokenizer), "max_length": max_length, "text": None, "file": None, "num_workers": 0}
     settings |= {"text_pair": None, "max_windows": 1, "eval_batch_size": BATCH} | ({"source": source} if source else {})
     data = FineTuningData(**settings)
     data.setup("validate")
     loaders = data.val_dataloader()
-    return loaders[0] if isinstance(loaders, list) else loaders
+    return list(itertools.islice(loaders[0] if isinstance(loaders, list) else loaders, TEXTS // BATCH))
 
 
 @torch.inference_mode()

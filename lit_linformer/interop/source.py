@@ -61,14 +61,14 @@ class TrainedModel:
         return task | {"max_length": self.max_length, "encoder": vars(self.encoder), "lit_linformer": self.facts}
 
 
-def open_checkpoint(asked: str | Path) -> TrainedModel:
+def open_checkpoint(asked: str | Path, setting: str = "ckpt_path") -> TrainedModel:
     """Of a run directory the best checkpoint (its last, where there is no best), or a checkpoint file.
 
-    Raises ValueError, in one line that names ckpt_path, for what is neither.
+    Raises ValueError, in one line that names the setting, for what is neither.
     """
-    path = _find(Path(asked))
-    checkpoint = check_checkpoint(path)
-    net = _build(path, checkpoint)
+    path = _find(Path(asked), setting)
+    checkpoint = check_checkpoint(path, setting)
+    net = _build(path, checkpoint, setting)
     beside = path.parent.parent
     if isinstance(text := checkpoint.get("tokenizer"), str):
         tokenizer = Tokenizer.from_str(text, str(path))
@@ -76,12 +76,12 @@ def open_checkpoint(asked: str | Path) -> TrainedModel:
         tokenizer = load_tokenizer(str(beside / TOKENIZER))
     else:
         raise ValueError(
-            f"ckpt_path is {path}, which carries no tokenizer and lies in no run directory with a {TOKENIZER}; "
+            f"{setting} is {path}, which carries no tokenizer and lies in no run directory with a {TOKENIZER}; "
             "allowed: a checkpoint that has one"
         )
     vocabulary = net.encoder.config.vocab_size
     if len(tokenizer) > vocabulary:
-        raise ValueError(f"ckpt_path is {path}: its tokenizer has {len(tokenizer)} tokens; allowed: its model's {vocabulary}")
+        raise ValueError(f"{setting} is {path}: its tokenizer has {len(tokenizer)} tokens; allowed: its model's {vocabulary}")
     config = yaml.safe_load(checkpoint.get("config", "{}")) or {}
     data = config.get("data") or {}
     settings = data.get("init_args") or {}
@@ -95,24 +95,24 @@ def open_checkpoint(asked: str | Path) -> TrainedModel:
     return model
 
 
-def _find(path: Path) -> Path:
+def _find(path: Path, setting: str) -> Path:
     if not path.exists():
-        raise ValueError(f"ckpt_path is {path}, which does not exist; allowed: the folder of a run, or a checkpoint file")
+        raise ValueError(f"{setting} is {path}, which does not exist; allowed: the folder of a run, or a checkpoint file")
     if not path.is_dir():
         return path
     found = find_checkpoint(path, "best") or find_checkpoint(path, "last")
     if found is None:
-        raise ValueError(f"ckpt_path is {path}, a folder without checkpoints/; allowed: a run that was trained, or a file")
+        raise ValueError(f"{setting} is {path}, a folder without checkpoints/; allowed: a run that was trained, or a file")
     return found
 
 
-def _build(path: Path, checkpoint: dict) -> nn.Module:
+def _build(path: Path, checkpoint: dict, setting: str) -> nn.Module:
     settings = checkpoint.get("hyper_parameters", {})
     encoder = settings.get("encoder")
     prefix = "net."
     weights = {name.removeprefix(prefix): t for name, t in checkpoint["state_dict"].items() if name.startswith(prefix)}
     if not isinstance(encoder, dict) or not weights:
-        raise ValueError(f"ckpt_path is {path}, which holds no encoder; allowed: a checkpoint of this project")
+        raise ValueError(f"{setting} is {path}, which holds no encoder; allowed: a checkpoint of this project")
     try:
         encoder = EncoderConfig(**encoder | {"activation_checkpointing": False})
         if "num_labels" in settings:
@@ -123,7 +123,7 @@ def _build(path: Path, checkpoint: dict) -> nn.Module:
     except (TypeError, RuntimeError) as error:
         what = " ".join(str(error).split())[:200]
         allowed = "a checkpoint of MLM or SequenceClassification"
-        raise ValueError(f"ckpt_path is {path}, whose weights are of another model ({what}); allowed: {allowed}") from error
+        raise ValueError(f"{setting} is {path}, whose weights are of another model ({what}); allowed: {allowed}") from error
     return net.float().eval()
 
 
@@ -142,7 +142,7 @@ def _add_task(model: TrainedModel) -> None:
 
 def _add_facts(model: TrainedModel, checkpoint: dict, run: Path) -> None:
     step = checkpoint["global_step"]
-    facts = {"version": _version(), "step": step}
+    facts = {"version": version(), "step": step}
     if "seen" in checkpoint:
         facts["tokens"] = checkpoint["seen"]["tokens"]
     source = model.data.get("source")
@@ -161,7 +161,8 @@ def _add_facts(model: TrainedModel, checkpoint: dict, run: Path) -> None:
     model.facts = facts | model.facts
 
 
-def _version() -> str:
+def version() -> str:
+    """This project's."""
     try:
         return metadata.version("lit-linformer")
     except metadata.PackageNotFoundError:  # a clone that was not installed

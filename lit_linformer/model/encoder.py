@@ -3,7 +3,8 @@
 Shapes: B batch, N tokens (N <= n = max_length), K = k projected slots, H heads, D hidden width, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -239,6 +240,19 @@ class EncoderLayer(nn.Module):
         h = self.feed_forward_norm(x) if self.pre_norm else x
         x = x + self.dropout(self.down(functional.gelu(self.up(h))))
         return x if self.pre_norm else self.feed_forward_norm(x), weights
+
+
+@contextmanager
+def layer_outputs(encoder: Encoder) -> Iterator[list[Tensor]]:
+    """Hidden states of a forward pass inside the context: the embeddings, then what each layer gives, (B, N, D) each."""
+    states: list[Tensor] = []
+    hooks = [encoder.dropout.register_forward_hook(lambda module, inputs, output: states.append(output))]
+    hooks += [layer.register_forward_hook(lambda module, inputs, output: states.append(output[0])) for layer in encoder.layers]
+    try:
+        yield states
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def count_parameters(module: nn.Module) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lit_linformer.model import EncoderConfig, SequenceClassifier
 from lit_linformer.model.flops import training_flops
-from lit_linformer.tasks.checkpoints import check_same_encoder, read_pretrained
+from lit_linformer.tasks.checkpoints import check_same_tokenizer, pretrained_encoder, read_pretrained
 from lit_linformer.tasks.module import Batch, TrainingModule, check_optimizer
 from lit_linformer.tasks.optim import layer_decay, parameter_groups
 from lit_linformer.tasks.scores import Scores, task_loss
@@ -91,13 +91,7 @@ class SequenceClassification(TrainingModule):
             )
         source = read_pretrained(pretrained) if pretrained is not None else None
         if source is not None:
-            check_same_encoder(encoder, source)
-            encoder = source.encoder
-            if vocab_size not in (None, encoder.vocab_size):
-                raise ValueError(
-                    f"data.tokenizer has {vocab_size} tokens, model.pretrained={pretrained} {encoder.vocab_size}; "
-                    "allowed: that checkpoint's own tokenizer (leave data.tokenizer out)"
-                )
+            encoder = pretrained_encoder(source, encoder, vocab_size)
         elif vocab_size is not None:
             encoder = replace(encoder, vocab_size=vocab_size)
         encoder = replace(
@@ -130,7 +124,7 @@ class SequenceClassification(TrainingModule):
             }
         )
         self.net = SequenceClassifier(encoder, num_labels, pooling)
-        self._tokenizer_sha256 = source.tokenizer_sha256 if source is not None else None
+        self._pretrained_tokenizer = source and source.own_tokenizer
         if source is not None and load_weights:
             self.net.encoder.load_state_dict(source.encoder_weights)
         self.evaluations: dict[str, Scores] = {}
@@ -143,12 +137,7 @@ class SequenceClassification(TrainingModule):
                 f"data.max_length is {data.max_length}; allowed: up to the encoder's max_length = {longest} "
                 "(or data.max_windows more than 1, which reads a longer text in windows of that length)"
             )
-        tokenizer = getattr(data, "tokenizer", None)
-        if self._tokenizer_sha256 and tokenizer is not None and tokenizer.sha256 != self._tokenizer_sha256:
-            raise ValueError(
-                f"data.tokenizer={data.tokenizer_name!r} is another tokenizer than the one that model.pretrained was trained "
-                "with; allowed: that one (leave data.tokenizer out)"
-            )
+        check_same_tokenizer(data, self._pretrained_tokenizer)
         # One for each evaluation set; MNLI has two.
         self.evaluations = {name: Scores(data.metrics, self.hparams.num_labels) for name in data.evaluation_names}
 

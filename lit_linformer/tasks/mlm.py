@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lit_linformer.model import EncoderConfig, MaskedLanguageModel
 from lit_linformer.model.flops import training_flops
+from lit_linformer.tasks.checkpoints import check_same_tokenizer, pretrained_encoder, read_pretrained
 from lit_linformer.tasks.module import Batch, TrainingModule, check_optimizer
 from lit_linformer.tasks.perplexity import Perplexity
 
@@ -18,7 +19,10 @@ class MLM(TrainingModule):
     """Pretraining by masked language modelling (BERT's task, with RoBERTa's dynamic masking).
 
     Args:
-        encoder: the encoder's shape; its vocab_size is taken from the data.
+        encoder: the encoder's shape; its vocab_size is taken from the data. Beside `pretrained` it must be that model's.
+        pretrained: weights to start from, for training that goes on with other text or another objective: a run directory
+            (its best checkpoint, or its last), a checkpoint file, or a folder that `export` wrote as safetensors or
+            huggingface. Encoder settings and tokenizer come from there too. None: random weights.
         vocab_size: V; the command line fills it in from the data's tokenizer.
         lr: peak learning rate of AdamW.
         lr_batch_size: rows an optimiser step that lr is meant for; with R rows it becomes lr · √(R / lr_batch_size), the rule
@@ -39,7 +43,8 @@ class MLM(TrainingModule):
 
     def __init__(
         self,
-        encoder: EncoderConfig,
+        encoder: EncoderConfig | None = None,
+        pretrained: str | None = None,
         vocab_size: int | None = None,
         lr: float = 1e-3,
         lr_batch_size: int | None = None,
@@ -57,11 +62,19 @@ class MLM(TrainingModule):
         super().__init__(compile)  # rows have one length; the few batches with pads are a second graph
         if isinstance(encoder, dict):  # from a checkpoint, whose hyper-parameters are plain
             encoder = EncoderConfig(**encoder)
-        if vocab_size is not None:
+        source = read_pretrained(pretrained) if pretrained is not None else None
+        if source is not None:
+            encoder = pretrained_encoder(source, encoder, vocab_size)
+        elif encoder is None:
+            raise ValueError(
+                "model.encoder is not given; allowed: its settings, or model.pretrained with a model to start from"
+            )
+        elif vocab_size is not None:
             encoder = replace(encoder, vocab_size=vocab_size)
         check_optimizer(lr, eps, schedule, lr_batch_size)
         if warmup_steps < 0:
             raise ValueError(f"model.warmup_steps is {warmup_steps}; allowed: 0 or more")
+        # Not where the weights came from: a checkpoint of this module holds them.
         self.save_hyperparameters(
             {
                 "encoder": asdict(encoder),
@@ -80,6 +93,13 @@ class MLM(TrainingModule):
             }
         )
         self.net = MaskedLanguageModel(encoder)
+        self._pretrained_tokenizer = source and source.own_tokenizer
+        if source is not None:
+            if "head.bias" not in source.weights:
+                raise ValueError(
+                    f"model.pretrained is {pretrained}, which has no masked-language-model head; allowed: one of MLM"
+                )
+            self.net.load_state_dict(source.weights)
         self.val_perplexity = Perplexity()
         self.test_perplexity = Perplexity()
 
@@ -90,6 +110,7 @@ class MLM(TrainingModule):
         rows, longest = getattr(self.trainer.datamodule, "max_length", 0), self.net.encoder.config.max_length
         if rows > longest:
             raise ValueError(f"data.max_length is {rows}; allowed: up to model.encoder.max_length = {longest}")
+        check_same_tokenizer(self.trainer.datamodule, self._pretrained_tokenizer)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
         """Logits, (B, M, V) at ``positions`` (B, M), or (B, N, V)."""

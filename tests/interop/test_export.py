@@ -86,7 +86,7 @@ def test_folder_comes_back_as_plain_pytorch_and_starts_a_fine_tuning(form, kind,
     texts = ["a <mask> here", "of  the film"]
     assert [e.ids for e in tokenizer.encode_plain(texts)] == [e.ids for e in model.tokenizer.encode_plain(texts)]
     source = read_pretrained(tmp_path / "out")
-    assert asdict(source.encoder) == asdict(model.encoder) and source.tokenizer_sha256
+    assert asdict(source.encoder) == asdict(model.encoder) and source.own_tokenizer.sha256
     assert all(torch.equal(tensor, model.net.encoder.state_dict()[name]) for name, tensor in source.encoder_weights.items())
 
 

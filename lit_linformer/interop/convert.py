@@ -1,0 +1,187 @@
+"""A model of another kind: `python run.py convert --from roberta-base/ --attention linformer --source texts/ --name linbert`.
+
+    --from roberta-base/                              a RoBERTa, BERT or DistilBERT of Hugging Face: this project's Transformer
+    --from runs/transformer --attention linformer     a Transformer: a Linformer with its weights, and new E and F
+    --from runs/linformer --max_length 4096           longer n, of either kind
+
+These can be asked for together. runs/NAME is written as a run that has trained nothing: other runs start from it with
+--model.pretrained, `validate`, `predict`, `export`, `draw` and `spectrum` read it. conversion.json tells what was done.
+
+With --source the perplexity at 15 % masking is printed before and after, on the same rows, at the old n and at the new one.
+A Linformer just converted has lost much of it, and gets it back by training on: conf/convert/distill.yaml learns from the
+Transformer, conf/convert/mlm.yaml from text alone.
+
+A Hugging Face folder is read without transformers. Where that is installed, the result is held against it on random inputs
+with padding; more than 1e-4 of the largest logit is an error.
+"""
+
+import importlib.util
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lit_linformer.studies.settings import check_choice, check_number, device, parse
+
+if TYPE_CHECKING:  # the help needs no torch
+    from lit_linformer.interop.source import TrainedModel
+
+ATTENTIONS = ("full", "linformer")
+SHARINGS = ("none", "headwise", "key-value", "layerwise")
+PROJECTIONS = ("linear", "conv", "mean", "max", "gaussian")
+STARTS = ("strided", "block_mean", "split", "normal", "xavier", "svd")
+EXTENSIONS = ("interpolate", "repeat")
+SETTINGS = {
+    "from": ("FOLDER|FILE", "a Hugging Face folder, a run (its best checkpoint), or a checkpoint; required"),
+    "name": ("NAME", "what is written is runs/NAME; required"),
+    "attention": ("full|linformer", "linformer gives a Transformer E and F (default: as it is)"),
+    "projection_dim": ("K", "with attention=linformer: k (default: n/4)"),
+    "sharing": ("|".join(SHARINGS), "which E and F are one and the same (default: none)"),
+    "projection": ("|".join(PROJECTIONS), "(default: linear)"),
+    "projection_init": ("|".join(STARTS), "how E and F start (default: strided)"),
+    "max_length": ("N", "n, more than the model has (default: as it is)"),
+    "positions": ("interpolate|repeat", "how position embeddings get longer (default: repeat)"),
+    "projections": ("interpolate|repeat", "how E and F get longer; repeat: k grows with n (default: repeat)"),
+    "source": ("TEXT", "measure perplexity on this text, as for data.source; svd needs it"),
+    "num_rows": ("ROWS", "how many rows of n tokens to measure on (default: 64)"),
+    "tokenizer": ("FILE|FOLDER", "tokenizer of a Hugging Face folder that holds none"),
+    "device": ("auto|cpu|cuda", "where to measure (default: auto)"),
+    "overwrite": ("true|false", "replace an earlier conversion of that name (default: false)"),
+}
+WITH_LINFORMER = ("projection_dim", "sharing", "projection", "projection_init")
+
+
+def main(argv: list[str]) -> None:
+    """Converts, measures and says so; raises ValueError, in one line, for bad input."""
+    if {"-h", "--help"} & set(argv):
+        usage = "".join(f"  {'--' + key + ' ' + kind:<46}{what}\n" for key, (kind, what) in SETTINGS.items())
+        print(f"usage: python run.py convert --from FOLDER --name NAME [--SETTING VALUE …]\n\n{usage}\n{__doc__}", end="")
+        return
+    given = {key: values[-1] for key, values in parse("convert", SETTINGS, argv).items()}
+    for key in ("from", "name"):
+        if key not in given:
+            raise ValueError(f"--{key} is not given; allowed: {SETTINGS[key][0]}")
+    _check(given)
+    output = Path("runs", given["name"])
+    check_output(output, given.get("overwrite") == "true")
+
+    from lit_linformer.interop.export import describe, staged
+    from lit_linformer.interop.run_folder import write
+
+    where = device(given.get("device", "auto"))
+    model, lines = open_model(given)
+    for line in lines:
+        print(line)
+    with staged(output) as folder:
+        content = {"command": shlex.join(["python", "run.py", "convert", *argv]), "from": model.name}
+        content |= {"settings": given, "perplexity": convert(model, given, folder, where)}
+        model.name, model.facts["converted_from"] = output.name, model.facts.get("converted_from", model.name)
+        write(model, folder, output, content)
+    print(describe(model))
+    print(f"→ {output}/: train on from it with --model.pretrained {output}", flush=True)
+
+
+def _check(given: dict[str, str]) -> None:
+    """ValueError for a value that is none, or a setting that does nothing without another."""
+    choices = {"attention": ATTENTIONS, "sharing": SHARINGS, "projection": PROJECTIONS, "projection_init": STARTS}
+    choices |= {"positions": EXTENSIONS, "projections": EXTENSIONS, "overwrite": ("true", "false")}
+    for key, allowed in choices.items():
+        if key in given:
+            check_choice(key, given[key], allowed)
+    for key in ("projection_dim", "max_length", "num_rows"):
+        if key in given:
+            check_number(key, given[key], whole=True, least=1)
+    for key in WITH_LINFORMER:
+        if key in given and given.get("attention") != "linformer":
+            raise ValueError(f"{key} is {given[key]} without attention; allowed: with --attention linformer")
+    for key in ("positions", "projections"):
+        if key in given and "max_length" not in given:
+            raise ValueError(f"{key} is {given[key]} without max_length; allowed: with --max_length")
+    if given.get("projection_init") == "svd" and "source" not in given:
+        raise ValueError(
+            "projection_init is 'svd' without source; allowed: with --source, the text whose attention is decomposed"
+        )
+
+
+def check_output(output: Path, overwrite: bool) -> None:
+    """ValueError where something stands at output that is not to be replaced."""
+    if output.is_file():
+        raise ValueError(f"name: {output} is a file; allowed: another --name")
+    if not output.is_dir() or not any(output.iterdir()):
+        return
+    if not overwrite:
+        raise ValueError(f"name: {output} already holds something; allowed: another --name, or --overwrite true")
+    if not (output / "conversion.json").is_file():
+        raise ValueError(f"name: {output} holds no conversion; allowed with overwrite: an earlier one")
+
+
+def open_model(given: dict[str, str]) -> "tuple[TrainedModel, list[str]]":
+    """What --from names, and lines to print."""
+    from lit_linformer.interop import bert
+    from lit_linformer.interop.source import open_checkpoint
+
+    folder = Path(given["from"])
+    if folder.is_dir() and bert.is_folder(folder):
+        model, lines = bert.open_folder(folder, given.get("tokenizer"))
+        if importlib.util.find_spec("transformers") is None:
+            return model, [*lines, "not held against transformers, which is not installed"]
+        from lit_linformer.interop.verify import difference_from_transformers
+
+        difference = difference_from_transformers(model, folder)
+        return model, [*lines, f"largest difference from transformers, on random inputs with padding: {difference:.2g}"]
+    if "tokenizer" in given:
+        raise ValueError(f"tokenizer is {given['tokenizer']}; allowed: with a Hugging Face folder, for a run has its own")
+    if folder.is_dir() and not any((folder / name).exists() for name in ("checkpoints", "config.yaml", ".metadata")):
+        raise ValueError(
+            f"from is {folder}, which is no model; allowed: a Hugging Face folder with config.json, the folder of a run, or a "
+            "checkpoint"
+        )
+    model = open_checkpoint(folder, "from")
+    if model.classifies:
+        raise ValueError(f"from is {folder}, a classifier; allowed: a masked language model, to be fine-tuned after conversion")
+    return model, []
+
+
+def convert(model: "TrainedModel", given: dict[str, str], folder: Path, where: str) -> list[dict[str, Any]]:
+    """Changes the model as asked, and prints and gives the perplexities on the way, if there is a text."""
+    from lit_linformer.interop import conversion, text
+
+    source = given.get("source")
+    old, new = model.encoder.max_length, int(given.get("max_length", model.encoder.max_length))
+    measured: list[dict[str, Any]] = []
+    data = split = None
+    if source is not None:
+        model.tokenizer.save(folder / "tokenizer.json")
+        data, split = text.open_text(model.data, source, folder / "tokenizer.json", old)
+
+    def measure(what: str, max_length: int) -> None:
+        if data is None:
+            return
+        rows = max(1, int(given.get("num_rows", 64)) * old // max_length)
+        batches = text.masked_batches(data, split, max_length, rows)
+        found = text.perplexity(model.net.to(where), batches)
+        model.net.to("cpu")
+        measured.append({"what": what, "max_length": max_length, "perplexity": found})
+        print(f"perplexity {what + ', n = ' + str(max_length):<44}{found:10.2f}", flush=True)
+
+    measure("as it was", old)
+    if given.get("attention") not in (None, model.encoder.attention):
+        if given["attention"] == "full":
+            raise ValueError(f"attention is 'full', but {given['from']} is a Linformer; allowed: linformer")
+        k, start = int(given.get("projection_dim", max(1, old // 4))), given.get("projection_init", STARTS[0])
+        rows = None
+        if start == "svd":
+            from lit_linformer.studies.lowrank import full_rows
+
+            rows = full_rows(data.blocks[split], int(given.get("num_rows", 64)))
+        sharing, projection = given.get("sharing", "none"), given.get("projection", "linear")
+        model.net = conversion.to_linformer(model.net, k, sharing, projection, start, rows)
+        measure(f"as a Linformer, k = {k}, {start}", old)
+    elif "attention" in given and any(key in given for key in WITH_LINFORMER):
+        raise ValueError(f"attention is 'linformer', and {given['from']} is one already; allowed: a Transformer")
+    if "max_length" in given:
+        how = [given.get(key, EXTENSIONS[1]) for key in ("positions", "projections")]
+        model.net = conversion.to_longer(model.net, new, *how)
+        model.max_length = new
+        measure("made longer", old)
+        measure("made longer", new)
+    return measured

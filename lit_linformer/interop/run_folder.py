@@ -1,0 +1,57 @@
+"""A model as the folder of a run that has trained nothing: other runs and commands start from it."""
+
+import json
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from lit_linformer.interop.source import TrainedModel
+from lit_linformer.tasks.checkpoints import TOKENIZER
+
+HEAD = """# Written by `convert` (conversion.json). The model as it is:
+#   python run.py predict --config {run}/config.yaml --data.text "…"
+# Trained on, as another run:
+#   python run.py fit --config {run}/config.yaml --name NAME --data.source texts/ --trainer.max_steps 1000
+"""
+
+
+def write(model: TrainedModel, folder: Path, run: Path, conversion: dict[str, Any]) -> None:
+    """config.yaml, tokenizer.json, conversion.json and checkpoints/last.ckpt.
+
+    Args:
+        model: a masked language model.
+        folder: where to write.
+        run: what the folder will be called.
+        conversion: what was done.
+    """
+    data = {key: value for key, value in model.data.items() if key not in ("class_path", "text", "file")}
+    data |= {"tokenizer": str(run / TOKENIZER), "max_length": model.max_length}
+    if "batch_size" in data and model.data["max_length"] < model.max_length:  # as many tokens a step
+        data["batch_size"] = max(1, data["batch_size"] * model.data["max_length"] // model.max_length)
+    config = {
+        "seed_everything": 0,
+        "name": run.name,
+        "trainer": {"accelerator": "auto", "devices": 1},
+        "model": {"class_path": "lit_linformer.tasks.MLM", "init_args": {"pretrained": str(run)}},
+        "data": {"class_path": "lit_linformer.data.PretrainingData", "init_args": data},
+    }
+    text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+    model.tokenizer.save(folder / TOKENIZER)
+    (folder / "config.yaml").write_text(HEAD.format(run=run) + text, encoding="utf-8")
+    (folder / "conversion.json").write_text(json.dumps(conversion, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    (folder / "checkpoints").mkdir()
+    checkpoint = {
+        "state_dict": {f"net.{name}": tensor for name, tensor in model.net.state_dict().items()},
+        "hyper_parameters": {"encoder": asdict(model.encoder), "vocab_size": model.encoder.vocab_size},
+        "pytorch-lightning_version": metadata.version("lightning"),
+        "epoch": 0,
+        "global_step": 0,
+        "tokenizer": model.tokenizer.to_str(),
+        "config": text,
+        "conversion": conversion,
+    }
+    torch.save(checkpoint, folder / "checkpoints" / "last.ckpt")

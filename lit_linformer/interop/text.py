@@ -1,0 +1,52 @@
+"""Text that a model is measured on: rows of tokens, masked as validation masks them."""
+
+import itertools
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_linformer.data import PretrainingData
+from lit_linformer.model import MaskedLanguageModel
+from lit_linformer.tasks.perplexity import Perplexity
+
+BATCH = 4
+KEPT = ("column", "cache_dir")  # what another text takes over of the settings of the run's own
+
+
+def open_text(settings: dict[str, Any], source: str | None, tokenizer: Path, max_length: int) -> tuple[PretrainingData, str]:
+    """The data and the name of its split to read: a run's validation text, or all of another text.
+
+    Args:
+        settings: PretrainingData's, of the run; empty where there is none.
+        source: another text, as for data.source; None: the run's own.
+        tokenizer: its tokenizer.json.
+        max_length: n of the rows.
+    """
+    settings = {**settings, "tokenizer": str(tokenizer), "max_length": max_length, "text": None, "file": None, "num_workers": 0}
+    if source is None:
+        data = PretrainingData(**settings)
+        data.setup("validate")
+        return data, "validation"
+    kept = {key: settings[key] for key in ("tokenizer", "max_length", *KEPT) if key in settings}
+    data = PretrainingData(source, validation_fraction=0.0, test_fraction=0.0, **kept)
+    data.setup("fit")
+    return data, "train"
+
+
+def masked_batches(data: PretrainingData, split: str, max_length: int, rows: int) -> list[dict[str, Tensor]]:
+    """At most so many rows of max_length tokens, BATCH at a time, the same whenever they are read."""
+    return list(itertools.islice(data.evaluation_loader(split, max_length, BATCH), -(-rows // BATCH)))
+
+
+@torch.inference_mode()
+def perplexity(net: MaskedLanguageModel, batches: Iterable[dict[str, Tensor]]) -> float:
+    """exp(Σ nll / Σ masked tokens), on the device of the model."""
+    metric, device = Perplexity(), net.head.bias.device
+    for batch in batches:
+        batch = {name: value.to(device) for name, value in batch.items() if isinstance(value, Tensor)}
+        nll = net.nll(batch["input_ids"], batch["positions"], batch["labels"], batch.get("attention_mask"))
+        metric.update(nll.cpu(), batch["labels"].cpu())
+    return metric.compute().item()

@@ -1,0 +1,172 @@
+"""Distillation: a model learns to do what its teacher does. How a converted Linformer gets its perplexity back.
+
+Shapes: B rows, N tokens a row, M masked positions a row, D hidden width, V vocabulary, L layers.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from lit_linformer.model import MaskedLanguageModel
+from lit_linformer.model.encoder import layer_outputs
+from lit_linformer.model.flops import training_flops
+from lit_linformer.model.heads import IGNORED
+from lit_linformer.tasks.checkpoints import read_pretrained
+from lit_linformer.tasks.mlm import MLM
+from lit_linformer.tasks.module import Batch
+from lit_linformer.tasks.perplexity import Perplexity
+
+WEIGHTS = ("logits_weight", "hidden_weight", "labels_weight")
+
+
+class Distillation(MLM):
+    """Masked language modelling beside a teacher, whose perplexity stands beside the model's own: val/teacher_perplexity.
+
+    The loss is a weighted sum of three. A weight of 0 leaves its term out; with labels_weight alone the training is plain
+    masked language modelling.
+
+    Args:
+        teacher: a run directory (its best checkpoint, or its last), a checkpoint file, or a folder that `export` wrote as
+            safetensors or huggingface; of the same vocabulary.
+        logits_weight: of KL(teacher ‖ student) over the vocabulary, in nats, at the masked positions (Hinton et al., 2015).
+        hidden_weight: of the squared difference of the hidden states as a share of the teacher's square, mean over the layers,
+            which must be as many and as wide as the teacher's.
+        labels_weight: of the usual loss, the negative log-likelihood of the masked tokens.
+        kwargs: MLM's settings.
+    """
+
+    def __init__(
+        self,
+        teacher: str,
+        logits_weight: float = 1.0,
+        hidden_weight: float = 1.0,
+        labels_weight: float = 0.0,
+        **kwargs: Any,
+    ):
+        super().__init__(**kwargs)
+        self.weights = (logits_weight, hidden_weight, labels_weight)
+        for name, weight in zip(WEIGHTS, self.weights, strict=True):
+            if not weight >= 0:
+                raise ValueError(f"model.{name} is {weight}; allowed: 0 or more")
+        if not any(self.weights):
+            raise ValueError("model.logits_weight, hidden_weight and labels_weight are all 0; allowed: one that is more")
+        self.teacher_name = teacher
+        self._teacher: tuple[MaskedLanguageModel, ...] = ()  # no part of this module, its checkpoints and its optimiser
+        self._teacher_value: float | None = None
+        self.teacher_perplexity = Perplexity()
+
+    @property
+    def teacher(self) -> MaskedLanguageModel:
+        return self._teacher[0]
+
+    def setup(self, stage: str) -> None:
+        super().setup(stage)
+        if stage != "fit":
+            return  # what is trained needs no teacher, which may be gone
+        self._teacher = (read_teacher(self.teacher_name),)
+        mine, theirs = self.net.encoder.config, self.teacher.encoder.config
+        for name in ("vocab_size", *(("num_layers", "hidden_size") if self.weights[1] else ())):
+            if getattr(mine, name) != getattr(theirs, name):
+                raise ValueError(
+                    f"model.teacher is {self.teacher_name}, whose {name} is {getattr(theirs, name)}, the model's "
+                    f"{getattr(mine, name)}; allowed: the same" + (", or hidden_weight 0" if name != "vocab_size" else "")
+                )
+        rows = getattr(self.trainer.datamodule, "max_length", 0)
+        if rows > theirs.max_length:
+            raise ValueError(f"data.max_length is {rows}; allowed: up to the teacher's max_length = {theirs.max_length}")
+
+    def on_fit_start(self) -> None:
+        self.teacher.to(self.device, self.net.encoder.tokens.weight.dtype)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        inputs = (batch["input_ids"], batch["positions"], batch["labels"], batch.get("attention_mask"))
+        terms = self.in_training(_terms)(self.net, self.teacher, self.weights, *inputs)
+        loss = sum(weight * term for weight, term in zip(self.weights, terms, strict=True))
+        self.count(batch)
+        self.log("train/loss", loss.detach())
+        for name, weight, term in zip(WEIGHTS, self.weights, terms, strict=True):
+            if weight:
+                self.log(f"train/{name.removesuffix('_weight')}_loss", term.detach())
+        self.log("train/lr", self.optimizers().param_groups[0]["lr"])
+        return loss
+
+    def training_flops(self, batch: Batch) -> int:
+        flops = super().training_flops(batch)
+        if any(self.weights[:2]):  # the teacher's forward pass, a third of a step
+            rows, length = batch["input_ids"].shape
+            flops += rows * training_flops(self.teacher.encoder.config, length, masked=batch["positions"].shape[1]) // 3
+        return flops
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        super().validation_step(batch, batch_idx)
+        if self._teacher_value is None and self.trainer.state.fn == "fit":
+            inputs = (batch["input_ids"], batch["positions"], batch["labels"], batch.get("attention_mask"))
+            self.teacher_perplexity.update(self.teacher.nll(*inputs), batch["labels"])
+
+    def on_validation_epoch_end(self) -> None:
+        if self.trainer.state.fn != "fit":
+            return
+        if self._teacher_value is None:
+            value = self.teacher_perplexity.compute().item()
+            self.teacher_perplexity.reset()
+            if self.trainer.sanity_checking and self.trainer.num_sanity_val_steps != float("inf"):
+                return  # of a few batches
+            self._teacher_value = value
+        self.log("val/teacher_perplexity", self._teacher_value)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["teacher_perplexity"] = self._teacher_value
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_load_checkpoint(checkpoint)
+        self._teacher_value = checkpoint.get("teacher_perplexity")
+
+
+def read_teacher(path: str) -> MaskedLanguageModel:
+    """In evaluation mode, without gradients; ValueError, in one line, for what is no masked language model."""
+    source = read_pretrained(path, "model.teacher")
+    if "head.bias" not in source.weights:
+        raise ValueError(f"model.teacher is {path}, which has no masked-language-model head; allowed: one of MLM")
+    net = MaskedLanguageModel(source.encoder)
+    net.load_state_dict(source.weights)
+    return net.eval().requires_grad_(False)
+
+
+def _terms(
+    student: MaskedLanguageModel,
+    teacher: MaskedLanguageModel,
+    weights: tuple[float, float, float],
+    input_ids: Tensor,
+    positions: Tensor,
+    labels: Tensor,
+    attention_mask: Tensor | None,
+) -> tuple[Tensor | float, Tensor | float, Tensor | float]:
+    """The three terms, unweighted; 0.0 for one that has no weight."""
+    with layer_outputs(student.encoder) as mine:
+        logits = student(input_ids, attention_mask, positions).float()  # (B, M, V)
+    logits_term = hidden_term = labels_term = 0.0
+    if any(weights[:2]):
+        with torch.no_grad(), layer_outputs(teacher.encoder) as theirs:
+            wanted = teacher(input_ids, attention_mask, positions).float()
+    if weights[0]:
+        divergence = functional.kl_div(logits.log_softmax(-1), wanted.log_softmax(-1), reduction="none", log_target=True).sum(
+            -1
+        )
+        asked = labels != IGNORED
+        logits_term = (divergence * asked).sum() / asked.sum().clamp(min=1)
+    if weights[1]:
+        hidden_term = sum(_relative(*pair, attention_mask) for pair in zip(mine[1:], theirs[1:], strict=True)) / len(mine[1:])
+    if weights[2]:
+        labels_term = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
+    return logits_term, hidden_term, labels_term
+
+
+def _relative(mine: Tensor, theirs: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """‖mine − theirs‖² / ‖theirs‖² over the real tokens of (B, N, D)."""
+    mine, theirs = mine.float(), theirs.float()
+    if attention_mask is not None:
+        mine, theirs = (x.masked_fill(~attention_mask.bool()[..., None], 0.0) for x in (mine, theirs))
+    return (mine - theirs).square().sum() / theirs.square().sum()
