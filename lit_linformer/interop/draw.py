@@ -15,7 +15,7 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lit_linformer.studies.settings import check_number, parse
+from lit_linformer.studies.settings import check_number, help_shown, parse
 
 if TYPE_CHECKING:  # the help needs no torch
     from torch import Tensor
@@ -36,9 +36,7 @@ MOST_NAMES = 64  # tokens whose names fit under a map; of a longer text every ot
 
 def main(argv: list[str]) -> None:
     """Draws and prints; raises ValueError, in one line, for bad input."""
-    if {"-h", "--help"} & set(argv):
-        usage = "".join(f"  {'--' + key + ' ' + kind:<24}{what}\n" for key, (kind, what) in SETTINGS.items())
-        print(f'usage: python run.py draw --ckpt_path RUN --text "…" --output FILE.png\n\n{usage}\n{__doc__}', end="")
+    if help_shown(argv, 'draw --ckpt_path RUN --text "…" --output FILE.png', SETTINGS, 24, __doc__):
         return
     given = {key: values[-1] for key, values in parse("draw", SETTINGS, argv).items()}
     for key in ("ckpt_path", "text", "output"):

@@ -31,7 +31,7 @@ from typing import Any
 
 from lit_linformer.studies.files import write_text
 from lit_linformer.studies.gridfile import Cell, Grid, aligned, read_grid
-from lit_linformer.studies.settings import check_choice, check_number, parse
+from lit_linformer.studies.settings import check_choice, check_number, help_shown, parse
 
 SETTINGS = {
     "config": ("FILE", "the grid file; required"),
@@ -47,9 +47,7 @@ PATIENCE = 15.0  # seconds that a run has to end by itself after Ctrl-C
 
 def main(argv: list[str]) -> None:
     """Runs what is unfinished and writes the table; raises ValueError for a bad file and at the end if cells failed."""
-    if {"-h", "--help"} & set(argv):
-        usage = "".join(f"  {'--' + key + ' ' + kind:<36}{what}\n" for key, (kind, what) in SETTINGS.items())
-        print(f"usage: python run.py grid --config FILE [--SETTING VALUE …]\n\n{usage}\n{__doc__}", end="")
+    if help_shown(argv, "grid --config FILE [--SETTING VALUE …]", SETTINGS, 36, __doc__):
         return
     given = parse("grid", SETTINGS, argv)
     if "config" not in given:

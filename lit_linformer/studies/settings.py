@@ -6,6 +6,15 @@ import math
 from typing import Any
 
 
+def help_shown(argv: list[str], usage: str, settings: dict[str, tuple], width: int, doc: str) -> bool:
+    """Prints a command's help if it is asked for. settings: {key: (kind, …, help)}; width: columns before the helps."""
+    if not {"-h", "--help"} & set(argv):
+        return False
+    lines = "".join(f"  {'--' + key + ' ' + kind:<{width}}{what}\n" for key, (kind, *_, what) in settings.items())
+    print(f"usage: python run.py {usage}\n\n{lines}\n{doc}", end="")
+    return True
+
+
 def parse(command: str, settings: dict[str, tuple[str, str]], argv: list[str]) -> dict[str, list[str]]:
     """{key: its values in their order}; ValueError for a word that is none of the settings, {key: (kind, help)}."""
     given: dict[str, list[str]] = {}

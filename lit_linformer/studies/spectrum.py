@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lit_linformer.studies.environment import environment
-from lit_linformer.studies.settings import check_number, device, parse
+from lit_linformer.studies.settings import check_number, device, help_shown, parse
 
 if TYPE_CHECKING:  # the help needs no torch
     from lit_linformer.studies.spectrum_run import Run
@@ -42,9 +42,7 @@ SETTINGS = {
 
 def main(argv: list[str]) -> None:
     """Measures, writes and shows the tables; raises ValueError, in one line, for bad input."""
-    if {"-h", "--help"} & set(argv):
-        usage = "".join(f"  {'--' + key + ' ' + kind:<28}{what}\n" for key, (kind, what) in SETTINGS.items())
-        print(f"usage: python run.py spectrum --run RUN [--run OTHER …] [--SETTING VALUE …]\n\n{usage}\n{__doc__}", end="")
+    if help_shown(argv, "spectrum --run RUN [--run OTHER …] [--SETTING VALUE …]", SETTINGS, 28, __doc__):
         return
     given = parse("spectrum", SETTINGS, argv)
     if "run" not in given:
