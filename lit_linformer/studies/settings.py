@@ -50,6 +50,15 @@ def check_number(where: str, text: Any, whole: bool = False, least: int = 0) -> 
     raise ValueError(f"{where} is {text!r}; allowed: " + (f"a whole number, {least} or more" if whole else "a number"))
 
 
+def whole_numbers(where: str, text: str | None) -> list[int] | None:
+    """Those of 0,3, of "0 3" or of [0, 3], in order and each once; None where the setting is not given."""
+    if text is None:
+        return None
+    with contextlib.suppress(ValueError):
+        return sorted({int(word) for word in text.strip("[]").replace(",", " ").split()})
+    raise ValueError(f"{where} is {text!r}; allowed: whole numbers from 0, as 0,3")
+
+
 def device(name: str) -> str:
     """The device meant by auto, cpu, cuda or cuda:N; ValueError for one that is not here."""
     import torch

@@ -13,7 +13,6 @@ errors are at its own k, a Transformer's at the index. Several --run are put sid
 A fine-tuned run works too, and needs --source. At n = 512 a head of a layer takes 0.1 s a sentence on one core.
 """
 
-import contextlib
 import csv
 import json
 import shlex
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lit_linformer.studies.environment import environment
-from lit_linformer.studies.settings import check_number, device, help_shown, parse
+from lit_linformer.studies.settings import check_number, device, help_shown, parse, whole_numbers
 
 if TYPE_CHECKING:  # the help needs no torch
     from lit_linformer.studies.spectrum_run import Run
@@ -53,7 +52,7 @@ def main(argv: list[str]) -> None:
     threshold = check_number("threshold", last.get("threshold", "0.9"))
     if not 0 < threshold <= 1:
         raise ValueError(f"threshold is {threshold:g}; allowed: more than 0, up to 1")
-    layers, heads = (_whole_numbers(key, last.get(key)) for key in ("layers", "heads"))
+    layers, heads = (whole_numbers(key, last.get(key)) for key in ("layers", "heads"))
     runs = list(dict.fromkeys(Path(run) for run in given["run"]))
     for run in runs:
         if not (run / "config.yaml").is_file() or not (run / "checkpoints").is_dir():
@@ -71,14 +70,6 @@ def main(argv: list[str]) -> None:
     write(folder, opened, threshold, heads, shlex.join(["python", "run.py", "spectrum", *argv]), environment(chosen))
     print((folder / "spectrum.md").read_text(encoding="utf-8"), end="")
     print(f"\n→ {folder}/", flush=True)
-
-
-def _whole_numbers(key: str, text: str | None) -> list[int] | None:
-    if text is None:
-        return None
-    with contextlib.suppress(ValueError):
-        return sorted({int(word) for word in text.strip("[]").replace(",", " ").split()})
-    raise ValueError(f"{key} is {text!r}; allowed: whole numbers from 0, as {SETTINGS[key][0]}")
 
 
 def write(
