@@ -1,5 +1,7 @@
-"""Files that are whole at any moment."""
+"""Files: written so that they are whole at any moment, read as far as they are whole."""
 
+import contextlib
+import csv
 import os
 from pathlib import Path
 
@@ -14,3 +16,13 @@ def write_bytes(path: Path, content: bytes) -> None:
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     temporary.write_bytes(content)
     os.replace(temporary, path)
+
+
+def read_rows(path: Path) -> list[dict[str, float]]:
+    """A CSV file's rows as numbers, those that are whole; none where there is no such file."""
+    found = []
+    with contextlib.suppress(OSError, UnicodeDecodeError, csv.Error), open(path, newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            with contextlib.suppress(TypeError, ValueError):
+                found.append({key: float(value) for key, value in row.items()})
+    return found
