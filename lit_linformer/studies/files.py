@@ -26,3 +26,13 @@ def read_rows(path: Path) -> list[dict[str, float]]:
             with contextlib.suppress(TypeError, ValueError):
                 found.append({key: float(value) for key, value in row.items()})
     return found
+
+
+def last_line(log: Path | None) -> str:
+    """The last error line of a log's last command, or else its last line; nothing without a log."""
+    if log is None or not log.is_file():
+        return ""
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
+    start = max((number for number, line in enumerate(lines) if line.startswith("$ ")), default=-1) + 1
+    said = [line for line in lines[start:] if line]
+    return ([line for line in said if line.startswith("error: ")] or said or [""])[-1]

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from lit_linformer.studies.environment import without_folders
-from lit_linformer.studies.files import read_rows
+from lit_linformer.studies.files import last_line, read_rows
 from lit_linformer.studies.gridfile import Cell, Grid, read_json, read_table
 from lit_linformer.studies.report_page import code
 
@@ -97,16 +97,6 @@ class Run:
         names = ("source", "validation_source", "validation_fraction", "mask_rate", "whole_word")
         found = (self.setting(f"data.init_args.{name}") for name in names)
         return (*map(str, found), tokenizer, str(self.setting("trainer.limit_val_batches")))
-
-
-def last_line(log: Path | None) -> str:
-    """The last error line of a log's last command, or else its last line; nothing without a log."""
-    if log is None or not log.is_file():
-        return ""
-    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
-    start = max((number for number, line in enumerate(lines) if line.startswith("$ ")), default=-1) + 1
-    said = [line for line in lines[start:] if line]
-    return ([line for line in said if line.startswith("error: ")] or said or [""])[-1]
 
 
 def read_run(folder: Path, label: str, log: Path | None = None) -> Run:
