@@ -77,12 +77,13 @@ class Preemption(Checkpoint):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         # Of the processes that Lightning has started on this machine, the one that ended first and took the others along.
-        processes = getattr(trainer.strategy.launcher, "procs", None) or []
+        started = getattr(trainer.strategy.launcher, "procs", None) or []
+        processes = [process for process in started if isinstance(process, subprocess.Popen)]
         until = time.monotonic() + 2.0  # its connections are closed a moment before its end is known
-        while processes and not any(getattr(process, "poll", int)() for process in processes) and time.monotonic() < until:
+        while processes and not any(process.poll() for process in processes) and time.monotonic() < until:
             time.sleep(0.05)
         for rank, process in enumerate(processes, 1):
-            if not isinstance(process, subprocess.Popen) or not (status := process.poll()):
+            if not (status := process.poll()):
                 continue
             how = f"with exit status {status}" if status > 0 else f"by {signal.Signals(-status).name}"
             memory = " (out of memory?)" if status == -signal.SIGKILL else ""

@@ -8,12 +8,12 @@ operations a second.
 import contextlib
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from lit_linformer.studies.environment import process_memory
 from lit_linformer.studies.peaks import device_peak
 
 GIB = 2**30
@@ -176,7 +176,6 @@ def peak_memory(device: torch.device) -> int | None:
     """Bytes: of a GPU by torch's allocator, on a CPU the process's resident size; None where the system does not tell."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    with contextlib.suppress(OSError, StopIteration):
-        status = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-        return int(next(text for text in status if text.startswith("VmHWM")).split()[1]) * 1024
+    with contextlib.suppress(OSError):
+        return process_memory("VmHWM")
     return None

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from lit_linformer.interop.source import TrainedModel
 from lit_linformer.model import count_parameters
+from lit_linformer.studies.figures import spread
 
 ROWS = 24  # of the perplexity table; a longer curve is thinned
 
@@ -59,7 +60,7 @@ def card(model: TrainedModel, folder_name: str, form: str, notes: list[str]) -> 
     lines += [f"| validation {key} | {value:.4f} |" for key, value in facts.get("scores", {}).items()]
     if model.curve:
         head = ["", "Perplexity on held-out text, at 15 % masking:", "", "| step | tokens | perplexity |", "|---:|---:|---:|"]
-        lines += head + [f"| {step} | {tokens} | {perplexity:.2f} |" for step, tokens, perplexity in _thinned(model.curve)]
+        lines += head + [f"| {step} | {tokens} | {perplexity:.2f} |" for step, tokens, perplexity in spread(model.curve, ROWS)]
     use = USE[form].replace("FOLDER", folder_name).replace("LONGEST", str(e.max_length))
     ids = [model.tokenizer.bos_id, *[model.tokenizer.mask_id] * 3, model.tokenizer.eos_id]
     use = use.replace("SHAPE", f"(B, {model.num_labels})" if model.classifies else f"(B, N, {e.vocab_size})")
@@ -84,13 +85,6 @@ def _layout(model: TrainedModel) -> str:
     names = {i: name for name, i in model.tokenizer.backend.get_vocab(with_added_tokens=True).items()}
     bos, eos = names[model.tokenizer.bos_id], names[model.tokenizer.eos_id]
     return f"`{bos} text {eos} {eos} text {eos}`" if model.pair else f"`{bos} text {eos}`"
-
-
-def _thinned(curve: list) -> list:
-    """At most ROWS points of it, the first and the last among them."""
-    if len(curve) <= ROWS:
-        return curve
-    return [curve[round(i * (len(curve) - 1) / (ROWS - 1))] for i in range(ROWS)]
 
 
 def _number(value: object) -> str:

@@ -10,12 +10,11 @@ Of k slots those are drawn that get most of the attention, in their order (--slo
 its share, the tokens that feed it most and those that read it most. Short texts leave most slots of a learned E nearly empty.
 """
 
-import contextlib
 import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lit_linformer.studies.settings import check_number, parse
+from lit_linformer.studies.settings import check_number, help_shown, parse, whole_numbers
 
 if TYPE_CHECKING:  # the help needs no torch
     from torch import Tensor
@@ -36,9 +35,7 @@ MOST_NAMES = 64  # tokens whose names fit under a map; of a longer text every ot
 
 def main(argv: list[str]) -> None:
     """Draws and prints; raises ValueError, in one line, for bad input."""
-    if {"-h", "--help"} & set(argv):
-        usage = "".join(f"  {'--' + key + ' ' + kind:<24}{what}\n" for key, (kind, what) in SETTINGS.items())
-        print(f'usage: python run.py draw --ckpt_path RUN --text "…" --output FILE.png\n\n{usage}\n{__doc__}', end="")
+    if help_shown(argv, 'draw --ckpt_path RUN --text "…" --output FILE.png', SETTINGS, 24, __doc__):
         return
     given = {key: values[-1] for key, values in parse("draw", SETTINGS, argv).items()}
     for key in ("ckpt_path", "text", "output"):
@@ -48,9 +45,11 @@ def main(argv: list[str]) -> None:
     if output.suffix not in SUFFIXES or output.is_dir():
         raise ValueError(f"output is {output}; allowed: a file that ends in {', '.join(SUFFIXES)}")
     count = int(check_number("slots", given.get("slots", "24"), whole=True, least=1))
+    layers = whole_numbers("layers", given.get("layers"))
 
     from lit_linformer.interop.source import open_checkpoint
     from lit_linformer.studies.figures import figure_class
+    from lit_linformer.studies.lowrank import check_layers
 
     if (figure := figure_class()) is None:
         raise ValueError(f"output is {output}, which needs matplotlib; allowed after: pip install 'lit-linformer[plots]'")
@@ -61,7 +60,7 @@ def main(argv: list[str]) -> None:
     ids = [tokenizer.bos_id, *tokenizer.encode(given["text"]), tokenizer.eos_id]
     if len(ids) > config.max_length:
         raise ValueError(f"text has {len(ids)} tokens with bos and eos; allowed: up to max_length = {config.max_length}")
-    layers = _layers(given.get("layers"), config.num_layers)
+    layers = check_layers("layers", [0, config.num_layers - 1] if layers is None else layers, config)
     head = int(check_number("head", given["head"], whole=True)) if "head" in given else None
     if head is not None and head >= config.num_heads:
         raise ValueError(f"head is {head}; allowed: 0 to {config.num_heads - 1}")
@@ -75,16 +74,6 @@ def main(argv: list[str]) -> None:
     draw(figure, layers, maps, names, count).savefig(picture, dpi=120, format=output.suffix[1:])
     output.write_bytes(picture.getvalue())
     print(f"→ {output}", flush=True)
-
-
-def _layers(text: str | None, count: int) -> list[int]:
-    if text is None:
-        return sorted({0, count - 1})
-    with contextlib.suppress(ValueError):
-        found = sorted({int(word) for word in text.strip("[]").replace(",", " ").split()})
-        if found and 0 <= found[0] and found[-1] < count:
-            return found
-    raise ValueError(f"layers is {text!r}; allowed: whole numbers from 0 to {count - 1}, as 0,{count - 1}")
 
 
 def slot_maps(encoder: Any, ids: list[int], layer: int, head: int | None) -> "tuple[Tensor, Tensor]":

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lit_linformer.studies.settings import check_choice, parse
+from lit_linformer.studies.settings import check_choice, help_shown, parse
 
 if TYPE_CHECKING:  # the help needs no torch
     from lit_linformer.interop.source import TrainedModel
@@ -49,9 +49,7 @@ MODULES = {"safetensors": "folder", "huggingface": "hf_folder", "onnx": "onnx", 
 
 def main(argv: list[str]) -> None:
     """Writes, checks and says so; raises ValueError, in one line, for bad input."""
-    if {"-h", "--help"} & set(argv):
-        usage = "".join(f"  {'--' + key + ' ' + kind:<46}{what}\n" for key, (kind, what) in SETTINGS.items())
-        print(f"usage: python run.py export --ckpt_path RUN --format FORMAT --output FOLDER\n\n{usage}\n{__doc__}", end="")
+    if help_shown(argv, "export --ckpt_path RUN --format FORMAT --output FOLDER", SETTINGS, 46, __doc__):
         return
     given = {key: values[-1] for key, values in parse("export", SETTINGS, argv).items()}
     for key in ("ckpt_path", "format", "output"):

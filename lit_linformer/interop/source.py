@@ -1,6 +1,5 @@
 """What is exported: a checkpoint's model, its tokenizer, and what is known of its training."""
 
-import csv
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -11,6 +10,7 @@ from torch import nn
 
 from lit_linformer.data.tokenizer import Tokenizer, load_tokenizer
 from lit_linformer.model import EncoderConfig, MaskedLanguageModel, SequenceClassifier
+from lit_linformer.studies.files import read_rows
 from lit_linformer.tasks.checkpoints import TOKENIZER, check_checkpoint, find_checkpoint
 
 
@@ -149,14 +149,14 @@ def _add_facts(model: TrainedModel, checkpoint: dict, run: Path) -> None:
     if isinstance(source, str):
         facts["text"] = source if source.startswith("hub:") and not Path(source[4:]).exists() else Path(source).resolve().name
     if not model.classifies:
-        rows = _table(run / "perplexity.csv") or checkpoint.get("callbacks", {}).get("PerplexityCurve", {}).get("rows", [])
+        rows = read_rows(run / "perplexity.csv") or checkpoint.get("callbacks", {}).get("PerplexityCurve", {}).get("rows", [])
         rows = [row for row in rows if row["step"] <= step]
         model.curve = [(int(row["step"]), int(row["tokens"]), float(row["perplexity"])) for row in rows]
         if model.curve:
             facts["best_perplexity"] = min(perplexity for _, _, perplexity in model.curve)
         if model.curve and model.curve[-1][0] == step:
             facts["perplexity"] = model.curve[-1][2]
-    elif scores := [row for row in _table(run / "scores.csv") if row["step"] == step]:
+    elif scores := [row for row in read_rows(run / "scores.csv") if row["step"] == step]:
         facts["scores"] = {key.removeprefix("val/"): value for key, value in scores[-1].items() if key.startswith("val/")}
     model.facts = facts | model.facts
 
@@ -167,12 +167,3 @@ def version() -> str:
         return metadata.version("lit-linformer")
     except metadata.PackageNotFoundError:  # a clone that was not installed
         return "unknown"
-
-
-def _table(path: Path) -> list[dict[str, float]]:
-    """A CSV file's rows as numbers; none where there is no such file, or it is damaged."""
-    try:
-        with open(path, newline="", encoding="utf-8") as file:
-            return [{key: float(value) for key, value in row.items() if value} for row in csv.DictReader(file)]
-    except (OSError, ValueError, TypeError):
-        return []

@@ -28,7 +28,7 @@ from typing import Any
 from lit_linformer.studies.environment import commit, cores, versions
 from lit_linformer.studies.files import write_text
 from lit_linformer.studies.gridfile import read_json
-from lit_linformer.studies.settings import check_choice, check_number, device, meant
+from lit_linformer.studies.settings import check_choice, check_number, device, help_shown, meant
 
 # kind: what a value is; a kind that ends in … takes several, apart or with commas between them.
 SETTINGS = {
@@ -75,9 +75,7 @@ KINDS = {"memory": "peak memory", "time": "time", "largest_batch": "largest batc
 
 def main(argv: list[str]) -> None:
     """Measures what is not measured yet, writes the folder's files, prints the tables; ValueError for a bad setting."""
-    if {"-h", "--help"} & set(argv):
-        usage = "".join(f"  {'--' + key + ' ' + kind:<48}{what}\n" for key, (kind, _, what) in SETTINGS.items())
-        print(f"usage: python run.py benchmark [--SETTING VALUE …]\n\n{usage}\n{__doc__}", end="")
+    if help_shown(argv, "benchmark [--SETTING VALUE …]", SETTINGS, 48, __doc__):
         return
     settings = read_settings(argv)
     from lit_linformer.studies import benchmark_report as report

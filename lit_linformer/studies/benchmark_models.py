@@ -7,7 +7,6 @@ import contextlib
 import ctypes
 import gc
 import math
-import re
 import resource
 import sys
 import time
@@ -21,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lit_linformer.model import EncoderConfig, EncoderLayer, Projection, SelfAttention
 from lit_linformer.model.attention import merge_heads, split_heads
+from lit_linformer.studies.environment import process_memory
 
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 BACKENDS = {
@@ -156,19 +156,15 @@ def peak_memory(action: Callable[[], Any], device: str = "cpu") -> int:
     with contextlib.suppress(AttributeError, OSError):  # glibc only: hand back what is free, or action would reuse it unseen
         ctypes.CDLL(None).malloc_trim(0)
     try:
-        before = _status("VmRSS")
+        before = process_memory("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew from here
         action()
-        return _status("VmHWM") - before
+        return process_memory("VmHWM") - before
     except OSError:  # no such /proc: what the peak grew by, which is less where it was higher once before
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         action()
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
         return grown * (1 if sys.platform == "darwin" else 1024)
-
-
-def _status(key: str) -> int:
-    return int(re.search(rf"^{key}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)[1]) * 1024
 
 
 def out_of_memory(error: BaseException) -> bool:

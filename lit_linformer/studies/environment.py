@@ -48,6 +48,13 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def process_memory(key: str) -> int:
+    """Bytes that this process has resident: now (VmRSS), or at its highest (VmHWM). OSError where the system does not tell."""
+    if found := re.search(rf"^{key}:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="utf-8"), re.MULTILINE):
+        return int(found[1]) * 1024
+    raise OSError(f"/proc/self/status has no {key}")
+
+
 def versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
     for name in PACKAGES:

@@ -32,7 +32,7 @@ def draw_sweep(figure_class: Any, rows: Sequence[dict[str, float]]) -> Any:
     latest = list(sweeps)[-1]
     for axes, (name, label) in zip(panels, labels.items(), strict=True):
         scale = 1e-3 if name == "tokens_per_second" else 1.0
-        for step in _spread(list(sweeps), MOST_CURVES):
+        for step in spread(list(sweeps), MOST_CURVES):
             x, y = [row["length"] for row in sweeps[step]], [row[name] * scale for row in sweeps[step]]
             if step == latest:
                 axes.plot(x, y, color=COLOURS[0], marker="o", markersize=4, label=f"step {step}")
@@ -102,7 +102,7 @@ def _curves(axes: Any, measured: "Measured", index: int, threshold: float, heads
     axes.axhline(threshold, **QUIET)
     axes.text(len(x), threshold - 0.01, f"{threshold:.0%}", ha="right", va="top", fontsize=8, color=QUIET["color"])
     axes.axvline(index, linestyle=":", **QUIET)
-    drawn = enumerate(_spread(list(range(len(measured.layers))), MOST_CURVES))
+    drawn = enumerate(spread(list(range(len(measured.layers))), MOST_CURVES))
     for (number, place), (style, head) in itertools.product(drawn, enumerate(heads or [None])):
         style = number if heads is None else style
         look = {"color": COLOURS[number % len(COLOURS)], "linestyle": STYLES[style % len(STYLES)]}
@@ -124,7 +124,7 @@ def _curves(axes: Any, measured: "Measured", index: int, threshold: float, heads
     open_frame(axes)
 
 
-def _spread(items: list, most: int) -> list:
+def spread(items: list, most: int) -> list:
     """At most so many of the items, evenly spread, the first and the last among them."""
     if len(items) <= most:
         return items

@@ -1,5 +1,7 @@
-"""Files that are whole at any moment."""
+"""Files: written so that they are whole at any moment, read as far as they are whole."""
 
+import contextlib
+import csv
 import os
 from pathlib import Path
 
@@ -14,3 +16,23 @@ def write_bytes(path: Path, content: bytes) -> None:
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     temporary.write_bytes(content)
     os.replace(temporary, path)
+
+
+def read_rows(path: Path) -> list[dict[str, float]]:
+    """A CSV file's rows as numbers, those that are whole; none where there is no such file."""
+    found = []
+    with contextlib.suppress(OSError, UnicodeDecodeError, csv.Error), open(path, newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            with contextlib.suppress(TypeError, ValueError):
+                found.append({key: float(value) for key, value in row.items()})
+    return found
+
+
+def last_line(log: Path | None) -> str:
+    """The last error line of a log's last command, or else its last line; nothing without a log."""
+    if log is None or not log.is_file():
+        return ""
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
+    start = max((number for number, line in enumerate(lines) if line.startswith("$ ")), default=-1) + 1
+    said = [line for line in lines[start:] if line]
+    return ([line for line in said if line.startswith("error: ")] or said or [""])[-1]

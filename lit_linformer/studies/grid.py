@@ -29,9 +29,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lit_linformer.studies.files import write_text
+from lit_linformer.studies.files import last_line, write_text
 from lit_linformer.studies.gridfile import Cell, Grid, aligned, read_grid
-from lit_linformer.studies.settings import check_choice, check_number, parse
+from lit_linformer.studies.settings import check_choice, check_number, help_shown, parse
 
 SETTINGS = {
     "config": ("FILE", "the grid file; required"),
@@ -47,9 +47,7 @@ PATIENCE = 15.0  # seconds that a run has to end by itself after Ctrl-C
 
 def main(argv: list[str]) -> None:
     """Runs what is unfinished and writes the table; raises ValueError for a bad file and at the end if cells failed."""
-    if {"-h", "--help"} & set(argv):
-        usage = "".join(f"  {'--' + key + ' ' + kind:<36}{what}\n" for key, (kind, what) in SETTINGS.items())
-        print(f"usage: python run.py grid --config FILE [--SETTING VALUE …]\n\n{usage}\n{__doc__}", end="")
+    if help_shown(argv, "grid --config FILE [--SETTING VALUE …]", SETTINGS, 36, __doc__):
         return
     given = parse("grid", SETTINGS, argv)
     if "config" not in given:
@@ -104,23 +102,18 @@ class Job:
         self.words = words
         self.log.write(f"$ {shlex.join(_command(words))}\n".encode())
         self.log.flush()
-        self.from_here = self.log.tell()
         self.process = subprocess.Popen(
             _command(words), stdin=subprocess.DEVNULL, stdout=self.log, stderr=subprocess.STDOUT, start_new_session=True
         )
 
     def error(self) -> str:
         """The run's last error line, or its last line, or what is known."""
-        with open(self.cell.log, encoding="utf-8", errors="replace") as file:
-            file.seek(self.from_here)
-            lines = [line.strip() for line in file if line.strip()]
-        errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
         if self.process.returncode < 0:
             return f"ended by {signal.Signals(-self.process.returncode).name}"
         if self.process.returncode == 0:
             missing = "test.json" if self.words[0] == "test" else "result.json"
             return f"{self.words[0]} ended, but {self.cell.run_dir} holds no whole {missing}"
-        return (errors or lines or [f"exit status {self.process.returncode}"])[-1]
+        return last_line(self.cell.log).removeprefix("error: ") or f"exit status {self.process.returncode}"
 
 
 def _until_stopped(cells: list[Cell], jobs: int) -> list[Cell]:

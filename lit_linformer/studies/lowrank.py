@@ -200,7 +200,7 @@ def full_rows(blocks: TokenBlocks, most: int) -> Tensor:
 
 
 def check_layers(setting: str, layers: list[int] | None, config: EncoderConfig) -> list[int]:
-    """The layers to measure, in order; ValueError for one that the encoder has not."""
+    """The layers that are asked for, in order, all for None; ValueError for one that the encoder has not."""
     wanted = sorted(set(range(config.num_layers) if layers is None else layers))
     if not wanted or wanted[0] < 0 or wanted[-1] >= config.num_layers:
         raise ValueError(f"{setting} is {layers}; allowed: layers from 0 to {config.num_layers - 1}")

@@ -14,7 +14,7 @@ The same input gives the same bytes. Nothing is trained or measured.
 from pathlib import Path
 
 from lit_linformer.studies.environment import command_line, without_folders
-from lit_linformer.studies.settings import parse
+from lit_linformer.studies.settings import help_shown, parse
 
 SETTINGS = {
     "source": ("FOLDER", "what to report; may stand several times (default: all that is found in runs/)"),
@@ -26,9 +26,7 @@ TITLE = "The Linformer, measured"
 
 def main(argv: list[str]) -> None:
     """Reads, draws, then writes; ValueError, in one line and before anything is written, for bad input."""
-    if {"-h", "--help"} & set(argv):
-        usage = "".join(f"  {'--' + key + ' ' + kind:<24}{what}\n" for key, (kind, what) in SETTINGS.items())
-        print(f"usage: python run.py report [--source FOLDER …] [--SETTING VALUE …]\n\n{usage}\n{__doc__}", end="")
+    if help_shown(argv, "report [--source FOLDER …] [--SETTING VALUE …]", SETTINGS, 24, __doc__):
         return
     given = parse("report", SETTINGS, argv)
     output = Path(given.get("output", ["runs/report"])[-1])

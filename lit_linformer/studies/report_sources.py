@@ -1,7 +1,6 @@
 """What lies in a folder that `report` is given: a grid, a benchmark, a spectrum or a run, finished or not."""
 
 import contextlib
-import csv
 import hashlib
 import math
 import statistics
@@ -14,6 +13,7 @@ from typing import Any
 import yaml
 
 from lit_linformer.studies.environment import without_folders
+from lit_linformer.studies.files import last_line, read_rows
 from lit_linformer.studies.gridfile import Cell, Grid, read_json, read_table
 from lit_linformer.studies.report_page import code
 
@@ -99,34 +99,14 @@ class Run:
         return (*map(str, found), tokenizer, str(self.setting("trainer.limit_val_batches")))
 
 
-def last_line(log: Path | None) -> str:
-    """The last error line of a log's last command, or else its last line; nothing without a log."""
-    if log is None or not log.is_file():
-        return ""
-    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
-    start = max((number for number, line in enumerate(lines) if line.startswith("$ ")), default=-1) + 1
-    said = [line for line in lines[start:] if line]
-    return ([line for line in said if line.startswith("error: ")] or said or [""])[-1]
-
-
 def read_run(folder: Path, label: str, log: Path | None = None) -> Run:
     """As much of a run as there is."""
     config: Any = {}
     with contextlib.suppress(OSError, yaml.YAMLError, UnicodeDecodeError):
         config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
     result = read_json(folder / "result.json")
-    curve = _rows(folder / "perplexity.csv") or _rows(folder / "scores.csv")
+    curve = read_rows(folder / "perplexity.csv") or read_rows(folder / "scores.csv")
     return Run(label, folder, *(x if isinstance(x, dict) else {} for x in (config, result)), curve, log)
-
-
-def _rows(file: Path) -> list[dict[str, float]]:
-    """The rows that are whole."""
-    found = []
-    with contextlib.suppress(OSError, UnicodeDecodeError, csv.Error), open(file, newline="", encoding="utf-8") as lines:
-        for row in csv.DictReader(lines):
-            with contextlib.suppress(TypeError, ValueError):
-                found.append({key: float(value) for key, value in row.items()})
-    return found
 
 
 @dataclass

@@ -6,6 +6,15 @@ import math
 from typing import Any
 
 
+def help_shown(argv: list[str], usage: str, settings: dict[str, tuple], width: int, doc: str) -> bool:
+    """Prints a command's help if it is asked for. settings: {key: (kind, …, help)}; width: columns before the helps."""
+    if not {"-h", "--help"} & set(argv):
+        return False
+    lines = "".join(f"  {'--' + key + ' ' + kind:<{width}}{what}\n" for key, (kind, *_, what) in settings.items())
+    print(f"usage: python run.py {usage}\n\n{lines}\n{doc}", end="")
+    return True
+
+
 def parse(command: str, settings: dict[str, tuple[str, str]], argv: list[str]) -> dict[str, list[str]]:
     """{key: its values in their order}; ValueError for a word that is none of the settings, {key: (kind, help)}."""
     given: dict[str, list[str]] = {}
@@ -39,6 +48,15 @@ def check_number(where: str, text: Any, whole: bool = False, least: int = 0) -> 
         if math.isfinite(value) and (not whole or value >= least):
             return value
     raise ValueError(f"{where} is {text!r}; allowed: " + (f"a whole number, {least} or more" if whole else "a number"))
+
+
+def whole_numbers(where: str, text: str | None) -> list[int] | None:
+    """Those of 0,3, of "0 3" or of [0, 3], in order and each once; None where the setting is not given."""
+    if text is None:
+        return None
+    with contextlib.suppress(ValueError):
+        return sorted({int(word) for word in text.strip("[]").replace(",", " ").split()})
+    raise ValueError(f"{where} is {text!r}; allowed: whole numbers from 0, as 0,3")
 
 
 def device(name: str) -> str:

@@ -13,7 +13,6 @@ errors are at its own k, a Transformer's at the index. Several --run are put sid
 A fine-tuned run works too, and needs --source. At n = 512 a head of a layer takes 0.1 s a sentence on one core.
 """
 
-import contextlib
 import csv
 import json
 import shlex
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lit_linformer.studies.environment import environment
-from lit_linformer.studies.settings import check_number, device, parse
+from lit_linformer.studies.settings import check_number, device, help_shown, parse, whole_numbers
 
 if TYPE_CHECKING:  # the help needs no torch
     from lit_linformer.studies.spectrum_run import Run
@@ -42,9 +41,7 @@ SETTINGS = {
 
 def main(argv: list[str]) -> None:
     """Measures, writes and shows the tables; raises ValueError, in one line, for bad input."""
-    if {"-h", "--help"} & set(argv):
-        usage = "".join(f"  {'--' + key + ' ' + kind:<28}{what}\n" for key, (kind, what) in SETTINGS.items())
-        print(f"usage: python run.py spectrum --run RUN [--run OTHER …] [--SETTING VALUE …]\n\n{usage}\n{__doc__}", end="")
+    if help_shown(argv, "spectrum --run RUN [--run OTHER …] [--SETTING VALUE …]", SETTINGS, 28, __doc__):
         return
     given = parse("spectrum", SETTINGS, argv)
     if "run" not in given:
@@ -55,7 +52,7 @@ def main(argv: list[str]) -> None:
     threshold = check_number("threshold", last.get("threshold", "0.9"))
     if not 0 < threshold <= 1:
         raise ValueError(f"threshold is {threshold:g}; allowed: more than 0, up to 1")
-    layers, heads = (_whole_numbers(key, last.get(key)) for key in ("layers", "heads"))
+    layers, heads = (whole_numbers(key, last.get(key)) for key in ("layers", "heads"))
     runs = list(dict.fromkeys(Path(run) for run in given["run"]))
     for run in runs:
         if not (run / "config.yaml").is_file() or not (run / "checkpoints").is_dir():
@@ -73,14 +70,6 @@ def main(argv: list[str]) -> None:
     write(folder, opened, threshold, heads, shlex.join(["python", "run.py", "spectrum", *argv]), environment(chosen))
     print((folder / "spectrum.md").read_text(encoding="utf-8"), end="")
     print(f"\n→ {folder}/", flush=True)
-
-
-def _whole_numbers(key: str, text: str | None) -> list[int] | None:
-    if text is None:
-        return None
-    with contextlib.suppress(ValueError):
-        return sorted({int(word) for word in text.strip("[]").replace(",", " ").split()})
-    raise ValueError(f"{key} is {text!r}; allowed: whole numbers from 0, as {SETTINGS[key][0]}")
 
 
 def write(

@@ -1,5 +1,6 @@
-"""Small corpora and a small tokenizer for the tests of the data layer."""
+"""Small corpora, a small tokenizer and a task for the tests of the data layer."""
 
+import json
 import random
 
 import pytest
@@ -39,3 +40,33 @@ def text_file(documents, tmp_path_factory):
     path = tmp_path_factory.mktemp("corpus") / "text.txt"
     path.write_text("\n\n".join(documents), encoding="utf-8")
     return path
+
+
+@pytest.fixture(scope="session")
+def imdb(tmp_path_factory):
+    """IMDB's layout: 203 training rows of 1 to 40 words, sorted by class; 60 for the test, 7 of them training rows too."""
+    root = tmp_path_factory.mktemp("imdb")
+    texts = [" ".join(text.split()[: 1 + i % 40]) + f" {i}" for i, text in enumerate(make_documents(260, 5))]
+    train, test = texts[:203], texts[200:]
+    trains = [{"text": t, "label": "neg" if i < 100 else "pos"} for i, t in enumerate(train)]
+    tests = [{"text": t, "label": i % 2} for i, t in enumerate([*test[3:56], *train[:4], *test[:3]])]
+    for split, rows in (("train", trains), ("test", tests)):
+        (root / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return root
+
+
+@pytest.fixture(scope="session")
+def imdb_cache(tmp_path_factory):
+    return str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture
+def make_data(imdb, imdb_cache):
+    """Makes the data module of fine-tuning, on IMDB unless told otherwise."""
+    from lit_linformer.data import FineTuningData
+
+    def make(**settings):
+        small = {"vocab_size": 300, "max_length": 64, "batch_size": 8, "tokenizer": "bpe"}
+        return FineTuningData(**({"task": "IMDB", "source": str(imdb), "cache_dir": imdb_cache} | small | settings))
+
+    return make

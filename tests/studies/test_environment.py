@@ -1,0 +1,36 @@
+"""Where a number comes from: a commit where there is one, and no folder of the machine."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from lit_linformer.studies import environment
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_environment_fails_gracefully_without_git_or_repository(tmp_path, monkeypatch):
+    if (ROOT / ".git").exists():  # not in an unpacked archive
+        head = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout
+        assert environment.commit().removesuffix("-dirty") == head.strip()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert environment.commit() == "" and "commit" not in environment.environment()
+    monkeypatch.undo()
+    monkeypatch.setattr(environment, "ROOT", tmp_path)
+    assert environment.commit() == "" and environment.environment()["threads"] == torch.get_num_threads()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("--data.source /home/someone/texts/a.txt", "--data.source …/a.txt"),
+        ("--data.source=/home/texts/ --x", "--data.source=…/ --x"),
+        ("'/a/b' ~/c/d [/e/f,/g/h]", "'…/b' …/d […/f,…/h]"),
+        ("and/or 1/2 ../a/b ./a/b runs/a/b https://example.org/a/b a / b", None),
+    ],
+)
+def test_folders_of_the_machine_are_left_out(text, expected):
+    assert environment.without_folders(text) == (text if expected is None else expected)
+    assert environment.without_folders(f"see {Path.cwd()}/runs/a") == "see runs/a"
