@@ -17,11 +17,12 @@ from tests.test_resume import fit
 
 ROOT = Path(__file__).parents[1]
 TRAINERS = sorted((ROOT / "conf/trainer").glob("*.yaml"))
-OVERLAYS = [*sorted((ROOT / "conf/debug").glob("*.yaml")), ROOT / "conf/finetune/small.yaml"]
+OVERLAYS = [*sorted((ROOT / "conf/debug").glob("*.yaml")), ROOT / "conf/finetune/small.yaml", ROOT / "conf/convert/mlm.yaml"]
+DISTILL = ROOT / "conf/convert/distill.yaml"
 FINETUNE = sorted(set((ROOT / "conf/finetune").glob("*.yaml")) - set(OVERLAYS))
 GRIDS = [path for path in sorted((ROOT / "conf/paper").glob("*.yaml")) if "axes" in yaml.safe_load(path.read_text())]
 FIGURE3 = [path for path in GRIDS if path.name.startswith("figure3")]
-CONFIGS = sorted(set((ROOT / "conf").rglob("*.yaml")) - {*OVERLAYS, *TRAINERS, *FINETUNE, *GRIDS})
+CONFIGS = sorted(set((ROOT / "conf").rglob("*.yaml")) - {*OVERLAYS, *TRAINERS, *FINETUNE, *GRIDS, DISTILL})
 # Small enough for a test; everything else stays as the file has it.
 SHRINK = (
     "--model.encoder.hidden_size 24 --model.encoder.intermediate_size 48 --model.encoder.max_length 256 --data.vocab_size 300 "
@@ -65,6 +66,18 @@ def finetuning(tmp_path_factory, corpus, cache):
             rows = ({"text": f"{split} text {number}", "label": number % 2} for number in range(18))
             (root / "data" / task / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return root
+
+
+def test_conversion_configs_run(finetuning, corpus, cache, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(finetuning / "runs/tiny", "runs/teacher")
+    argv = ["fit", "--config", str(DISTILL), "--model.pretrained", "runs/teacher", "--model.teacher", "runs/teacher"]
+    argv += ["--data.source", str(corpus), "--data.cache_dir", str(cache), "--trainer.accelerator", "cpu"]
+    argv += ["--data.validation_fraction", "0.1", "--trainer.max_steps", "2", "--trainer.val_check_interval", "2"]
+    for overlay, name in (([], "distilled"), (["--config", str(ROOT / "conf/convert/mlm.yaml")], "recovered")):
+        log = tmp_path / "out.txt"
+        assert run_forked([*argv[:3], *overlay, *argv[3:]], log) == 0, log.read_text()
+        assert (tmp_path / f"runs/{name}/perplexity.csv").is_file()
 
 
 def source_of(path):

@@ -140,7 +140,10 @@ class LinformerCLI(LightningCLI):
         elif self.subcommand == "predict" and (self.run_dir / TOKENIZER).is_file() and "init_args" in config.data:
             config.data.init_args.tokenizer = str(self.run_dir / TOKENIZER)  # the corpus need not be here
         if self.subcommand == "fit" and config.ckpt_path is None and not config.trainer.fast_dev_run:
-            _claim_run_dir(self.run_dir, config.overwrite)
+            start = model.get("pretrained")
+            _claim_run_dir(
+                self.run_dir, config.overwrite and (start is None or Path(start).resolve() != self.run_dir.resolve())
+            )
 
     def instantiate_classes(self) -> None:
         if self.subcommand != "prepare":
@@ -157,12 +160,11 @@ class LinformerCLI(LightningCLI):
             config.logger = False
         elif config.logger in (None, True):
             config.logger = TensorBoardLogger(config.default_root_dir, name="", version="", default_hp_metric=False)
-        plugins = config.plugins or []
-        config.plugins = [*(plugins if isinstance(plugins, list) else [plugins]), AtomicCheckpointIO()]
+        config.plugins = [*_listed(config.plugins), AtomicCheckpointIO()]
         best = self.as_given.best
         result = RunResult(best.monitor, best.mode, command_line(self.argv))
         extra = PredictionWriter() if self.subcommand == "predict" else result
-        config.callbacks = [*(config.callbacks or []), extra]
+        config.callbacks = [*_listed(config.callbacks), extra]
         self.config[self.subcommand] = self.as_given  # what the run directory's config.yaml tells
         trainer = super().instantiate_trainer(**kwargs)
         check_machine(trainer, config.precision)
@@ -254,6 +256,12 @@ def _claim_run_dir(root: Path, overwrite: bool) -> None:
             f"name: {root} already holds a run; allowed: another --name, --ckpt_path last to continue it, or --overwrite true"
         )
     shutil.rmtree(root)
+
+
+def _listed(one_or_more: Any) -> list:
+    if one_or_more is None:
+        return []
+    return one_or_more if isinstance(one_or_more, list) else [one_or_more]
 
 
 def _flatten(tree: Any, prefix: str = "") -> dict[str, Any]:

@@ -141,7 +141,7 @@ def open_folder(folder: Path, tokenizer: str | None = None) -> tuple[TrainedMode
     encoder, offset = _encoder(folder, settings, family)
     weights = {_modern(name): tensor.float() for name, tensor in _weights(folder).items()}
     found, lines = _renamed(folder, weights, family, settings, offset)
-    facts = {"version": version(), "step": 0, "converted_from": f"{settings['model_type']} ({folder.resolve().name})"}
+    facts = {"version": version(), "step": 0}
     net = MaskedLanguageModel(encoder)
     expected = net.state_dict()
     if not any(name.startswith("head.") for name in found):
@@ -234,8 +234,8 @@ def _renamed(
             found[ours] = tensor
         elif name not in (TYPES, f"{family.decoder}.bias"):
             left.append(name)
-    if bias is not None:  # of a head whose own bias was tied to it, only one of them is in the file
-        found.setdefault("head.bias", bias)
+    if bias is not None and (untied or "head.bias" not in found):  # else both are one, and either may be in the file
+        found["head.bias"] = bias
     if strange := [name for name in left if not name.startswith(family.spare)]:
         raise ValueError(
             f"from is {folder}, which holds {strange[0]}: nothing that a {settings['model_type']} has; allowed: a plain model, "

@@ -53,7 +53,13 @@ def card(model: TrainedModel, folder_name: str, form: str, notes: list[str]) -> 
         lines += [f"| pooling | {model.net.pooling} |"]
         lines += [f"| labels | {', '.join(model.labels)} |"] if model.labels else []
     lines += ["", "## Training", "", "| | |", "|---|---|"]
-    names = {"text": "text", "task": "task", "step": "optimiser steps", "tokens": "tokens, pads included"}
+    names = {
+        "converted_from": "converted from",
+        "text": "text",
+        "task": "task",
+        "step": "optimiser steps",
+        "tokens": "tokens, pads included",
+    }
     lines += [f"| {label} | {_number(facts[key])} |" for key, label in names.items() if key in facts]
     lines += [f"| longest row, in tokens | {model.max_length} |"]
     lines += [f"| validation perplexity | {facts['perplexity']:.2f} |"] if "perplexity" in facts else []

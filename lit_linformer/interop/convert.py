@@ -20,7 +20,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lit_linformer.studies.settings import check_choice, check_number, device, parse
+from lit_linformer.studies.settings import check_choice, check_number, device, help_shown, parse
 
 if TYPE_CHECKING:  # the help needs no torch
     from lit_linformer.interop.source import TrainedModel
@@ -35,13 +35,16 @@ SETTINGS = {
     "name": ("NAME", "what is written is runs/NAME; required"),
     "attention": ("full|linformer", "linformer gives a Transformer E and F (default: as it is)"),
     "projection_dim": ("K", "with attention=linformer: k (default: n/4)"),
-    "sharing": ("|".join(SHARINGS), "which E and F are one and the same (default: none)"),
-    "projection": ("|".join(PROJECTIONS), "(default: linear)"),
-    "projection_init": ("|".join(STARTS), "how E and F start (default: strided)"),
+    "sharing": ("HOW", f"which E and F are one and the same: {'|'.join(SHARINGS)} (default: none)"),
+    "projection": ("KIND", f"{'|'.join(PROJECTIONS)} (default: linear)"),
+    "projection_init": ("START", f"{'|'.join(STARTS)}: of E and F (default: strided)"),
     "max_length": ("N", "n, more than the model has (default: as it is)"),
     "positions": ("interpolate|repeat", "how position embeddings get longer (default: repeat)"),
     "projections": ("interpolate|repeat", "how E and F get longer; repeat: k grows with n (default: repeat)"),
-    "source": ("TEXT", "measure perplexity on this text, as for data.source; svd needs it"),
+    "source": (
+        "TEXT|validation",
+        "measure perplexity on this text (as for data.source), or on the run's own; svd needs one",
+    ),
     "num_rows": ("ROWS", "how many rows of n tokens to measure on (default: 64)"),
     "tokenizer": ("FILE|FOLDER", "tokenizer of a Hugging Face folder that holds none"),
     "device": ("auto|cpu|cuda", "where to measure (default: auto)"),
@@ -52,9 +55,7 @@ WITH_LINFORMER = ("projection_dim", "sharing", "projection", "projection_init")
 
 def main(argv: list[str]) -> None:
     """Converts, measures and says so; raises ValueError, in one line, for bad input."""
-    if {"-h", "--help"} & set(argv):
-        usage = "".join(f"  {'--' + key + ' ' + kind:<46}{what}\n" for key, (kind, what) in SETTINGS.items())
-        print(f"usage: python run.py convert --from FOLDER --name NAME [--SETTING VALUE …]\n\n{usage}\n{__doc__}", end="")
+    if help_shown(argv, "convert --from FOLDER --name NAME [--SETTING VALUE …]", SETTINGS, 40, __doc__):
         return
     given = {key: values[-1] for key, values in parse("convert", SETTINGS, argv).items()}
     for key in ("from", "name"):
@@ -74,7 +75,7 @@ def main(argv: list[str]) -> None:
     with staged(output) as folder:
         content = {"command": shlex.join(["python", "run.py", "convert", *argv]), "from": model.name}
         content |= {"settings": given, "perplexity": convert(model, given, folder, where)}
-        model.name, model.facts["converted_from"] = output.name, model.facts.get("converted_from", model.name)
+        model.name = output.name
         write(model, folder, output, content)
     print(describe(model))
     print(f"→ {output}/: train on from it with --model.pretrained {output}", flush=True)
@@ -146,12 +147,14 @@ def convert(model: "TrainedModel", given: dict[str, str], folder: Path, where: s
     from lit_linformer.interop import conversion, text
 
     source = given.get("source")
+    if source == "validation" and not model.data.get("class_path", "").endswith("PretrainingData"):
+        raise ValueError(f"source is 'validation', but {given['from']} names no text of its own; allowed: a text")
     old, new = model.encoder.max_length, int(given.get("max_length", model.encoder.max_length))
     measured: list[dict[str, Any]] = []
     data = split = None
     if source is not None:
         model.tokenizer.save(folder / "tokenizer.json")
-        data, split = text.open_text(model.data, source, folder / "tokenizer.json", old)
+        data, split = text.open_text(model.data, None if source == "validation" else source, folder / "tokenizer.json", old)
 
     def measure(what: str, max_length: int) -> None:
         if data is None:

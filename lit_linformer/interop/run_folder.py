@@ -35,7 +35,14 @@ def write(model: TrainedModel, folder: Path, run: Path, conversion: dict[str, An
     config = {
         "seed_everything": 0,
         "name": run.name,
-        "trainer": {"accelerator": "auto", "devices": 1},
+        "trainer": {
+            "accelerator": "auto",
+            "devices": 1,
+            "gradient_clip_val": 1.0,
+            "val_check_interval": 250,
+            "check_val_every_n_epoch": None,
+            "callbacks": [{"class_path": "lit_linformer.callbacks.PerplexityCurve"}],
+        },
         "model": {"class_path": "lit_linformer.tasks.MLM", "init_args": {"pretrained": str(run)}},
         "data": {"class_path": "lit_linformer.data.PretrainingData", "init_args": data},
     }

@@ -143,6 +143,8 @@ def _add_task(model: TrainedModel) -> None:
 def _add_facts(model: TrainedModel, checkpoint: dict, run: Path) -> None:
     step = checkpoint["global_step"]
     facts = {"version": version(), "step": step}
+    if "conversion" in checkpoint:
+        facts["converted_from"] = checkpoint["conversion"]["from"]
     if "seen" in checkpoint:
         facts["tokens"] = checkpoint["seen"]["tokens"]
     source = model.data.get("source")

@@ -25,7 +25,8 @@ def open_text(settings: dict[str, Any], source: str | None, tokenizer: Path, max
         tokenizer: its tokenizer.json.
         max_length: n of the rows.
     """
-    settings = {**settings, "tokenizer": str(tokenizer), "max_length": max_length, "text": None, "file": None, "num_workers": 0}
+    settings = {key: value for key, value in settings.items() if key != "class_path"}
+    settings |= {"tokenizer": str(tokenizer), "max_length": max_length, "text": None, "file": None, "num_workers": 0}
     if source is None:
         data = PretrainingData(**settings)
         data.setup("validate")

@@ -145,6 +145,11 @@ class TrainingModule(LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         seen = checkpoint.get("seen", {})
+        fits = self._trainer is not None and self.trainer.state.fn == "fit"
+        if fits and "state_dict" in checkpoint and "optimizer_states" not in checkpoint:
+            raise ValueError(
+                "ckpt_path is a model that has trained nothing yet; allowed: to start from it, with model.pretrained"
+            )
         if self._trainer is not None:  # there is none in load_from_checkpoint
             self._recount(checkpoint, seen)
         self.batches_seen, self.tokens_seen = seen.get("batches", 0), seen.get("tokens", 0)

@@ -36,7 +36,7 @@ def test_a_checkpoint_file_alone_carries_settings_and_tokenizer(run, tmp_path):
     shutil.copy(run / "checkpoints/last.ckpt", tmp_path / "elsewhere.ckpt")
     source = read_pretrained(tmp_path / "elsewhere.ckpt")
     assert source.encoder == MLM.load_from_checkpoint(run / "checkpoints/last.ckpt", weights_only=True).net.encoder.config
-    assert source.tokenizer_sha256 == load_tokenizer(str(run)).sha256
+    assert source.own_tokenizer.sha256 == load_tokenizer(str(run)).sha256
 
 
 def test_a_checkpoint_without_a_tokenizer_has_the_one_beside_it(run, tmp_path):
@@ -46,7 +46,7 @@ def test_a_checkpoint_without_a_tokenizer_has_the_one_beside_it(run, tmp_path):
     torch.save(checkpoint, tmp_path / "checkpoints/last.ckpt")
     assert read_pretrained(tmp_path).tokenizer is None
     shutil.copy(run / "tokenizer.json", tmp_path)
-    assert read_pretrained(tmp_path).tokenizer_sha256 == load_tokenizer(str(run)).sha256
+    assert read_pretrained(tmp_path).own_tokenizer.sha256 == load_tokenizer(str(run)).sha256
 
 
 def test_settings_without_weights(run):

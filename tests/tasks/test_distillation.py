@@ -1,0 +1,200 @@
+"""Distillation, and what MLM takes over from a pretrained model."""
+
+import json
+import re
+import shutil
+
+import pytest
+import torch
+import yaml
+from torch.nn import functional
+
+from lit_linformer.model import EncoderConfig, MaskedLanguageModel
+from lit_linformer.tasks import MLM, Distillation
+from lit_linformer.tasks.distillation import _terms
+from tests.cli.test_errors import complaint
+from tests.helpers import TINY, assert_same, inside, load, output, read_log, run_forked
+from tests.test_resume import fit
+
+SHAPE = {"vocab_size": 40, "max_length": 12, "hidden_size": 8, "num_layers": 2, "num_heads": 2, "intermediate_size": 16}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, corpus, cache):
+    """A folder with runs/teacher, a Transformer of a few steps, and runs/student, a Linformer made of it."""
+    folder = tmp_path_factory.mktemp("teacher")
+    with inside(folder):
+        (folder / "tiny.yaml").write_text(TINY)
+        data = ["--data.source", str(corpus), "--data.cache_dir", str(cache)]
+        words = ["--name", "teacher", "--model.encoder.attention", "full"]
+        assert run_forked(["fit", "--config", "tiny.yaml", *data, *words]) == 0
+        assert run_forked("convert --from runs/teacher --name student --attention linformer".split()) == 0
+    return folder
+
+
+@pytest.fixture
+def distill(trained, corpus, cache, tmp_path, monkeypatch):
+    """Arguments of fit that train the student, in a folder with both runs."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(trained / "runs", tmp_path / "runs")
+    config = yaml.safe_load(TINY)
+    config["model"]["class_path"] = "lit_linformer.tasks.Distillation"
+    config["data"]["init_args"]["max_length"] = None
+    del config["model"]["init_args"]["encoder"], config["data"]["init_args"]["vocab_size"]
+    (tmp_path / "distill.yaml").write_text(yaml.safe_dump(config))
+    data = ["--data.source", str(corpus), "--data.cache_dir", str(cache)]
+    words = ["--model.pretrained", "runs/student", "--model.teacher", "runs/teacher"]
+    return ["--config", str(tmp_path / "distill.yaml"), *data, *words]
+
+
+def models(**settings):
+    nets = []
+    for seed, more in ((0, {"projection_dim": 4}), (1, {"attention": "full"})):
+        torch.manual_seed(seed)
+        nets.append(MaskedLanguageModel(EncoderConfig(**SHAPE | more | settings)).eval())
+    with torch.no_grad():
+        for net in nets:
+            for parameter in net.parameters():
+                parameter += 0.3 * torch.randn_like(parameter)
+    return nets
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_the_three_terms_are_what_they_are_said_to_be(norm):
+    student, teacher = models(norm=norm)
+    draw = torch.Generator().manual_seed(2)
+    ids, positions = torch.randint(0, 40, (3, 12), generator=draw), torch.tensor([[1, 4, 0], [2, 3, 9], [5, 0, 0]])
+    labels = torch.tensor([[7, 8, -100], [9, 1, 2], [3, -100, -100]])
+    mask = torch.arange(12) < torch.tensor([[12], [12], [7]])
+    logits, hidden, nll = _terms(student, teacher, (1.0, 1.0, 1.0), ids, positions, labels, mask)
+
+    asked = labels >= 0
+    p, q = (net(ids, mask, positions)[asked].softmax(-1) for net in (teacher, student))
+    assert torch.allclose(logits, (p * (p / q).log()).sum(-1).mean(), atol=1e-5)
+    assert torch.allclose(nll, -q[torch.arange(6), labels[asked]].log().mean(), atol=1e-5)
+    shares = []
+    x, y = (
+        net.encoder.embedding_norm(net.encoder.tokens(ids) + net.encoder.positions.weight[:12]) for net in (student, teacher)
+    )
+    for mine, theirs in zip(student.encoder.layers, teacher.encoder.layers, strict=True):
+        x, y = mine(x, mask, student.encoder.E, False)[0], theirs(y, mask, None, False)[0]
+        shares.append(functional.mse_loss(x[mask], y[mask]) / y[mask].square().mean())
+    assert torch.allclose(hidden, sum(shares) / 2, atol=1e-5)
+    assert _terms(student, teacher, (0.0, 0.0, 1.0), ids, positions, labels, mask) == (0.0, 0.0, nll)
+    assert all(term.abs() < 1e-6 for term in _terms(teacher, teacher, (1.0, 1.0, 0.0), ids, positions, labels, mask)[:2])
+
+
+def test_the_teacher_learns_nothing(distill, tmp_path):
+    before = load(tmp_path / "runs/student/checkpoints/last.ckpt")["state_dict"]
+    shown = output(["fit", *distill, "--name", "new", "--model.compile", "false"], tmp_path)
+    checkpoint = load(tmp_path / "runs/new/checkpoints/last.ckpt")
+    assert checkpoint["state_dict"].keys() == before.keys()
+    assert len(checkpoint["optimizer_states"][0]["state"]) == len(before)
+    assert not torch.equal(checkpoint["state_dict"]["net.encoder.tokens.weight"], before["net.encoder.tokens.weight"])
+    metrics = json.loads((tmp_path / "runs/new/result.json").read_text())["metrics"]
+    assert {"train/logits_loss", "train/hidden_loss", "val/teacher_perplexity"} <= metrics.keys()
+    assert "train/labels_loss" not in metrics
+    for run, expected in (("teacher", metrics["val/teacher_perplexity"]), ("student", None)):
+        output(["validate", "--config", f"runs/{run}/config.yaml", *distill[2:6]], tmp_path)
+        found = json.loads((tmp_path / f"runs/{run}/validate.json").read_text())["metrics"]["val/perplexity"]
+        assert expected in (None, pytest.approx(found, rel=1e-5))
+        if run == "student":
+            assert f"step 0  validation perplexity {found:.2f}  (before training)" in shown
+
+
+def test_a_killed_distillation_resumes_bit_for_bit(distill, tmp_path):
+    assert fit(distill, "whole", tmp_path / "whole") == 0
+    assert fit(distill, "killed", tmp_path / "killed", kill_at=7) == -9
+    assert fit(distill, "killed", tmp_path / "killed", "--ckpt_path", "last") == 0
+    assert read_log(tmp_path / "whole.0") == read_log(tmp_path / "killed.0")
+    whole, killed = (load(tmp_path / f"runs/{name}/checkpoints/last.ckpt") for name in ("whole", "killed"))
+    for part in ("state_dict", "optimizer_states", "teacher_perplexity"):
+        assert_same(whole[part], killed[part], part)
+    assert whole["teacher_perplexity"] is not None
+
+
+def test_what_was_distilled_needs_no_teacher(distill, tmp_path):
+    output(["fit", *distill, "--name", "new"], tmp_path)
+    shutil.rmtree(tmp_path / "runs/teacher")
+    shutil.rmtree(tmp_path / "runs/student")
+    for argv in (["predict", "--data.text", "a <mask> b"], ["validate"], ["test"]):
+        output([argv[0], "--config", "runs/new/config.yaml", *argv[1:]], tmp_path)
+
+
+def test_labels_alone_are_plain_masked_language_modelling(distill, tmp_path):
+    alone = ["--model.logits_weight", "0", "--model.hidden_weight", "0", "--model.labels_weight", "1"]
+    assert fit([*distill, *alone], "labels", tmp_path / "labels") == 0
+    config = yaml.safe_load((tmp_path / "distill.yaml").read_text())
+    config["model"]["class_path"] = "lit_linformer.tasks.MLM"
+    (tmp_path / "mlm.yaml").write_text(yaml.safe_dump(config))
+    assert fit(["--config", str(tmp_path / "mlm.yaml"), *distill[2:-2]], "plain", tmp_path / "plain") == 0
+    assert read_log(tmp_path / "labels.0") == read_log(tmp_path / "plain.0")
+
+
+def test_two_processes(distill, tmp_path):
+    words = ["--trainer.strategy", "ddp_fork", "--trainer.devices", "2", "--trainer.max_steps", "2"]
+    output(["fit", *distill, *words, "--name", "ddp"], tmp_path)
+
+
+@pytest.mark.slow
+def test_compiled(distill, tmp_path):
+    student, teacher = models()
+    ids, positions, labels = (
+        torch.zeros(2, 12, dtype=torch.int64),
+        torch.tensor([[1, 4], [2, 3]]),
+        torch.tensor([[7, 8], [9, 1]]),
+    )
+    inputs = (student, teacher, (1.0, 1.0, 1.0), ids, positions, labels, None)
+    for compiled, eager in zip(torch.compile(_terms)(*inputs), _terms(*inputs), strict=True):
+        assert torch.allclose(compiled, eager, rtol=1e-4)
+    output(["fit", *distill, "--trainer.max_steps", "2", "--model.compile", "true", "--name", "compiled"], tmp_path)
+
+
+REFUSED = {
+    "--model.logits_weight -1": r"model.logits_weight is -1.0; allowed: 0 or more",
+    "--model.logits_weight 0 --model.hidden_weight 0": r"logits_weight, hidden_weight and labels_weight are all 0; allowed",
+    "--model.teacher nowhere": r"model.teacher is nowhere, which does not exist; allowed: a run directory",
+    "--model.teacher runs/narrow": r"model.teacher is runs/narrow, whose hidden_size is 8, the model's 16; allowed: the same",
+    "--model.teacher runs/short": r"data.max_length is 32; allowed: up to the teacher's max_length = 16",
+    "--model.pretrained runs/nowhere": r"model.pretrained is runs/nowhere, which does not exist; allowed",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_is_refused(words, distill, tmp_path, corpus, cache):
+    if "narrow" in words or "short" in words:
+        (tmp_path / "tiny.yaml").write_text(TINY)
+        other = (
+            "--name narrow --model.encoder.hidden_size 8" if "narrow" in words else "--name short --model.encoder.max_length 16"
+        )
+        argv = ["fit", "--config", "tiny.yaml", *other.split(), "--trainer.max_steps", "1", "--model.warmup_steps", "0"]
+        output([*argv, *distill[2:6]], tmp_path)
+    line = complaint(["fit", *distill, "--name", "new", *words.split()], tmp_path)
+    assert re.search(REFUSED[words], line), line
+    assert not (tmp_path / "runs/new/config.yaml").exists()
+
+
+def test_mlm_takes_encoder_head_and_tokenizer_over(trained):
+    student = load(trained / "runs/student/checkpoints/last.ckpt")
+    net = MLM(pretrained=str(trained / "runs/student")).net
+    for name, tensor in net.state_dict().items():
+        assert torch.equal(tensor, student["state_dict"][f"net.{name}"])
+    asked = EncoderConfig(**{**vars(net.encoder.config), "dropout": 0.5, "vocab_size": 7})
+    free = MLM(encoder=asked, pretrained=str(trained / "runs/student")).net.encoder.config
+    assert (free.dropout, free.vocab_size) == (0.5, net.encoder.config.vocab_size)
+    with pytest.raises(ValueError, match=r"model.encoder.num_layers is 3, in the checkpoint .* 2; allowed: the same"):
+        MLM(encoder=EncoderConfig(**{**vars(net.encoder.config), "num_layers": 3}), pretrained=str(trained / "runs/student"))
+    with pytest.raises(ValueError, match=r"data.tokenizer has 999 tokens, model.pretrained=.* \d+; allowed"):
+        MLM(pretrained=str(trained / "runs/student"), vocab_size=999)
+    with pytest.raises(ValueError, match=r"model.encoder is not given; allowed: its settings, or model.pretrained"):
+        MLM()
+    with pytest.raises(ValueError, match=r"model.encoder is not given"):
+        Distillation(teacher="nowhere")
+
+
+def test_another_tokenizer_is_refused(distill, tmp_path, trained):
+    tokenizer = json.loads((tmp_path / "runs/student/tokenizer.json").read_text())
+    tokenizer["decoder"] = None
+    (tmp_path / "other.json").write_text(json.dumps(tokenizer))
+    line = complaint(["fit", *distill, "--name", "new", "--data.tokenizer", "other.json"], tmp_path)
+    assert "is another tokenizer than the one that model.pretrained was trained with" in line
