@@ -60,6 +60,9 @@ def main(argv: list[str]) -> None:
             if source.pretraining == pretraining:
                 section(page, source)
     runs = [run for source in by_kind["run"] for run in source.runs]
+    if converted := [run for run in runs if str(run.setting("model.class_path")).endswith("Distillation")]:
+        sections.conversions(page, converted)
+        runs = [run for run in runs if run not in converted]
     for pretraining, section in ((True, sections.pretraining_runs), (False, sections.finetuning_runs)):
         if chosen := [run for run in runs if run.pretraining == pretraining]:
             section(page, chosen)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from lit_linformer.studies.figures import COLOURS, STYLES, open_frame, plain_numbers
-from lit_linformer.studies.report_sources import Group
+from lit_linformer.studies.report_sources import Group, Run
 
 TRANSFORMER = COLOURS[-1]  # black, as in the benchmark's figures; the others share the rest
 UNFINISHED = {"marker": "x", "markersize": 8, "markeredgewidth": 1.8, "linestyle": "none"}
@@ -43,6 +43,29 @@ def draw_curves(figure_class: Any, groups: list[Group]) -> Any:
     order = [text for label in looks for text in (label, f"{label} (unfinished)") if text in handles]
     order += ["unfinished run"] * ("unfinished run" in handles)
     figure.legend([handles[text] for text in order], order, loc="outside right center", frameon=False, handlelength=3)
+    return figure
+
+
+def draw_conversions(figure_class: Any, runs: list[Run]) -> Any:
+    """Perplexity against tokens spent, from 0 on, a line a run, and each teacher's as a level. None without points."""
+    runs = [run for run in runs if run.points()]
+    if not runs:
+        return None
+    figure = figure_class(figsize=(8.5, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for place, run in enumerate(runs):
+        tokens = sorted(run.points())
+        look = {"color": COLOURS[place % 6], "linestyle": STYLES[place % len(STYLES)]}
+        label = run.label if run.finished else f"{run.label} (unfinished)"
+        axes.plot([spent / 1e6 for spent in tokens], [run.points()[spent] for spent in tokens], marker=".", label=label, **look)
+    for number, value in enumerate(sorted({run.teacher for run in runs if run.teacher})):
+        axes.axhline(value, color=TRANSFORMER, linewidth=1, linestyle="--", label="teacher" if number == 0 else None)
+    axes.set(xlabel="tokens spent after the conversion (millions)", ylabel="validation perplexity", yscale="log")
+    plain_numbers(axes.yaxis)
+    axes.grid(True, alpha=0.25)
+    axes.set_xlim(left=0)
+    open_frame(axes)
+    figure.legend(loc="outside right center", frameon=False, handlelength=3)
     return figure
 
 

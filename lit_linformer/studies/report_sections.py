@@ -12,7 +12,7 @@ from lit_linformer.studies.gridfile import aligned
 from lit_linformer.studies.paper_values import FIGURE1, FIGURE3, TABLE2, TASKS
 from lit_linformer.studies.report_page import Page, demoted, plain
 from lit_linformer.studies.report_sources import Group, Run, Source
-from lit_linformer.studies.report_tables import counted, curve_table, facts, number, run_facts, unfinished
+from lit_linformer.studies.report_tables import conversion_table, counted, curve_table, facts, number, run_facts, unfinished
 
 MOST_CURVES = 8  # of runs that belong to no grid, in one figure
 
@@ -132,6 +132,16 @@ def pretraining_runs(page: Page, runs: list[Run]) -> None:
     for place in range(0, len(groups), MOST_CURVES):
         draw_curves(page, "curves", groups[place : place + MOST_CURVES])
     curves(page, groups)
+
+
+def conversions(page: Page, runs: list[Run]) -> None:
+    """Of `convert` and conf/convert/: what a converted model lost, and gets back."""
+    page.add("## Converted models, trained on", "A Transformer's weights in a Linformer, which learns from that Transformer.")
+    from lit_linformer.studies import report_plots
+
+    what = f"Validation perplexity against tokens spent after the conversion: {', '.join(run.label for run in runs)}"
+    draw(page, "conversion", what, lambda figure: report_plots.draw_conversions(figure, runs))
+    page.add(conversion_table(runs), unfinished(runs), run_facts(runs))
 
 
 def draw_curves(page: Page, name: str, groups: list[Group]) -> None:

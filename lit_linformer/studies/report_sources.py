@@ -58,6 +58,11 @@ class Run:
     def transformer(self) -> bool:
         return self.encoder("attention") == "full"
 
+    @property
+    def teacher(self) -> float | None:
+        """The teacher's perplexity, of a distillation that was validated."""
+        return self.result.get("metrics", {}).get("val/teacher_perplexity")
+
     def setting(self, name: str, otherwise: Any = None) -> Any:
         found: Any = self.config
         for key in name.split("."):

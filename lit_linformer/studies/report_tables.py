@@ -33,6 +33,21 @@ def curve_table(groups: list[Group]) -> str:
     return aligned(lines, right=True, words=1 + panels) + explained * against
 
 
+def conversion_table(runs: list[Run]) -> str:
+    """A line a run: its teacher, itself right after the conversion, half-way and at the end."""
+    head = ["run", "teacher", "right after", "half-way", "last perplexity", "÷ teacher", "tokens, millions"]
+    lines = [head]
+    for run in runs:
+        points, show = run.points(), "{:,.2f}".format
+        tokens = sorted(points)
+        middle = min(tokens, key=lambda spent: abs(spent - tokens[-1] / 2)) if tokens else None
+        found = [points.get(spent) for spent in (0, middle, tokens[-1] if tokens else None)]
+        share = f"{found[-1] / run.teacher:.3f}" if run.teacher and tokens else "–"
+        shown = ["–" if value is None else show(value) for value in (run.teacher, *found)]
+        lines.append([plain(run.label), *shown, share, millions(tokens[-1]) if tokens else "–"])
+    return aligned(lines, right=True, words=1)
+
+
 def ratio(group: Group, groups: list[Group]) -> str:
     """To the Transformer most alike, where both were validated last."""
     ours, found = group.median(), []
