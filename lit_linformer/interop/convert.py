@@ -185,6 +185,8 @@ def convert(model: "TrainedModel", given: dict[str, str], folder: Path, where: s
         how = [given.get(key, EXTENSIONS[1]) for key in ("positions", "projections")]
         model.net = conversion.to_longer(model.net, new, *how)
         model.max_length = new
+        if "batch_size" in model.data:  # as many tokens a step
+            model.data["batch_size"] = max(1, model.data["batch_size"] * old // new)
         measure("made longer", old)
         measure("made longer", new)
     return measured

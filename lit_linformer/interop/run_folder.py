@@ -30,8 +30,6 @@ def write(model: TrainedModel, folder: Path, run: Path, conversion: dict[str, An
     """
     data = {key: value for key, value in model.data.items() if key not in ("class_path", "text", "file")}
     data |= {"tokenizer": str(run / TOKENIZER), "max_length": model.max_length}
-    if "batch_size" in data and model.data["max_length"] < model.max_length:  # as many tokens a step
-        data["batch_size"] = max(1, data["batch_size"] * model.data["max_length"] // model.max_length)
     config = {
         "seed_everything": 0,
         "name": run.name,

@@ -197,7 +197,7 @@ def test_a_transformer_becomes_a_linformer_and_longer_in_one_command(pretrained,
     assert [f"{row['perplexity']:.2f}" for row in content["perplexity"]] == [value for _, _, value in found]
     model = open_checkpoint(tmp_path / "runs/new")
     assert model.encoder.projection_dim == 32 and model.max_length == model.encoder.max_length == 64
-    assert model.facts["converted_from"] == "full"
+    assert model.facts["converted_from"] == "full" and model.data["batch_size"] == 2
     # The perplexities are those of validate.
     output(
         ["validate", "--config", "runs/full/config.yaml", "--data.batch_size", "4", "--trainer.limit_val_batches", "1"],
