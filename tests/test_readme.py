@@ -37,6 +37,8 @@ def test_every_command_runs(tmp_path, cache, monkeypatch):
             extra = ["--data.cache_dir", str(cache)]
             if "finetune" in command[2]:
                 extra += ["--trainer.max_epochs", "1", "--trainer.accelerator", "cpu"]
+            elif "convert" in command[2]:
+                extra += ["--trainer.max_steps", "2", "--trainer.val_check_interval", "2", "--data.validation_fraction", "0.1"]
             elif command[2].startswith("conf/"):
                 extra += [*SHRINK, *([] if "--data.source" in command else ["--data.source", "texts/text.txt"])]
         log = tmp_path / "out.txt"
