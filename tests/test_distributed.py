@@ -16,6 +16,7 @@ import yaml
 from torch import nn
 
 from lit_linformer.data import PretrainingData
+from lit_linformer.interop.source import open_checkpoint
 from lit_linformer.model import EncoderConfig, MaskedLanguageModel
 from lit_linformer.model.attention import SHARINGS
 from lit_linformer.tasks import MLM
@@ -213,6 +214,8 @@ def test_sharded_run_is_the_plain_one_and_either_goes_on_from_the_others_checkpo
     for checkpoint in found:
         assert checkpoint["global_step"] == 12
         torch.testing.assert_close(dict(checkpoint["state_dict"]), dict(plain["state_dict"]), rtol=1e-3, atol=1e-4)
+    opened = open_checkpoint(checkpoints / "last.ckpt")  # what export, convert and draw read
+    assert all(torch.equal(tensor, found[0]["state_dict"][f"net.{name}"]) for name, tensor in opened.net.state_dict().items())
     mine, theirs = (checkpoint["optimizer_states"][0] for checkpoint in (found[0], plain))
     assert [group["params"] for group in mine["param_groups"]] == [group["params"] for group in theirs["param_groups"]]
     for number, state in theirs["state"].items():

@@ -12,6 +12,7 @@ from lit_linformer.data.tokenizer import Tokenizer, load_tokenizer
 from lit_linformer.model import EncoderConfig, MaskedLanguageModel, SequenceClassifier
 from lit_linformer.studies.files import read_rows
 from lit_linformer.tasks.checkpoints import TOKENIZER, check_checkpoint, find_checkpoint
+from lit_linformer.tasks.sharding import META
 
 
 @dataclass
@@ -98,7 +99,7 @@ def open_checkpoint(asked: str | Path, setting: str = "ckpt_path") -> TrainedMod
 def _find(path: Path, setting: str) -> Path:
     if not path.exists():
         raise ValueError(f"{setting} is {path}, which does not exist; allowed: the folder of a run, or a checkpoint file")
-    if not path.is_dir():
+    if not path.is_dir() or (path / META).is_file():  # a sharded checkpoint is a folder
         return path
     found = find_checkpoint(path, "best") or find_checkpoint(path, "last")
     if found is None:
