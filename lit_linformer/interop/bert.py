@@ -122,6 +122,23 @@ FAMILIES = {
 }
 
 
+def from_hub(name: str) -> Path:
+    """The folder of a model of the Hugging Face hub, downloaded unless it is there already; ValueError where that fails."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    def fetch(*patterns: str) -> Path:
+        return Path(snapshot_download(name, allow_patterns=[*patterns, CONFIG, "tokenizer*.json", "vocab.*", "merges.txt"]))
+
+    try:
+        folder = fetch("model*.safetensors", "model.safetensors.index.json")
+        return folder if any(folder.glob("*.safetensors")) else fetch("pytorch_model*.bin", "pytorch_model.bin.index.json")
+    except LocalEntryNotFoundError as error:
+        raise ValueError(f"from is hub:{name}, which is not here, and the hub cannot be reached; allowed: a folder") from error
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        raise ValueError(f"from is hub:{name}, which cannot be read ({first_line(error)}); allowed: hub:OWNER/NAME") from error
+
+
 def is_folder(path: Path) -> bool:
     """Whether a folder's config.json names an architecture, whichever, that is not this project's."""
     return (path / CONFIG).is_file() and _json(path / CONFIG, path).get("model_type") not in (None, "lit_linformer")

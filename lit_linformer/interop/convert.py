@@ -1,6 +1,6 @@
 """A model of another kind: `python run.py convert --from roberta-base/ --attention linformer --source texts/ --name linbert`.
 
-    --from roberta-base/                              a RoBERTa, BERT or DistilBERT of Hugging Face: this project's Transformer
+    --from roberta-base/, --from hub:roberta-base     a RoBERTa, BERT or DistilBERT of Hugging Face: this project's Transformer
     --from runs/transformer --attention linformer     a Transformer: a Linformer with its weights, and new E and F
     --from runs/linformer --max_length 4096           longer n, of either kind
 
@@ -31,7 +31,7 @@ PROJECTIONS = ("linear", "conv", "mean", "max", "gaussian")
 STARTS = ("strided", "block_mean", "split", "normal", "xavier", "svd")
 EXTENSIONS = ("interpolate", "repeat")
 SETTINGS = {
-    "from": ("FOLDER|FILE", "a Hugging Face folder, a run (its best checkpoint), or a checkpoint; required"),
+    "from": ("FOLDER|hub:NAME|FILE", "a Hugging Face folder, a run (its best checkpoint), or a checkpoint; required"),
     "name": ("NAME", "what is written is runs/NAME; required"),
     "attention": ("full|linformer", "linformer gives a Transformer E and F (default: as it is)"),
     "projection_dim": ("K", "with attention=linformer: k (default: n/4)"),
@@ -120,7 +120,12 @@ def open_model(given: dict[str, str]) -> "tuple[TrainedModel, list[str]]":
     from lit_linformer.interop import bert
     from lit_linformer.interop.source import open_checkpoint
 
-    folder = Path(given["from"])
+    name = given["from"].removeprefix("hub:")
+    folder = Path(given["from"]) if name == given["from"] else bert.from_hub(name)
+    if not folder.exists():
+        raise ValueError(
+            f"from is {folder}, which does not exist; allowed: a Hugging Face folder or hub:NAME, a run, or a checkpoint"
+        )
     if folder.is_dir() and bert.is_folder(folder):
         model, lines = bert.open_folder(folder, given.get("tokenizer"))
         if importlib.util.find_spec("transformers") is None:
@@ -181,6 +186,8 @@ def convert(model: "TrainedModel", given: dict[str, str], folder: Path, where: s
         measure(f"as a Linformer, k = {k}, {start}", old)
     elif "attention" in given and any(key in given for key in WITH_LINFORMER):
         raise ValueError(f"attention is 'linformer', and {given['from']} is one already; allowed: a Transformer")
+    if "projections" in given and model.encoder.attention == "full":
+        raise ValueError(f"projections is {given['projections']}, but {given['from']} has none; allowed: for a Linformer")
     if "max_length" in given:
         how = [given.get(key, EXTENSIONS[1]) for key in ("positions", "projections")]
         model.net = conversion.to_longer(model.net, new, *how)

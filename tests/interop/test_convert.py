@@ -215,6 +215,28 @@ def test_every_start(start, roberta, tmp_path, corpus, cache):
     assert open_checkpoint(tmp_path / "runs/new").encoder.sharing == "none"
 
 
+@pytest.mark.parametrize("weights", ["model.safetensors", "pytorch_model.bin"])
+def test_a_model_of_the_hub_is_found_where_it_was_downloaded(weights, copied, tmp_path, monkeypatch):
+    from safetensors.torch import load_file
+
+    if weights.endswith(".bin"):
+        torch.save(load_file(copied / "model.safetensors"), copied / weights)
+        (copied / "model.safetensors").unlink()
+    cache = tmp_path / "hub/models--someone--small"  # the hub's own layout
+    (cache / "refs").mkdir(parents=True)
+    (cache / "refs/main").write_text("0" * 40)
+    (cache / "snapshots").mkdir()
+    copied.rename(cache / "snapshots" / ("0" * 40))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    convert("hub:someone/small", tmp_path)
+    assert open_checkpoint(tmp_path / "runs/new").encoder.hidden_size == 24
+    for name, message in {
+        "someone/other": r"from is hub:someone/other, which is not here, and the hub cannot be reached; allowed: a folder",
+        "a/b/c": r"from is hub:a/b/c, which cannot be read \(.*\); allowed: hub:OWNER/NAME",
+    }.items():
+        refused(["convert", "--from", f"hub:{name}", "--name", "other"], tmp_path, message)
+
+
 REFUSED = {
     "no folder": ([], r"from is nowhere, which does not exist; allowed"),
     "no config": (["config.json"], r"from is .*model, which is no model; allowed: a Hugging Face folder with config.json"),
@@ -289,6 +311,7 @@ WORDS = {
     "--positions repeat": r"positions is repeat without max_length; allowed: with --max_length",
     "--source validation": r"source is 'validation', but .* names no text of its own; allowed: a text",
     "--source nowhere.txt": r"nowhere.txt",
+    "--max_length 64 --projections repeat": r"projections is repeat, but .* has none; allowed: for a Linformer",
     "--maximum 3": r"unknown setting '--maximum' of convert; allowed: --from",
 }
 
