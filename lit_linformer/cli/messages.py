@@ -42,6 +42,8 @@ def one_line(error: Exception, argv: list[str]) -> str | None:
         return allowed[-1]
     if isinstance(error, ArgumentError | TypeError) and (line := _parser_error(message, argv)):
         return line
+    if twice := re.match(r"Found more than one stateful callback of type `(\w+)`", message):
+        return f"trainer.callbacks names {twice[1]} twice; allowed: once, for a checkpoint keeps its state by that name"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     if isinstance(error, ValueError | OSError | MisconfigurationException | ArgumentError | ModuleNotFoundError):

@@ -47,6 +47,7 @@ def complaint(argv, tmp_path):
         ("data.max_length", "4096", ["data.max_length", "4096"]),
         ("data.vocab_size", "100", ["data.vocab_size", "100"]),
         ("data.tokenizer", "nowhere.json", ["data.tokenizer", "nowhere.json"]),
+        ("trainer.callbacks+", "lit_linformer.callbacks.PerplexityCurve", ["trainer.callbacks names PerplexityCurve twice"]),
         ("last.every_n_steps", "0", ["last.every_n_steps is 0; allowed: 1 or more"]),
         ("ckpt_path", "nowhere.ckpt", ["ckpt_path is nowhere.ckpt", "allowed"]),
         ("ckpt_path", "last", ["ckpt_path is 'last', but runs/tiny/checkpoints holds none"]),
