@@ -34,7 +34,7 @@ SETTINGS = {
     "from": ("FOLDER|hub:NAME|FILE", "a Hugging Face folder, a run (its best checkpoint), or a checkpoint; required"),
     "name": ("NAME", "what is written is runs/NAME; required"),
     "attention": ("full|linformer", "linformer gives a Transformer E and F (default: as it is)"),
-    "projection_dim": ("K", "with attention=linformer: k (default: n/4)"),
+    "projection_dim": ("K|[K,K,…]", "with attention=linformer: k, or one a layer (default: n/4)"),
     "sharing": ("HOW", f"which E and F are one and the same: {'|'.join(SHARINGS)} (default: none)"),
     "projection": ("KIND", f"{'|'.join(PROJECTIONS)} (default: linear)"),
     "projection_init": ("START", f"{'|'.join(STARTS)}: of E and F (default: strided)"),
@@ -88,9 +88,11 @@ def _check(given: dict[str, str]) -> None:
     for key, allowed in choices.items():
         if key in given:
             check_choice(key, given[key], allowed)
-    for key in ("projection_dim", "max_length", "num_rows"):
+    for key in ("max_length", "num_rows"):
         if key in given:
             check_number(key, given[key], whole=True, least=1)
+    if "projection_dim" in given:
+        _dims(given["projection_dim"])
     for key in WITH_LINFORMER:
         if key in given and given.get("attention") != "linformer":
             raise ValueError(f"{key} is {given[key]} without attention; allowed: with --attention linformer")
@@ -101,6 +103,12 @@ def _check(given: dict[str, str]) -> None:
         raise ValueError(
             "projection_init is 'svd' without source; allowed: with --source, the text whose attention is decomposed"
         )
+
+
+def _dims(text: str) -> int | list[int]:
+    """k: one for all layers, or [128,64,…]."""
+    found = [int(check_number("projection_dim", word, whole=True, least=1)) for word in text.strip("[] ").split(",")]
+    return found if "," in text else found[0]
 
 
 def check_output(output: Path, overwrite: bool) -> None:
@@ -175,7 +183,7 @@ def convert(model: "TrainedModel", given: dict[str, str], folder: Path, where: s
     if given.get("attention") not in (None, model.encoder.attention):
         if given["attention"] == "full":
             raise ValueError(f"attention is 'full', but {given['from']} is a Linformer; allowed: linformer")
-        k, start = int(given.get("projection_dim", max(1, old // 4))), given.get("projection_init", STARTS[0])
+        k, start = _dims(given.get("projection_dim", str(max(1, old // 4)))), given.get("projection_init", STARTS[0])
         rows = None
         if start == "svd":
             from lit_linformer.studies.lowrank import full_rows

@@ -302,6 +302,8 @@ def test_weights_that_are_others(copied, tmp_path):
 WORDS = {
     "--projection_dim 8": r"projection_dim is 8 without attention; allowed: with --attention linformer",
     "--attention linformer --projection_dim 33": r"projection_dim \(k\) is 33; allowed: 1 to max_length = 32",
+    "--attention linformer --projection_dim [8,x]": r"projection_dim is 'x'; allowed: a whole number, 1 or more",
+    "--attention linformer --projection_dim [8,4,2]": r"projection_dim lists 3 numbers; allowed: one, or num_layers = 2",
     "--attention linformer --projection conv --projection_dim 5": r"projection_dim \(k\) is 5, but projection='conv' works on",
     "--attention linformer --projection_init svd": r"projection_init is 'svd' without source; allowed",
     "--attention linformer --projection_init best": r"projection_init is 'best'; allowed: strided, block_mean",
