@@ -8,9 +8,9 @@ from typing import Any
 
 from lit_linformer.studies.environment import without_folders
 from lit_linformer.studies.figures import figure_class
-from lit_linformer.studies.gridfile import aligned
+from lit_linformer.studies.gridfile import aligned, read_json
 from lit_linformer.studies.paper_values import FIGURE1, FIGURE3, TABLE2, TASKS
-from lit_linformer.studies.report_page import Page, demoted, plain
+from lit_linformer.studies.report_page import Page, code, demoted, plain
 from lit_linformer.studies.report_sources import Group, Run, Source
 from lit_linformer.studies.report_tables import conversion_table, counted, curve_table, facts, number, run_facts, unfinished
 
@@ -142,6 +142,9 @@ def conversions(page: Page, runs: list[Run]) -> None:
     what = f"Validation perplexity against tokens spent after the conversion: {', '.join(run.label for run in runs)}"
     draw(page, "conversion", what, lambda figure: report_plots.draw_conversions(figure, runs))
     page.add(conversion_table(runs), unfinished(runs), run_facts(runs))
+    made = (read_json(Path(str(run.setting("model.init_args.pretrained"))) / "conversion.json") for run in runs)
+    if commands := list(dict.fromkeys(content["command"] for content in made if isinstance(content, dict))):
+        page.add("Converted by:", "\n".join(f"- {code(command)}" for command in commands))
 
 
 def draw_curves(page: Page, name: str, groups: list[Group]) -> None:

@@ -14,6 +14,7 @@ from lit_linformer.tasks import MLM, Distillation
 from lit_linformer.tasks.distillation import _terms
 from tests.cli.test_errors import complaint
 from tests.helpers import TINY, assert_same, inside, load, output, read_log, run_forked
+from tests.studies.conftest import tables
 from tests.test_resume import fit
 
 SHAPE = {"vocab_size": 40, "max_length": 12, "hidden_size": 8, "num_layers": 2, "num_heads": 2, "intermediate_size": 16}
@@ -119,6 +120,21 @@ def test_what_was_distilled_needs_no_teacher(distill, tmp_path):
     shutil.rmtree(tmp_path / "runs/student")
     for argv in (["predict", "--data.text", "a <mask> b"], ["validate"], ["test"]):
         output([argv[0], "--config", "runs/new/config.yaml", *argv[1:]], tmp_path)
+
+
+def test_the_report_tells_what_was_lost_and_regained(distill, tmp_path):
+    output(["fit", *distill, "--name", "new", "--trainer.val_check_interval", "3"], tmp_path)
+    output(["report", "--source", "runs/new"], tmp_path)
+    page = (tmp_path / "runs/report/report.md").read_text()
+    teacher = json.loads((tmp_path / "runs/new/result.json").read_text())["metrics"]["val/teacher_perplexity"]
+    rows = [line.split(",") for line in (tmp_path / "runs/new/perplexity.csv").read_text().splitlines()[1:]]
+    perplexity = [float(row[3]) for row in rows]
+    found = tables(page)["runs/new"][1:6]
+    assert [row[0] for row in rows] == ["0", "3", "6", "9", "12"]
+    expected = (teacher, perplexity[0], perplexity[2], perplexity[4])
+    assert found == [*map("{:,.2f}".format, expected), f"{perplexity[4] / teacher:.3f}"]
+    assert "- `python run.py convert --from runs/teacher --name student --attention linformer`" in page
+    assert (tmp_path / "runs/report/conversion.png").is_file() and "Other pretraining runs" not in page
 
 
 def test_labels_alone_are_plain_masked_language_modelling(distill, tmp_path):
