@@ -39,7 +39,7 @@ class Distillation(MLM):
 
     def __init__(
         self,
-        teacher: str,
+        teacher: str | None = None,
         logits_weight: float = 1.0,
         hidden_weight: float = 1.0,
         labels_weight: float = 0.0,
@@ -52,6 +52,8 @@ class Distillation(MLM):
                 raise ValueError(f"model.{name} is {weight}; allowed: 0 or more")
         if not any(self.weights):
             raise ValueError("model.logits_weight, hidden_weight and labels_weight are all 0; allowed: one that is more")
+        if teacher is None:
+            raise ValueError("model.teacher is not given; allowed: a run or a checkpoint, the model that is to be learnt from")
         self.teacher_name = teacher
         self._teacher: tuple[MaskedLanguageModel, ...] = ()  # no part of this module, its checkpoints and its optimiser
         self._teacher_value: float | None = None
