@@ -17,7 +17,8 @@ from tests.test_resume import fit
 
 ROOT = Path(__file__).parents[1]
 TRAINERS = sorted((ROOT / "conf/trainer").glob("*.yaml"))
-OVERLAYS = [*sorted((ROOT / "conf/debug").glob("*.yaml")), ROOT / "conf/finetune/small.yaml", ROOT / "conf/convert/mlm.yaml"]
+DEBUG = sorted((ROOT / "conf/debug").glob("*.yaml"))
+OVERLAYS = [*DEBUG, ROOT / "conf/finetune/small.yaml", ROOT / "conf/convert/mlm.yaml"]
 DISTILL = ROOT / "conf/convert/distill.yaml"
 FINETUNE = sorted(set((ROOT / "conf/finetune").glob("*.yaml")) - set(OVERLAYS))
 GRIDS = [path for path in sorted((ROOT / "conf/paper").glob("*.yaml")) if "axes" in yaml.safe_load(path.read_text())]
@@ -163,7 +164,7 @@ def test_a_figure_3_from_end_to_end(tmp_path, corpus, cache, monkeypatch):
     assert 1 < table["medians"]["none"]["512"]["median"] < 1000
 
 
-@pytest.mark.parametrize("path", OVERLAYS[:-1], ids=named)
+@pytest.mark.parametrize("path", DEBUG, ids=named)
 def test_overlay_runs_on_quickstart(path, tmp_path, corpus, cache, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shrink = SHRINK[: SHRINK.index("--trainer.max_steps")]

@@ -20,10 +20,10 @@ class MLM(TrainingModule):
 
     Args:
         encoder: the encoder's shape; its vocab_size is taken from the data. Beside `pretrained` it must be that model's.
+        vocab_size: V; the command line fills it in from the data's tokenizer.
         pretrained: weights to start from, for training that goes on with other text or another objective: a run directory
             (its best checkpoint, or its last), a checkpoint file, or a folder that `export` wrote as safetensors or
             huggingface. Encoder settings and tokenizer come from there too. None: random weights.
-        vocab_size: V; the command line fills it in from the data's tokenizer.
         lr: peak learning rate of AdamW.
         lr_batch_size: rows an optimiser step that lr is meant for; with R rows it becomes lr · √(R / lr_batch_size), the rule
             for Adam (Malladi et al., 2022). None: lr is taken as it is.
@@ -44,8 +44,8 @@ class MLM(TrainingModule):
     def __init__(
         self,
         encoder: EncoderConfig | None = None,
-        pretrained: str | None = None,
         vocab_size: int | None = None,
+        pretrained: str | None = None,
         lr: float = 1e-3,
         lr_batch_size: int | None = None,
         weight_decay: float = 0.01,
