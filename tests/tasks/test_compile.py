@@ -118,8 +118,9 @@ def test_a_model_that_is_sharded_is_not_compiled():
 
 
 def test_without_a_compiler_it_says_so(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", (None, "no-such-compiler"))  # what CXX=no-such-compiler does
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
-    shown = output(["fit", *tiny, "--model.compile", "true"], tmp_path, status=2).splitlines()[-1]
+    # What CXX=no-such-compiler does; by its own patch, for pytest's would leave the setting deleted.
+    with torch._inductor.config.patch({"cpp.cxx": (None, "no-such-compiler")}):
+        shown = output(["fit", *tiny, "--model.compile", "true"], tmp_path, status=2).splitlines()[-1]
     assert shown.startswith("error: model.compile is true, but torch.compile fails here: ")
     assert "no-such-compiler" in shown and "allowed: false, or install" in shown
