@@ -9,7 +9,6 @@ is the output's too.
 import json
 import pickle
 import re
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from torch import Tensor
 from lit_linformer.data.tokenizer import load_tokenizer
 from lit_linformer.interop.source import TrainedModel, version
 from lit_linformer.model import EncoderConfig, MaskedLanguageModel
-from lit_linformer.tasks.checkpoints import first_line
+from lit_linformer.tasks.checkpoints import UNREADABLE, first_line
 
 CONFIG = "config.json"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -31,7 +30,7 @@ class Family:
     """How one architecture names things.
 
     Args:
-        settings: EncoderConfig's names of what config.json calls otherwise than BERT.
+        settings: EncoderConfig's names, and activation, to those of config.json.
         layer: the modules of a layer, and what they are called here.
         layers: the layers, by number.
         head: the same for the masked-language-model head.
@@ -315,7 +314,7 @@ def _read(file: Path, folder: Path) -> dict[str, Tensor]:
             f"from is {folder}, whose {file.name} holds other objects than weights and plain values: they are not loaded, for "
             "that may run code; allowed: weights only, better as safetensors"
         ) from error
-    except (OSError, RuntimeError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except UNREADABLE as error:
         raise ValueError(f"from is {folder}, whose {file.name} cannot be read ({first_line(error)})") from error
     if not isinstance(found, dict) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
         raise ValueError(f"from is {folder}, whose {file.name} is no state dict; allowed: names and tensors alone")

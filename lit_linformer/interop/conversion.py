@@ -107,13 +107,10 @@ def to_longer(net: MaskedLanguageModel, max_length: int, positions: str, project
     linformer = config.attention == "linformer"
     if max_length % before and (positions == "repeat" or (linformer and projections == "repeat")):
         raise ValueError(f"max_length is {max_length}; allowed where something is repeated: a multiple of the model's {before}")
-    times = max_length // before
-    changed = replace(config, max_length=max_length)
+    times, dims = max_length // before, config.projection_dim
     if linformer and projections == "repeat":
-        dims = config.projection_dim
-        changed.projection_dim = dims * times if isinstance(dims, int) else [k * times for k in dims]
-    # Checked anew: windows of conv, mean and max have to divide the new n.
-    made = MaskedLanguageModel(replace(changed))
+        dims = dims * times if isinstance(dims, int) else [k * times for k in dims]
+    made = MaskedLanguageModel(replace(config, max_length=max_length, projection_dim=dims))
     weights = net.state_dict()
     for name, tensor in weights.items():
         if name == "encoder.positions.weight":
@@ -133,11 +130,7 @@ def _longer(weight: Tensor, kind: str, factor: float, max_length: int, how: str)
         return _spread(weight.transpose(-2, -1), width).transpose(-2, -1) / factor
     if how == "interpolate":
         return _spread(weight, max_length) / factor
-    times, (k, n) = round(factor), weight.shape[-2:]
-    made = weight.new_zeros(*weight.shape[:-2], k * times, n * times)
-    for block in range(times):
-        made[..., block * k : (block + 1) * k, block * n : (block + 1) * n] = weight
-    return made
+    return torch.kron(torch.eye(round(factor)).to(weight), weight)  # the same block again along the diagonal
 
 
 def _spread(x: Tensor, width: int) -> Tensor:

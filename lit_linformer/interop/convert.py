@@ -7,7 +7,7 @@
 These can be asked for together. runs/NAME is written as a run that has trained nothing: other runs start from it with
 --model.pretrained, `validate`, `predict`, `export`, `draw` and `spectrum` read it. conversion.json tells what was done.
 
-With --source the perplexity at 15 % masking is printed before and after, on the same rows, at the old n and at the new one.
+With --source the perplexity at 15 % masking is printed before and after, on the same text, at the old n and at the new one.
 A Linformer just converted has lost much of it, and gets it back by training on: conf/convert/distill.yaml learns from the
 Transformer, conf/convert/mlm.yaml from text alone.
 
@@ -183,7 +183,7 @@ def convert(model: "TrainedModel", given: dict[str, str], folder: Path, where: s
     if given.get("attention") not in (None, model.encoder.attention):
         if given["attention"] == "full":
             raise ValueError(f"attention is 'full', but {given['from']} is a Linformer; allowed: linformer")
-        k, start = _dims(given.get("projection_dim", str(max(1, old // 4)))), given.get("projection_init", STARTS[0])
+        k, start = _dims(given.get("projection_dim", str(max(1, old // 4)))), given.get("projection_init", "strided")
         rows = None
         if start == "svd":
             from lit_linformer.studies.lowrank import full_rows
@@ -197,7 +197,7 @@ def convert(model: "TrainedModel", given: dict[str, str], folder: Path, where: s
     if "projections" in given and model.encoder.attention == "full":
         raise ValueError(f"projections is {given['projections']}, but {given['from']} has none; allowed: for a Linformer")
     if "max_length" in given:
-        how = [given.get(key, EXTENSIONS[1]) for key in ("positions", "projections")]
+        how = [given.get(key, "repeat") for key in ("positions", "projections")]
         model.net = conversion.to_longer(model.net, new, *how)
         model.max_length = new
         if "batch_size" in model.data:  # as many tokens a step

@@ -1,12 +1,10 @@
 """The huggingface format: what AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer and pipelines load."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from transformers.utils import logging
 
 from lit_linformer.data.tokenizer import Tokenizer
 from lit_linformer.interop.huggingface import (
@@ -17,11 +15,12 @@ from lit_linformer.interop.huggingface import (
     PreTrainedTokenizerFast,
 )
 from lit_linformer.interop.source import TrainedModel
+from lit_linformer.interop.verify import transformers_quiet
 
 
 def write(model: TrainedModel, folder: Path) -> None:
     """config.json, model.safetensors, tokenizer.json and tokenizer_config.json."""
-    with _no_progress():
+    with transformers_quiet():
         as_transformers(model).save_pretrained(folder)
     fast_tokenizer(model).save_pretrained(folder)
 
@@ -86,17 +85,6 @@ def fast_tokenizer(model: TrainedModel) -> Any:
 def logits(model: TrainedModel, folder: Path) -> Callable[[Tensor, Tensor], Tensor]:
     """What was written, as a function of input_ids and attention_mask (B, N)."""
     made = LinformerForSequenceClassification if model.classifies else LinformerForMaskedLM
-    with _no_progress():
+    with transformers_quiet():
         loaded = made.from_pretrained(folder).eval()
     return lambda ids, mask: loaded(ids, mask).logits
-
-
-@contextmanager
-def _no_progress() -> Iterator[None]:
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()

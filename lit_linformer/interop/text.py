@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lit_linformer.data import PretrainingData
 from lit_linformer.model import MaskedLanguageModel
+from lit_linformer.tasks.mlm import inputs
 from lit_linformer.tasks.perplexity import Perplexity
 
 BATCH = 4
@@ -48,6 +49,6 @@ def perplexity(net: MaskedLanguageModel, batches: Iterable[dict[str, Tensor]]) -
     metric, device = Perplexity(), net.head.bias.device
     for batch in batches:
         batch = {name: value.to(device) for name, value in batch.items() if isinstance(value, Tensor)}
-        nll = net.nll(batch["input_ids"], batch["positions"], batch["labels"], batch.get("attention_mask"))
+        nll = net.nll(*inputs(batch))
         metric.update(nll.cpu(), batch["labels"].cpu())
     return metric.compute().item()

@@ -1,6 +1,7 @@
 """Each export against its checkpoint: the largest difference of logits on random inputs with padding."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -25,16 +26,10 @@ def random_inputs(model: TrainedModel) -> Iterator[tuple[Tensor, Tensor]]:
 @torch.inference_mode()
 def largest_difference(model: TrainedModel, other: Callable[[Tensor, Tensor], Tensor]) -> float:
     """Largest absolute difference of the logits; ValueError where it is more than TOLERANCE allows."""
-    worst = 0.0
-    for ids, mask in random_inputs(model):
-        expected, found = model.net(ids, mask.bool()), other(ids, mask)
-        difference = (expected - found).abs().max().item()
-        allowed = TOLERANCE * max(1.0, expected.abs().max().item())
-        if not difference <= allowed:  # NaN too
-            size = f"{ids.shape[0]} × {ids.shape[1]} tokens"
-            raise ValueError(f"the export differs from the checkpoint by {difference:.2g} on {size}; allowed: {allowed:.2g}")
-        worst = max(worst, difference)
-    return worst
+    return max(
+        _difference("the export differs from the checkpoint", model.net(ids, mask.bool()), other(ids, mask), ids)
+        for ids, mask in random_inputs(model)
+    )
 
 
 @torch.inference_mode()
@@ -44,30 +39,42 @@ def difference_from_transformers(model: TrainedModel, folder: Path) -> float:
     Of hidden states, where the folder has no head. ValueError where it is more than TOLERANCE allows.
     """
     from transformers import AutoModelForMaskedLM
+
+    with transformers_quiet():
+        theirs = AutoModelForMaskedLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()
+    pad, worst = theirs.config.pad_token_id, 0.0
+    for ids, mask in random_inputs(model):
+        real = mask.bool()
+        ids = ids.where(ids != pad, model.tokenizer.mask_id).where(real, pad)  # RoBERTa counts positions of what is no pad
+        if "new_head" in model.facts:
+            expected, found = theirs(ids, mask, output_hidden_states=True).hidden_states[-1], model.net.encoder(ids, real)
+        else:
+            expected, found = theirs(ids, mask).logits, model.net(ids, real)
+        worst = max(worst, _difference(f"the conversion differs from {folder}", expected[real], found[real], ids))
+    return worst
+
+
+def _difference(what: str, expected: Tensor, found: Tensor, ids: Tensor) -> float:
+    """The largest; ValueError, "WHAT by so much", where it is too much."""
+    difference = (expected - found).abs().max().item()
+    allowed = TOLERANCE * max(1.0, expected.abs().max().item())
+    if not difference <= allowed:  # NaN too
+        size = f"{ids.shape[0]} × {ids.shape[1]} tokens"
+        raise ValueError(f"{what} by {difference:.2g} on {size}; allowed: {allowed:.2g}")
+    return difference
+
+
+@contextmanager
+def transformers_quiet() -> Iterator[None]:
+    """Of transformers no progress bars, and of its log errors alone."""
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        theirs = AutoModelForMaskedLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()
+        yield
     finally:
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
-    pad, worst = theirs.config.pad_token_id, 0.0
-    for ids, mask in random_inputs(model):
-        ids = ids.where(ids != pad, model.tokenizer.mask_id).where(
-            mask.bool(), pad
-        )  # RoBERTa counts positions of what is no pad
-        real = mask.bool()
-        if "new_head" in model.facts:
-            expected, found = theirs(ids, mask, output_hidden_states=True).hidden_states[-1], model.net.encoder(ids, real)
-        else:
-            expected, found = theirs(ids, mask).logits, model.net(ids, real)
-        expected, found = expected[real], found[real]
-        difference, allowed = (expected - found).abs().max().item(), TOLERANCE * max(1.0, expected.abs().max().item())
-        if not difference <= allowed:
-            raise ValueError(f"the conversion differs from {folder} by {difference:.2g}; allowed: {allowed:.2g}")
-        worst = max(worst, difference)
-    return worst

@@ -19,6 +19,8 @@ from lit_linformer.tasks.sharding import META, check_sharded, load_sharded
 
 TOKENIZER = "tokenizer.json"
 BEST = re.compile(r"best-\d+-(-?\d+\.\d+|nan)\.ckpt")  # best-STEP-METRIC.ckpt
+# What torch.load raises for a file that is damaged or another kind's.
+UNREADABLE = (OSError, RuntimeError, EOFError, ValueError, KeyError, zipfile.BadZipFile)
 # What a run may set anew without becoming another encoder; vocab_size comes from the tokenizer.
 FREE = {"vocab_size", "dropout", "attention_dropout", "activation_checkpointing"}
 
@@ -39,7 +41,7 @@ def check_checkpoint(path: Path, setting: str = "ckpt_path", whole: bool = True)
             f"{setting} is {path}, which holds other objects than weights and plain values: they are not loaded, for that may "
             "run code; allowed: a checkpoint of this project"
         ) from error
-    except (OSError, RuntimeError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except UNREADABLE as error:
         raise ValueError(f"{setting} is {path}, which is truncated or no checkpoint: {first_line(error)}") from error
     if not isinstance(checkpoint, dict) or not {"state_dict", "global_step"} <= checkpoint.keys():
         raise ValueError(f"{setting} is {path}, which holds no training state; allowed: a checkpoint of this project")

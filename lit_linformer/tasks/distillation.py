@@ -14,7 +14,7 @@ from lit_linformer.model.encoder import layer_outputs
 from lit_linformer.model.flops import training_flops
 from lit_linformer.model.heads import IGNORED
 from lit_linformer.tasks.checkpoints import read_pretrained
-from lit_linformer.tasks.mlm import MLM
+from lit_linformer.tasks.mlm import MLM, inputs
 from lit_linformer.tasks.module import Batch
 from lit_linformer.tasks.perplexity import Perplexity
 
@@ -82,17 +82,12 @@ class Distillation(MLM):
     def on_fit_start(self) -> None:
         self.teacher.to(self.device, self.net.encoder.tokens.weight.dtype)
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        inputs = (batch["input_ids"], batch["positions"], batch["labels"], batch.get("attention_mask"))
-        terms = self.in_training(_terms)(self.net, self.teacher, self.weights, *inputs)
-        loss = sum(weight * term for weight, term in zip(self.weights, terms, strict=True))
-        self.count(batch)
-        self.log("train/loss", loss.detach())
+    def training_loss(self, batch: Batch) -> Tensor:
+        terms = self.in_training(_terms)(self.net, self.teacher, self.weights, *inputs(batch))
         for name, weight, term in zip(WEIGHTS, self.weights, terms, strict=True):
             if weight:
                 self.log(f"train/{name.removesuffix('_weight')}_loss", term.detach())
-        self.log("train/lr", self.optimizers().param_groups[0]["lr"])
-        return loss
+        return sum(weight * term for weight, term in zip(self.weights, terms, strict=True))
 
     def training_flops(self, batch: Batch) -> int:
         flops = super().training_flops(batch)
@@ -104,8 +99,7 @@ class Distillation(MLM):
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         super().validation_step(batch, batch_idx)
         if self._teacher_value is None and self.trainer.state.fn == "fit":
-            inputs = (batch["input_ids"], batch["positions"], batch["labels"], batch.get("attention_mask"))
-            self.teacher_perplexity.update(self.teacher.nll(*inputs), batch["labels"])
+            self.teacher_perplexity.update(self.teacher.nll(*inputs(batch)), batch["labels"])
 
     def on_validation_epoch_end(self) -> None:
         if self.trainer.state.fn != "fit":

@@ -117,12 +117,15 @@ class MLM(TrainingModule):
         return self.net(input_ids, attention_mask, positions)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        inputs = (batch["input_ids"], batch["positions"], batch["labels"], batch.get("attention_mask"))
-        loss = self.in_training(_loss)(self.net, *inputs)
+        loss = self.training_loss(batch)
         self.count(batch)
         self.log("train/loss", loss.detach())
         self.log("train/lr", self.optimizers().param_groups[0]["lr"])
         return loss
+
+    def training_loss(self, batch: Batch) -> Tensor:
+        """What a step makes smaller."""
+        return self.in_training(_loss)(self.net, *inputs(batch))
 
     def training_flops(self, batch: Batch) -> int:
         rows, length = batch["input_ids"].shape
@@ -135,7 +138,7 @@ class MLM(TrainingModule):
         self._evaluate(batch, self.test_perplexity, "test/perplexity")
 
     def _evaluate(self, batch: Batch, metric: Perplexity, name: str) -> None:
-        nll = self.net.nll(batch["input_ids"], batch["positions"], batch["labels"], batch.get("attention_mask"))
+        nll = self.net.nll(*inputs(batch))
         metric.update(nll, batch["labels"])
         self.log(name, metric, prog_bar=True)
 
@@ -154,5 +157,10 @@ class MLM(TrainingModule):
         ]
 
 
-def _loss(net: MaskedLanguageModel, *inputs: Tensor | None) -> Tensor:
-    return net.loss(*inputs)
+def inputs(batch: Batch) -> tuple[Tensor | None, ...]:
+    """Ids (B, N), positions and labels (B, M), attention_mask (B, N) or None: in the order in which the model takes them."""
+    return batch["input_ids"], batch["positions"], batch["labels"], batch.get("attention_mask")
+
+
+def _loss(net: MaskedLanguageModel, *of_batch: Tensor | None) -> Tensor:
+    return net.loss(*of_batch)

@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from lit_linformer.interop import convert as convert_command
 from lit_linformer.interop.source import open_checkpoint
+from lit_linformer.model.attention import SHARINGS
+from lit_linformer.model.projection import PROJECTION_INITS, PROJECTIONS
 from tests.cli.test_errors import complaint
 from tests.helpers import output
 
@@ -235,6 +238,11 @@ def test_a_model_of_the_hub_is_found_where_it_was_downloaded(weights, copied, tm
         "a/b/c": r"from is hub:a/b/c, which cannot be read \(.*\); allowed: hub:OWNER/NAME",
     }.items():
         refused(["convert", "--from", f"hub:{name}", "--name", "other"], tmp_path, message)
+
+
+def test_its_choices_are_those_of_the_model():  # written out there, so that the help needs no torch
+    assert convert_command.SHARINGS == SHARINGS and convert_command.PROJECTIONS == PROJECTIONS
+    assert {*convert_command.STARTS} == {*PROJECTION_INITS, "svd"}
 
 
 REFUSED = {

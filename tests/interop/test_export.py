@@ -160,7 +160,7 @@ def test_transformers_model_is_bit_equal_whatever_the_model(settings, tmp_path):
     for classes in (None, 1):
         model = model_of(settings, classes)
         model.tokenizer = type("Ids", (), {"bos_id": 0, "pad_id": 1, "eos_id": 2})
-        with hf_folder._no_progress():
+        with hf_folder.transformers_quiet():
             hf_folder.as_transformers(model).save_pretrained(tmp_path / str(classes))
         assert largest_difference(model, hf_folder.logits(model, tmp_path / str(classes))) == 0
 
