@@ -200,12 +200,22 @@ class LocalConvolution(nn.Module):
         self.weight = nn.Parameter(torch.zeros(hidden_size, 1, 1, width))
 
     def forward(self, x: Tensor) -> Tensor:
+        if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+            return self._shifted(x)
         # As a 2-d convolution of height 1 the channels-last input needs no copy: 3 × faster than conv1d on CPU, 16 × 512 × 256.
         # CPU autocast is off: the bfloat16 backward of a depthwise convolution took 3 × as long as the float32 one.
         with torch.autocast("cpu", enabled=False):
             x = x.to(self.weight.dtype).transpose(1, 2).unsqueeze(2)
             x = functional.conv2d(x, self.weight, padding=(0, self.width // 2), groups=x.shape[1])
         return x.squeeze(2).transpose(1, 2)
+
+    def _shifted(self, x: Tensor) -> Tensor:
+        # The same as a sum of w shifted copies, which a compiler melts into the kernels before and after. Forward and backward
+        # on CPU, compiled, 4 × 512 × 768: 17.0 ms instead of 27.2, in bfloat16 14.5 instead of 29.5; eagerly 84 instead of 15.
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))  # as the neighbouring matrix products read it
+        length, x = x.shape[1], functional.pad(x, (0, 0, self.width // 2, self.width // 2))
+        return sum(x[:, shift : shift + length] * self.weight[:, 0, 0, shift] for shift in range(self.width))
 
 
 def attend(

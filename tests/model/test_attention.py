@@ -173,6 +173,22 @@ def test_local_convolution_starts_at_zero_and_is_torchs_depthwise_one():
     torch.testing.assert_close(local(x), expected)
 
 
+@pytest.mark.parametrize("length", [1, 2, 9])
+def test_local_convolution_is_the_same_compiled(length):
+    local = LocalConvolution(D, 5).double()
+    torch.nn.init.normal_(local.weight)
+    x = torch.randn(2, length, D, dtype=torch.float64, requires_grad=True)
+    found = []
+    for forward in (local, torch.compile(local, backend="eager", fullgraph=True)):
+        y = forward(x)
+        found.append((y, *torch.autograd.grad(y.square().sum(), (x, local.weight))))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        found = [forward(x.float()) for forward in (local.float(), torch.compile(local, backend="eager", fullgraph=True))]
+    torch.testing.assert_close(*found, rtol=2e-2, atol=2e-2)
+
+
 @pytest.mark.parametrize("sharing", ["headwise", "key-value", "layerwise"])
 @pytest.mark.parametrize("projection", ["linear", "gaussian", "mean", "max", "conv"])
 def test_fewer_tokens_than_slots_give_what_the_formula_says(sharing, projection):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lit_linformer.model import Projection
-from lit_linformer.model.projection import PROJECTION_INITS, PROJECTIONS, initial_matrix
+from lit_linformer.model.projection import PROJECTION_INITS, PROJECTIONS, initial_matrix, project
 
 
 @pytest.mark.parametrize("kind", PROJECTIONS)
@@ -95,6 +95,18 @@ def test_convolution_is_torchs_depthwise_one():
     kernel = projection.weight.t()[:, None]  # (C, 1, n/k)
     expected = torch.nn.functional.conv1d(x.transpose(1, 2), kernel, stride=3, groups=5).transpose(1, 2)
     torch.testing.assert_close(projection(x), expected)
+
+
+@pytest.mark.parametrize(
+    ("E", "x"), [((4, 6), (3, 6, 8)), ((4, 6), (3, 2, 6, 8)), ((2, 4, 6), (3, 2, 6, 8)), ((4, 6), (1, 6, 8))], ids=str
+)
+def test_project_is_the_matrix_product(E, x):
+    E, x = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in (E, x))
+    found = []
+    for y in (project(E, x), E @ x):
+        found.append((y, *torch.autograd.grad(y.square().sum(), (E, x))))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", PROJECTIONS)
