@@ -1,10 +1,10 @@
 """Loaders: which rows a step reads, resumable exactly.
 
 The samples of a training run are one endless sequence: sample t belongs to pass t // S over the S blocks and is block
-permutation[t % S] of that pass, the permutation a pure function of (seed, pass). A global batch is the next G =
-batch_size · ranks of them, of which rank r takes every `ranks`-th, so the state is one number, the samples handed out,
-and it means the same for any number of ranks and workers. Batches run on over the end of a pass: none is short, no
-sample is left out.
+t % S of that pass, shuffled by a permutation that hangs on (seed, pass) and is computed where it is asked for, never
+stored. A global batch is the next G = batch_size · ranks of them, of which rank r takes every `ranks`-th, so the state is
+one number, the samples handed out, and it means the same for any number of ranks and workers. Batches run on over the end
+of a pass: none is short, no sample is left out.
 """
 
 import os
@@ -19,8 +19,9 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sequential
 from lit_linformer.data.blocks import TokenBlocks
 from lit_linformer.data.masking import IGNORED, Masker
 
-# The second word of Philox's key; masks use 0, so that they and the orders share no random numbers.
-ORDER_STREAM, BUCKET_STREAM = 1, 2
+# The second word of Philox's key; masks use 0, so that they and the order of buckets share no random numbers.
+BUCKET_STREAM = 2
+ROUNDS = 8  # of the shuffle
 FILLER = -1
 WINDOW = 64  # global batches that are sorted by length together
 
@@ -67,7 +68,6 @@ class StreamOrder(_Order):
     def __init__(self, num_samples: int, batch_size: int, length: int, seed: int, rank: int, world_size: int):
         self.num_samples, self.batch_size, self.length, self.seed = num_samples, batch_size, length, seed
         self.rank, self.world_size, self.start = rank, world_size, 0
-        self._cached: tuple[int, np.ndarray] | None = None
 
     def __len__(self) -> int:
         return self.length
@@ -75,13 +75,12 @@ class StreamOrder(_Order):
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         start, step = self.start, self.batch_size * self.world_size
         for first in range(start, start + self.length * step, step):
-            yield [self.sample(t) for t in range(first + self.rank, first + step, self.world_size)]
+            yield [tuple(key) for key in self.keys(np.arange(first + self.rank, first + step, self.world_size)).tolist()]
 
-    def sample(self, t: int) -> tuple[int, int]:
-        epoch, place = divmod(t, self.num_samples)
-        if self._cached is None or self._cached[0] != epoch:
-            self._cached = epoch, permutation(self.num_samples, self.seed, epoch)
-        return epoch, int(self._cached[1][place])
+    def keys(self, samples: np.ndarray) -> np.ndarray:
+        """Samples (T,) of the endless sequence → (T, 2) int64, (epoch, index) of each."""
+        epochs, places = np.divmod(samples, self.num_samples)
+        return np.stack([epochs, shuffled(places, epochs, self.num_samples, self.seed)], 1)
 
 
 class BucketOrder(StreamOrder):
@@ -109,7 +108,7 @@ class BucketOrder(StreamOrder):
         window, place = divmod(number, self.window)
         if self._batches is None or self._batches[0] != window:
             start, size = window * self.window * self.global_batch, self.window * self.global_batch
-            keys = np.array([self.sample(t) for t in range(start, start + size)])
+            keys = self.keys(np.arange(start, start + size))
             keys = keys[np.argsort(self.lengths[keys[:, 1]], kind="stable")]
             generator = np.random.Generator(np.random.Philox(key=[self.seed, BUCKET_STREAM], counter=[0, 0, window, 0]))
             order = generator.permutation(self.window)
@@ -117,10 +116,33 @@ class BucketOrder(StreamOrder):
         return self._batches[1][place]
 
 
-def permutation(size: int, seed: int, epoch: int) -> np.ndarray:
-    """A shuffle of range(size) that depends on nothing but its arguments."""
-    generator = np.random.Generator(np.random.Philox(key=[seed, ORDER_STREAM], counter=[0, 0, epoch, 0]))
-    return generator.permutation(np.arange(size, dtype=np.uint32))  # half of int64: 16 MB for 2e9 tokens at n = 512
+def shuffled(places: np.ndarray, epochs: np.ndarray, size: int, seed: int) -> np.ndarray:
+    """Where a shuffle of range(size) that hangs on (seed, epoch) alone puts places (T,), each in its epoch (T,): (T,) int64.
+
+    A Feistel network on the places' bits (Luby and Rackoff, 1988), a bijection whatever its round function is, run again
+    where it leads out of range(size), which keeps it one (cycle walking: Black and Rogaway, 2002). So a pass over 1 TB of text
+    takes no memory, and starts at once.
+    """
+    half = np.uint64(max(1, -(-(size - 1).bit_length() // 2)))
+    low = (np.uint64(1) << half) - np.uint64(1)
+    keys = _mixed(_mixed(np.array([seed], np.uint64)) + epochs.astype(np.uint64))
+    keys = [_mixed(keys + np.uint64(number)) for number in range(ROUNDS)]
+    found, walking = places.astype(np.uint64), np.arange(len(places))
+    while len(walking):
+        left, right = found[walking] >> half, found[walking] & low
+        for key in keys:
+            left, right = right, left ^ (_mixed(right + key[walking]) & low)
+        found[walking] = left << half | right
+        walking = walking[found[walking] >= size]
+    return found.astype(np.int64)
+
+
+def _mixed(words: np.ndarray) -> np.ndarray:
+    """Each word of 64 bits as another that looks unrelated: SplitMix64's step (Steele, Lea and Flood, 2014)."""
+    words = words + np.uint64(0x9E3779B97F4A7C15)
+    words = (words ^ words >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ words >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return words ^ words >> np.uint64(31)
 
 
 class FixedOrder(_Order):
