@@ -69,10 +69,20 @@ def main(argv: list[str] | None = None) -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
-        from lit_linformer.cli.messages import one_line
-
-        message = None if show_traceback else one_line(error, argv)
+        message = None if show_traceback else _message(error, argv)
         if message is None:
             raise
         print(f"error: {message}", file=sys.stderr)
         sys.exit(2)
+
+
+def _message(error: Exception, argv: list[str]) -> str | None:
+    from lit_linformer.cli.messages import one_line
+
+    try:
+        return one_line(error, argv)
+    except ModuleNotFoundError as missing:
+        return (
+            f"{sys.executable} lacks the package {missing.name}; allowed: the Python of the environment in which "
+            "`pip install -c constraints.txt -e .` was run"
+        )

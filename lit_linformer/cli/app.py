@@ -278,6 +278,8 @@ def run(argv: list[str]) -> LinformerCLI:
     # Lightning's advertisements and device lists; its warnings stay.
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
+    # Says which process has ended, before it ends the others.
+    logging.getLogger("lightning.fabric.strategies.launchers.subprocess_script").setLevel(logging.INFO)
     for noise in (
         ".*args parameter is intended to run from within Python.*",
         ".*Checkpoint directory .* exists and is not empty.*",

@@ -64,8 +64,6 @@ def connection_error(error: BaseException) -> str | None:
     lost = r"connection (closed|reset|refused) by|connection (closed|reset)|broken pipe|remote process exited|Socket Timeout"
     distributed = isinstance(error, torch.distributed.DistError) or "gloo" in message.lower() or "nccl" in message.lower()
     if distributed and re.search(rf"{lost}|timed out", message, re.IGNORECASE):
-        return (
-            f"process {os.environ.get('RANK', os.environ.get('LOCAL_RANK', '?'))} lost another one of this run, whose own "
-            "last lines tell why; --ckpt_path last goes on"
-        )
+        rank = next((os.environ[name] for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK") if name in os.environ), "?")
+        return f"process {rank} lost another one of this run, whose own last lines tell why; --ckpt_path last goes on"
     return None

@@ -178,3 +178,10 @@ def test_traceback_only_when_asked_for(tiny):
     asked = subprocess.run([*command, "--traceback"], capture_output=True, text=True, cwd=ROOT)
     assert plain.returncode == 2 and plain.stderr.splitlines() == ["error: norm is 'both'; allowed: post, pre"]
     assert asked.returncode == 1 and "Traceback" in asked.stderr
+
+
+def test_a_python_without_the_packages_is_one_line():
+    command = [sys.executable, "-S", str(ROOT / "run.py"), "fit", "--config", "conf/quickstart.yaml"]  # -S: no site-packages
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert f"error: {sys.executable} lacks the package lightning; allowed: " in done.stderr
