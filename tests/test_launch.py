@@ -66,30 +66,24 @@ def two_nodes():
 def test_two_nodes_under_torchrun_end_with_a_killed_process_and_go_on(tiny, tmp_path):
     tiny = [*tiny, *EXACT, *GLOBAL]
     assert fit(tiny, "one", tmp_path / "one") == 0
-    settings = ["--config", str(ROOT / "conf/trainer/ddp_nodes.yaml"), "--trainer.accelerator", "cpu", "--trainer.devices", "1"]
-    settings += ["--trainer.num_nodes", "2", "--name", "two", "--ckpt_path", "auto", *send(tmp_path, signal.SIGKILL, 7, rank=1)]
+    overlay = ["--config", str(ROOT / "conf/trainer/ddp_nodes.yaml"), "--trainer.accelerator", "cpu", "--trainer.devices", "1"]
+    overlay += ["--trainer.num_nodes", "2", "--ckpt_path", "auto"]
 
-    def start(nodes) -> tuple[list[int], str]:
-        """Exit statuses and output of the same command on both nodes."""
+    def start(nodes, name: str, *options: str) -> tuple[list[int], str]:
+        """Exit statuses and output of the same command on both nodes; a process is killed in the 7th batch, once a name."""
         port, started, logs = str(free_port()), [], [tmp_path / f"node{number}.txt" for number in range(2)]
+        killed = send(tmp_path / name, signal.SIGKILL, 7, rank=1)
+        (tmp_path / name).mkdir(exist_ok=True)
         for number, (address, prefix, interface) in enumerate(nodes):
-            torchrun = [
-                sys.executable,
-                "-m",
-                "torch.distributed.run",
-                "--nnodes",
-                "2",
-                "--nproc_per_node",
-                "1",
-                "--rdzv_id",
-                "1",
-            ]
+            torchrun = [sys.executable, *"-m torch.distributed.run --nnodes 2 --nproc_per_node 1 --rdzv_id 1".split()]
             torchrun += ["--rdzv_backend", "c10d", "--rdzv_endpoint", f"{nodes[0][0]}:{port}", "--local_addr", address]
             # Its own name leads nowhere within a namespace: the first node must be told that it is the endpoint.
-            torchrun += ["--rdzv_conf", f"is_host={'false' if number else 'true'}"]
-            environment = clean_environment(GLOO_SOCKET_IFNAME=interface, PYTHONPATH=str(ROOT))
+            torchrun += ["--rdzv_conf", f"is_host={'false' if number else 'true'}", *options]
+            environment = clean_environment(
+                GLOO_SOCKET_IFNAME=interface, PYTHONPATH=str(ROOT), TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1"
+            )
             with open(logs[number], "w") as log:
-                command = [*prefix, *torchrun, RUN, "fit", *tiny, *settings]
+                command = [*prefix, *torchrun, RUN, "fit", *tiny, *overlay, "--name", name, *killed]
                 started.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
         try:
             return [process.wait(100) for process in started], "".join(log.read_text() for log in logs)
@@ -98,12 +92,13 @@ def test_two_nodes_under_torchrun_end_with_a_killed_process_and_go_on(tiny, tmp_
                 process.kill()
 
     with two_nodes() as nodes:
-        statuses, shown = start(nodes)
+        statuses, shown = start(nodes, "two")
         assert all(statuses) and "lost another one of this run" in shown and "Signal 9 (SIGKILL)" in shown, shown
         assert load(tmp_path / "runs/two/checkpoints/last.ckpt")["global_step"] == 5
-        statuses, shown = start(nodes)
-        assert statuses == [0, 0] and "resuming at step 5" in shown, shown
-    assert_equal_runs(tmp_path, "one", "two")
+        for name, options in (("two", ()), ("restarted", ("--max_restarts", "1"))):
+            statuses, shown = start(nodes, name, *options)
+            assert statuses == [0, 0] and "resuming at step 5" in shown, shown
+            assert_equal_runs(tmp_path, "one", name)
 
 
 def test_a_killed_process_ends_a_run_that_lightning_started(tiny, tmp_path):
@@ -113,9 +108,9 @@ def test_a_killed_process_ends_a_run_that_lightning_started(tiny, tmp_path):
     command += send(tmp_path, signal.SIGKILL, 7, rank=1)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode != 0
-    assert "lost another one of this run" in done.stderr and "process 1 of this machine was ended by SIGKILL" in done.stderr, (
-        done.stderr
-    )
+    # This process hears of it by the broken connection, or from Lightning's watch over its processes, which then ends it.
+    lost = "lost another one of this run" in done.stderr and "process 1 of this machine was ended by SIGKILL" in done.stderr
+    assert lost or "terminated with code -9" in done.stderr, done.stderr
     assert load(tmp_path / "runs/run/checkpoints/last.ckpt")["global_step"] == 5
 
 
