@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import output
+from tests.test_distributed import free_port
 
 ROOT = Path(__file__).parents[1]
 
@@ -37,6 +38,16 @@ def test_throughput(tmp_path):
     }  # fmt: skip
     assert str(tmp_path) not in found["command"] and found["environment"]["torch"]
     assert "allowed: 1 or more" in script("throughput.py", "--rounds", "0", status=1)
+
+
+@pytest.mark.slow
+def test_bench_ddp(tiny, tmp_path, monkeypatch):
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    shown = script("bench_ddp.py", "--steps", 4, "--rounds", 1, "--output", tmp_path / "out", *tiny[:2], "--", *tiny[2:])
+    found = json.loads((tmp_path / "out/ddp.json").read_text())
+    assert found["alone_tokens_per_second"][0] > 0 and found["share"]["median"] > 0 and "2 processes together: " in shown
+    assert str(tmp_path) not in found["command"]
+    assert "--processes is 1; allowed: 2 or more" in script("bench_ddp.py", "--processes", 1, status=1)
 
 
 @pytest.mark.slow
