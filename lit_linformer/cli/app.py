@@ -288,6 +288,8 @@ def run(argv: list[str]) -> LinformerCLI:
         ".*isinstance.treespec, LeafSpec.* is deprecated.*",  # Lightning 2.6 on torch 2.13
     ):
         warnings.filterwarnings("ignore", message=noise)
+    if argv[0] != "fit":  # what those callbacks do has its end with training
+        warnings.filterwarnings("ignore", message=".*callbacks used to create the checkpoint need to be provided.*")
     try:
         return LinformerCLI(argv)
     finally:

@@ -22,6 +22,7 @@ from lit_linformer.data.masking import IGNORED, Masker
 # The second word of Philox's key; masks use 0, so that they and the order of buckets share no random numbers.
 BUCKET_STREAM = 2
 ROUNDS = 8  # of the shuffle
+AHEAD = 64  # batches whose rows are looked up at once
 FILLER = -1
 WINDOW = 64  # global batches that are sorted by length together
 
@@ -74,8 +75,11 @@ class StreamOrder(_Order):
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         start, step = self.start, self.batch_size * self.world_size
-        for first in range(start, start + self.length * step, step):
-            yield [tuple(key) for key in self.keys(np.arange(first + self.rank, first + step, self.world_size)).tolist()]
+        end = start + self.length * step
+        for first in range(start, end, AHEAD * step):  # many at once: numpy's calls take longer than what they compute
+            samples = np.arange(first + self.rank, min(first + AHEAD * step, end), self.world_size)
+            for batch in self.keys(samples).reshape(-1, self.batch_size, 2).tolist():
+                yield [tuple(key) for key in batch]
 
     def keys(self, samples: np.ndarray) -> np.ndarray:
         """Samples (T,) of the endless sequence → (T, 2) int64, (epoch, index) of each."""
