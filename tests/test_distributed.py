@@ -56,7 +56,7 @@ def fork_two(work, *args) -> None:
     for process in processes:
         process.start()
     for process in processes:
-        process.join(120)
+        process.join(300)
     assert [process.exitcode for process in processes] == [0, 0]
 
 
@@ -89,6 +89,18 @@ def batches() -> list[tuple[torch.Tensor, ...]]:
     return [tuple(torch.randint(0, high, (6, size), generator=generator) for size, high in shapes) for _ in range(2)]
 
 
+class CompiledLoss(Loss):
+    """The same as model.compile runs it, on the compiler's graphs but without its code generator."""
+
+    def __init__(self, settings: dict):
+        super().__init__(settings)
+        torch._dynamo.reset()  # one function, many models
+        self.compiled = torch.compile(MaskedLanguageModel.loss, backend="aot_eager", fullgraph=True)
+
+    def forward(self, *batch):
+        return self.compiled(self.net, *batch)
+
+
 def two_steps(model: nn.Module, rank: int = 0, world_size: int = 1) -> list[torch.Tensor]:
     """Gradients of both steps and the weights after them."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -101,17 +113,22 @@ def two_steps(model: nn.Module, rank: int = 0, world_size: int = 1) -> list[torc
     return seen + [parameter.detach() for parameter in model.parameters()]
 
 
-def train_in_two(rank: int, folder: Path) -> None:
+def models_of(kind: type[Loss]) -> list[dict]:
+    return MODELS if kind is Loss else [settings for settings in MODELS if settings["activation_checkpointing"]]
+
+
+def train_in_two(rank: int, folder: Path, kind: type[Loss]) -> None:
     strategy = yaml.safe_load(OVERLAY.read_text())["trainer"]["strategy"]["init_args"]
     assert strategy.pop("timeout") and strategy["find_unused_parameters"] is False
-    for number, settings in enumerate(MODELS):
-        model = nn.parallel.DistributedDataParallel(Loss(settings), **strategy)
+    for number, settings in enumerate(models_of(kind)):
+        model = nn.parallel.DistributedDataParallel(kind(settings), **strategy)
         torch.save(two_steps(model, rank, 2), folder / f"{number}.{rank}")
 
 
-def test_two_processes_have_the_gradients_of_one_with_the_joined_batch(tmp_path):
-    fork_two(train_in_two, tmp_path)
-    for number, settings in enumerate(MODELS):
+@pytest.mark.parametrize("kind", [Loss, pytest.param(CompiledLoss, marks=pytest.mark.slow)])
+def test_two_processes_have_the_gradients_of_one_with_the_joined_batch(kind, tmp_path):
+    fork_two(train_in_two, tmp_path, kind)
+    for number, settings in enumerate(models_of(kind)):
         one = two_steps(Loss(settings))
         two = [load(tmp_path / f"{number}.{rank}") for rank in range(2)]
         assert_same(two[0], two[1])

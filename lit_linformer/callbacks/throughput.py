@@ -169,7 +169,7 @@ def line(rates: dict[str, float]) -> str:
 
 
 def _short(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 else f"{value:.2g}"
+    return f"{value:.0f}" if value >= 9.95 else f"{value:.2g}"  # two digits; not 1e+02 for 99.6
 
 
 def peak_memory(device: torch.device) -> int | None:
