@@ -42,6 +42,8 @@ def one_line(error: Exception, argv: list[str]) -> str | None:
         return allowed[-1]
     if isinstance(error, ArgumentError | TypeError) and (line := _parser_error(message, argv)):
         return line
+    if "Union subtypes" in message and (refused := _reasons(message)):
+        return refused[0]  # what a class that the parser was to build said itself
     if twice := re.match(r"Found more than one stateful callback of type `(\w+)`", message):
         return f"trainer.callbacks names {twice[1]} twice; allowed: once, for a checkpoint keeps its state by that name"
     if isinstance(error, OSError) and error.strerror:
@@ -67,14 +69,30 @@ def _parser_error(message: str, argv: list[str]) -> str | None:
     if wrong and key:
         kind = re.sub(r"<class '([^']+)'>", r"\1", wrong[0][0])
         return f"{_full_key(key[-1], argv)} is {wrong[0][1]!r}; allowed: {kind}"
-    lines = [line.strip(" -") for line in message.splitlines() if line.strip(" -")]
-    frame = ("Parser key", "Does not validate", "Subtypes", "Errors:", "Problem")
-    lines = [line for line in lines if not line.startswith(frame)]
+    # The innermost of the unions is told first: what its key was given, and what it may be.
+    innermost, _, value = message.partition("Given value: ")
+    innermost = innermost.rpartition("Parser key")[2].partition("\n")[2]
+    types = re.findall(r"- Expected a <class '((?!NoneType)[^']+)'>$", innermost, re.MULTILINE)
+    if key and types and value:
+        return f"{_full_key(key[-1], argv)} is {value.splitlines()[0]!r}; allowed: {' or '.join(types)}"
+    if key and (lines := _reasons(innermost)):
+        return f"{_full_key(key[-1], argv)}: {lines[0]}"
+    lines = _reasons(message)
     return f"{key[0]}: {lines[0]}" if key and lines else " ".join(lines[:2]) or None
+
+
+def _reasons(message: str) -> list[str]:
+    """jsonargparse's report without its own frame around what went wrong."""
+    lines = [line.strip(" -") for line in message.splitlines() if line.strip(" -")]
+    frame = ("Parser key", "Does not validate", "Subtypes", "Errors:", "Problem", "Given value")
+    lines = [line for line in lines if line != "Expected a <class 'NoneType'>"]
+    return [line for line in lines if not line.startswith(frame)]
 
 
 def _full_key(key: str, argv: list[str]) -> str:
     """model.lr for what the parser of the model's class calls lr; of several, the one that the command line names."""
+    if given := [word[2:] for word in argv if word.startswith("--") and word.endswith(f".{key}")]:
+        return given[0]
     known = [name for name in _known_keys(argv) if name == key or name.endswith("." + key)]
     return next((name for name in known if f"--{name}" in argv), known[0] if known else key)
 

@@ -22,6 +22,7 @@ def complaint(argv, tmp_path):
     lines = log.read_text().splitlines()
     errors = [line for line in lines if line.startswith("error: ")]
     assert len(errors) == 1 and lines[-1] == errors[0] and "Traceback" not in log.read_text(), lines
+    assert "Union" not in errors[0] and len(errors[0]) < 500, errors[0]
     return errors[0]
 
 
@@ -31,11 +32,14 @@ def complaint(argv, tmp_path):
         ("model.lrr", "1", ["unknown setting 'lrr'", "did you mean 'model.lr'?"]),
         ("model.encoder.projecton_dim", "4", ["unknown setting", "did you mean 'model.encoder.projection_dim'?"]),
         ("trainer.max_step", "4", ["unknown setting 'trainer.max_step'", "did you mean 'trainer.max_steps'?"]),
+        ("data.mask_rate", "2", ["error: data.mask_rate=2.0 must be between 0 and 1"]),
+        ("data.validation_fraction", "0.95", ["data.validation_fraction + data.test_fraction = 0.95 + 0.1 leaves no text"]),
         ("data.batchsize", "4", ["unknown setting", "did you mean 'data.batch_size'?"]),
         ("model.lr", "fast", ["model.lr is 'fast'; allowed: float"]),
         ("model.lr", "0", ["model.lr is 0", "allowed: more than 0"]),
         ("model.schedule", "step", ["model.schedule is 'step'; allowed: linear, cosine"]),
         ("trainer.max_steps", "many", ["trainer.max_steps is 'many'; allowed: int"]),
+        ("model.encoder.projection_dim", "0.5", ["model.encoder.projection_dim is '0.5'; allowed: int or list"]),
         ("model.encoder.projection_dim", "33", ["projection_dim (k) is 33; allowed: 1 to max_length = 32"]),
         ("model.encoder.projection_dim", "[4,4,4]", ["projection_dim lists 3 numbers", "num_layers = 2"]),
         ("model.encoder.projection_dim", "[8,4]", ["projection_dim is [8, 4]", "layerwise"]),
