@@ -71,7 +71,7 @@ def _parser_error(message: str, argv: list[str]) -> str | None:
         return f"{_full_key(key[-1], argv)} is {wrong[0][1]!r}; allowed: {kind}"
     # The innermost of the unions is told first: what its key was given, and what it may be.
     innermost, _, value = message.partition("Given value: ")
-    innermost = innermost.rpartition("Parser key")[2].partition("\n")[2]
+    innermost = re.sub(r'^ "[^"]*":\s*', "", innermost.rpartition("Parser key")[2])
     types = re.findall(r"- Expected a <class '((?!NoneType)[^']+)'>$", innermost, re.MULTILINE)
     if key and types and value:
         return f"{_full_key(key[-1], argv)} is {value.splitlines()[0]!r}; allowed: {' or '.join(types)}"

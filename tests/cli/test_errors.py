@@ -189,3 +189,7 @@ def test_a_python_without_the_packages_is_one_line():
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
     assert f"error: {sys.executable} lacks the package lightning; allowed: " in done.stderr
+
+
+def test_a_config_that_is_not_there_is_one_line(tmp_path):
+    assert complaint(["fit", "--config", "conf/quickstrat.yaml"], tmp_path).startswith("error: config: File does not exist: ")
