@@ -85,16 +85,14 @@ def _reasons(message: str) -> list[str]:
     """jsonargparse's report without its own frame around what went wrong."""
     lines = [line.strip(" -") for line in message.splitlines() if line.strip(" -")]
     frame = ("Parser key", "Does not validate", "Subtypes", "Errors:", "Problem", "Given value")
-    lines = [line for line in lines if line != "Expected a <class 'NoneType'>"]
-    return [line for line in lines if not line.startswith(frame)]
+    return [line for line in lines if not line.startswith(frame) and line != "Expected a <class 'NoneType'>"]
 
 
 def _full_key(key: str, argv: list[str]) -> str:
     """model.lr for what the parser of the model's class calls lr; of several, the one that the command line names."""
-    if given := [word[2:] for word in argv if word.startswith("--") and word.endswith(f".{key}")]:
+    if given := [word[2:] for word in argv if word == f"--{key}" or (word.startswith("--") and word.endswith(f".{key}"))]:
         return given[0]
-    known = [name for name in _known_keys(argv) if name == key or name.endswith("." + key)]
-    return next((name for name in known if f"--{name}" in argv), known[0] if known else key)
+    return next((name for name in _known_keys(argv) if name == key or name.endswith("." + key)), key)
 
 
 def _meant(key: str, argv: list[str]) -> str:
