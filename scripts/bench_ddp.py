@@ -36,10 +36,15 @@ def fit(names: list[str], devices: list[str], folder: Path, args: argparse.Names
         words = [*command, "--name", name, "--overwrite", "true", "--trainer.devices", of]
         words += ["--trainer.default_root_dir", str(folder / name)]
         started.append(subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
-    for process in started:
-        shown, _ = process.communicate()
-        if process.returncode:
-            sys.exit(f"error: a run ended with exit status {process.returncode}:\n" + "\n".join(shown.splitlines()[-5:]))
+    try:
+        for process in started:
+            shown, _ = process.communicate()
+            if process.returncode:
+                lines = "\n".join(shown.splitlines()[-5:])
+                sys.exit(f"error: a run ended with exit status {process.returncode}:\n{lines}")
+    finally:
+        for process in started:  # where one has failed the others would train on
+            process.kill()
     results = [json.loads((folder / name / "result.json").read_text(encoding="utf-8")) for name in names]
     return sum(result["throughput"]["tokens_per_second"] for result in results)
 

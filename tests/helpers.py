@@ -14,6 +14,9 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback
 
+# Seconds after which a process that a test has started counts as hung. No test fails because a machine is slow or busy.
+HANGS = 1200.0
+
 TINY = """
 seed_everything: 3
 name: tiny
@@ -79,7 +82,7 @@ def inside(folder: Path) -> Iterator[None]:
         os.chdir(before)
 
 
-def run_forked(argv: list[str], log: Path | None = None, timeout: float = 120) -> int:
+def run_forked(argv: list[str], log: Path | None = None, timeout: float = HANGS) -> int:
     """`python run.py ARGV` in a forked process and session of its own; its exit status, -9 after a kill. Output goes to log."""
 
     def child() -> None:

@@ -127,7 +127,7 @@ def test_a_grid_of_the_paper_from_end_to_end(finetuning, cache, tmp_path, monkey
     log = tmp_path / "out.txt"
     extra = f"--data.source data --trainer.max_epochs 1 --data.cache_dir {cache}"
     argv = ["grid", "--config", "conf/paper/table2_small.yaml", "--arguments", extra, "--only", "task=QNLI", "--only", "seed=1"]
-    assert run_forked(argv, log, timeout=300) == 0, log.read_text()
+    assert run_forked(argv, log) == 0, log.read_text()
     table = (finetuning / "runs/table2-small/table.md").read_text()
     assert table.count("1 of 3 runs") == 4 and "Linformer, from scratch" in table
 
@@ -158,7 +158,7 @@ def test_a_figure_3_from_end_to_end(tmp_path, corpus, cache, monkeypatch):
     extra = shlex.join([*shrink, "--data.source", str(corpus), "--data.cache_dir", str(cache)])
     log = tmp_path / "out.txt"
     argv = ["grid", "--config", "conf/paper/figure3c_small.yaml", "--only", "sharing=none", "--arguments", extra]
-    assert run_forked(argv, log, timeout=300) == 0, log.read_text()
+    assert run_forked(argv, log) == 0, log.read_text()
     table = json.loads(Path("runs/figure3c-small/table.json").read_text())
     assert list(table["medians"]) == ["none", "headwise", "key-value", "layerwise"]
     assert 1 < table["medians"]["none"]["512"]["median"] < 1000

@@ -21,7 +21,7 @@ from lit_linformer.model import EncoderConfig, MaskedLanguageModel
 from lit_linformer.model.attention import SHARINGS
 from lit_linformer.tasks import MLM
 from lit_linformer.tasks.checkpoints import find_checkpoint
-from tests.helpers import assert_same, load, output, read_log
+from tests.helpers import HANGS, assert_same, load, output, read_log
 from tests.test_resume import fit
 
 ROOT = Path(__file__).parents[1]
@@ -45,7 +45,7 @@ def fork_two(work, *args) -> None:
     port = free_port()
 
     def process(rank):
-        group = {"init_method": f"tcp://127.0.0.1:{port}", "rank": rank, "world_size": 2, "timeout": timedelta(seconds=60)}
+        group = {"init_method": f"tcp://127.0.0.1:{port}", "rank": rank, "world_size": 2, "timeout": timedelta(seconds=HANGS)}
         dist.init_process_group("gloo", **group)
         try:
             work(rank, *args)
@@ -56,7 +56,7 @@ def fork_two(work, *args) -> None:
     for process in processes:
         process.start()
     for process in processes:
-        process.join(300)
+        process.join(HANGS)
     assert [process.exitcode for process in processes] == [0, 0]
 
 

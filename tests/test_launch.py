@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import assert_same, load, output, read_log
+from tests.helpers import HANGS, assert_same, load, output, read_log
 from tests.test_distributed import EXACT, FORKED, GLOBAL, assert_equal_runs, free_port
 from tests.test_resume import fit
 
@@ -86,7 +86,7 @@ def test_two_nodes_under_torchrun_end_with_a_killed_process_and_go_on(tiny, tmp_
                 command = [*prefix, *torchrun, RUN, "fit", *tiny, *overlay, "--name", name, *killed]
                 started.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
         try:
-            return [process.wait(100) for process in started], "".join(log.read_text() for log in logs)
+            return [process.wait(HANGS) for process in started], "".join(log.read_text() for log in logs)
         finally:
             for process in started:
                 process.kill()
@@ -106,7 +106,7 @@ def test_a_killed_process_ends_a_run_that_lightning_started(tiny, tmp_path):
     command = [sys.executable, RUN, "fit", *tiny, *settings, "--trainer.max_steps", "100000", "--name", "run"]
     environment = clean_environment(PYTHONPATH=str(ROOT), MASTER_PORT=str(free_port()))
     command += send(tmp_path, signal.SIGKILL, 7, rank=1)
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANGS)
     assert done.returncode != 0
     # This process hears of it by the broken connection, or from Lightning's watch over its processes, which then ends it.
     lost = "lost another one of this run" in done.stderr and "process 1 of this machine was ended by SIGKILL" in done.stderr

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import load, output
+from tests.helpers import HANGS, load, output
 
 ROOT = Path(__file__).parents[2]
 
@@ -190,6 +190,6 @@ def test_live_bar_on_a_terminal(tiny, tmp_path):
 @pytest.mark.slow
 def test_two_processes_launched_by_lightning(tiny, tmp_path):
     argv = [sys.executable, str(ROOT / "run.py"), "fit", *tiny, "--trainer.strategy", "ddp", "--trainer.devices", "2"]
-    done = subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path, timeout=120, start_new_session=True)
+    done = subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path, timeout=HANGS, start_new_session=True)
     assert done.returncode == 0, done.stderr
     assert load(tmp_path / "runs/tiny/checkpoints/last.ckpt")["seen"]["tokens"] == 12 * 4 * 32 * 2

@@ -16,6 +16,7 @@ from lit_linformer.data.cache import make_once
 from lit_linformer.data.corpus import Corpus
 from lit_linformer.data.tokenizer import train_tokenizer
 from tests.data.conftest import make_documents
+from tests.helpers import HANGS
 
 
 def stream_of(blocks: TokenBlocks) -> list[int]:
@@ -155,7 +156,7 @@ def maker(folder, parts, **settings):
 
 def test_four_processes_at_once_make_it_once(tmp_path):
     folder = tmp_path / "cache" / "thing-1"
-    outputs = [process.communicate(timeout=100)[0] for process in [maker(folder, 20) for _ in range(4)]]
+    outputs = [process.communicate(timeout=HANGS)[0] for process in [maker(folder, 20) for _ in range(4)]]
     assert sorted(outputs) == [f"{folder}\n"] * 3 + [f"making\n{folder}\n"]
     assert len(list(folder.iterdir())) == 20
     assert {path.name for path in folder.parent.iterdir()} <= {"thing-1", "thing-1.lock"}
@@ -169,7 +170,7 @@ def test_killed_maker_leaves_nothing_that_is_taken_for_finished(tmp_path):
     while not (temporary / "part3").exists():
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=100)
+    process.communicate(timeout=HANGS)
     assert temporary.exists() and not folder.exists()
 
     make_once(tmp_path / "thing-2", lambda made: (made / "file").write_text("2"))  # another thing sweeps up
@@ -182,7 +183,7 @@ def test_what_another_process_is_making_is_not_swept_up(tmp_path):
     process = maker(tmp_path / "thing-1", 40)
     assert process.stdout.readline() == "making\n"
     make_once(tmp_path / "thing-2", lambda made: (made / "file").write_text("2"))
-    assert process.communicate(timeout=100)[0] == f"{tmp_path}/thing-1\n"
+    assert process.communicate(timeout=HANGS)[0] == f"{tmp_path}/thing-1\n"
     assert len(list((tmp_path / "thing-1").iterdir())) == 40
 
 

@@ -11,7 +11,7 @@ import torch
 from lit_linformer.model import EncoderConfig, MaskedLanguageModel
 from lit_linformer.model.attention import attend, log_mass
 from tests.gpu.conftest import ON
-from tests.helpers import read_log
+from tests.helpers import HANGS, read_log
 
 RUN = str(Path(__file__).parents[2] / "run.py")
 SHAPE = {"vocab_size": 1000, "max_length": 256, "hidden_size": 128, "num_layers": 2, "num_heads": 4, "intermediate_size": 256}
@@ -75,7 +75,7 @@ def fit(tiny, tmp_path, name, *extra, kill_at=-1, status=0):
     log = ["--trainer.callbacks+", "tests.helpers.BatchLog", "--trainer.callbacks.path", str(tmp_path / name)]
     log += ["--trainer.callbacks.kill_at", str(kill_at), "--trainer.accelerator", "gpu" if ON == "cuda" else "cpu"]
     command = [sys.executable, RUN, "fit", *tiny, "--name", name, "--trainer.precision", "bf16-mixed", *extra, *log]
-    done = subprocess.run(command, capture_output=True, text=True, start_new_session=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, start_new_session=True, timeout=HANGS)
     assert done.returncode == status, done.stdout + done.stderr
     return read_log(tmp_path / f"{name}.0")
 

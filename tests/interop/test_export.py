@@ -16,12 +16,15 @@ from lit_linformer.interop.verify import largest_difference, random_inputs
 from lit_linformer.model import EncoderConfig, MaskedLanguageModel, SequenceClassifier
 from lit_linformer.tasks.checkpoints import read_pretrained
 from tests.cli.test_errors import complaint
-from tests.helpers import output
+from tests.helpers import assert_same, output
 
 ROOT = Path(__file__).parents[2]
 NEEDED = {"safetensors": "safetensors", "huggingface": "transformers", "onnx": "onnxruntime", "torch": "torch"}
 FORMATS = list(NEEDED)
 SHAPE = {"vocab_size": 50, "max_length": 16, "hidden_size": 8, "num_layers": 1, "num_heads": 2, "intermediate_size": 16}
+# Of logits of equal weights: memory mapped from a file lies at other addresses than torch's own, where sums are added up in
+# another order. 16 float32 roundings of numbers up to 4.
+ROUNDING = 16 * 4 * 2**-24
 VARIANTS = [
     {"attention": "full", "local_width": 3, "norm": "pre"},
     {"sharing": "layerwise", "norm": "post"},
@@ -64,7 +67,7 @@ def test_every_format_is_written_and_held_against_the_checkpoint(form, kind, req
     assert str(run.parents[1]) not in written and str(ROOT) not in written  # no paths of this machine
     assert not list(tmp_path.glob(".out*"))
     if form in ("safetensors", "huggingface"):
-        assert float(difference) == 0
+        assert float(difference) <= ROUNDING
     if form in ("onnx", "torch"):
         (code,) = re.findall(r"```python\n(.*?)```", (tmp_path / "out/README.md").read_text(), re.DOTALL)
         names = {}
@@ -153,16 +156,18 @@ def test_onnx_graph_for_every_length(settings, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("settings", VARIANTS, ids=[" ".join(map(str, v.values())) for v in VARIANTS])
-def test_transformers_model_is_bit_equal_whatever_the_model(settings, tmp_path):
+def test_transformers_model_has_equal_weights_whatever_the_model(settings, tmp_path):
     pytest.importorskip("transformers")
     from lit_linformer.interop import hf_folder
+    from lit_linformer.interop.folder import read_weights
 
     for classes in (None, 1):
         model = model_of(settings, classes)
         model.tokenizer = type("Ids", (), {"bos_id": 0, "pad_id": 1, "eos_id": 2})
         with hf_folder.transformers_quiet():
             hf_folder.as_transformers(model).save_pretrained(tmp_path / str(classes))
-        assert largest_difference(model, hf_folder.logits(model, tmp_path / str(classes))) == 0
+        assert_same(dict(model.net.state_dict()), read_weights(tmp_path / str(classes)))
+        assert largest_difference(model, hf_folder.logits(model, tmp_path / str(classes))) <= ROUNDING
 
 
 def test_int8_tells_its_cost(pretrained, tmp_path):

@@ -15,6 +15,7 @@ import torch
 
 from lit_linformer.studies.benchmark import main, read_settings
 from lit_linformer.studies.paper_values import allowed_ratio
+from tests.helpers import HANGS
 from tests.studies.conftest import SMALL, settings_of
 
 ROOT = Path(__file__).parents[2]
@@ -158,7 +159,7 @@ def test_killed_it_leaves_no_process_and_keeps_its_cells(tmp_path):
 
 
 def wait_for(condition):
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + HANGS
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.1)

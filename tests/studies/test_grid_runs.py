@@ -15,6 +15,7 @@ import yaml
 
 from lit_linformer.studies.grid import main
 from lit_linformer.studies.gridfile import read_grid
+from tests.helpers import HANGS
 
 ROOT = Path(__file__).parents[2]
 
@@ -76,7 +77,7 @@ def test_failed_cells_leave_the_others_and_go_on(tiny, tmp_path, capsys):
     main(["--config", "grid.yaml", "--print_commands", "true", "--only", "case=killed"])
     (line,) = capsys.readouterr().out.splitlines()
     assert line.endswith("--ckpt_path last") and not Path("runs/grid/killed-8/result.json").exists()
-    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=HANGS)
     assert done.returncode == 0 and "resuming at step 5" in done.stdout, done.stderr
     main(["--config", "grid.yaml", "--only", "case=killed"])
     assert "[1/1] killed · 8: val/perplexity " in capsys.readouterr().out
@@ -91,14 +92,14 @@ def test_ctrl_c_stops_the_cells_and_no_cell_runs_twice(tiny, tmp_path, capsys):
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
     )
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + HANGS
         while not Path("runs/grid/long-8/checkpoints/last.ckpt").exists():
             assert time.monotonic() < deadline and grid.poll() is None
             time.sleep(0.1)
         main(["--config", "grid.yaml"])
         assert "[1/1] long · 8: left alone, it is already running" in capsys.readouterr().out
         grid.send_signal(signal.SIGTERM)
-        _, errors = grid.communicate(timeout=40)
+        _, errors = grid.communicate(timeout=HANGS)
     finally:
         grid.kill()
     assert grid.returncode != 0 and "stopped; the same command goes on from here" in errors

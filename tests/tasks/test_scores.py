@@ -11,6 +11,7 @@ from sklearn import metrics as sk
 from torch.nn import functional
 
 from lit_linformer.tasks.scores import Scores, score
+from tests.helpers import HANGS
 
 CLASSIFICATION = ("accuracy", "f1", "matthews")
 EXPECTED = {
@@ -118,9 +119,9 @@ def test_two_processes_score_like_one(rows):
     processes = [context.Process(target=one_rank, args=(rank, port, rows, queue)) for rank in range(2)]
     for process in processes:
         process.start()
-    results = [queue.get(timeout=60) for _ in processes]
+    results = [queue.get(timeout=HANGS) for _ in processes]
     for process in processes:
-        process.join(60)
+        process.join(HANGS)
         assert process.exitcode == 0
     logits, labels = random_set(3, rows=rows)
     alone = Scores(CLASSIFICATION, 3)
