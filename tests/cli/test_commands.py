@@ -193,3 +193,9 @@ def test_two_processes_launched_by_lightning(tiny, tmp_path):
     done = subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path, timeout=HANGS, start_new_session=True)
     assert done.returncode == 0, done.stderr
     assert load(tmp_path / "runs/tiny/checkpoints/last.ckpt")["seen"]["tokens"] == 12 * 4 * 32 * 2
+
+
+def test_console_command_works_in_any_directory(tmp_path):
+    command = [str(Path(sys.executable).parent / "lit-linformer"), "fit", "--config", "nowhere.yaml"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=HANGS)
+    assert done.returncode == 2 and done.stderr.startswith("error: ") and "nowhere.yaml" in done.stderr
