@@ -136,6 +136,17 @@ class BatchLog(Callback):
             os.killpg(0, signal.SIGKILL)
 
 
+class KillAt(Callback):
+    """kill -9 to all processes of a run when one of Lightning's hooks is called at optimiser step `step`."""
+
+    def __init__(self, hook: str, step: int) -> None:
+        def kill(trainer: Any, *arguments: Any) -> None:
+            if trainer.global_step == step:
+                os.killpg(0, signal.SIGKILL)
+
+        setattr(self, hook, kill)
+
+
 class SendSignal(Callback):
     """Once, after batch `at`, sends process `rank` a signal; `marker` is a file that tells that it was sent."""
 

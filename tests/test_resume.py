@@ -1,7 +1,10 @@
 """kill -9 at any step, --ckpt_path last, and the run goes on as if nothing had been: bit for bit."""
 
+import json
+
 import pytest
 
+from lit_linformer.studies.files import read_rows
 from tests.helpers import assert_same, load, read_log, run_forked
 
 CASES = {
@@ -111,3 +114,21 @@ def test_perplexity_file_of_a_resumed_run_is_that_of_a_whole_one(saved_every, ti
         rows.append([[cell for i, cell in enumerate(line.split(",")) if i != 2] for line in lines])  # all but seconds
     assert rows[0] == rows[1]
     assert [row[0] for row in rows[0]] == ["step", "0", "7"]
+
+
+@pytest.mark.parametrize("hook, step", [("on_validation_batch_start", 7), ("on_fit_end", 10)])
+def test_validation_or_end_that_was_killed_is_made_up_for(hook, step, tiny, tmp_path):
+    # Validated, and saved, at step 7.
+    tiny = [*tiny, *"--trainer.val_check_interval 7 --last.every_n_steps 1 --trainer.max_steps 10".split()]
+    assert fit(tiny, "whole", tmp_path / "whole") == 0
+    kill = ["--trainer.callbacks+", "tests.helpers.KillAt", "--trainer.callbacks.hook", hook]
+    assert fit(tiny, "killed", tmp_path / "killed", *kill, "--trainer.callbacks.step", str(step)) == -9
+    assert fit(tiny, "killed", tmp_path / "killed", "--ckpt_path", "last") == 0
+    found = []
+    for name in ("whole", "killed"):
+        rows = read_rows(tmp_path / f"runs/{name}/perplexity.csv")
+        result = json.loads((tmp_path / f"runs/{name}/result.json").read_text())
+        result = {key: result[key] for key in ("step", "metrics", "best_step", "best_metrics")}
+        found.append([[row | {"seconds": 0} for row in rows], result])
+    assert found[0] == found[1]
+    assert [row["step"] for row in found[0][0]] == [0, 7] and "val/perplexity" in found[0][1]["metrics"]

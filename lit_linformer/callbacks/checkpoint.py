@@ -44,9 +44,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 class LastCheckpoint(Checkpoint):
-    """Keeps last.ckpt, written right after an optimiser step (and once more after its validation), and previous.ckpt.
+    """Keeps last.ckpt, written after an optimiser step (and after its validation, if it has one), and previous.ckpt.
 
-    Lightning's ModelCheckpoint may save in the middle of a gradient accumulation, from where no run resumes exactly.
+    Lightning's ModelCheckpoint may save in the middle of a gradient accumulation, from where no run resumes exactly. And a run
+    that is saved between a step and its validation, and killed in that, goes on without it: its point is lost for good.
 
     Args:
         every_n_steps: optimiser steps between two of them.
@@ -58,14 +59,13 @@ class LastCheckpoint(Checkpoint):
         self.every_n_steps = every_n_steps
         self._step_before_batch = -1
         self._saved_step = -1
-        self._saved_after_this_batch = False
+        self._due = False  # after the validation that follows the step
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._saved_step = trainer.global_step
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self._step_before_batch = trainer.global_step
-        self._saved_after_this_batch = False
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -73,13 +73,15 @@ class LastCheckpoint(Checkpoint):
         stepped = trainer.global_step != self._step_before_batch
         done = trainer.global_step == trainer.max_steps
         if stepped and (trainer.global_step % self.every_n_steps == 0 or done):
-            self.save(trainer)
-            self._saved_after_this_batch = not trainer.fast_dev_run
+            loop = trainer.fit_loop
+            self._due = loop.epoch_loop._should_check_val_fx(loop._data_fetcher)
+            if not self._due:
+                self.save(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # Saved right before this validation: a run that went on from there would leave its point out of every curve.
-        if self._saved_after_this_batch:
-            self._write(trainer, keep=False)
+        if self._due:
+            self._due = False
+            self.save(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.save(trainer)
@@ -88,11 +90,11 @@ class LastCheckpoint(Checkpoint):
         """Writes last.ckpt, unless this step's is there."""
         if trainer.fast_dev_run or trainer.global_step == self._saved_step:
             return
-        self._write(trainer, keep=True)
+        self._write(trainer)
         self._saved_step = trainer.global_step
 
-    def _write(self, trainer: Trainer, keep: bool) -> None:
-        """Writes last.ckpt; the one that is there becomes previous.ckpt, or goes."""
+    def _write(self, trainer: Trainer) -> None:
+        """Writes last.ckpt; the one that is there becomes previous.ckpt."""
         folder = Path(trainer.default_root_dir) / "checkpoints"
         new, last = folder / "new.ckpt", folder / "last.ckpt"
         if trainer.is_global_zero and new.is_dir():  # a sharded one, half-written when it was killed
@@ -101,7 +103,7 @@ class LastCheckpoint(Checkpoint):
         # processes are done with it: save_checkpoint ends with a barrier.
         trainer.save_checkpoint(new)
         if trainer.is_global_zero:
-            if keep and last.exists():
+            if last.exists():
                 _replace(last, folder / "previous.ckpt")
             _replace(new, last)
         trainer.strategy.barrier()

@@ -25,6 +25,7 @@ class RunResult(Callback):
         self.monitor, self.mode, self.command = monitor, mode, command
         self.environment: dict[str, Any] = {}
         self.best: dict[str, Any] = {}
+        self._metrics_before: dict[str, float] = {}
         self._seconds_before = 0.0
         self._started = time.monotonic()
 
@@ -33,6 +34,13 @@ class RunResult(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.best, self._seconds_before = state_dict["best"], state_dict["seconds"]
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        checkpoint["metrics"] = self._metrics_before | _metrics(trainer, "")
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        # A run that goes on near its end has no validation left, or no step.
+        self._metrics_before = checkpoint.get("metrics", {})
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._started = time.monotonic()
@@ -59,7 +67,8 @@ class RunResult(Callback):
         found = [callback.summary() for callback in trainer.callbacks if isinstance(callback, Throughput)]
         speed = {"throughput": found[0]} if found else {}
         made = {"command": self.command, "environment": self.environment}
-        _write(trainer, "result.json", {**result, "metrics": _metrics(trainer, ""), **best, **speed, **made})
+        metrics = self._metrics_before | _metrics(trainer, "")
+        _write(trainer, "result.json", {**result, "metrics": metrics, **best, **speed, **made})
 
     def _seconds(self) -> float:
         """Since the run began, resumed ones added up."""
