@@ -1,7 +1,7 @@
 """Kills training with -9, again and again, and holds what comes of it against a run that was left alone: bit for bit.
 
     python scripts/torture.py --kills 100 --minutes 10
-    python scripts/torture.py --only sharded-2:17                # a round again, as it was; its folder is kept
+    python scripts/torture.py --only sharded-2:17                # a round again, as it was
 
 A round is a fresh run of a tiny model with a cache of its own. It is killed up to three times, each time started again with the
 same command (`--ckpt_path auto`), and then left to end. Three of four kills fall at points that the undisturbed run has passed:
@@ -78,6 +78,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of where and when is killed (default 0)")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), help="what is killed (default: all)")
     parser.add_argument("--only", metavar="CASE:ROUND", help="this round alone, as it was with the same --seed")
+    parser.add_argument("--keep", action="store_true", help="keep the folders of all rounds, not only of those that failed")
     parser.add_argument("--output", default="runs/torture", help="folder of report.md and torture.json (default runs/torture)")
     args = parser.parse_args()
     case, _, number = (args.only or "").partition(":")
@@ -98,9 +99,9 @@ def main() -> None:
     plans = {name: plan(name, work, args.seed) for name in ([case] if args.only else args.cases)}
     if args.only:
         kills = next(kills for at, kills in enumerate(plans[case]) if at == int(number))
-        rounds.append(play(case, int(number), kills, work))
+        rounds.append(play(case, int(number), kills, work, args.keep))
     else:
-        rounds = play_all(plans, work, args.kills, began + 60 * args.minutes)
+        rounds = play_all(plans, work, args.kills, began + 60 * args.minutes, args.keep)
     content = {
         "command": without_folders(shlex.join(["python", "scripts/torture.py", *sys.argv[1:]])),
         "environment": environment(),
@@ -113,7 +114,7 @@ def main() -> None:
     print(shown.partition("\n- **")[0].rstrip())  # what failed stands above, where it did
     if any(failed(done) for done in rounds):
         sys.exit(1)
-    if not args.only:
+    if not args.keep:
         shutil.rmtree(work)
 
 
@@ -161,20 +162,20 @@ def _rounds(case: str, points: dict[str, list[Point]], seconds: float, seed: int
         yield sorted(kills, key=lambda kill: math.inf if kill.point.phase == GOING_ON else kill.point.seconds)
 
 
-def play_all(plans: dict[str, Iterator[list[Kill]]], work: Path, wanted: int, until: float) -> list[dict]:
+def play_all(plans: dict[str, Iterator[list[Kill]]], work: Path, wanted: int, until: float, keep: bool) -> list[dict]:
     """Rounds of all cases in turn, until each has had its kills or the time is over."""
     rounds, kills = [], dict.fromkeys(plans, 0)
     for number in itertools.count():
         for case in [case for case in plans if kills[case] < wanted]:
             if time.monotonic() > until:
                 return rounds
-            rounds.append(play(case, number, next(plans[case]), work))
+            rounds.append(play(case, number, next(plans[case]), work, keep))
             kills[case] += len(rounds[-1]["kills"])
         if all(count >= wanted for count in kills.values()):
             return rounds
 
 
-def play(case: str, number: int, kills: list[Kill], work: Path) -> dict:
+def play(case: str, number: int, kills: list[Kill], work: Path, keep: bool) -> dict:
     """A round: started and killed in turn, then left to end and compared. A kill that no start came to is left out."""
     folder, done, stuck, found = work / f"{case}-{number}", [], [], {"bits": [], "curves": []}
     for at, kill in enumerate([*kills, None]):
@@ -195,7 +196,7 @@ def play(case: str, number: int, kills: list[Kill], work: Path) -> dict:
     print(f"{case}:{number}  {'FAILED' if failed(result) else 'ok'}  {told}", flush=True)
     for line in failed(result):
         print(f"    {line}", flush=True)
-    if not failed(result):
+    if not failed(result) and not keep:
         shutil.rmtree(folder)
     return result
 
