@@ -6,7 +6,7 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -87,6 +87,7 @@ def run_forked(argv: list[str], log: Path | None = None, timeout: float = HANGS)
 
     def child() -> None:
         os.setsid()
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `pytest &` ignores it
         if log is not None:
             descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             os.dup2(descriptor, 1)
@@ -158,6 +159,18 @@ class SendSignal(Callback):
         if here and not self.marker.exists():
             self.marker.touch()
             os.kill(os.getpid(), self.number)
+
+
+def after(monkeypatch: Any, owner: type, name: str, then: Callable[..., None]) -> None:
+    """Calls then(self, *arguments) whenever owner.name(self, *arguments) has ended, in forked processes too."""
+    method = getattr(owner, name)
+
+    def called(self: Any, *arguments: Any, **settings: Any) -> Any:
+        result = method(self, *arguments, **settings)
+        then(self, *arguments)
+        return result
+
+    monkeypatch.setattr(owner, name, called)
 
 
 def read_log(path: Path) -> dict[int, dict[str, Any]]:

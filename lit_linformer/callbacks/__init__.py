@@ -1,6 +1,8 @@
 """Callbacks: they observe and record, and never change training."""
 
 from lit_linformer.callbacks.checkpoint import AtomicCheckpointIO, LastCheckpoint, best_checkpoint
+from lit_linformer.callbacks.curves import CurveLogger, Curves
+from lit_linformer.callbacks.finite import Finite
 from lit_linformer.callbacks.length_sweep import LengthSweep
 from lit_linformer.callbacks.perplexity import PerplexityCurve
 from lit_linformer.callbacks.predictions import PredictionWriter
@@ -13,6 +15,9 @@ from lit_linformer.callbacks.throughput import Throughput
 
 __all__ = [
     "AtomicCheckpointIO",
+    "CurveLogger",
+    "Curves",
+    "Finite",
     "LastCheckpoint",
     "LengthSweep",
     "PerplexityCurve",

@@ -14,6 +14,7 @@ import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
+from torch import Tensor
 
 from lit_linformer.tasks.checkpoints import first_line
 from lit_linformer.tasks.sharding import load_sharded
@@ -60,6 +61,11 @@ class LastCheckpoint(Checkpoint):
         self._step_before_batch = -1
         self._saved_step = -1
         self._due = False  # after the validation that follows the step
+
+    @property
+    def saved_step(self) -> int:
+        """Of last.ckpt; of a run that has written none yet, the step at which it started."""
+        return self._saved_step
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._saved_step = trainer.global_step
@@ -117,7 +123,20 @@ def _replace(source: Path, target: Path) -> None:
     os.replace(source, target)
 
 
-def best_checkpoint(monitor: str = "val/perplexity", mode: str = "min", keep: int = 1) -> ModelCheckpoint:
+class BestCheckpoint(ModelCheckpoint):
+    """Lightning's, but a metric that is not finite is never the best."""
+
+    @property
+    def state_key(self) -> str:
+        return super().state_key.replace(type(self).__qualname__, ModelCheckpoint.__qualname__, 1)
+
+    def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
+        return (
+            current is not None and bool(torch.as_tensor(current).isfinite()) and super().check_monitor_top_k(trainer, current)
+        )
+
+
+def best_checkpoint(monitor: str = "val/perplexity", mode: str = "min", keep: int = 1) -> BestCheckpoint:
     """Keeps the checkpoints of the best validations.
 
     Args:
@@ -125,7 +144,7 @@ def best_checkpoint(monitor: str = "val/perplexity", mode: str = "min", keep: in
         mode: min, or max where higher is better.
         keep: how many are kept; 0 for none.
     """
-    return ModelCheckpoint(
+    return BestCheckpoint(
         monitor=monitor,
         mode=mode,
         save_top_k=keep,

@@ -38,17 +38,12 @@ def tensorboard(trainer: Trainer) -> tuple[TensorBoardLogger, int] | None:
     """The TensorBoard logger and where on its axis the present step stands; None on other ranks and without one."""
     if not trainer.is_global_zero or not isinstance(trainer.logger, TensorBoardLogger):
         return None
-    # Lightning counts the steps on its axis from 0: what was measured after step s stands at s - 1.
-    return trainer.logger, max(0, trainer.global_step - 1)
+    return trainer.logger, axis(trainer)
 
 
-def drop_repeated_points(trainer: Trainer) -> None:
-    """What a killed process wrote after its last checkpoint is written again by the run that goes on: TensorBoard drops it."""
-    if trainer.global_step and (found := tensorboard(trainer)) is not None:
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-
-        start = Event(step=trainer.global_step, session_log=SessionLog(status=SessionLog.START))
-        found[0].experiment.file_writer.add_event(start)
+def axis(trainer: Trainer) -> int:
+    """Where on TensorBoard's axis what is measured now stands: Lightning counts from 0, what follows step s is at s - 1."""
+    return max(0, trainer.global_step - 1)
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:

@@ -1,5 +1,6 @@
 """Records the validation perplexity: a CSV that a script reads, TensorBoard against steps and tokens, the best value."""
 
+import math
 import os
 import time
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from lit_linformer.callbacks.observing import drop_repeated_points, write_csv
+from lit_linformer.callbacks.observing import axis, write_csv
 
 COLUMNS = ("step", "tokens", "seconds", "perplexity", "best")
 
@@ -41,18 +42,19 @@ class PerplexityCurve(Callback):
             return
         from torch.utils.tensorboard import SummaryWriter
 
-        drop_repeated_points(trainer)
-        # A folder of its own: that drop goes by step, and would take the points that stand at their number of tokens along.
-        self._by_tokens = SummaryWriter(os.path.join(logger.log_dir, "by_tokens"), purge_step=pl_module.tokens_seen + 1)
-        for row in self.rows[:1] if trainer.global_step == 0 else []:
-            self._tensorboard(trainer, row)
+        # A folder of its own: what is dropped goes by step, and would take the points that stand at their tokens along.
+        again = pl_module.tokens_seen + 1 if trainer.global_step else 0
+        self._by_tokens = SummaryWriter(os.path.join(logger.log_dir, "by_tokens"), purge_step=again)
+        if trainer.global_step == 0 and self.rows:  # against steps it would stand where the first step's stands
+            self._by_tokens.add_scalar("val/perplexity_by_tokens", self.rows[0]["perplexity"], self.rows[0]["tokens"])
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         whole = not trainer.sanity_checking or trainer.num_sanity_val_steps == float("inf")
         if trainer.state.fn != "fit" or not whole:
             return
         perplexity = pl_module.val_perplexity.compute().item()  # on every rank: it is a sum over all of them
-        best = min([perplexity, *(row["perplexity"] for row in self.rows)])
+        known = [value for value in (perplexity, *(row["perplexity"] for row in self.rows)) if math.isfinite(value)]
+        best = min(known, default=perplexity)
         values = (trainer.global_step, pl_module.tokens_seen, round(self._seconds(), 1), perplexity, best)
         self.rows.append(dict(zip(COLUMNS, values, strict=True)))
         if trainer.is_global_zero:
@@ -68,8 +70,7 @@ class PerplexityCurve(Callback):
     def _tensorboard(self, trainer: Trainer, row: dict[str, float]) -> None:
         if self._by_tokens is None:
             return
-        # Lightning counts the steps on its axis from 0: what was measured after step s stands at s - 1.
-        trainer.logger.experiment.add_scalar("val/perplexity_best", row["best"], max(0, row["step"] - 1))
+        trainer.logger.log_metrics({"val/perplexity_best": row["best"]}, axis(trainer))
         self._by_tokens.add_scalar("val/perplexity_by_tokens", row["perplexity"], row["tokens"])
         self._by_tokens.flush()
 

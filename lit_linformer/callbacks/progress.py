@@ -101,8 +101,6 @@ class Progress(ProgressBar):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._stop()
-        if isinstance(exception, KeyboardInterrupt):
-            self.print(f"interrupted at step {trainer.global_step}; --ckpt_path last goes on from the last checkpoint")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._stop()

@@ -1,6 +1,6 @@
 """What a run came to, for scripts: result.json after fit, validate.json and test.json after those."""
 
-import json
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_linformer.callbacks.throughput import Throughput
 from lit_linformer.studies.environment import environment
-from lit_linformer.studies.files import write_text
+from lit_linformer.studies.files import json_text, write_text
 
 
 class RunResult(Callback):
@@ -55,7 +55,7 @@ class RunResult(Callback):
             _write(trainer, "validate.json", {"metrics": metrics})
         elif not trainer.sanity_checking and self.monitor in metrics:
             new, old = metrics[self.monitor], self.best.get("metrics", {}).get(self.monitor)
-            if old is None or (new > old if self.mode == "max" else new < old):
+            if math.isfinite(new) and (old is None or (new > old if self.mode == "max" else new < old)):
                 self.best = {"step": trainer.global_step, "metrics": metrics}
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -82,4 +82,4 @@ def _metrics(trainer: Trainer, prefix: str) -> dict[str, float]:
 def _write(trainer: Trainer, name: str, content: dict[str, Any]) -> None:
     if not trainer.is_global_zero or trainer.fast_dev_run:
         return
-    write_text(Path(trainer.default_root_dir) / name, json.dumps(content, indent=2) + "\n")
+    write_text(Path(trainer.default_root_dir) / name, json_text(content, indent=2) + "\n")

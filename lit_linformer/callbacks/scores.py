@@ -7,7 +7,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from torchmetrics.functional.classification import multiclass_confusion_matrix
 
-from lit_linformer.callbacks.observing import drop_repeated_points, tensorboard, write_csv
+from lit_linformer.callbacks.observing import tensorboard, write_csv
 from lit_linformer.studies.figures import figure_class
 
 
@@ -22,9 +22,6 @@ class TaskScores(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.rows = [dict(row) for row in state_dict["rows"]]
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        drop_repeated_points(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn != "fit" or trainer.sanity_checking:

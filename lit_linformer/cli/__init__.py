@@ -6,7 +6,10 @@ setting's value.
 """
 
 import importlib
+import signal
 import sys
+
+from lit_linformer.utils.signals import Stopped, is_first_process, requeue, watch
 
 COMMANDS = {
     "fit": "train, and validate on the way",
@@ -24,6 +27,7 @@ COMMANDS = {
 }
 STUDIES = ("grid", "benchmark", "spectrum", "report")
 INTEROP = ("export", "convert", "draw")
+LIGHTNING = ("fit", "validate", "test", "predict", "prepare")
 MAIN_HELP = """usage: python run.py COMMAND --config FILE [--config OVERLAY …] [--SETTING VALUE …]
 
 {commands}
@@ -52,6 +56,8 @@ def main(argv: list[str] | None = None) -> None:
         print(MAIN_HELP.format(commands="\n".join(f"  {name:<10}{what}" for name, what in COMMANDS.items())), end="")
         return
     try:
+        if argv[0] in LIGHTNING:
+            watch.begin(argv[0])
         if argv[0] not in COMMANDS:
             raise ValueError(f"the command is {argv[0]!r}; allowed: {', '.join(COMMANDS)}")
         if argv[0] in STUDIES + INTEROP:  # they parse their own settings, and print their help without importing torch
@@ -66,13 +72,19 @@ def main(argv: list[str] | None = None) -> None:
         from lit_linformer.cli.app import run
 
         run(["--help" if word == "--help_all" else word for word in argv])
+    except Stopped:  # the handlers stay: a second Ctrl-C ends the interpreter's last moments, too
+        if watch.received == getattr(signal, "SIGUSR1", None) and not watch.training and is_first_process():
+            requeue()
+        raise
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         sys.exit(130)
     except Exception as error:
         message = None if show_traceback else _message(error, argv)
         if message is None:
             raise
-        print(f"error: {message}", file=sys.stderr)
+        if is_first_process() or not getattr(error, "of_all_processes", False):
+            print(f"error: {message}", file=sys.stderr)
         sys.exit(2)
 
 

@@ -13,10 +13,13 @@ import yaml
 from jsonargparse import Namespace
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
-from lightning.pytorch.loggers import TensorBoardLogger
+from torch.multiprocessing import ProcessExitedException
 
 from lit_linformer.callbacks import (
     AtomicCheckpointIO,
+    CurveLogger,
+    Curves,
+    Finite,
     LastCheckpoint,
     PredictionWriter,
     Preemption,
@@ -25,11 +28,13 @@ from lit_linformer.callbacks import (
     Throughput,
     best_checkpoint,
 )
-from lit_linformer.cli.machines import check_machine, is_first_process
+from lit_linformer.cli.failures import failure
+from lit_linformer.cli.machines import check_machine
 from lit_linformer.cli.messages import classes_in_configs
 from lit_linformer.data.module import TRAINED
 from lit_linformer.studies.environment import command_line
 from lit_linformer.tasks.checkpoints import TOKENIZER, check_checkpoint, find_checkpoint, read_pretrained
+from lit_linformer.utils.signals import is_first_process
 
 DEFAULT_CLASSES = {"model": "lit_linformer.tasks.MLM", "data": "lit_linformer.data.PretrainingData"}
 # What only the data knows.
@@ -37,7 +42,17 @@ LINKS = {"data.num_tokens": "model.init_args.vocab_size", "data.num_labels": "mo
 
 
 class RunTrainer(Trainer):
-    """Lightning's Trainer with the command that needs none."""
+    """Lightning's Trainer with the command that needs none, and with signals left to utils/signals.py."""
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        # Where each process starts, one that Lightning forks too.
+        self._signal_connector.register_signal_handlers = lambda: None
+        try:
+            return super()._run(*args, **kwargs)
+        except Exception as error:
+            if (line := failure(error, self)) is None:
+                raise
+            raise ValueError(line) from error
 
     def prepare(self, datamodule: LightningDataModule) -> None:
         """Makes the tokenizer and the token blocks; trains nothing."""
@@ -159,7 +174,7 @@ class LinformerCLI(LightningCLI):
         if self.subcommand != "fit":
             config.logger = False
         elif config.logger in (None, True):
-            config.logger = TensorBoardLogger(config.default_root_dir, name="", version="", default_hp_metric=False)
+            config.logger = CurveLogger(config.default_root_dir, name="", version="", default_hp_metric=False)
         config.plugins = [*_listed(config.plugins), AtomicCheckpointIO()]
         best = self.as_given.best
         result = RunResult(best.monitor, best.mode, command_line(self.argv))
@@ -169,7 +184,9 @@ class LinformerCLI(LightningCLI):
         trainer = super().instantiate_trainer(**kwargs)
         check_machine(trainer, config.precision)
         if self.subcommand == "fit":
-            trainer.callbacks.append(Preemption())  # after the checkpoints' callbacks, for it ends the program
+            # Points first, before others add to the curves; the end of the program after the checkpoints' callbacks.
+            finite = Finite()
+            trainer.callbacks[:] = [Curves(), finite, *trainer.callbacks, Preemption(finite)]
         return trainer
 
     def _run_subcommand(self, subcommand: str) -> None:
@@ -292,6 +309,10 @@ def run(argv: list[str]) -> LinformerCLI:
         warnings.filterwarnings("ignore", message=".*callbacks used to create the checkpoint need to be provided.*")
     try:
         return LinformerCLI(argv)
+    except ProcessExitedException as error:  # of processes that were forked; they have said why
+        if error.exit_code <= 0:
+            raise
+        raise SystemExit(error.exit_code) from error
     finally:
         # Left to the interpreter's end, gloo's threads now and then abort a run that has succeeded (pytorch issue 190489).
         if torch.distributed.is_available() and torch.distributed.is_initialized():

@@ -8,12 +8,6 @@ import torch
 from lightning.pytorch import Trainer
 
 
-def is_first_process() -> bool:
-    """Whether this is process 0 of all machines; known before the processes are connected."""
-    ranks = ("RANK", "SLURM_PROCID", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK")
-    return all(os.environ.get(name, "0") == "0" for name in ranks)
-
-
 def check_machine(trainer: Trainer, precision: Any) -> None:
     """ValueError where the processes or the device are not what the trainer's settings say.
 

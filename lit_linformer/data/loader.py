@@ -169,6 +169,12 @@ class FixedOrder(_Order):
         return iter(self.batches)
 
 
+def _in_a_group_of_its_own(worker: int) -> None:
+    # A signal for all of a job's processes, from Slurm or `timeout`, is for the one that trains: it goes on to the end of
+    # its step, for which it needs its workers. They end with it.
+    os.setpgrp()
+
+
 class _Loader(DataLoader):
     def __init__(self, dataset: Dataset, sampler: _Order, num_workers: int, pin_memory: bool):
         super().__init__(
@@ -179,6 +185,7 @@ class _Loader(DataLoader):
             persistent_workers=num_workers > 0,
             pin_memory=pin_memory,
             generator=torch.Generator(),  # else every iterator draws a seed from torch's global generator
+            worker_init_fn=_in_a_group_of_its_own,
         )
 
     def __iter__(self):

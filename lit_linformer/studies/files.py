@@ -2,8 +2,11 @@
 
 import contextlib
 import csv
+import json
+import math
 import os
 from pathlib import Path
+from typing import Any
 
 
 def write_text(path: Path, text: str) -> None:
@@ -16,6 +19,19 @@ def write_bytes(path: Path, content: bytes) -> None:
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     temporary.write_bytes(content)
     os.replace(temporary, path)
+
+
+def json_text(content: Any, **form: Any) -> str:
+    """JSON as the standard has it, which knows no NaN and no infinity: null stands for them."""
+    return json.dumps(_finite(content), allow_nan=False, ensure_ascii=False, **form)
+
+
+def _finite(content: Any) -> Any:
+    if isinstance(content, dict):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
 def read_rows(path: Path) -> list[dict[str, float]]:

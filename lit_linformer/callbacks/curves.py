@@ -1,0 +1,64 @@
+"""TensorBoard's curves, as right as perplexity.csv: every point that a checkpoint stands for, and none of them twice."""
+
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+
+from lit_linformer.callbacks.observing import tensorboard
+
+
+class CurveLogger(TensorBoardLogger):
+    """Lightning's, but a metric has one point at a step: the first."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.place: int | None = None  # where the points stand, whatever Lightning says; below 0: nowhere
+        self._step, self._written = -1, set()
+
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        step = step if self.place is None else self.place
+        if step is not None and step < 0:
+            return
+        if step != self._step:
+            self._step, self._written = step, set()
+        new = {name: value for name, value in metrics.items() if name not in self._written}
+        self._written.update(new)
+        super().log_metrics(new, step)
+
+
+class Curves(Callback):
+    """Writes a step's points before its checkpoint, not after it, and has TensorBoard drop those that are done again.
+
+    Lightning writes them when all callbacks are done with the batch: a run that ends with its checkpoint would lose them.
+    """
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # What was written after the last checkpoint, or by a start that came to none, is written again.
+        if (found := tensorboard(trainer)) is not None:
+            from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+            start = Event(step=trainer.global_step, session_log=SessionLog(status=SessionLog.START))
+            found[0].experiment.file_writer.add_event(start)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if all(isinstance(logger, CurveLogger) for logger in trainer.loggers):  # another one would have them twice
+            trainer._logger_connector.update_train_step_metrics()
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # One within an accumulation is of the step before, and measures it once more. Lightning puts it at the next one.
+        self._set_place(trainer, trainer.global_step - 1)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._set_place(trainer, None)
+
+    def _set_place(self, trainer: Trainer, place: int | None) -> None:
+        for logger in trainer.loggers:
+            if isinstance(logger, CurveLogger):
+                logger.place = place
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        if (found := tensorboard(trainer)) is not None:
+            found[0].experiment.flush()

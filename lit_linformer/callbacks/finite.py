@@ -1,0 +1,150 @@
+"""A loss, weights and metrics that are numbers: within a step of the first loss that is none the run ends.
+
+NaN spreads: from the loss to every gradient, with the next optimiser step to every weight, and from there into each
+checkpoint. So no checkpoint is written whose weights, or whose optimiser's averages, are not finite.
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from lit_linformer.callbacks.checkpoint import LastCheckpoint
+from lit_linformer.callbacks.observing import say
+
+
+class NotFinite(ValueError):
+    """What is not finite, which checkpoint is good, and what may help. Of all processes alike: the first one says it."""
+
+    of_all_processes = True
+
+    def __init__(self, trainer: Trainer, what: str) -> None:
+        super().__init__(f"{what}; {_last_good(trainer)}{_remedies(trainer)}")
+
+
+class LossWatch:
+    """Whether each loss is finite. Of a GPU it waits for the forward pass only, while the backward pass keeps it busy."""
+
+    KINDS = ("", "infinite", "nan")
+
+    def __init__(self) -> None:
+        self._value: Tensor | None = None
+        self._copied: Any = None  # when a GPU's loss has arrived in _value
+        self._worst = 0  # of this optimiser step
+        self._steps = 0  # bad ones in a row
+
+    def note(self, loss: Tensor) -> None:
+        """Before the backward pass of ``loss``, of one element."""
+        loss = loss.detach().reshape(1)
+        if loss.device.type != "cuda":
+            self._value = loss
+            return
+        if self._copied is None:
+            self._value = torch.empty(1, pin_memory=True)
+            self._copied = torch.cuda.Event()
+        self._value.copy_(loss.float(), non_blocking=True)
+        self._copied.record()
+
+    def read(self, step: int, stepped: bool, precision_plugin: Any) -> tuple[int, int] | None:
+        """``step`` and the index of its KIND if a loss of it, the present one or an earlier, was bad; else None.
+
+        Where a gradient scaler is at work (16-mixed) that takes two steps in a row: a loss that overflows makes gradients
+        that do, and with those it leaves the step out, which harms nothing. It is no way out if the next one does too.
+        """
+        if self._copied is not None:
+            self._copied.synchronize()
+        value = 0.0 if self._value is None else float(self._value)
+        kind = 2 if math.isnan(value) else 1 if math.isinf(value) else 0
+        worst = max(self._worst, kind)
+        self._worst = 0 if stepped else worst
+        if stepped:
+            self._steps = self._steps + 1 if worst else 0
+        if getattr(precision_plugin, "scaler", None) is not None and self._steps < 2:
+            return None
+        return (step, worst) if worst else None
+
+
+class Finite(Callback):
+    """Ends the run when a loss is not finite, refuses checkpoints of a model that is not, and says when a metric is not.
+
+    Of several processes each looks at its own loss, and callbacks/preemption.py ends all of them.
+    """
+
+    def __init__(self) -> None:
+        self.bad: tuple[int, int] | None = None  # the first step with a bad loss here, and its KIND
+        self._losses = LossWatch()
+        self._step_before_batch = 0
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._step_before_batch = trainer.global_step
+
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        self._losses.note(loss)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        stepped = trainer.global_step != self._step_before_batch
+        found = self._losses.read(self._step_before_batch + 1, stepped, trainer.precision_plugin)
+        self.bad = self.bad or found
+        if self.bad and trainer.world_size == 1:
+            self.refuse(trainer, *self.bad)
+
+    def refuse(self, trainer: Trainer, step: int, kind: int) -> None:
+        raise NotFinite(trainer, f"the loss is {LossWatch.KINDS[kind]} at step {step}")
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn == "fit":
+            self._check(trainer, pl_module)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        bad = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("val/")}
+        for name, value in bad.items() if trainer.state.fn == "fit" else ():
+            if not math.isfinite(value):
+                say(trainer, f"warning: {name} is {value} at step {trainer.global_step}, although all weights are finite")
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self._check(trainer, pl_module)
+
+    def _check(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """NotFinite, on all processes, where weights or the optimiser's state are not finite on one."""
+        tensors = list(pl_module.parameters())
+        tensors += [value for optimizer in trainer.optimizers for state in optimizer.state.values() for value in state.values()]
+        step, kind = self.bad or (0, 0)
+        found = torch.tensor([not all_finite(tensors), step, kind], dtype=torch.int64, device=trainer.strategy.root_device)
+        broken, step, kind = trainer.strategy.reduce(found, reduce_op="max").tolist()
+        if broken and step:
+            self.refuse(trainer, step, kind)
+        if broken:
+            raise NotFinite(trainer, f"weights, or AdamW's averages, are not finite after step {trainer.global_step}")
+
+
+def all_finite(tensors: list[Any]) -> bool:
+    """Whether no element is NaN or infinite; of a sharded tensor this process's part is looked at."""
+    local = [t.to_local() if isinstance(t, DTensor) else t for t in tensors if isinstance(t, Tensor)]
+    local = [t.detach() for t in local if t.is_floating_point() and t.numel()]
+    return bool(torch.nn.utils.get_total_norm(local, math.inf).isfinite())
+
+
+def _last_good(trainer: Trainer) -> str:
+    last = next((found for found in trainer.callbacks if isinstance(found, LastCheckpoint)), None)
+    path = Path(trainer.default_root_dir) / "checkpoints" / "last.ckpt"
+    if last is None or not path.exists():
+        return "no checkpoint was written before it; allowed: "
+    return f"the last good checkpoint, {path}, is of step {last.saved_step}; allowed: --ckpt_path last with "
+
+
+def _remedies(trainer: Trainer) -> str:
+    """Settings that make it less likely, with what they are now."""
+    lr, clip, precision = trainer.lightning_module.hparams.get("lr"), trainer.gradient_clip_val, str(trainer.precision)
+    tries = [
+        f"a lower model.lr (now {lr})",
+        f"a lower trainer.gradient_clip_val (now {clip})" if clip else "trainer.gradient_clip_val 1.0 (now none)",
+    ]
+    if precision.startswith("16"):
+        tries.append(f"trainer.precision bf16-mixed or 32-true (now {precision})")
+    return f"{', '.join(tries)}, or without what is wrong in the data of that step"

@@ -1,0 +1,108 @@
+"""SIGTERM, SIGHUP, Ctrl-C and Slurm's SIGUSR1, from the first moment of a command to its last.
+
+Before training a signal ends the command at once. While it trains a signal is only noted: callbacks/preemption.py ends all
+processes after the same step. Nothing heavy is imported here, for this is at work while torch is being loaded.
+"""
+
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+# What a signal is told to mean, by command, before anything is trained.
+BEFORE_TRAINING = {
+    "fit": " before training began: nothing was trained in this start; the same command starts it again",
+    "prepare": "; the same command goes on where it was",
+}
+TWICE = 0.5  # seconds: `timeout` and srun signal a process and then its group, which is one signal and not two
+
+
+class Stopped(SystemExit):
+    """Ends the program with a signal's exit status, 128 + its number."""
+
+
+class Watch:
+    """What signals have asked of this process; ``watch`` below is the only one."""
+
+    def __init__(self) -> None:
+        self.received = 0  # the first signal's number
+        self.training = False  # from now on signals are noted, and the training loop ends itself
+        self._last, self._said = 0.0, False
+        self._command = ""
+        self._before: dict[int, Any] = {}
+
+    def begin(self, command: str) -> None:
+        """Listens, to the end of the process or to ``end``."""
+        self.__init__()
+        self._command = command
+        numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+        if command == "fit" and "SLURM_JOB_ID" in os.environ:
+            numbers.append(signal.SIGUSR1)
+        for number in numbers:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has SIGHUP, and a script's `… &` has Ctrl-C
+                self._before[number] = signal.signal(number, self._receive)
+
+    def end(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
+
+    def _receive(self, number: int, frame: Any) -> None:
+        if multiprocessing.current_process().daemon:  # a worker, which the process that it works for ends in time
+            if number == signal.SIGTERM:
+                os._exit(128 + number)
+            return
+        again, self._last = time.monotonic() - self._last, time.monotonic()
+        if self.received and again < TWICE:
+            return
+        if self.received and number == signal.SIGINT:
+            if sys.stdout.isatty():
+                os.write(1, b"\x1b[?25h\n")  # the cursor, which a live bar hides
+            os._exit(128 + number)
+        self.received = self.received or number
+        # Forked processes that train (ddp_fork): this one waits for them, and ends as they do.
+        training = [process for process in multiprocessing.active_children() if not process.daemon]
+        for process in training:
+            process.terminate()
+        if training:
+            return
+        name = signal.Signals(number).name
+        if self.training:
+            if number == signal.SIGINT:
+                self._say("Ctrl-C: the run saves its step (after the validation, in one) and ends; a second Ctrl-C ends it now")
+            return
+        self._say(f"stopped by {name}{BEFORE_TRAINING.get(self._command, '')}")
+        raise Stopped(128 + number)
+
+    def _say(self, line: str) -> None:
+        """Once, by the first process; not by print, in whose midst the signal may have come."""
+        if not self._said and is_first_process():
+            os.write(2, f"{line}\n".encode())
+        self._said = True
+
+
+watch = Watch()
+
+
+def is_first_process() -> bool:
+    """Whether this is process 0 of all machines; known before the processes are connected."""
+    ranks = ("RANK", "SLURM_PROCID", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK")
+    return all(os.environ.get(name, "0") == "0" for name in ranks)
+
+
+def requeue() -> None:
+    """Puts this Slurm job back into its queue."""
+    array, job = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ["SLURM_JOB_ID"]
+    job = f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}" if array else job
+    reason = "scontrol is not on this machine's PATH"
+    if shutil.which("scontrol"):
+        done = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True)
+        reason = " ".join((done.stderr or done.stdout).split()) or f"exit status {done.returncode}"
+        if done.returncode == 0:
+            print(f"job {job} is in Slurm's queue again", flush=True)
+            return
+    print(f"warning: job {job} was not requeued: {reason}", file=sys.stderr, flush=True)

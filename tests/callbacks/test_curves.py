@@ -1,0 +1,75 @@
+"""TensorBoard's curves, read back as TensorBoard reads them: every point once, whatever ended a process."""
+
+import os
+import signal
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from lit_linformer.callbacks import LastCheckpoint
+from lit_linformer.tasks import MLM
+from tests.helpers import after, output, run_forked
+from tests.utils.test_signals import send
+
+
+def curves(run):
+    """{tag: [(step, value), …]} of what two equal runs have in common."""
+    found = {}
+    for folder in (run, run / "by_tokens"):
+        events = EventAccumulator(str(folder)).Reload()
+        for tag in events.Tags()["scalars"]:
+            if not tag.startswith("throughput/"):
+                found[tag] = [(point.step, point.value) for point in events.Scalars(tag)]
+    return found
+
+
+def kill(step, time=1):
+    """What kills the process right after last.ckpt of that step was put in place, once or the second time."""
+    seen = []
+
+    def then(last, trainer):
+        seen.append(trainer.global_step)
+        if seen.count(step) == time:
+            os.killpg(0, signal.SIGKILL)
+
+    return then
+
+
+@pytest.fixture
+def whole(tiny, tmp_path):
+    output(["fit", *tiny, "--name", "whole"], tmp_path)
+    found = curves(tmp_path / "runs/whole")
+    assert [step for step, _ in found["train/loss"]] == [*range(12)]
+    assert [step for step, _ in found["val/perplexity"]] == [step for step, _ in found["val/perplexity_best"]] == [6]
+    assert [tokens for tokens, _ in found["val/perplexity_by_tokens"]] == [0, 7 * 4 * 32]
+    return found
+
+
+def test_no_ending_loses_a_point_or_has_one_twice(whole, tiny, tmp_path, monkeypatch):
+    endings = {
+        "right after a checkpoint": (kill(5), LastCheckpoint, "_write", -9),
+        "right after a validation's checkpoint": (kill(7, time=2), LastCheckpoint, "_write", -9),
+        "by a signal": (send(signal.SIGTERM, lambda module, *_: module.batches_seen == 8), MLM, "on_train_batch_start", 143),
+        "before the first checkpoint": (
+            send(signal.SIGKILL, lambda module, *_: module.batches_seen == 3), MLM, "on_train_batch_start", -9
+        ),
+    }  # fmt: skip
+    for how, (then, owner, name, status) in endings.items():
+        run = ["fit", *tiny, "--name", how, "--ckpt_path", "auto"]
+        run += ["--last.every_n_steps", "7"] if "validation" in how else []
+        with monkeypatch.context() as patched:
+            after(patched, owner, name, then)
+            assert run_forked(run, tmp_path / "log") == status, how
+        assert run_forked(run, tmp_path / "log") == 0, how
+        assert curves(tmp_path / "runs" / how) == whole, how
+
+
+def test_validations_within_an_accumulation_are_at_their_step(tiny, tmp_path):
+    within = ["--trainer.accumulate_grad_batches", "3", "--trainer.val_check_interval", "4", "--trainer.max_steps", "6"]
+    output(["fit", *tiny, *within], tmp_path)
+    found = curves(tmp_path / "runs/tiny")
+    # After batches 4, 8, 12 and 16, of which each third ends a step; Lightning's axis begins at 0.
+    assert [step for step, _ in found["val/perplexity"]] == [step for step, _ in found["val/perplexity_best"]] == [0, 1, 3, 4]
+    output(["fit", *tiny, *within, "--name", "often", "--trainer.val_check_interval", "1"], tmp_path)
+    found = curves(tmp_path / "runs/often")
+    assert [step for step, _ in found["val/perplexity_best"]] == [step for step, _ in found["val/perplexity"]] == [*range(6)]

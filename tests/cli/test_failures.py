@@ -1,0 +1,68 @@
+"""Too little memory and a loader's process that is killed: one line each, and the run goes on exactly."""
+
+import multiprocessing
+import os
+import signal
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from lit_linformer.cli.failures import failure
+from lit_linformer.tasks import MLM
+from tests.helpers import after, output, read_log
+from tests.test_resume import fit
+
+
+def test_a_killed_worker_is_one_line_and_the_run_goes_on_exactly(tiny, tmp_path, monkeypatch):
+    tiny = [*tiny, "--data.num_workers", "2"]
+    assert fit(tiny, "whole", tmp_path / "whole") == 0
+
+    def kill_all(module, *_):
+        if module.batches_seen == 8:
+            for worker in multiprocessing.active_children():
+                os.kill(worker.pid, signal.SIGKILL)
+
+    with monkeypatch.context() as patched:
+        after(patched, MLM, "on_train_batch_start", kill_all)
+        assert fit(tiny, "killed", tmp_path / "killed") == 2
+    shown = (tmp_path / "killed.out").read_text()
+    line = shown.splitlines()[-1]
+    assert line.startswith("error: a process that loads data was ended by the signal 'Killed' (out of memory?) in step ")
+    assert line.endswith("data.num_workers is 2; allowed: fewer, or 0; --ckpt_path last goes on") and "Traceback" not in shown
+    assert fit(tiny, "killed", tmp_path / "killed", "--ckpt_path", "last") == 0
+    assert read_log(tmp_path / "whole.0") == read_log(tmp_path / "killed.0")
+
+
+def test_too_little_memory_in_a_step_is_one_line(tiny, tmp_path, monkeypatch):
+    after(monkeypatch, MLM, "training_loss", lambda module, _: torch.empty(1 << 50) if module.batches_seen == 7 else None)
+    shown = output(["fit", *tiny], tmp_path, status=2)
+    line = shown.splitlines()[-1]
+    assert line.startswith("error: out of memory in step 8 on cpu with data.batch_size 4 and data.max_length 32; allowed: ")
+    assert "a smaller data.batch_size" in line and "Traceback" not in shown
+
+
+@pytest.mark.parametrize(
+    "error, said",
+    [
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB."),
+            "out of memory in validate on cuda:0 with",
+        ),
+        (MemoryError(), "out of memory in validate on cuda:0 with data.eval_batch_size 64; allowed: a smaller data.eval_batch"),
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"),
+            "out of memory in validate",
+        ),
+        (RuntimeError("size mismatch"), None),
+        (ValueError("out of memory"), None),
+    ],
+    ids=["GPU", "Python", "cuBLAS", "another", "no allocator's"],
+)
+def test_what_the_allocators_say_is_known(error, said):
+    data = SimpleNamespace(batch_size=32, eval_batch_size=64)
+    device = SimpleNamespace(root_device="cuda:0")
+    state = SimpleNamespace(fn=SimpleNamespace(value="validate"))
+    trainer = SimpleNamespace(datamodule=data, strategy=device, state=state, training=False)
+    line = failure(error, trainer)
+    assert line is None if said is None else line.startswith(said)
