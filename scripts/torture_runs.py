@@ -44,16 +44,16 @@ HOOKS = (
 CHANGES = {"os.rename": "rename", "os.remove": "remove", "os.rmdir": "remove", "os.mkdir": "make"}
 
 
-# Batches are 2 of a step: validations fall in the middle of one, and checkpoints before, at and after validations.
+# A step has two batches. Validations follow batches 3, 6, …: in the middle of a step, after steps that are saved, after others.
 CONFIG = """
 seed_everything: 3
 name: torture
 trainer:
   accelerator: cpu
   devices: 1
-  max_steps: 12
+  max_steps: 9
   accumulate_grad_batches: 2
-  val_check_interval: 5
+  val_check_interval: 3
   check_val_every_n_epoch: null
   gradient_clip_val: 1.0
   log_every_n_steps: 1
@@ -69,10 +69,10 @@ model:
     warmup_steps: 3
 data:
   class_path: lit_linformer.data.PretrainingData
-  init_args: {source: ../text.txt, cache_dir: cache, vocab_size: 300, validation_fraction: 0.1, test_fraction: 0.1,
+  init_args: {source: ../text.txt, cache_dir: cache, vocab_size: 300, validation_fraction: 0.05, test_fraction: 0.1,
     max_length: 32, batch_size: 2, seed: 3}
 last:
-  every_n_steps: 5
+  every_n_steps: 2
 """
 TIMEOUT = ["--trainer.strategy.timeout", "0:01:00"]
 DDP = ["--config", str(ROOT / "conf/trainer/ddp.yaml"), "--trainer.accelerator", "cpu", *TIMEOUT]

@@ -16,6 +16,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from torch import Tensor
 
+from lit_linformer.callbacks.observing import validation_follows
 from lit_linformer.tasks.checkpoints import first_line
 from lit_linformer.tasks.sharding import load_sharded
 
@@ -79,8 +80,7 @@ class LastCheckpoint(Checkpoint):
         stepped = trainer.global_step != self._step_before_batch
         done = trainer.global_step == trainer.max_steps
         if stepped and (trainer.global_step % self.every_n_steps == 0 or done):
-            loop = trainer.fit_loop
-            self._due = loop.epoch_loop._should_check_val_fx(loop._data_fetcher)
+            self._due = validation_follows(trainer)
             if not self._due:
                 self.save(trainer)
 

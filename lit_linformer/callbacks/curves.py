@@ -5,7 +5,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from lit_linformer.callbacks.observing import tensorboard
+from lit_linformer.callbacks.observing import tensorboard, validation_follows
 
 
 class CurveLogger(TensorBoardLogger):
@@ -14,9 +14,14 @@ class CurveLogger(TensorBoardLogger):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self.place: int | None = None  # where the points stand, whatever Lightning says; below 0: nowhere
+        self.holding = False  # what is logged is kept, and written later
+        self._held: dict[str, Any] = {}
         self._step, self._written = -1, set()
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        if self.holding:
+            self._held = dict(metrics) | self._held
+            return
         step = step if self.place is None else self.place
         if step is not None and step < 0:
             return
@@ -25,6 +30,12 @@ class CurveLogger(TensorBoardLogger):
         new = {name: value for name, value in metrics.items() if name not in self._written}
         self._written.update(new)
         super().log_metrics(new, step)
+
+    def release(self, step: int | None) -> None:
+        """Writes what was kept; None: drops it."""
+        held, self._held = self._held, {}
+        if held and step is not None:
+            self.log_metrics(held, step)
 
 
 class Curves(Callback):
@@ -46,19 +57,35 @@ class Curves(Callback):
     ) -> None:
         if all(isinstance(logger, CurveLogger) for logger in trainer.loggers):  # another one would have them twice
             trainer._logger_connector.update_train_step_metrics()
+        if not _within_accumulation(trainer):
+            step = None if validation_follows(trainer) else trainer.global_step - 1
+            for logger in _own(trainer):
+                logger.release(step)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # One within an accumulation is of the step before, and measures it once more. Lightning puts it at the next one.
-        self._set_place(trainer, trainer.global_step - 1)
+        # One within an accumulation measures the step before, but comes after the checkpoint of that: it is a point of the next
+        # step, written with that, so that a run that goes on from the checkpoint drops it. A validation after that step comes
+        # first: it would stand at the same place.
+        for logger in _own(trainer):
+            logger.holding = _within_accumulation(trainer) and not trainer.sanity_checking
+            logger.place = trainer.global_step - 1
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._set_place(trainer, None)
+        for logger in _own(trainer):
+            logger.holding, logger.place = False, None
 
-    def _set_place(self, trainer: Trainer, place: int | None) -> None:
-        for logger in trainer.loggers:
-            if isinstance(logger, CurveLogger):
-                logger.place = place
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for logger in _own(trainer):
+            logger.release(trainer.global_step)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if (found := tensorboard(trainer)) is not None:
             found[0].experiment.flush()
+
+
+def _own(trainer: Trainer) -> list[CurveLogger]:
+    return [logger for logger in trainer.loggers if isinstance(logger, CurveLogger)]
+
+
+def _within_accumulation(trainer: Trainer) -> bool:
+    return trainer.fit_loop.epoch_loop._should_accumulate()

@@ -46,6 +46,12 @@ def axis(trainer: Trainer) -> int:
     return max(0, trainer.global_step - 1)
 
 
+def validation_follows(trainer: Trainer) -> bool:
+    """Whether the training batch that has just ended has a validation after it."""
+    loop = trainer.fit_loop
+    return loop.epoch_loop._should_check_val_fx(loop._data_fetcher)
+
+
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:
     """A table with a header line; like write_text it never stands there in part."""
     text = io.StringIO(newline="")

@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from lit_linformer.callbacks.checkpoint import LastCheckpoint
 from lit_linformer.callbacks.finite import Finite, NotFinite
+from lit_linformer.callbacks.observing import validation_follows
 from lit_linformer.utils.signals import Stopped, requeue, watch
 
 
@@ -59,14 +60,9 @@ class Preemption(Checkpoint):
         if step:
             self._take_answer()
             self._finite.refuse(trainer, step, kind)
-        loop = trainer.fit_loop
         # Where a validation follows, the run ends after it, so that its point is in the curves; and after its last step it
         # is about to end anyway.
-        if (
-            self._agreed
-            and trainer.global_step != trainer.max_steps
-            and not loop.epoch_loop._should_check_val_fx(loop._data_fetcher)
-        ):
+        if self._agreed and trainer.global_step != trainer.max_steps and not validation_follows(trainer):
             self._stop(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -7,6 +7,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lit_linformer.callbacks import LastCheckpoint
+from lit_linformer.studies.files import read_rows
 from lit_linformer.tasks import MLM
 from tests.helpers import after, output, run_forked
 from tests.utils.test_signals import send
@@ -62,12 +63,21 @@ def test_no_ending_loses_a_point_or_has_one_twice(whole, tiny, tmp_path, monkeyp
         assert curves(tmp_path / "runs" / how) == whole, how
 
 
-def test_validations_within_an_accumulation_are_at_their_step(tiny, tmp_path):
+def test_validations_within_an_accumulation_have_one_point_each_step(tiny, tmp_path, monkeypatch):
     within = ["--trainer.accumulate_grad_batches", "3", "--trainer.val_check_interval", "4", "--trainer.max_steps", "6"]
     output(["fit", *tiny, *within], tmp_path)
     found = curves(tmp_path / "runs/tiny")
-    # After batches 4, 8, 12 and 16, of which each third ends a step; Lightning's axis begins at 0.
-    assert [step for step, _ in found["val/perplexity"]] == [step for step, _ in found["val/perplexity_best"]] == [0, 1, 3, 4]
+    # After batches 4, 8, 12 and 16, of which each third ends a step; Lightning's axis begins at 0, and what is measured within
+    # a step stands there where the step will.
+    assert [step for step, _ in found["val/perplexity"]] == [step for step, _ in found["val/perplexity_best"]] == [1, 2, 3, 5]
+    killed = [*within, "--name", "killed", "--ckpt_path", "auto", "--last.every_n_steps", "1"]
+    with monkeypatch.context() as patched:  # in step 3, which has had its validation
+        after(patched, MLM, "on_train_batch_start", send(signal.SIGKILL, lambda module, *_: module.batches_seen == 8))
+        assert run_forked(["fit", *tiny, *killed], tmp_path / "log") == -9
+    assert run_forked(["fit", *tiny, *killed], tmp_path / "log") == 0
+    assert curves(tmp_path / "runs/killed") == found
     output(["fit", *tiny, *within, "--name", "often", "--trainer.val_check_interval", "1"], tmp_path)
     found = curves(tmp_path / "runs/often")
     assert [step for step, _ in found["val/perplexity_best"]] == [step for step, _ in found["val/perplexity"]] == [*range(6)]
+    rows = {row["step"]: row["perplexity"] for row in read_rows(tmp_path / "runs/often/perplexity.csv")}
+    assert [value for _, value in found["val/perplexity"]] == pytest.approx([rows[step] for step in range(1, 7)])
