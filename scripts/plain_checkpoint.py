@@ -7,7 +7,7 @@ import argparse
 from pathlib import Path
 
 from lit_linformer.callbacks import AtomicCheckpointIO
-from lit_linformer.tasks.sharding import load_sharded
+from lit_linformer.runs.sharded import load_sharded
 
 
 def main() -> None:

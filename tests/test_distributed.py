@@ -19,8 +19,8 @@ from lit_linformer.data import PretrainingData
 from lit_linformer.interop.source import open_checkpoint
 from lit_linformer.model import EncoderConfig, MaskedLanguageModel
 from lit_linformer.model.attention import SHARINGS
+from lit_linformer.runs.checkpoints import find_checkpoint
 from lit_linformer.tasks import MLM
-from lit_linformer.tasks.checkpoints import find_checkpoint
 from tests.helpers import HANGS, assert_same, load, output, read_log
 from tests.test_resume import fit
 

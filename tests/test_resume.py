@@ -98,6 +98,7 @@ def test_good_previous_outlives_a_save_that_fails_after_a_fall_back(tiny, tmp_pa
     (folder / "last.ckpt").write_bytes(good[:3000])
     for name in ("new", "last"):
         (folder / f"{name}.ckpt.tmp").mkdir()  # where the next checkpoint would be written
+        (folder / f"{name}.ckpt.tmp/note.txt").write_text("not the run's own, so it stays")
     assert fit(tiny, "run", tmp_path / "run", "--ckpt_path", "last", "--trainer.max_steps", "14") == 2
     assert (folder / "previous.ckpt").read_bytes() == good
 

@@ -1,12 +1,10 @@
-"""Checkpoints: written atomically, two of the newest and the best k (tasks/checkpoints.py finds them again).
+"""Checkpoints: written atomically, two of the newest and the best k.
 
 A run's checkpoints/ holds last.ckpt (the newest), previous.ckpt (the one before, in case the newest is damaged) and
-best-STEP-METRIC.ckpt.
+best-STEP-METRIC.ckpt. runs/checkpoints.py finds them again.
 """
 
-import contextlib
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,31 +12,20 @@ import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from lit_linformer.callbacks.observing import validation_follows
-from lit_linformer.tasks.checkpoints import first_line
-from lit_linformer.tasks.sharding import load_sharded
+from lit_linformer.runs.checkpoints import BEST, is_whole, write_checkpoint
+from lit_linformer.runs.folder import remove, replace
+from lit_linformer.runs.sharded import load_sharded
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes beside the target, syncs, then renames: a kill or a full disk leaves the old file or the new one, whole."""
+    """Writes so that a kill or a full disk leaves the old file or the new one, whole."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | os.PathLike, storage_options: Any | None = None) -> None:
-        path = Path(path)
-        temporary = path.with_name(path.name + ".tmp")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with open(temporary, "wb") as file:
-                torch.save(checkpoint, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except (OSError, RuntimeError) as error:  # torch's zip writer turns a failed write into a RuntimeError
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            reason = f"cannot write the checkpoint {path}: {first_line(error)}; those before it are intact"
-            raise OSError(reason) from error
+        write_checkpoint(checkpoint, Path(path))
 
     def load_checkpoint(self, path: str | os.PathLike, map_location: Any = None, weights_only: bool | None = None) -> dict:
         path = Path(path)
@@ -62,6 +49,7 @@ class LastCheckpoint(Checkpoint):
         self._step_before_batch = -1
         self._saved_step = -1
         self._due = False  # after the validation that follows the step
+        self._settled = False
 
     @property
     def saved_step(self) -> int:
@@ -77,6 +65,7 @@ class LastCheckpoint(Checkpoint):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        self._settle(trainer)
         stepped = trainer.global_step != self._step_before_batch
         done = trainer.global_step == trainer.max_steps
         if stepped and (trainer.global_step % self.every_n_steps == 0 or done):
@@ -90,6 +79,7 @@ class LastCheckpoint(Checkpoint):
             self.save(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._settle(trainer)
         self.save(trainer)
 
     def save(self, trainer: Trainer) -> None:
@@ -103,28 +93,49 @@ class LastCheckpoint(Checkpoint):
         """Writes last.ckpt; the one that is there becomes previous.ckpt."""
         folder = Path(trainer.default_root_dir) / "checkpoints"
         new, last = folder / "new.ckpt", folder / "last.ckpt"
-        if trainer.is_global_zero and new.is_dir():  # a sharded one, half-written when it was killed
-            shutil.rmtree(new)
         # The old two stay until the new one is whole: after a fall-back previous.ckpt may be the only good one. All
         # processes are done with it: save_checkpoint ends with a barrier.
         trainer.save_checkpoint(new)
         if trainer.is_global_zero:
             if last.exists():
-                _replace(last, folder / "previous.ckpt")
-            _replace(new, last)
+                replace(last, folder / "previous.ckpt")
+            replace(new, last)
+            for best in _best_callbacks(trainer):
+                best.drop_beaten()
         trainer.strategy.barrier()
 
+    def _settle(self, trainer: Trainer) -> None:
+        """Leaves in checkpoints/ what the history that this run goes on with knows of, and no more.
 
-def _replace(source: Path, target: Path) -> None:
-    if target.is_dir():  # a sharded one: a folder takes the place of an empty folder only, and a file of none
-        shutil.rmtree(target)
-    elif source.is_dir():
-        target.unlink(missing_ok=True)
-    os.replace(source, target)
+        Once a batch was done: a start that fails before has thrown nothing away.
+        """
+        if self._settled or not trainer.is_global_zero or trainer.fast_dev_run:
+            return
+        self._settled = True
+        folder, resumed = Path(trainer.default_root_dir) / "checkpoints", Path(trainer.ckpt_path or "")
+        new, last = folder / "new.ckpt", folder / "last.ckpt"
+        if new.exists() and resumed.parent.resolve() == folder.resolve() and resumed.name == new.name:
+            if last.exists() and is_whole(last):
+                replace(last, folder / "previous.ckpt")
+            replace(new, last)
+        if resumed.name == "previous.ckpt" and last.exists() and not is_whole(last):
+            remove(last)  # or it would become previous.ckpt
+        for left in [new, *folder.glob("*.ckpt.tmp")]:
+            remove(left)
+        for best in _best_callbacks(trainer):
+            best.drop_others()
 
 
 class BestCheckpoint(ModelCheckpoint):
-    """Lightning's, but a metric that is not finite is never the best."""
+    """Lightning's, for runs that are killed and go on: what it keeps is what the history of the run calls best.
+
+    A checkpoint that was beaten goes only when last.ckpt no longer refers to it: a run that is killed before goes on from a
+    last.ckpt to which it is the best. A metric that is not finite is never the best.
+    """
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(enable_version_counter=False, **kwargs)
+        self._beaten: list[str] = []
 
     @property
     def state_key(self) -> str:
@@ -134,6 +145,46 @@ class BestCheckpoint(ModelCheckpoint):
         return (
             current is not None and bool(torch.as_tensor(current).isfinite()) and super().check_monitor_top_k(trainer, current)
         )
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        self._trainer = trainer
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The best ones of the history, where they lie now, as far as they are there."""
+        scores = {os.path.join(self.dirpath, Path(path).name): score for path, score in state_dict["best_k_models"].items()}
+        # One answer for all processes, or they would wait for each other at the next validation.
+        gone = self._trainer.strategy.broadcast([path for path in scores if not Path(path).exists()])
+        if gone and self._trainer.state.fn == "fit":
+            rank_zero_warn(f"{gone[0]}, the best checkpoint so far, is not there; the best of what follows is kept")
+        scores = {path: score for path, score in scores.items() if path not in gone}
+        worst, best = (max, min) if self.mode == "min" else (min, max)
+        kth, first = (choose(scores, key=scores.get, default="") for choose in (worst, best))
+        found = {"dirpath": self.dirpath, "best_k_models": scores, "best_model_path": first}
+        found |= {"best_model_score": scores.get(first), "kth_best_model_path": kth}
+        super().load_state_dict(state_dict | found | {"kth_value": scores.get(kth, state_dict["kth_value"])})
+
+    def _remove_checkpoint(self, trainer: Trainer, filepath: str) -> None:
+        self._beaten.append(filepath)
+
+    def drop_beaten(self) -> None:
+        """For the first process, when last.ckpt was written."""
+        kept = {Path(path).name for path in self.best_k_models}
+        for path in self._beaten:
+            if Path(path).name not in kept:
+                remove(Path(path))
+        self._beaten = []
+
+    def drop_others(self) -> None:
+        """For the first process of a run that goes on: those of steps that it does again, and those that were beaten."""
+        kept = {Path(path).name for path in self.best_k_models}
+        for path in Path(self.dirpath).glob("best-*.ckpt"):
+            if path.name not in kept and BEST.fullmatch(path.name):
+                remove(path)
+
+
+def _best_callbacks(trainer: Trainer) -> list[BestCheckpoint]:
+    return [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, BestCheckpoint)]
 
 
 def best_checkpoint(monitor: str = "val/perplexity", mode: str = "min", keep: int = 1) -> BestCheckpoint:

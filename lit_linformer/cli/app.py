@@ -2,7 +2,6 @@
 
 import importlib
 import logging
-import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -32,8 +31,11 @@ from lit_linformer.cli.failures import failure
 from lit_linformer.cli.machines import check_machine
 from lit_linformer.cli.messages import classes_in_configs
 from lit_linformer.data.module import TRAINED
+from lit_linformer.runs.checkpoints import checkpoint_path, config_of, lies_in
+from lit_linformer.runs.folder import CONFIG, TOKENIZER, Claim, check_name, own_files
 from lit_linformer.studies.environment import command_line
-from lit_linformer.tasks.checkpoints import TOKENIZER, check_checkpoint, find_checkpoint, read_pretrained
+from lit_linformer.studies.files import write_text
+from lit_linformer.tasks.checkpoints import read_pretrained
 from lit_linformer.utils.signals import is_first_process
 
 DEFAULT_CLASSES = {"model": "lit_linformer.tasks.MLM", "data": "lit_linformer.data.PretrainingData"}
@@ -62,6 +64,8 @@ class RunTrainer(Trainer):
 class RunConfig(SaveConfigCallback):
     """Keeps config and tokenizer in the run directory, the config in each checkpoint, and says what a resumed run changes."""
 
+    claim: Claim | None = None  # on the run's folder, for the process that writes it
+
     def __init__(self, parser: LightningArgumentParser, config: Namespace, **kwargs: Any):
         # What belongs to one start of the run, not to the run: as a --config it must neither delete nor resume anything.
         config = config.clone()
@@ -72,10 +76,14 @@ class RunConfig(SaveConfigCallback):
         """Nothing yet: model and data may still turn out not to fit, and leave no run behind."""
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        super().setup(trainer, pl_module, "fit")
-        tokenizer = getattr(trainer.datamodule, "tokenizer", None)
-        if trainer.is_global_zero and hasattr(tokenizer, "save"):
-            tokenizer.save(Path(trainer.default_root_dir) / TOKENIZER)
+        if not trainer.is_global_zero or trainer.fast_dev_run:
+            return
+        if self.claim is not None:
+            self.claim.begin()
+        folder, tokenizer = Path(trainer.default_root_dir), getattr(trainer.datamodule, "tokenizer", None)
+        write_text(folder / CONFIG, self._dump())
+        if hasattr(tokenizer, "to_str"):
+            write_text(folder / TOKENIZER, tokenizer.to_str())
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["config"] = self._dump()
@@ -86,7 +94,8 @@ class RunConfig(SaveConfigCallback):
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if trainer.state.fn != "fit" or "config" not in checkpoint or not trainer.is_global_zero:
             return
-        before, now = (_flatten(yaml.safe_load(text)) for text in (checkpoint["config"], self._dump()))
+        earlier = config_of(checkpoint, Path(trainer.ckpt_path or "ckpt_path"), "ckpt_path")
+        before, now = (_flatten(config) for config in (earlier, yaml.safe_load(self._dump())))
         print(f"resuming at step {checkpoint['global_step']}", flush=True)
         for key in sorted(before.keys() | now.keys()):
             if before.get(key) != now.get(key):
@@ -101,26 +110,31 @@ class LinformerCLI(LightningCLI):
 
     def __init__(self, argv: list[str]):
         self.argv = argv
+        self.claim: Claim | None = None
         jsonargparse.set_parsing_settings(omegaconf_absolute_to_relative_paths=True)
-        super().__init__(
-            LightningModule,
-            LightningDataModule,
-            save_config_callback=RunConfig,
-            save_config_kwargs={"overwrite": True},
-            trainer_class=RunTrainer,
-            trainer_defaults={
-                "use_distributed_sampler": False,  # the loader shards by itself, resumably
-                "enable_model_summary": False,
-                "num_sanity_val_steps": -1,  # the untrained model's perplexity, where the curve starts
-                "max_epochs": -1,
-            },
-            seed_everything_default=0,
-            subclass_mode_model=True,
-            subclass_mode_data=True,
-            args=argv,
-            auto_configure_optimizers=False,
-            load_from_checkpoint_support=False,
-        )
+        try:
+            super().__init__(
+                LightningModule,
+                LightningDataModule,
+                save_config_callback=RunConfig,
+                save_config_kwargs={"overwrite": True},
+                trainer_class=RunTrainer,
+                trainer_defaults={
+                    "use_distributed_sampler": False,  # the loader shards by itself, resumably
+                    "enable_model_summary": False,
+                    "num_sanity_val_steps": -1,  # the untrained model's perplexity, where the curve starts
+                    "max_epochs": -1,
+                },
+                seed_everything_default=0,
+                subclass_mode_model=True,
+                subclass_mode_data=True,
+                args=argv,
+                auto_configure_optimizers=False,
+                load_from_checkpoint_support=False,
+            )
+        finally:
+            if self.claim is not None:
+                self.claim.release()
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
@@ -144,21 +158,24 @@ class LinformerCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         config = self.config[self.subcommand]
         self.as_given = config.clone()
+        check_name(config.name)
         # Not written back into the config: with the run's config.yaml as --config, another --name is another folder.
         self.run_dir = Path(config.trainer.default_root_dir or f"runs/{config.name}")
+        if self.subcommand == "fit" and not config.trainer.fast_dev_run and is_first_process():
+            self.claim = Claim(self.run_dir)
+        asked = config.ckpt_path if self.subcommand != "prepare" else None
         if self.subcommand != "prepare":
-            config.ckpt_path = _checkpoint_path(self.subcommand, config.ckpt_path, self.run_dir)
+            config.ckpt_path = checkpoint_path(self.subcommand, asked, self.run_dir)
             config.weights_only = True if config.weights_only is None else config.weights_only
+        if self.claim is not None and not lies_in(config.ckpt_path, self.run_dir):
+            if config.overwrite:
+                _keep_sources(config, self.run_dir)
+            self.claim.start_anew(config.overwrite, asked == "auto")
         model = config.model.get("init_args", {})
         if model.get("pretrained") or "load_weights" in model:  # what fine-tunes takes its own checkpoint for the pretrained
             _carry_over(config)
         elif self.subcommand == "predict" and (self.run_dir / TOKENIZER).is_file() and "init_args" in config.data:
             config.data.init_args.tokenizer = str(self.run_dir / TOKENIZER)  # the corpus need not be here
-        if self.subcommand == "fit" and config.ckpt_path is None and not config.trainer.fast_dev_run:
-            start = model.get("pretrained")
-            _claim_run_dir(
-                self.run_dir, config.overwrite and (start is None or Path(start).resolve() != self.run_dir.resolve())
-            )
 
     def instantiate_classes(self) -> None:
         if self.subcommand != "prepare":
@@ -183,6 +200,9 @@ class LinformerCLI(LightningCLI):
         self.config[self.subcommand] = self.as_given  # what the run directory's config.yaml tells
         trainer = super().instantiate_trainer(**kwargs)
         check_machine(trainer, config.precision)
+        for callback in trainer.callbacks:
+            if isinstance(callback, RunConfig):
+                callback.claim = self.claim
         if self.subcommand == "fit":
             # Points first, before others add to the curves; the end of the program after the checkpoints' callbacks.
             finite = Finite()
@@ -222,30 +242,12 @@ def add_run_arguments(parser: LightningArgumentParser) -> None:
     parser.add_lightning_class_args(Progress, "progress")  # after throughput, which it shows
 
 
-def _checkpoint_path(subcommand: str, asked: str | None, root: Path) -> str | None:
-    """A file for ckpt_path: `last` and `best` are looked up in the run directory; evaluation without one takes the best.
-
-    `auto` is `last` if there is one, and else a start from the beginning.
-    """
-    if asked is None and subcommand != "fit":
-        found = find_checkpoint(root, "best") or find_checkpoint(root, "last")
-        if found is None:
-            raise ValueError(
-                f"ckpt_path is not given and {root}/checkpoints holds none; allowed: a file, or a --name that has run"
-            )
-        print(f"checkpoint: {found}", flush=True)
-        return str(found)
-    if asked == "auto":  # for a job that a cluster starts again with the same command
-        found = find_checkpoint(root, "last")
-        return None if found is None else str(found)
-    if asked in ("last", "best"):
-        found = find_checkpoint(root, asked)
-        if found is None:
-            raise ValueError(f"ckpt_path is {asked!r}, but {root}/checkpoints holds none; allowed: a --name that has run")
-        return str(found)
-    if asked is not None:
-        check_checkpoint(Path(asked), whole=False)
-    return asked
+def _keep_sources(config: Namespace, root: Path) -> None:
+    """ValueError where overwriting would delete what the run is to start from."""
+    settings = {f"model.{name}": config.model.get("init_args", {}).get(name) for name in ("pretrained", "teacher")}
+    for name, source in (settings | {"ckpt_path": config.ckpt_path}).items():
+        if source is not None and Path(source).resolve().is_relative_to(root.resolve()) and any(own_files(root)):
+            raise ValueError(f"{name} is {source}, which --overwrite true would delete; allowed: another --name")
 
 
 def _carry_over(config: Namespace) -> None:
@@ -262,17 +264,6 @@ def _carry_over(config: Namespace) -> None:
     if data.get("max_length") is None:
         encoder = source.encoder if source is not None else model.encoder
         data.max_length = None if encoder is None else encoder.max_length
-
-
-def _claim_run_dir(root: Path, overwrite: bool) -> None:
-    """A second fit of the same name would mix its curves with the first one's, and its checkpoints would replace them."""
-    if not is_first_process() or not any((root / "checkpoints").glob("*.ckpt")):
-        return
-    if not overwrite:
-        raise ValueError(
-            f"name: {root} already holds a run; allowed: another --name, --ckpt_path last to continue it, or --overwrite true"
-        )
-    shutil.rmtree(root)
 
 
 def _listed(one_or_more: Any) -> list:

@@ -19,7 +19,7 @@ from torch import Tensor
 from lit_linformer.data.tokenizer import load_tokenizer
 from lit_linformer.interop.source import TrainedModel, version
 from lit_linformer.model import EncoderConfig, MaskedLanguageModel
-from lit_linformer.tasks.checkpoints import UNREADABLE, first_line
+from lit_linformer.runs.checkpoints import UNREADABLE, first_line
 
 CONFIG = "config.json"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -293,6 +293,8 @@ def _weights(folder: Path) -> dict[str, Tensor]:
     shards = _json(file, folder).get("weight_map")
     if not isinstance(shards, dict):
         raise ValueError(f"from is {folder}, whose {file.name} has no weight_map; allowed: a whole index")
+    if strange := [shard for shard in shards.values() if not isinstance(shard, str) or Path(shard).name != shard]:
+        raise ValueError(f"from is {folder}, whose {file.name} names {strange[0]!r}; allowed: files of that folder")
     return {name: tensor for shard in sorted(set(shards.values())) for name, tensor in _read(folder / shard, folder).items()}
 
 

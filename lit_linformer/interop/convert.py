@@ -20,6 +20,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lit_linformer.runs.folder import CONVERSION, check_name, foreign_files, is_run
 from lit_linformer.studies.settings import check_choice, check_number, device, help_shown, parse
 
 if TYPE_CHECKING:  # the help needs no torch
@@ -62,7 +63,7 @@ def main(argv: list[str]) -> None:
         if key not in given:
             raise ValueError(f"--{key} is not given; allowed: {SETTINGS[key][0]}")
     _check(given)
-    output = Path("runs", given["name"])
+    output = Path("runs", check_name(given["name"]))
     check_output(output, given.get("overwrite") == "true")
 
     from lit_linformer.interop.export import describe, staged
@@ -72,7 +73,7 @@ def main(argv: list[str]) -> None:
     model, lines = open_model(given)
     for line in lines:
         print(line)
-    with staged(output) as folder:
+    with staged(output, "name") as folder:
         content = {"command": shlex.join(["python", "run.py", "convert", *argv]), "from": model.name}
         content |= {"settings": given, "perplexity": convert(model, given, folder, where)}
         model.name = output.name
@@ -119,8 +120,12 @@ def check_output(output: Path, overwrite: bool) -> None:
         return
     if not overwrite:
         raise ValueError(f"name: {output} already holds something; allowed: another --name, or --overwrite true")
-    if not (output / "conversion.json").is_file():
+    if not (output / CONVERSION).is_file() or not is_run(output):
         raise ValueError(f"name: {output} holds no conversion; allowed with overwrite: an earlier one")
+    if foreign := foreign_files(output):
+        raise ValueError(
+            f"name: {output} holds {foreign[0].relative_to(output)}, and no conversion wrote that; allowed: another --name"
+        )
 
 
 def open_model(given: dict[str, str]) -> "tuple[TrainedModel, list[str]]":

@@ -13,9 +13,12 @@ of the largest logit is an error. Until then nothing stands at --output. Weights
 changed answers, on the run's validation text or on --source.
 """
 
+import errno
 import importlib
 import importlib.util
+import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -36,6 +39,9 @@ SETTINGS = {
     "quantize": ("int8", "with onnx: 8-bit weights beside the float32 ones, model.int8.onnx"),
     "source": ("TEXT", "with quantize: text to measure on, as for data.source (default: the run's validation text)"),
 }
+# All that an export may write.
+FILES = {"config.json", "tokenizer.json", "README.md", "model.safetensors", "model.onnx", "model.int8.onnx", "model.pt2"}
+FILES |= {"tokenizer_config.json", "special_tokens_map.json", "generation_config.json"}  # by transformers
 # What each format needs beyond torch, and how to get it.
 NEEDS = {
     "safetensors": ({"safetensors": "safetensors"}, "safetensors"),
@@ -131,17 +137,39 @@ def check_output(output: Path, overwrite: bool) -> None:
     if output.is_dir():
         if not overwrite:
             raise ValueError(f"output is {output}, which is not empty; allowed: a new folder, or --overwrite true")
-        if not (output / "config.json").is_file() or not (output / "tokenizer.json").is_file():
+        if not is_export(output):
             raise ValueError(f"output is {output}, which holds no export; allowed with overwrite: the folder of an earlier one")
-    elif output.exists():
+        if foreign := sorted(path.name for path in output.iterdir() if path.name not in FILES):
+            raise ValueError(f"output is {output}, which holds {foreign[0]}, and no export wrote that; allowed: another folder")
+    elif output.exists() or output.is_symlink():
         raise ValueError(f"output is {output}, which is a file; allowed: a folder")
 
 
+def is_export(folder: Path) -> bool:
+    """By the model card and by config.json, which a model of other origin has not."""
+    try:
+        card = (folder / "README.md").read_text(encoding="utf-8")
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    ours = isinstance(config, dict) and (config.get("model_type") == "lit_linformer" or "lit_linformer" in config)
+    return ours and "exported with lit-linformer" in card
+
+
 @contextmanager
-def staged(output: Path) -> Iterator[Path]:
-    """A folder beside output that takes its name at the end, whole, or is gone."""
-    output.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
+def staged(output: Path, setting: str = "output") -> Iterator[Path]:
+    """A folder beside output that takes its name at the end, whole, or is gone.
+
+    Raises ValueError, in one line that names the setting, where nothing can be written.
+    """
+    output = output.resolve()  # of a link what it leads to is replaced
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
+    except OSError as error:
+        raise ValueError(
+            f"{setting}: cannot write {output}: {error.strerror}; allowed: a folder that is open to writing"
+        ) from error
     before = folder.with_name(folder.name + ".before")
     try:
         yield folder
@@ -150,10 +178,24 @@ def staged(output: Path) -> Iterator[Path]:
             output.rename(before)
         folder.rename(output)
         shutil.rmtree(before, ignore_errors=True)
+    except Exception as error:
+        if not _is_full(error, folder):
+            raise
+        raise ValueError(
+            f"{setting}: cannot write {output}: No space left on device; allowed: a disk with more room"
+        ) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         if before.exists() and not output.exists():
             before.rename(output)
+
+
+def _is_full(error: Exception, folder: Path) -> bool:
+    """Whether it was the disk: each library says it in another way, torch with the place in its own code."""
+    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(error):
+        return True
+    by_torch = isinstance(error, OSError | RuntimeError) and re.search("inline_container|PytorchStreamWriter", str(error))
+    return bool(by_torch) and shutil.disk_usage(folder).free < 2**20
 
 
 def _open_to_others(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """The torch format, a torch.export program, and what it shares with onnx: one graph for any batch and length."""
 
 import copy
+import io
 from pathlib import Path
 
 import torch
@@ -70,7 +71,10 @@ def write(model: TrainedModel, folder: Path) -> None:
     write_config(model, folder)
     inputs, sizes = example(model)
     program = torch.export.export(Graph(model), inputs, dynamic_shapes=sizes, strict=False)
-    torch.export.save(program, folder / PROGRAM)
+    # By way of memory: on a full disk torch's own file would abort the process when it is closed.
+    content = io.BytesIO()
+    torch.export.save(program, content)
+    (folder / PROGRAM).write_bytes(content.getbuffer())
 
 
 def logits(model: TrainedModel, folder: Path) -> nn.Module:

@@ -6,11 +6,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 
 from lit_linformer.interop.source import TrainedModel
-from lit_linformer.tasks.checkpoints import TOKENIZER
+from lit_linformer.runs.checkpoints import write_checkpoint
+from lit_linformer.runs.folder import CONFIG, CONVERSION, TOKENIZER, write_marker
 
 HEAD = """# Written by `convert` (conversion.json). The model as it is:
 #   python run.py predict --config {run}/config.yaml --data.text "…"
@@ -20,7 +20,7 @@ HEAD = """# Written by `convert` (conversion.json). The model as it is:
 
 
 def write(model: TrainedModel, folder: Path, run: Path, conversion: dict[str, Any]) -> None:
-    """config.yaml, tokenizer.json, conversion.json and checkpoints/last.ckpt.
+    """run.json, config.yaml, tokenizer.json, conversion.json and checkpoints/last.ckpt.
 
     Args:
         model: a masked language model.
@@ -46,9 +46,9 @@ def write(model: TrainedModel, folder: Path, run: Path, conversion: dict[str, An
     }
     text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
     model.tokenizer.save(folder / TOKENIZER)
-    (folder / "config.yaml").write_text(HEAD.format(run=run) + text, encoding="utf-8")
-    (folder / "conversion.json").write_text(json.dumps(conversion, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    (folder / "checkpoints").mkdir()
+    (folder / CONFIG).write_text(HEAD.format(run=run) + text, encoding="utf-8")
+    (folder / CONVERSION).write_text(json.dumps(conversion, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_marker(folder, run.name)
     checkpoint = {
         "state_dict": {f"net.{name}": tensor for name, tensor in model.net.state_dict().items()},
         "hyper_parameters": {"encoder": asdict(model.encoder), "vocab_size": model.encoder.vocab_size},
@@ -59,4 +59,4 @@ def write(model: TrainedModel, folder: Path, run: Path, conversion: dict[str, An
         "config": text,
         "conversion": conversion,
     }
-    torch.save(checkpoint, folder / "checkpoints" / "last.ckpt")
+    write_checkpoint(checkpoint, folder / "checkpoints" / "last.ckpt")

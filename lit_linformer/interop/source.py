@@ -1,18 +1,17 @@
 """What is exported: a checkpoint's model, its tokenizer, and what is known of its training."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import yaml
 from torch import nn
 
 from lit_linformer.data.tokenizer import Tokenizer, load_tokenizer
 from lit_linformer.model import EncoderConfig, MaskedLanguageModel, SequenceClassifier
+from lit_linformer.runs.checkpoints import check_checkpoint, config_of, encoder_of, find_checkpoint, is_sharded
+from lit_linformer.runs.folder import TOKENIZER
 from lit_linformer.studies.files import read_rows
-from lit_linformer.tasks.checkpoints import TOKENIZER, check_checkpoint, find_checkpoint
-from lit_linformer.tasks.sharding import META
 
 
 @dataclass
@@ -83,8 +82,7 @@ def open_checkpoint(asked: str | Path, setting: str = "ckpt_path") -> TrainedMod
     vocabulary = net.encoder.config.vocab_size
     if len(tokenizer) > vocabulary:
         raise ValueError(f"{setting} is {path}: its tokenizer has {len(tokenizer)} tokens; allowed: its model's {vocabulary}")
-    config = yaml.safe_load(checkpoint.get("config", "{}")) or {}
-    data = config.get("data") or {}
+    data = config_of(checkpoint, path, setting).get("data") or {}
     settings = data.get("init_args") or {}
     longest = settings.get("max_length")
     longest = min(longest, net.encoder.config.max_length) if isinstance(longest, int) else net.encoder.config.max_length
@@ -99,7 +97,7 @@ def open_checkpoint(asked: str | Path, setting: str = "ckpt_path") -> TrainedMod
 def _find(path: Path, setting: str) -> Path:
     if not path.exists():
         raise ValueError(f"{setting} is {path}, which does not exist; allowed: the folder of a run, or a checkpoint file")
-    if not path.is_dir() or (path / META).is_file():  # a sharded checkpoint is a folder
+    if not path.is_dir() or is_sharded(path):  # a sharded checkpoint is a folder
         return path
     found = find_checkpoint(path, "best") or find_checkpoint(path, "last")
     if found is None:
@@ -108,20 +106,18 @@ def _find(path: Path, setting: str) -> Path:
 
 
 def _build(path: Path, checkpoint: dict, setting: str) -> nn.Module:
-    settings = checkpoint.get("hyper_parameters", {})
-    encoder = settings.get("encoder")
-    prefix = "net."
+    encoder = replace(encoder_of(checkpoint, path, setting), activation_checkpointing=False)
+    settings, prefix = checkpoint["hyper_parameters"], "net."
     weights = {name.removeprefix(prefix): t for name, t in checkpoint["state_dict"].items() if name.startswith(prefix)}
-    if not isinstance(encoder, dict) or not weights:
+    if not weights:
         raise ValueError(f"{setting} is {path}, which holds no encoder; allowed: a checkpoint of this project")
     try:
-        encoder = EncoderConfig(**encoder | {"activation_checkpointing": False})
         if "num_labels" in settings:
             net = SequenceClassifier(encoder, settings["num_labels"], settings["pooling"])
         else:
             net = MaskedLanguageModel(encoder)
         net.load_state_dict(weights)
-    except (TypeError, RuntimeError) as error:
+    except (TypeError, KeyError, ValueError, RuntimeError) as error:
         what = " ".join(str(error).split())[:200]
         allowed = "a checkpoint of MLM or SequenceClassification"
         raise ValueError(f"{setting} is {path}, whose weights are of another model ({what}); allowed: {allowed}") from error

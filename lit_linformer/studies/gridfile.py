@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from lit_linformer.runs.folder import check_name, checkpoints
 from lit_linformer.studies.settings import check_choice, check_number, meant
 
 KEYS = ["name", "arguments", "axes", "table", "paper", "skip"]
@@ -45,11 +46,8 @@ class Cell:
         tests = [test] if self.metric.startswith("test/") else []
         if read_json(self.run_dir / "result.json") is not None:
             return tests if read_json(self.run_dir / "test.json") is None else []
-        checkpoints = {path.name for path in (self.run_dir / "checkpoints").glob("*.ckpt")}
-        if checkpoints & {"last.ckpt", "previous.ckpt"}:
-            return [[*self.fit, "--ckpt_path", "last"], *tests]
-        # Killed after its first validation and before the first last.ckpt: nothing to go on from, but fit refuses the name.
-        return [[*self.fit, "--overwrite", "true"] if checkpoints else self.fit, *tests]
+        # auto: a run that was killed before its first last.ckpt has nothing to go on from, and starts anew.
+        return [[*self.fit, "--ckpt_path", "auto"] if checkpoints(self.run_dir) else self.fit, *tests]
 
     def value(self) -> float | None:
         """What the table shows of the cell, at its best validation where that was written down; None while unfinished."""
@@ -113,9 +111,7 @@ def read_grid(path: Path, name: str | None = None, arguments: str = "") -> Grid:
     for row, numbers in paper.items():
         for column, value in _mapping(numbers, f"paper.{row}", axes[columns], kind="column").items():
             check_number(f"paper.{row}.{column}", value)
-    name = name or spec.get("name") or path.stem
-    if not isinstance(name, str) or not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)*", name):
-        raise ValueError(f"name is {name!r}; allowed: letters, digits, - and _")
+    name = check_name(name if name is not None else spec.get("name") or path.stem)
     common, last = _words("arguments", spec.get("arguments", "")), _words("--arguments", arguments)
     words = {axis: {key: _words(f"axes.{axis}.{key}", text) for key, text in axes[axis].items()} for axis in axes}
     return Grid(

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from lit_linformer.data import PretrainingData
 from lit_linformer.model import Encoder, EncoderConfig
+from lit_linformer.runs.checkpoints import check_checkpoint, find_checkpoint
 from lit_linformer.studies.lowrank import Measured, check_index, check_layers, full_rows, measure
-from lit_linformer.tasks.checkpoints import check_checkpoint, find_checkpoint, read_pretrained
+from lit_linformer.tasks.checkpoints import read_pretrained
 
 
 @dataclass

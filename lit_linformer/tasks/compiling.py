@@ -2,7 +2,7 @@
 
 import torch
 
-from lit_linformer.tasks.checkpoints import first_line
+from lit_linformer.runs.checkpoints import first_line
 
 
 def check_compiler(device: torch.device) -> None:

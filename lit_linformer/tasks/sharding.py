@@ -1,7 +1,6 @@
-"""Fully sharded training (FSDP2): weights, gradients and AdamW's state divided among the processes, and its checkpoints.
+"""Fully sharded training (FSDP2): weights, gradients and AdamW's state divided among the processes.
 
-A sharded checkpoint is a folder with a file for each process, in the format of torch.distributed.checkpoint. It goes on
-with any number of processes, sharded or not; `load_sharded` makes a plain checkpoint of it.
+Its checkpoint is a folder (runs/sharded.py). It goes on with any number of processes, sharded or not.
 """
 
 from datetime import timedelta
@@ -11,8 +10,10 @@ from typing import Any
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 
-META = "meta.pt"  # everything but weights and AdamW's state
+from lit_linformer.runs.folder import remove, replace
+from lit_linformer.runs.sharded import Planner, Reader, check_sharded, write_checksums
 
 
 class ShardedStrategy(ModelParallelStrategy):
@@ -33,7 +34,7 @@ class ShardedStrategy(ModelParallelStrategy):
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
         path = Path(self.broadcast(str(checkpoint_path)))
         if path.is_dir():
-            return super().load_checkpoint(path, weights_only=True)
+            return self._load_folder(path)
         # Lightning numbers an optimiser's parameters in the model's order, but ours are in the order of their groups.
         from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict, set_optimizer_state_dict
 
@@ -47,6 +48,46 @@ class ShardedStrategy(ModelParallelStrategy):
             named = {"state": {order[number]: part for number, part in state["state"].items()}, "param_groups": groups}
             set_optimizer_state_dict(self.model, optimizer, named, options=whole)
         return checkpoint
+
+    def _load_folder(self, path: Path) -> dict[str, Any]:
+        """As Lightning does it, but with a reader that runs no pickles."""
+        from torch.distributed.checkpoint import load
+        from torch.distributed.checkpoint.state_dict import (
+            StateDictOptions,
+            get_model_state_dict,
+            get_optimizer_state_dict,
+            set_optimizer_state_dict,
+        )
+
+        def read(state: dict[str, Any]) -> dict[str, Any]:
+            load(state, storage_reader=Reader(path), planner=Planner())
+            return state
+
+        meta = check_sharded(path)  # before anything else, for its errors are one line
+        weights = read({"state_dict": get_model_state_dict(self.model)})["state_dict"]
+        self.model.load_state_dict(weights, strict=self.lightning_module.strict_loading)
+        for index, optimizer in enumerate(self.optimizers):
+            name = f"optimizer_{index}"  # each by itself: of an optimiser that has not stepped, this makes the state
+            state = read({name: get_optimizer_state_dict(self.model, optimizer)})[name]
+            set_optimizer_state_dict(self.model, optimizer, state, options=StateDictOptions(cpu_offload=True))
+        return meta
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None) -> None:
+        """Writes beside the target, then renames, as plain checkpoints are: under its name a folder is whole."""
+        path = Path(self.broadcast(str(filepath)))
+        temporary = path.with_name(path.name + ".tmp")
+        try:
+            if self.is_global_zero and temporary.exists():  # begun by a process that was killed
+                remove(temporary)
+            self.barrier()
+            super().save_checkpoint(checkpoint, temporary, storage_options)
+            if self.is_global_zero:
+                write_checksums(temporary)
+                replace(temporary, path)
+        except (OSError, RuntimeError, CheckpointException) as error:
+            raise OSError(
+                f"cannot write the checkpoint {path}: {' '.join(str(error).split())[:200]}; those before it are intact"
+            ) from error
 
 
 def shard(net: nn.Module, mesh: Any) -> None:
@@ -64,39 +105,3 @@ def shard(net: nn.Module, mesh: Any) -> None:
     for name in ("loss", "nll"):
         if hasattr(net, name):
             register_fsdp_forward_method(net, name)
-
-
-def check_sharded(folder: Path) -> dict[str, Any]:
-    """What a sharded checkpoint holds beside tensors; ValueError or OSError where a part of it is missing."""
-    from torch.distributed.checkpoint import FileSystemReader
-
-    meta = torch.load(folder / META, map_location="cpu", weights_only=True)
-    stored = FileSystemReader(folder).read_metadata().storage_data.values()
-    missing = {part.relative_path for part in stored if not (folder / part.relative_path).is_file()}
-    if missing:
-        raise ValueError(f"it lacks {min(missing)} ({len(missing)} of its files in all)")
-    return meta
-
-
-def load_sharded(folder: Path) -> dict[str, Any]:
-    """The plain checkpoint that a sharded one is equal to, in memory."""
-    from torch.distributed.checkpoint import FileSystemReader
-    from torch.distributed.checkpoint.format_utils import _EmptyStateDictLoadPlanner
-    from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
-
-    checkpoint = check_sharded(folder)
-    tensors: dict[str, Any] = {}
-    _load_state_dict(tensors, storage_reader=FileSystemReader(folder), planner=_EmptyStateDictLoadPlanner(), no_dist=True)
-    checkpoint["state_dict"] = tensors.pop("state_dict")
-    optimizers = [tensors[name] for name in sorted(tensors) if name.startswith("optimizer_")]
-    checkpoint["optimizer_states"] = [_by_number(optimizer) for optimizer in optimizers]
-    return checkpoint
-
-
-def _by_number(optimizer: dict[str, Any]) -> dict[str, Any]:
-    """An optimiser's state with its parameters numbered, as torch.optim has it, instead of named."""
-    groups, names = [], []
-    for group in optimizer["param_groups"]:
-        groups.append({**group, "params": list(range(len(names), len(names) + len(group["params"])))})
-        names += group["params"]
-    return {"state": {names.index(name): state for name, state in optimizer["state"].items()}, "param_groups": groups}

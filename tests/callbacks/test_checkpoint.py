@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lit_linformer.callbacks import AtomicCheckpointIO
-from lit_linformer.tasks.checkpoints import check_checkpoint, find_checkpoint
+from lit_linformer.runs.checkpoints import check_checkpoint, find_checkpoint
 
 
 def save_for_ever(path):

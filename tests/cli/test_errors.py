@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lit_linformer.tasks.checkpoints import find_checkpoint
+from lit_linformer.runs.checkpoints import find_checkpoint
 from tests.helpers import TINY, load, run_forked
 
 ROOT = Path(__file__).parents[2]

@@ -126,7 +126,9 @@ def test_a_run_that_has_trained_nothing_is_not_resumed(roberta, tmp_path, corpus
     argv = ["fit", "--config", "runs/new/config.yaml", *words]
     refused([*argv, "--ckpt_path", "last"], tmp_path, "a model that has trained nothing yet; allowed: .* model.pretrained")
     # It would delete what it starts from.
-    refused([*argv, "--overwrite", "true"], tmp_path, r"name: runs/new already holds a run; allowed")
+    refused(
+        [*argv, "--overwrite", "true"], tmp_path, "model.pretrained is runs/new, which --overwrite true would delete; allowed"
+    )
 
 
 @pytest.mark.parametrize("form", ["bin", "shards", "shards of bin", "base", "old names", "untied, but equal"])

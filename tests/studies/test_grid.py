@@ -93,9 +93,7 @@ def test_what_is_left_of_a_cell(file):
     checkpoints = first.run_dir / "checkpoints"
     checkpoints.mkdir(parents=True)
     (checkpoints / "best-00000007-0.5.ckpt").touch()
-    assert first.left() == [[*first.fit, "--overwrite", "true"]]
-    (checkpoints / "previous.ckpt").touch()
-    assert first.left() == [[*first.fit, "--ckpt_path", "last"]]
+    assert first.left() == [[*first.fit, "--ckpt_path", "auto"]]
     (first.run_dir / "result.json").write_text('{"metr')  # a copy that was cut off
     assert first.left() and first.value() is None
     finish(first, result={"metrics": {"val/accuracy": 0.5}})

@@ -76,7 +76,7 @@ def test_failed_cells_leave_the_others_and_go_on(tiny, tmp_path, capsys):
     write_small_grid(tiny, axes)
     main(["--config", "grid.yaml", "--print_commands", "true", "--only", "case=killed"])
     (line,) = capsys.readouterr().out.splitlines()
-    assert line.endswith("--ckpt_path last") and not Path("runs/grid/killed-8/result.json").exists()
+    assert line.endswith("--ckpt_path auto") and not Path("runs/grid/killed-8/result.json").exists()
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=HANGS)
     assert done.returncode == 0 and "resuming at step 5" in done.stdout, done.stderr
     main(["--config", "grid.yaml", "--only", "case=killed"])
@@ -105,4 +105,4 @@ def test_ctrl_c_stops_the_cells_and_no_cell_runs_twice(tiny, tmp_path, capsys):
     assert grid.returncode != 0 and "stopped; the same command goes on from here" in errors
     with open("runs/grid/long-8.log") as log:
         fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody holds it: no process of the cell is left
-    assert read_grid(Path("grid.yaml")).cells[0].left()[0][-2:] == ["--ckpt_path", "last"]
+    assert read_grid(Path("grid.yaml")).cells[0].left()[0][-2:] == ["--ckpt_path", "auto"]

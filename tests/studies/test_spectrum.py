@@ -15,9 +15,9 @@ import yaml
 
 from lit_linformer.data import PretrainingData
 from lit_linformer.model import EncoderConfig
+from lit_linformer.runs.checkpoints import find_checkpoint
 from lit_linformer.studies.spectrum import SETTINGS, main
 from lit_linformer.tasks import MLM
-from lit_linformer.tasks.checkpoints import find_checkpoint
 from tests.helpers import TINY, inside, run_forked, write_corpus
 
 ROOT = Path(__file__).parents[2]

@@ -7,8 +7,9 @@ import torch
 
 from lit_linformer.data.tokenizer import load_tokenizer
 from lit_linformer.model import EncoderConfig
+from lit_linformer.runs.checkpoints import find_checkpoint
 from lit_linformer.tasks import MLM, SequenceClassification
-from lit_linformer.tasks.checkpoints import find_checkpoint, read_pretrained
+from lit_linformer.tasks.checkpoints import read_pretrained
 from tests.helpers import TINY, inside, load, run_forked
 
 

@@ -1,0 +1,233 @@
+"""Checkpoints on disk: checked, and found by name in a run's folder.
+
+    last.ckpt                    the newest, and previous.ckpt, the one before it, in case the newest is damaged
+    new.ckpt                     one that was written when the run was killed, and is yet to become last.ckpt
+    best-STEP-METRIC.ckpt        those of the best validations
+
+When they are written is callbacks/checkpoint.py's.
+"""
+
+import contextlib
+import functools
+import os
+import pickle
+import re
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from lit_linformer.model import EncoderConfig
+from lit_linformer.runs.folder import CONFIG, checkpoints, own_files, replace
+from lit_linformer.runs.sharded import META, METADATA, check_sharded, load_sharded, verify_plain, verify_sharded
+from lit_linformer.studies.files import read_rows
+from lit_linformer.utils.signals import is_first_process
+
+BEST = re.compile(r"best-(\d+)-(-?\d+\.\d+|nan|-?inf)(?:-v\d+)?\.ckpt")  # best-STEP-METRIC.ckpt
+# What torch.load raises for a file that is damaged or another kind's.
+UNREADABLE = (OSError, RuntimeError, EOFError, ValueError, KeyError, AttributeError, zipfile.BadZipFile)
+
+
+def check_checkpoint(path: Path, setting: str = "ckpt_path", whole: bool = True) -> dict[str, Any]:
+    """The checkpoint, its tensors left on disk; ValueError, in one line, for what is missing, damaged or none.
+
+    Of a sharded one, which is a folder, the tensors are read, unless ``whole`` is false.
+    """
+    if not path.exists():
+        raise ValueError(f"{setting} is {path}, which is no file; allowed: a checkpoint file, 'last' or 'best'")
+    try:
+        if path.is_dir():
+            checkpoint = load_sharded(path) if whole else check_sharded(path)
+        else:
+            checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except pickle.UnpicklingError as error:
+        raise ValueError(
+            f"{setting} is {path}, which holds other objects than weights and plain values: they are not loaded, for that may "
+            "run code; allowed: a checkpoint of this project"
+        ) from error
+    except UNREADABLE as error:
+        raise ValueError(f"{setting} is {path}, which is truncated or no checkpoint: {first_line(error)}") from error
+    steps = checkpoint.get("global_step") if isinstance(checkpoint, dict) else None
+    if not isinstance(steps, int) or ("state_dict" not in checkpoint and not path.is_dir()):
+        raise ValueError(f"{setting} is {path}, which holds no training state; allowed: a checkpoint of this project")
+    try:
+        _verify(path, *_states(path))
+    except UNREADABLE as error:
+        raise ValueError(
+            f"{setting} is {path}, which is no longer what was written: {first_line(error)}; allowed: another checkpoint"
+        ) from error
+    return checkpoint
+
+
+def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
+    """Writes beside the target, syncs, then renames; OSError, with the path, where that fails."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(temporary, "wb") as file:
+            torch.save(checkpoint, file)
+            file.flush()
+            os.fsync(file.fileno())
+        replace(temporary, path)
+    except (OSError, RuntimeError) as error:  # torch's zip writer turns a failed write into a RuntimeError
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise OSError(f"cannot write the checkpoint {path}: {first_line(error)}; those before it are intact") from error
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a run could go on from it."""
+    try:
+        check_checkpoint(path, whole=False)
+        return True
+    except ValueError:
+        return False
+
+
+@functools.lru_cache(maxsize=64)
+def _verify(path: Path, *states: tuple[int, int]) -> None:
+    """Once for each state of the file or folder, for this reads all of it."""
+    if not path.is_dir():
+        verify_plain(path)
+    elif is_first_process():  # which checkpoint is read is its word; the others would each read everything
+        verify_sharded(path)
+
+
+def _states(path: Path) -> list[tuple[int, int]]:
+    found = [os.stat(part) for part in ([path, *sorted(path.iterdir())] if path.is_dir() else [path])]
+    return [(state.st_size, state.st_mtime_ns) for state in found]
+
+
+def is_sharded(path: Path) -> bool:
+    return (path / META).is_file() or (path / METADATA).is_file()
+
+
+def find_checkpoint(run_dir: Path, which: str) -> Path | None:
+    """The run's checkpoint: ``last`` is the newest that is whole, ``best`` the one of the best validation.
+
+    Of a run that was started again from an earlier step, what the steps after that gave counts no more: ``best`` goes by the
+    curve that the run's folder holds.
+    """
+    return _find_best(run_dir) if which == "best" else _find_last(run_dir)
+
+
+def _find_last(run_dir: Path) -> Path | None:
+    found = []
+    for rank, name in enumerate(("previous", "last", "new")):
+        if not (path := run_dir / "checkpoints" / f"{name}.ckpt").exists():
+            continue
+        try:
+            found.append((check_checkpoint(path, whole=False)["global_step"], rank, path))
+        except ValueError as error:
+            if is_first_process():
+                print(f"warning: {error}; falling back to the one before it", file=sys.stderr, flush=True)
+    return max(found)[2] if found else None
+
+
+def _find_best(run_dir: Path) -> Path | None:
+    named = [(path, found) for path in checkpoints(run_dir) if (found := BEST.fullmatch(path.name))]
+    scored = [(float(found[2]), int(found[1]), path) for path, found in named if found[2] != "nan"]
+    best = best_settings(run_dir)
+    curve = read_rows(run_dir / "perplexity.csv") or read_rows(run_dir / "scores.csv")
+    measured = {(row.get("step"), row.get(name)) for row in curve for name in ("perplexity", best["monitor"])}
+
+    def on_curve(score: float, step: int) -> bool:
+        # The name has four decimals, of a float32.
+        return any(
+            at == step and value is not None and abs(value - score) <= 1e-4 + 1e-6 * abs(score) for at, value in measured
+        )
+
+    scored = [one for one in scored if on_curve(*one[:2])] or scored
+    better = max if best["mode"] == "max" else min
+    return better(scored, key=lambda one: one[0], default=(0.0, 0, None))[2]
+
+
+def checkpoint_path(subcommand: str, asked: str | None, root: Path) -> str | None:
+    """A file for ckpt_path: `last` and `best` are looked up in the run directory; evaluation without one takes the best.
+
+    `auto` is `last` if there is one, and else a start from the beginning.
+    """
+    if asked is None and subcommand != "fit":
+        found = find_checkpoint(root, "best") or find_checkpoint(root, "last")
+        if found is None:
+            raise ValueError(
+                f"ckpt_path is not given and {root}/checkpoints holds none; allowed: a file, or a --name that has run"
+            )
+        check_checkpoint(found, whole=False)
+        print(f"checkpoint: {found}", flush=True)
+        return str(found)
+    if asked == "auto":  # for a job that a cluster starts again with the same command
+        found = find_checkpoint(root, "last")
+        return str(found) if found is not None else _nothing_to_go_on_from(root)
+    if asked in ("last", "best"):
+        found = find_checkpoint(root, asked)
+        if found is None:
+            raise ValueError(
+                f"ckpt_path is {asked!r}, but {root}/checkpoints holds none; allowed: a --name that has run"
+                + (", or auto, which then starts anew" if subcommand == "fit" else "")
+            )
+        asked = str(found)
+    if asked is not None:
+        check_checkpoint(Path(asked), whole=False)
+    return asked
+
+
+def _nothing_to_go_on_from(root: Path) -> None:
+    """Says so; ValueError where there is something, but damaged: to begin anew would throw it away."""
+    left = [path.name for path in checkpoints(root)]
+    if damaged := [name for name in left if name in ("last.ckpt", "previous.ckpt")]:
+        raise ValueError(
+            f"ckpt_path is 'auto', but {root}/checkpoints holds no whole {' or '.join(damaged)}; allowed: --ckpt_path best, if "
+            "that is whole, or to begin anew with --overwrite true"
+        )
+    if is_first_process() and root.is_dir() and any(own_files(root)):
+        there = f"no last.ckpt yet, only {', '.join(left)}" if left else "no checkpoint yet"
+        print(f"{root} holds {there}: it starts anew", flush=True)
+
+
+def lies_in(path: str | None, root: Path) -> bool:
+    """Whether a checkpoint is one of this run's."""
+    return path is not None and Path(path).resolve().is_relative_to((root / "checkpoints").resolve())
+
+
+def best_settings(run_dir: Path) -> dict[str, str]:
+    """{"monitor", "mode"}: what the run's config.yaml calls best."""
+    default = {"monitor": "val/perplexity", "mode": "min"}
+    try:
+        found = yaml.safe_load((run_dir / CONFIG).read_text(encoding="utf-8"))["best"]
+        return default | {key: found[key] for key in default if key in found}
+    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError, RecursionError):
+        return default
+
+
+def encoder_of(checkpoint: dict[str, Any], path: Path, setting: str) -> EncoderConfig:
+    """The encoder's settings; ValueError, in one line, for a checkpoint that holds none, or none that an encoder could have."""
+    settings = checkpoint.get("hyper_parameters")
+    encoder = settings.get("encoder") if isinstance(settings, dict) else None
+    if not isinstance(encoder, dict):
+        raise ValueError(f"{setting} is {path}, which holds no encoder; allowed: a checkpoint of this project")
+    try:
+        return EncoderConfig(**encoder)
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise ValueError(
+            f"{setting} is {path}, whose encoder has settings that none can have ({first_line(error)}); allowed: a checkpoint "
+            "of this project"
+        ) from error
+
+
+def config_of(checkpoint: dict[str, Any], path: Path, setting: str) -> dict[str, Any]:
+    """The run's config, as the checkpoint keeps it; empty where it keeps none, ValueError where it is none."""
+    try:
+        config = yaml.safe_load(checkpoint.get("config") or "{}")
+    except (yaml.YAMLError, AttributeError, RecursionError, ValueError) as error:
+        raise ValueError(f"{setting} is {path}, whose config is no YAML ({first_line(error)}); allowed: a whole one") from error
+    if not isinstance(config, dict) or not isinstance(config.get("data") or {}, dict):
+        raise ValueError(f"{setting} is {path}, whose config is no run's; allowed: a checkpoint of this project")
+    return config
+
+
+def first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,0 +1,78 @@
+"""One process at a time trains in a run's folder. The kernel lets go of the lock when that process ends, however it ends."""
+
+import contextlib
+import errno
+import fcntl
+import os
+import socket
+import sys
+import weakref
+from pathlib import Path
+
+LOCK = ".lock"
+# What file systems without locks answer.
+UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP}
+_held: weakref.WeakSet["RunLock"] = weakref.WeakSet()
+
+
+class RunLock:
+    """Held from the moment it is made until `release`.
+
+    Args:
+        folder: it is locked by a file in it, which tells who holds it.
+
+    Raises ValueError, in one line, where another process holds it, and OSError where no file can be written.
+    """
+
+    def __init__(self, folder: Path):
+        self.path = folder / LOCK
+        self._descriptor: int | None = None
+        while self._descriptor is None:
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                self._lock(descriptor)
+                # The holder before may have removed the file between our opening and locking it.
+                with contextlib.suppress(FileNotFoundError):
+                    if os.path.samestat(os.stat(self.path), os.fstat(descriptor)):
+                        self._descriptor = descriptor
+            finally:
+                if self._descriptor is None:
+                    os.close(descriptor)
+        os.ftruncate(self._descriptor, 0)
+        os.write(self._descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        _held.add(self)
+
+    def _lock(self, descriptor: int) -> None:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.read(descriptor, 200).decode(errors="replace").strip() or "another process"
+            raise ValueError(
+                f"name: {self.path.parent} is being trained by {holder}; allowed: another --name, or this one when that has ended"
+            ) from error
+        except OSError as error:
+            if error.errno not in UNSUPPORTED:
+                raise
+            print(
+                f"warning: {self.path.parent} lies on a file system without locks ({error.strerror}): "
+                "two runs of one name would go unnoticed",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def release(self) -> None:
+        """Takes the file away, too."""
+        if self._descriptor is not None:
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def forget(self) -> None:
+        """In a forked process: a DataLoader's worker that outlives the run must not hold its lock."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+os.register_at_fork(after_in_child=lambda: [lock.forget() for lock in list(_held)])

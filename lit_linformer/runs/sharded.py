@@ -1,0 +1,156 @@
+"""Sharded checkpoints: a folder with a file for each process, in the format of torch.distributed.checkpoint.
+
+Their `.metadata` is a pickle, and so are the plain values beside the tensors. torch reads both with pickle.load, which runs
+whatever they say. Here nothing runs: `.metadata` may name the few classes that it needs, values are read as weights only.
+"""
+
+import io
+import json
+import os
+import pickle
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, _EmptyStateDictLoadPlanner
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+
+META = "meta.pt"  # everything but weights and AdamW's state
+METADATA = ".metadata"  # which tensor lies where
+CHECKSUMS = "checksums.json"  # of .metadata; torch's own, one a tensor, are in the other files
+DAMAGED = "the checksum of {} does not fit: it is damaged"
+# Classes that a .metadata may name, those of torch 2.8 to 2.13.
+CLASSES = {
+    "torch.distributed.checkpoint.metadata": {
+        "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta", "TensorProperties",
+        "TensorStorageMetadata", "_MEM_FORMAT_ENCODING",
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch": {"Size"},
+    "torch.serialization": {"_get_layout"},  # a name to a layout
+    "pathlib": {"Path", "PosixPath", "PurePosixPath"},
+    "pathlib._local": {"Path", "PosixPath", "PurePosixPath"},  # as Python 3.13 calls them
+    "collections": {"OrderedDict"},
+}  # fmt: skip
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        # A name with dots would lead from a class to whatever it can reach.
+        if name in CLASSES.get(module, ()) or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"{METADATA} names {module}.{name}")
+
+
+def read_metadata(folder: Path) -> Metadata:
+    """Which tensor lies where. Runs nothing.
+
+    Raises pickle.UnpicklingError for other objects than those that a checkpoint needs, OSError or ValueError for what is damaged.
+    """
+    content = (folder / METADATA).read_bytes()
+    if (folder / CHECKSUMS).is_file():  # not there before they were written
+        if json.loads((folder / CHECKSUMS).read_text(encoding="utf-8")).get(METADATA) != zlib.crc32(content):
+            raise ValueError(DAMAGED.format(METADATA))
+    try:
+        metadata = _Unpickler(io.BytesIO(content)).load()
+        names = {part.relative_path for part in metadata.storage_data.values()}
+    except pickle.UnpicklingError:
+        raise
+    except Exception as error:  # a damaged pickle fails in many ways
+        raise ValueError(f"{METADATA} cannot be read ({error})") from error
+    if outside := [name for name in names if not isinstance(name, str) or Path(name).name != name]:
+        raise ValueError(f"{METADATA} names {outside[0]!r}, which is no file of this folder")
+    if missing := {name for name in names if not (folder / name).is_file()}:
+        raise ValueError(f"it lacks {min(missing)} ({len(missing)} of its files in all)")
+    return metadata
+
+
+def write_checksums(folder: Path) -> None:
+    """To be called when all else is written; flushes what torch leaves to the kernel."""
+    (folder / CHECKSUMS).write_text(json.dumps({METADATA: zlib.crc32((folder / METADATA).read_bytes())}) + "\n")
+    for name in (META, METADATA, CHECKSUMS):
+        with open(folder / name, "rb") as file:
+            os.fsync(file.fileno())
+
+
+class Reader(FileSystemReader):
+    """torch's, without its pickle.load."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        metadata = read_metadata(Path(self.path))
+        metadata.storage_meta = metadata.storage_meta or StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+
+class _WeightsOnly:
+    """Plain values are read as torch.load reads weights."""
+
+    def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
+        # torch's own would unpickle anything: it is given the value alone, put there by torch.save again.
+        found, clean = torch.load(value, map_location="cpu", weights_only=True), io.BytesIO()
+        torch.save(found, clean)
+        clean.seek(0)
+        super().load_bytes(read_item, clean)
+
+
+class Planner(_WeightsOnly, DefaultLoadPlanner):
+    """Reads into tensors that are there."""
+
+
+class _WholePlanner(_WeightsOnly, _EmptyStateDictLoadPlanner):
+    """Reads all that there is."""
+
+
+def check_sharded(folder: Path) -> dict[str, Any]:
+    """What a sharded checkpoint holds beside tensors; ValueError or OSError where a part of it is missing."""
+    read_metadata(folder)
+    return torch.load(folder / META, map_location="cpu", weights_only=True)
+
+
+def verify_sharded(folder: Path) -> None:
+    """Reads all of it once; ValueError for what is not as it was written."""
+    verify_plain(folder / META)
+    files: dict[str, list[Any]] = {}
+    for part in read_metadata(folder).storage_data.values():
+        files.setdefault(part.relative_path, []).append(part)
+    for name, parts in files.items():
+        with open(folder / name, "rb") as file:
+            for part in parts:
+                file.seek(part.offset)
+                verify_plain(io.BytesIO(file.read(part.length)), name)
+
+
+def verify_plain(file: Path | io.BytesIO, name: str = "") -> None:
+    """The checksums that torch.save writes and torch.load does not look at: one for each tensor."""
+    try:
+        with zipfile.ZipFile(file) as content:
+            damaged = content.testzip()
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:  # what flipped bits of a header give
+        raise ValueError(f"{name or 'it'} is damaged ({error})") from error
+    if damaged is not None:
+        raise ValueError(DAMAGED.format(f"{name}: {damaged}" if name else damaged))
+
+
+def load_sharded(folder: Path) -> dict[str, Any]:
+    """The plain checkpoint that a sharded one is equal to, in memory."""
+    checkpoint = check_sharded(folder)
+    tensors: dict[str, Any] = {}
+    _load_state_dict(tensors, storage_reader=Reader(folder), planner=_WholePlanner(), no_dist=True)
+    checkpoint["state_dict"] = tensors.pop("state_dict")
+    optimizers = [tensors[name] for name in sorted(tensors) if name.startswith("optimizer_")]
+    checkpoint["optimizer_states"] = [_by_number(optimizer) for optimizer in optimizers]
+    return checkpoint
+
+
+def _by_number(optimizer: dict[str, Any]) -> dict[str, Any]:
+    """An optimiser's state with its parameters numbered, as torch.optim has it, instead of named."""
+    groups, names = [], []
+    for group in optimizer["param_groups"]:
+        groups.append({**group, "params": list(range(len(names), len(names) + len(group["params"])))})
+        names += group["params"]
+    return {"state": {names.index(name): state for name, state in optimizer["state"].items()}, "param_groups": groups}

@@ -1,0 +1,207 @@
+"""Runs' folders: only runs are overwritten, only what a run wrote goes, and a start that is refused leaves nothing."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from lit_linformer.runs.folder import Claim, check_name, foreign_files, is_run, own_files, write_marker
+from tests.cli.test_errors import complaint
+from tests.helpers import output, run_forked
+
+CONFIG = {"trainer": {}, "model": {}, "data": {}, "best": {}, "last": {}}
+
+
+def make(folder: Path, *names: str) -> Path:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+    return folder
+
+
+def files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
+
+
+@pytest.mark.parametrize("name", ["a", "quickstart", "table2/linformer-128", "lr=1e-3,k=4", "v1.0_x", "Übung"])
+def test_names(name):
+    assert check_name(name) == name
+
+
+BAD = [
+    "",
+    ".",
+    "..",
+    "../x",
+    "a/../../x",
+    "/tmp/x",
+    "a/",
+    "/",
+    "a//b",
+    "a/.",
+    "~",
+    "-x",
+    "a b",
+    "a\n",
+    "a\0b",
+    ".hidden",
+    "a/..",
+    None,
+]
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_names_that_lead_elsewhere(name):
+    with pytest.raises(ValueError, match=r"^name is .*; allowed: letters, digits"):
+        check_name(name)
+
+
+@pytest.mark.parametrize("name", ["", "..", "../x", "a/../..", "/tmp/x"])
+def test_no_command_takes_such_a_name(name, tiny, tmp_path):
+    before = files(tmp_path)
+    for command in (["fit", *tiny, "--overwrite", "true"], ["convert", "--from", "x"], ["grid", "--config", "grid.yaml"]):
+        (tmp_path / "grid.yaml").write_text(
+            "axes: {k: {4: --model.lr 1}, seed: {1: --seed_everything 1}}\ntable: {rows: k, columns: seed, value: val/perplexity}"
+        )
+        assert f"name is '{name}'; allowed: letters, digits" in complaint([*command, f"--name={name}"], tmp_path)
+    assert files(tmp_path) - before <= {"complaint.txt", "grid.yaml"} and not (tmp_path / "runs").exists()
+
+
+def test_what_a_run_is(tmp_path):
+    assert not is_run(tmp_path)
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"model": {}, "data": {}}))  # another project's
+    assert not is_run(tmp_path)
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(CONFIG))  # as it was before there was a marker
+    assert is_run(tmp_path)
+    (tmp_path / "config.yaml").unlink()
+    write_marker(tmp_path)
+    assert is_run(tmp_path)
+    (tmp_path / "run.json").write_text('{"project": "another"}')
+    assert not is_run(tmp_path)
+
+
+def test_a_converted_model_of_before_the_marker_is_a_run(tmp_path):
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"trainer": {}, "model": {}, "data": {}}))
+    assert not is_run(tmp_path)
+    make(tmp_path, "conversion.json")
+    assert is_run(tmp_path)
+
+
+OWN = (
+    "config.yaml", "tokenizer.json", "tokenizer.json.12.tmp", "perplexity.csv", "result.json", "events.out.tfevents.1.host.2",
+    "by_tokens/events.out.tfevents.3", "submission/SST-2.tsv", "checkpoints/last.ckpt", "checkpoints/new.ckpt.tmp",
+    "checkpoints/best-00000007-1.0000.ckpt", "checkpoints/previous.ckpt/meta.pt", "checkpoints/previous.ckpt/__0_0.distcp",
+)  # fmt: skip
+FOREIGN = ("notes.txt", "checkpoints/pytorch_model.bin", "checkpoints/previous.ckpt/mine.txt", "sub/config.yaml", "by_tokens/x")
+
+
+def test_overwriting_deletes_what_a_run_wrote_and_nothing_else(tmp_path):
+    folder = make(tmp_path / "run", *OWN, *FOREIGN)
+    (folder / "config.yaml").write_text(yaml.safe_dump(CONFIG))
+    outside = make(tmp_path / "outside", "last.ckpt", "meta.pt")
+    (folder / "checkpoints/last.ckpt").unlink()
+    (folder / "checkpoints/last.ckpt").symlink_to(outside)
+    assert {str(path.relative_to(folder)) for path in foreign_files(folder)} == {
+        "notes.txt", "checkpoints/pytorch_model.bin", "sub", "by_tokens/x"
+    }  # fmt: skip
+    claim = Claim(folder)
+    claim.start_anew(overwrite=True, goes_on=False)
+    assert (
+        set(OWN) - {"checkpoints/last.ckpt"} < files(folder) and (folder / "checkpoints/last.ckpt").is_symlink()
+    )  # until training begins
+    claim.begin()
+    claim.release()
+    assert files(folder) == {"run.json", *FOREIGN} and files(outside) == {"last.ckpt", "meta.pt"}
+
+
+@pytest.mark.parametrize("name", ["checkpoints/last.ckpt", "config.yaml", "tokenizer.json", "result.json"])
+def test_a_folder_that_is_no_run_is_left_alone(name, tmp_path):
+    folder = make(tmp_path / "run", name, "notes.txt")
+    for overwrite in (False, True):
+        claim = Claim(folder)
+        with pytest.raises(ValueError, match=rf"^name: .*run holds {name}, but no run of this project; allowed: another"):
+            claim.start_anew(overwrite, goes_on=True)
+        claim.release()
+    assert files(folder) == {name, "notes.txt"}
+
+
+def test_a_start_that_is_refused_leaves_no_trace(tmp_path):
+    claim = Claim(tmp_path / "runs/table/cell")
+    claim.start_anew(False, False)
+    make(claim.folder, "events.out.tfevents.1", "by_tokens/events.out.tfevents.1")
+    claim.release()
+    assert not (tmp_path / "runs").exists()
+
+    folder = make(tmp_path / "run", "events.out.tfevents.0", "checkpoints/last.ckpt", "notes.txt")
+    write_marker(folder)
+    before = files(folder)
+    claim = Claim(folder)
+    claim.start_anew(True, False)
+    make(folder, "events.out.tfevents.1", "config.yaml")
+    claim.release()
+    assert files(folder) == before
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"^name: cannot write into .*file/run \(Not a directory\); allowed: "):
+        Claim(tmp_path / "file" / "run")
+    assert files(tmp_path) == {"file"}
+
+
+def test_own_files_of_nothing(tmp_path):
+    assert list(own_files(tmp_path / "nowhere")) == []
+
+
+# Whole runs
+
+
+def test_overwrite_and_refusals_of_fit(tiny, tmp_path):
+    short = ["fit", *tiny, "--trainer.max_steps", "2", "--trainer.num_sanity_val_steps", "0"]
+    other = make(tmp_path / "runs/other", "checkpoints/model.ckpt", "config.yaml")
+    assert run_forked(short) == 0
+    folder = tmp_path / "runs/tiny"
+    make(folder, "notes.txt")
+    events = {path.name for path in folder.glob("events.*")}
+    before = files(folder)
+
+    # A typo in another setting: the run that was to be overwritten is still there, and nothing new.
+    for wrong in (["--model.encoder.hidden_size", "17"], ["--data.source", "nowhere.txt"], ["--data.max_length", "4096"]):
+        complaint([*short, "--overwrite", "true", *wrong], tmp_path)
+        assert files(folder) == before
+    # Starting from the run that would go.
+    line = complaint([*short, "--overwrite", "true", "--model.pretrained", "runs/tiny"], tmp_path)
+    assert "model.pretrained is runs/tiny, which --overwrite true would delete; allowed: another --name" in line
+    assert "holds config.yaml, but no run of this project" in complaint(
+        [*short, "--name", "other", "--overwrite", "true"], tmp_path
+    )
+    assert files(other) == {"checkpoints/model.ckpt", "config.yaml"} and files(folder) == before
+
+    assert run_forked([*short, "--overwrite", "true"]) == 0
+    assert "notes.txt" in files(folder) and not events & files(folder) and {".lock"}.isdisjoint(files(folder))
+    # A new name that is refused leaves no folder, hence no empty run in TensorBoard.
+    complaint([*short, "--name", "refused", "--data.max_length", "4096"], tmp_path)
+    assert not (tmp_path / "runs/refused").exists()
+
+
+def test_a_run_of_548a2f2_goes_on_and_is_overwritten(tiny, tmp_path):
+    """Such a run has no marker, and perhaps the versions of a best checkpoint that kills left behind."""
+    assert run_forked(["fit", *tiny]) == 0
+    folder = tmp_path / "runs/tiny"
+    (folder / "run.json").unlink()
+    best = next((folder / "checkpoints").glob("best-*.ckpt"))
+    (best.with_name(best.stem + "-v1.ckpt")).write_bytes(best.read_bytes())
+    shown = output(["fit", *tiny, "--ckpt_path", "auto", "--trainer.max_steps", "13"], tmp_path)
+    assert "resuming at step 12" in shown and (folder / "run.json").is_file()
+    assert [path.name for path in (folder / "checkpoints").glob("best-*.ckpt")] == [best.name]
+    (folder / "run.json").unlink()
+    assert run_forked(["fit", *tiny, "--overwrite", "true", "--trainer.max_steps", "2"]) == 0
+    assert torch.load(folder / "checkpoints/last.ckpt", weights_only=True)["global_step"] == 2
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_read_only_folder_is_one_line(tiny, tmp_path):
+    (tmp_path / "runs").mkdir(mode=0o555)
+    assert "cannot write into runs/tiny (Permission denied)" in complaint(["fit", *tiny], tmp_path)
