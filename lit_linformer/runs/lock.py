@@ -48,7 +48,7 @@ class RunLock:
         except BlockingIOError as error:
             holder = os.read(descriptor, 200).decode(errors="replace").strip() or "another process"
             raise ValueError(
-                f"name: {self.path.parent} is being trained by {holder}; allowed: another --name, or this one when that has ended"
+                f"name: {self.path.parent} is being trained by {holder}; allowed: another --name, or to wait for its end"
             ) from error
         except OSError as error:
             if error.errno not in UNSUPPORTED:

@@ -49,7 +49,7 @@ class _Unpickler(pickle.Unpickler):
 def read_metadata(folder: Path) -> Metadata:
     """Which tensor lies where. Runs nothing.
 
-    Raises pickle.UnpicklingError for other objects than those that a checkpoint needs, OSError or ValueError for what is damaged.
+    Raises pickle.UnpicklingError for other objects than a checkpoint needs, OSError or ValueError for what is damaged.
     """
     content = (folder / METADATA).read_bytes()
     if (folder / CHECKSUMS).is_file():  # not there before they were written

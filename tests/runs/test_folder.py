@@ -63,7 +63,8 @@ def test_no_command_takes_such_a_name(name, tiny, tmp_path):
     before = files(tmp_path)
     for command in (["fit", *tiny, "--overwrite", "true"], ["convert", "--from", "x"], ["grid", "--config", "grid.yaml"]):
         (tmp_path / "grid.yaml").write_text(
-            "axes: {k: {4: --model.lr 1}, seed: {1: --seed_everything 1}}\ntable: {rows: k, columns: seed, value: val/perplexity}"
+            "axes: {k: {4: --model.lr 1}, seed: {1: --seed_everything 1}}\n"
+            "table: {rows: k, columns: seed, value: val/perplexity}\n"
         )
         assert f"name is '{name}'; allowed: letters, digits" in complaint([*command, f"--name={name}"], tmp_path)
     assert files(tmp_path) - before <= {"complaint.txt", "grid.yaml"} and not (tmp_path / "runs").exists()
