@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -197,3 +198,51 @@ def assert_same(a: Any, b: Any, where: str = "") -> None:
         assert torch.equal(a, b), where
     else:
         assert a == b, where
+
+
+def in_one_process(lines: list[list[str]], folder: Path, hangs_after: float = 120) -> list[tuple[int, str]]:
+    """`python run.py LINE` for each line, one after the other in one forked process: (exit status, what was printed).
+
+    Far quicker than a process each. A line that takes longer than ``hangs_after`` seconds has the status -9, and so have
+    those behind it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def child() -> None:
+        os.setsid()
+        from lit_linformer.cli import main
+
+        for number, line in enumerate(lines):
+            log = os.open(folder / f"{number}.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            os.close(log)
+            sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
+            try:
+                main(line)
+                status = 0
+            except SystemExit as end:
+                status = end.code or 0
+            except BaseException:
+                traceback.print_exc()
+                status = 1
+            sys.stdout.flush()
+            sys.stderr.flush()
+            (folder / f"{number}.status").write_text(str(status))
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    done = -1
+    while process.is_alive():
+        process.join(hangs_after)
+        now = len(list(folder.glob("*.status")))
+        if process.is_alive() and now == done:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.join()
+        done = now
+    found = []
+    for number in range(len(lines)):
+        log, status = folder / f"{number}.txt", folder / f"{number}.status"
+        ended = int(status.read_text()) if status.exists() else -9
+        found.append((ended, log.read_text() if log.exists() else ""))
+    return found

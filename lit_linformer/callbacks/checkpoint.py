@@ -16,6 +16,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from lit_linformer.callbacks.observing import validation_follows
+from lit_linformer.model.ranges import Count, Natural, check_ranges
 from lit_linformer.runs.checkpoints import BEST, is_whole, write_checkpoint
 from lit_linformer.runs.folder import remove, replace
 from lit_linformer.runs.sharded import load_sharded
@@ -42,9 +43,8 @@ class LastCheckpoint(Checkpoint):
         every_n_steps: optimiser steps between two of them.
     """
 
-    def __init__(self, every_n_steps: int = 500):
-        if every_n_steps < 1:
-            raise ValueError(f"last.every_n_steps is {every_n_steps}; allowed: 1 or more")
+    def __init__(self, every_n_steps: Count = 500):
+        check_ranges("last.", LastCheckpoint.__init__, locals())
         self.every_n_steps = every_n_steps
         self._step_before_batch = -1
         self._saved_step = -1
@@ -187,7 +187,7 @@ def _best_callbacks(trainer: Trainer) -> list[BestCheckpoint]:
     return [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, BestCheckpoint)]
 
 
-def best_checkpoint(monitor: str = "val/perplexity", mode: str = "min", keep: int = 1) -> BestCheckpoint:
+def best_checkpoint(monitor: str = "val/perplexity", mode: str = "min", keep: Natural = 1) -> BestCheckpoint:
     """Keeps the checkpoints of the best validations.
 
     Args:
@@ -195,6 +195,9 @@ def best_checkpoint(monitor: str = "val/perplexity", mode: str = "min", keep: in
         mode: min, or max where higher is better.
         keep: how many are kept; 0 for none.
     """
+    check_ranges("best.", best_checkpoint, locals())
+    if mode not in ("min", "max"):
+        raise ValueError(f"best.mode is {mode!r}; allowed: min, max")
     return BestCheckpoint(
         monitor=monitor,
         mode=mode,

@@ -9,7 +9,13 @@ from lit_linformer.callbacks.observing import tensorboard, validation_follows
 
 
 class CurveLogger(TensorBoardLogger):
-    """Lightning's, but a metric has one point at a step: the first."""
+    """Lightning's, but a metric has one point at a step: the first. Its file begins with training.
+
+    Lightning opens it before model and data have said whether they fit: of a fit that is refused TensorBoard would show an
+    empty run.
+    """
+
+    begun = False
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -17,6 +23,12 @@ class CurveLogger(TensorBoardLogger):
         self.holding = False  # what is logged is kept, and written later
         self._held: dict[str, Any] = {}
         self._step, self._written = -1, set()
+
+    @property
+    def experiment(self) -> Any:
+        if not self.begun:
+            raise AttributeError("experiment: there is none before training begins")
+        return super().experiment
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
         if self.holding:
@@ -43,6 +55,11 @@ class Curves(Callback):
 
     Lightning writes them when all callbacks are done with the batch: a run that ends with its checkpoint would lose them.
     """
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for logger in trainer.loggers:
+            if isinstance(logger, CurveLogger):
+                logger.begun = True
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # What was written after the last checkpoint, or by a start that came to none, is written again.

@@ -11,7 +11,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lit_linformer.callbacks.observing import say, tensorboard, unnoticed, write_csv
+from lit_linformer.model.ranges import Count, Natural, Range, check_ranges
 from lit_linformer.studies.figures import draw_sweep, figure_class
 from lit_linformer.tasks.perplexity import Perplexity
 
@@ -46,19 +47,15 @@ class LengthSweep(Callback):
 
     def __init__(
         self,
-        lengths: list[int],
-        every_n_validations: int = 1,
+        lengths: list[Annotated[int, Range(least=SHORTEST)]],
+        every_n_validations: Natural = 1,
         at_end: bool = False,
-        num_tokens: int | None = None,
-        limit_batches: int | None = None,
+        num_tokens: Count | None = None,
+        limit_batches: Count | None = None,
     ) -> None:
-        if not lengths or min(lengths) < SHORTEST:
+        check_ranges("LengthSweep.", LengthSweep.__init__, locals())
+        if not lengths:
             raise ValueError(f"LengthSweep.lengths is {lengths}; allowed: a list of lengths, each {SHORTEST} or more")
-        if every_n_validations < 0:
-            raise ValueError(f"LengthSweep.every_n_validations is {every_n_validations}; allowed: 0 or more")
-        for name, value in (("num_tokens", num_tokens), ("limit_batches", limit_batches)):
-            if value is not None and value < 1:
-                raise ValueError(f"LengthSweep.{name} is {value}; allowed: 1 or more")
         if every_n_validations == 0 and not at_end:
             raise ValueError("LengthSweep.every_n_validations is 0; allowed: 1 or more, or 0 with at_end true")
         self.lengths = sorted(set(lengths))

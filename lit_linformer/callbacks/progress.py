@@ -9,6 +9,7 @@ from lightning.pytorch.callbacks import ProgressBar
 
 from lit_linformer.callbacks.throughput import Throughput, Totals, line
 from lit_linformer.model import count_parameters
+from lit_linformer.model.ranges import Count, check_ranges
 
 NO_HEADLINE = ("val/perplexity", "validation perplexity", ".2f", min)  # a LightningModule of someone else's
 
@@ -21,10 +22,9 @@ class Progress(ProgressBar):
         live: draw a live bar; None: where the output is a terminal.
     """
 
-    def __init__(self, every_n_steps: int = 50, live: bool | None = None):
+    def __init__(self, every_n_steps: Count = 50, live: bool | None = None):
         super().__init__()
-        if every_n_steps < 1:
-            raise ValueError(f"progress.every_n_steps is {every_n_steps}; allowed: 1 or more")
+        check_ranges("progress.", Progress.__init__, locals())
         self.every_n_steps = every_n_steps
         self.live = sys.stdout.isatty() if live is None else live
         self._enabled = True

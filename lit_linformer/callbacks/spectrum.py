@@ -9,12 +9,13 @@ approximations beside it, there is `python run.py spectrum --run RUN`.
 import json
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_linformer.callbacks.observing import say, tensorboard, unnoticed
+from lit_linformer.model.ranges import Count, Natural, Range, check_ranges
 from lit_linformer.studies.figures import draw_spectra, figure_class
 from lit_linformer.studies.files import write_text
 from lit_linformer.studies.lowrank import Measured, check_index, check_layers, full_rows, measure, summary
@@ -37,17 +38,13 @@ class Spectrum(Callback):
 
     def __init__(
         self,
-        every_n_validations: int = 1,
-        layers: list[int] | None = None,
-        num_sentences: int = 16,
-        index: int | None = None,
-        threshold: float = 0.9,
+        every_n_validations: Count = 1,
+        layers: list[Natural] | None = None,
+        num_sentences: Count = 16,
+        index: Count | None = None,
+        threshold: Annotated[float, Range(above=0, most=1)] = 0.9,
     ) -> None:
-        for name, value in (("every_n_validations", every_n_validations), ("num_sentences", num_sentences), ("index", index)):
-            if value is not None and value < 1:
-                raise ValueError(f"Spectrum.{name} is {value}; allowed: 1 or more")
-        if not 0 < threshold <= 1:
-            raise ValueError(f"Spectrum.threshold is {threshold}; allowed: more than 0, up to 1")
+        check_ranges("Spectrum.", Spectrum.__init__, locals())
         self.every_n_validations, self.layers, self.num_sentences = every_n_validations, layers, num_sentences
         self.index, self.threshold = index, threshold
         self.history: list[dict[str, Any]] = []

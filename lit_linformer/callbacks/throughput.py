@@ -8,11 +8,12 @@ operations a second.
 import contextlib
 import time
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from lit_linformer.model.ranges import Range, check_ranges
 from lit_linformer.studies.environment import process_memory
 from lit_linformer.studies.peaks import device_peak
 
@@ -53,9 +54,8 @@ class Throughput(Callback):
             that is not in the table of studies/peaks.py.
     """
 
-    def __init__(self, peak_tflops: float | None = None) -> None:
-        if peak_tflops is not None and not peak_tflops > 0:
-            raise ValueError(f"throughput.peak_tflops is {peak_tflops}; allowed: more than 0")
+    def __init__(self, peak_tflops: Annotated[float, Range(above=0, most=1e9)] | None = None) -> None:
+        check_ranges("throughput.", Throughput.__init__, locals())
         self.peak_tflops = peak_tflops
         self._totals = Totals()
         self._mark: float | None = None  # up to where time is counted; None: it is not

@@ -89,9 +89,9 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _message(error: Exception, argv: list[str]) -> str | None:
-    from lit_linformer.cli.messages import one_line
-
     try:
+        from lit_linformer.cli.messages import one_line
+
         return one_line(error, argv)
     except ModuleNotFoundError as missing:
         return (

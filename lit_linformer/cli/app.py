@@ -27,12 +27,14 @@ from lit_linformer.callbacks import (
     Throughput,
     best_checkpoint,
 )
+from lit_linformer.cli.checks import check_settings
 from lit_linformer.cli.failures import failure
 from lit_linformer.cli.machines import check_machine
 from lit_linformer.cli.messages import classes_in_configs
 from lit_linformer.data.module import TRAINED
 from lit_linformer.runs.checkpoints import checkpoint_path, config_of, lies_in
 from lit_linformer.runs.folder import CONFIG, TOKENIZER, Claim, check_name, own_files
+from lit_linformer.studies.configs import check_configs
 from lit_linformer.studies.environment import command_line
 from lit_linformer.studies.files import write_text
 from lit_linformer.tasks.checkpoints import read_pretrained
@@ -144,6 +146,13 @@ class LinformerCLI(LightningCLI):
         # For the main parser and each command's. With allow_abbrev --trainer.max_step would silently be max_steps.
         return super().init_parser(**{"parser_mode": "omegaconf+", "exit_on_error": False, "allow_abbrev": False, **kwargs})
 
+    def _add_subcommands(self, parser: LightningArgumentParser, **kwargs: Any) -> None:
+        # Of the command that is asked for: a parser for each of the five would take as long as all else before it starts.
+        self._subcommand_parsers, subcommands = {}, parser.add_subcommands()
+        name = self.argv[0]
+        self._subcommand_parsers[name] = self._prepare_subcommand_parser(RunTrainer, name, **kwargs.get(name, {}))
+        subcommands.add_subcommand(name, self._subcommand_parsers[name])
+
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         add_run_arguments(parser)
         # Not where a file names another class: the defaults of one class would stay as values of the other's arguments.
@@ -151,6 +160,10 @@ class LinformerCLI(LightningCLI):
         parser.set_defaults({key: {"class_path": path} for key, path in DEFAULT_CLASSES.items() if key not in named})
         for source, target in LINKS.items():
             parser.link_arguments(source, target, apply_on="instantiate")
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: list[str]) -> None:
+        super().parse_arguments(parser, args)
+        check_settings(self.config[self.argv[0]])
 
     def _parse_ckpt_path(self) -> None:
         """Lightning's would let a checkpoint's hyper-parameters overwrite what the command line says."""
@@ -176,6 +189,11 @@ class LinformerCLI(LightningCLI):
             _carry_over(config)
         elif self.subcommand == "predict" and (self.run_dir / TOKENIZER).is_file() and "init_args" in config.data:
             config.data.init_args.tokenizer = str(self.run_dir / TOKENIZER)  # the corpus need not be here
+        if self.subcommand == "fit" and "encoder" in model and not (model.encoder or model.get("pretrained")):
+            raise ValueError(  # before a tokenizer is trained for it
+                "model.pretrained is not given; allowed: a run directory or a checkpoint, "
+                "or model.encoder with the settings of one to train from scratch"
+            )
 
     def instantiate_classes(self) -> None:
         if self.subcommand != "prepare":
@@ -298,6 +316,7 @@ def run(argv: list[str]) -> LinformerCLI:
         warnings.filterwarnings("ignore", message=noise)
     if argv[0] != "fit":  # what those callbacks do has its end with training
         warnings.filterwarnings("ignore", message=".*callbacks used to create the checkpoint need to be provided.*")
+    check_configs(argv)
     try:
         return LinformerCLI(argv)
     except ProcessExitedException as error:  # of processes that were forked; they have said why

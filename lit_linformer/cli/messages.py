@@ -3,11 +3,14 @@
 import difflib
 import importlib
 import inspect
-import itertools
 import re
 from argparse import ArgumentError
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from lit_linformer.studies.configs import config_files
 
 # Of the Trainer's fifty, those that one changes; `--help_all` lists every one.
 TRAINER_SETTINGS = (
@@ -37,8 +40,13 @@ def one_line(error: Exception, argv: list[str]) -> str | None:
     if isinstance(error, OmegaConfBaseException):
         if key := re.search(r"Interpolation key '\.*([^']*)' not found", message):
             return f"${{{key[1]}}} in the config names no setting{_meant(key[1], argv)}"
-        return message.splitlines()[0]
-    if allowed := re.findall(r"^[ -]*(.*; allowed.*)$", message, re.MULTILINE):
+        return (
+            f"a value in the config cannot be read: {message.splitlines()[0]}; allowed: ${{NAME}} for another setting's value"
+        )
+    if message.endswith("expected one argument") and argv[-1].startswith("-"):
+        name = argv[-1].lstrip("-")
+        return f"{name} has no value; allowed: {_allowed(name, argv) or 'one'}"
+    if allowed := re.findall(r"^ *(?:- )?(.*; allowed.*)$", message, re.MULTILINE):
         return allowed[-1]
     if isinstance(error, ArgumentError | TypeError) and (line := _parser_error(message, argv)):
         return line
@@ -67,14 +75,16 @@ def _parser_error(message: str, argv: list[str]) -> str | None:
     wrong = re.findall(r"Expected (?:a|an) (.*?)\. Got value: (.*)", message)
     key = re.findall(r'Parser key "([^"]+)"', message)
     if wrong and key:
-        kind = re.sub(r"<class '([^']+)'>", r"\1", wrong[0][0])
-        return f"{_full_key(key[-1], argv)} is {wrong[0][1]!r}; allowed: {kind}"
+        name = _full_key(key[-1], argv)
+        kind = _allowed(name, argv) or re.sub(r"<class '([^']+)'>", r"\1", wrong[0][0])
+        return f"{name} is {wrong[0][1]!r}; allowed: {kind}"
     # The innermost of the unions is told first: what its key was given, and what it may be.
     innermost, _, value = message.partition("Given value: ")
     innermost = re.sub(r'^ "[^"]*":\s*', "", innermost.rpartition("Parser key")[2])
     types = re.findall(r"- Expected a <class '((?!NoneType)[^']+)'>$", innermost, re.MULTILINE)
-    if key and types and value:
-        return f"{_full_key(key[-1], argv)} is {value.splitlines()[0]!r}; allowed: {' or '.join(types)}"
+    if key and value and (types or "Expected a typing.Literal" in innermost):
+        name = _full_key(key[-1], argv)
+        return f"{name} is {value.splitlines()[0]!r}; allowed: {_allowed(name, argv) or ' or '.join(types)}"
     if key and (lines := _reasons(innermost)):
         return f"{_full_key(key[-1], argv)}: {lines[0]}"
     lines = _reasons(message)
@@ -86,6 +96,29 @@ def _reasons(message: str) -> list[str]:
     lines = [line.strip(" -") for line in message.splitlines() if line.strip(" -")]
     frame = ("Parser key", "Does not validate", "Subtypes", "Errors:", "Problem", "Given value")
     return [line for line in lines if not line.startswith(frame) and line != "Expected a <class 'NoneType'>"]
+
+
+def _allowed(name: str, argv: list[str]) -> str | None:
+    """What the type of a setting takes, in words; None where it takes an object."""
+    hint = settings_of(argv).get(name)
+    words = list(dict.fromkeys(_words(hint)))
+    return " or ".join(words) if words and None not in words else None
+
+
+def _words(hint: Any) -> Iterator[str | None]:
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        (kind,) = _words(parts[0])
+        yield f"{kind}, {parts[1]!r}"
+    elif origin in (Union, UnionType):
+        for part in parts:
+            yield from _words(part) if part is not NoneType else ()
+    elif origin is Literal:
+        yield ", ".join(map(str, parts))
+    elif origin in (list, tuple):
+        yield f"a list, each {' or '.join(map(str, _words(parts[0])))}"
+    else:
+        yield {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(hint)
 
 
 def _full_key(key: str, argv: list[str]) -> str:
@@ -109,7 +142,13 @@ def _known_keys(argv: list[str]) -> list[str]:
     return [action.dest for action in _settings_parser(argv)._actions]
 
 
-def _settings_parser(argv: list[str]) -> Any:
+def settings_of(argv: list[str], **classes: str) -> dict[str, Any]:
+    """{setting: its type} of a command line, every one of Lightning's too; ``classes``: of the model or data, by class path."""
+    actions = _settings_parser(argv, classes, everything=True)._actions
+    return {action.dest: getattr(action, "_typehint", None) or action.type for action in actions}
+
+
+def _settings_parser(argv: list[str], classes: dict[str, str] | None = None, everything: bool = False) -> Any:
     """A parser that is only looked at: unlike the real one it knows the arguments of the model's and the data's class."""
     from jsonargparse import ArgumentParser
 
@@ -127,7 +166,7 @@ def _settings_parser(argv: list[str]) -> Any:
     parser.add_argument("--ckpt_path", help="Checkpoint: a file, last, best, or auto (last if there is one).")
     parser.add_argument("--seed_everything", type=int, default=0, help="Seed of weights, order, masks and dropout.")
     add_run_arguments(parser)
-    for key, path in {**DEFAULT_CLASSES, **classes_in_configs(argv)}.items():
+    for key, path in {**DEFAULT_CLASSES, **classes_in_configs(argv), **(classes or {})}.items():
         module, _, name = path.rpartition(".")
         settings = getattr(importlib.import_module(module), name)
         optional = inspect.signature(settings).parameters.get("encoder")
@@ -137,8 +176,8 @@ def _settings_parser(argv: list[str]) -> Any:
         # Where the encoder may be left out, jsonargparse takes its settings but would not list them.
         parser.add_class_arguments(settings, key, skip={"encoder"})
         parser.add_class_arguments(EncoderConfig, f"{key}.encoder")
-    skip = set(inspect.signature(RunTrainer.__init__).parameters) - set(TRAINER_SETTINGS) - {"self"}
-    parser.add_class_arguments(RunTrainer, "trainer", skip=skip)
+    hidden = set(inspect.signature(RunTrainer.__init__).parameters) - set(TRAINER_SETTINGS) - {"self"}
+    parser.add_class_arguments(RunTrainer, "trainer", skip=set() if everything else hidden)
     return parser
 
 
@@ -147,9 +186,8 @@ def classes_in_configs(argv: list[str]) -> dict[str, str]:
     import yaml
 
     found = {}
-    words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--config=") else [word])]
-    for flag, value in itertools.pairwise(words):
-        if flag not in ("--config", "-c") or not Path(value).is_file():
+    for value in config_files(argv):
+        if not Path(value).is_file():
             continue
         try:
             content = yaml.safe_load(Path(value).read_text(encoding="utf-8"))
@@ -158,14 +196,14 @@ def classes_in_configs(argv: list[str]) -> dict[str, str]:
         for key in ("model", "data"):
             section = content.get(key) if isinstance(content, dict) else None
             path = section.get("class_path") if isinstance(section, dict) else None
-            if path and _importable(path):
+            if isinstance(path, str) and _is_class(path):
                 found[key] = path
     return found
 
 
-def _importable(path: str) -> bool:
+def _is_class(path: str) -> bool:
     module, _, name = path.rpartition(".")
     try:
-        return hasattr(importlib.import_module(module), name)
+        return isinstance(getattr(importlib.import_module(module), name, None), type)
     except (ImportError, ValueError):
         return False

@@ -13,6 +13,7 @@ int64, only with data.max_windows > 1; for predict also texts, a list of B strin
 
 import hashlib
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
@@ -20,12 +21,13 @@ from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 from lit_linformer.data.encoding import EncodedTexts, TextFiles, make_text_files, text_hash
 from lit_linformer.data.layout import RowLayout
 from lit_linformer.data.loader import EvaluationLoader, ResumableLoader
-from lit_linformer.data.module import TRAINED, ResumableDataModule
+from lit_linformer.data.module import TRAINED, BatchSize, ResumableDataModule, RowLength, VocabularySize, Workers
 from lit_linformer.data.prompts import read_texts, text_loader
 from lit_linformer.data.rows import LabelledSource
 from lit_linformer.data.selection import Selection, select_rows
 from lit_linformer.data.text_tasks import TASKS, TextTask, find_task, own_task
 from lit_linformer.data.tokenizer import Tokenizer, check_vocab_size
+from lit_linformer.model.ranges import Count, Natural, Range, Seed, check_ranges
 
 
 class FineTuningData(ResumableDataModule):
@@ -78,26 +80,27 @@ class FineTuningData(ResumableDataModule):
         label_column: str = "label",
         labels: list[str] | None = None,
         metrics: list[str] | None = None,
-        validation_fraction: float | None = None,
+        validation_fraction: Annotated[float, Range(least=0, below=1)] | None = None,
         drop_leaked: bool = False,
         tokenizer: str | None = None,
-        vocab_size: int = 8192,
-        max_length: int | None = None,
+        vocab_size: VocabularySize = 8192,
+        max_length: RowLength | None = None,
         truncation: str = "longest_first",
-        max_windows: int = 1,
-        window_overlap: int = 32,
-        batch_size: int = 32,
-        global_batch_size: int | None = None,
-        eval_batch_size: int | None = None,
-        limit_train: int | None = None,
+        max_windows: Annotated[int, Range(least=1, largest=10000)] = 1,
+        window_overlap: Natural = 32,
+        batch_size: BatchSize = 32,
+        global_batch_size: Count | None = None,
+        eval_batch_size: BatchSize | None = None,
+        limit_train: Count | None = None,
         empty_texts: str = "error",
-        num_workers: int = 0,
-        seed: int = 0,
+        num_workers: Workers = 0,
+        seed: Seed = 0,
         cache_dir: str = "data/cache",
         text: str | list[str] | None = None,
         text_pair: str | list[str] | None = None,
         file: str | None = None,
     ):
+        check_ranges("data.", FineTuningData.__init__, locals())
         super().__init__()
         self.text_task = _task(task, columns, label_column, labels, metrics)
         if source is None:
@@ -122,12 +125,6 @@ class FineTuningData(ResumableDataModule):
         self.sets: dict[str, EncodedTexts] = {}
 
     def _check(self) -> None:
-        for name, least in (("batch_size", 1), ("eval_batch_size", 1), ("limit_train", 1), ("num_workers", 0), ("seed", 0)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueError(f"data.{name}={value} must be at least {least}")
-        if self.validation_fraction is not None and not 0 <= self.validation_fraction < 1:
-            raise ValueError(f"data.validation_fraction={self.validation_fraction} must be at least 0 and below 1")
         if self.tokenizer_name in TRAINED:
             check_vocab_size(self.tokenizer_name, self.vocab_size)
         self._layout(0, 0, 0)

@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
+from typing import Annotated
 
 import torch
 from lightning.pytorch import LightningDataModule
@@ -13,8 +14,13 @@ from lit_linformer.data.cache import fingerprint, make_once
 from lit_linformer.data.loader import ResumableLoader
 from lit_linformer.data.progress import Progress
 from lit_linformer.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from lit_linformer.model.ranges import Range
 
 TRAINED = ("bpe", "wordpiece")  # tokenizers that are trained, not loaded
+VocabularySize = Annotated[int, Range(least=1, largest=2**24)]
+RowLength = Annotated[int, Range(least=8, largest=2**24)]
+BatchSize = Annotated[int, Range(least=1, largest=2**20)]
+Workers = Annotated[int, Range(least=0, most=256)]
 
 
 class ResumableDataModule(LightningDataModule):

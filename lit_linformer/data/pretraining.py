@@ -10,14 +10,16 @@ bool only where a row has pads (the last row of a set).
 """
 
 from pathlib import Path
+from typing import Annotated
 
 from lit_linformer.data.blocks import Holdout, TokenBlocks, make_token_files, read_meta
 from lit_linformer.data.corpus import Corpus
 from lit_linformer.data.loader import EvaluationLoader, MaskedBlocks, ResumableLoader
 from lit_linformer.data.masking import Masker
-from lit_linformer.data.module import TRAINED, ResumableDataModule
+from lit_linformer.data.module import TRAINED, BatchSize, ResumableDataModule, RowLength, VocabularySize, Workers
 from lit_linformer.data.prompts import encode_prompts, prompt_loader, read_prompts
 from lit_linformer.data.tokenizer import Tokenizer, check_vocab_size
+from lit_linformer.model.ranges import Count, Range, Seed, check_ranges
 
 # Validation masks are the same in every run, whatever training uses: perplexities stay comparable.
 VALIDATION_MASK_RATE, VALIDATION_SEED = 0.15, 20200608
@@ -64,23 +66,24 @@ class PretrainingData(ResumableDataModule):
         source: str = "embedded",
         validation_source: str | None = None,
         test_source: str | None = None,
-        validation_fraction: float = 0.01,
-        test_fraction: float = 0.01,
+        validation_fraction: Annotated[float, Range(least=0, below=1)] = 0.01,
+        test_fraction: Annotated[float, Range(least=0, below=1)] = 0.01,
         column: str = "text",
         document_start: str | None = None,
         tokenizer: str = "bpe",
-        vocab_size: int = 16384,
-        max_length: int | None = 512,
-        batch_size: int = 32,
-        global_batch_size: int | None = None,
-        mask_rate: float = 0.15,
+        vocab_size: VocabularySize = 16384,
+        max_length: RowLength | None = 512,
+        batch_size: BatchSize = 32,
+        global_batch_size: Count | None = None,
+        mask_rate: Annotated[float, Range(above=0, below=1)] = 0.15,
         whole_word: bool = False,
-        num_workers: int = 0,
-        seed: int = 0,
+        num_workers: Workers = 0,
+        seed: Seed = 0,
         cache_dir: str = "data/cache",
         text: str | list[str] | None = None,
         file: str | None = None,
     ):
+        check_ranges("data.", PretrainingData.__init__, locals())
         super().__init__()
         self.validation_fraction = 0.0 if validation_source else validation_fraction
         self.test_fraction = 0.0 if test_source else test_fraction
@@ -99,19 +102,11 @@ class PretrainingData(ResumableDataModule):
         self.folder: Path | None = None
 
     def _check(self) -> None:
-        for name in ("validation_fraction", "test_fraction"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"data.{name}={getattr(self, name)} must be at least 0 and below 1")
         if self.validation_fraction + self.test_fraction >= 1:
             fractions = f"{self.validation_fraction} + {self.test_fraction}"
-            raise ValueError(f"data.validation_fraction + data.test_fraction = {fractions} leaves no text to train on")
-        if not 0 < self.mask_rate < 1:
-            raise ValueError(f"data.mask_rate={self.mask_rate} must be between 0 and 1")
+            raise ValueError(f"data.validation_fraction + data.test_fraction is {fractions}; allowed: less than 1 in all")
         if self.max_length is None:
             raise ValueError("data.max_length is None; allowed: a number of tokens, or None with model.pretrained")
-        for name, least in (("max_length", 8), ("batch_size", 1), ("num_workers", 0), ("seed", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"data.{name}={getattr(self, name)} must be at least {least}")
         if self.tokenizer_name in TRAINED:
             check_vocab_size(self.tokenizer_name, self.vocab_size)
 

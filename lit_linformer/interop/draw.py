@@ -46,6 +46,7 @@ def main(argv: list[str]) -> None:
         raise ValueError(f"output is {output}; allowed: a file that ends in {', '.join(SUFFIXES)}")
     count = int(check_number("slots", given.get("slots", "24"), whole=True, least=1))
     layers = whole_numbers("layers", given.get("layers"))
+    head = int(check_number("head", given["head"], whole=True)) if "head" in given else None
 
     from lit_linformer.interop.source import open_checkpoint
     from lit_linformer.studies.figures import figure_class
@@ -61,7 +62,6 @@ def main(argv: list[str]) -> None:
     if len(ids) > config.max_length:
         raise ValueError(f"text has {len(ids)} tokens with bos and eos; allowed: up to max_length = {config.max_length}")
     layers = check_layers("layers", [0, config.num_layers - 1] if layers is None else layers, config)
-    head = int(check_number("head", given["head"], whole=True)) if "head" in given else None
     if head is not None and head >= config.num_heads:
         raise ValueError(f"head is {head}; allowed: 0 to {config.num_heads - 1}")
 

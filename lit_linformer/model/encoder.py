@@ -6,6 +6,7 @@ Shapes: B batch, N tokens (N <= n = max_length), K = k projected slots, H heads,
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Annotated
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -20,6 +21,9 @@ from lit_linformer.model.attention import (
     check_heads,
 )
 from lit_linformer.model.projection import Projection, check_projection
+from lit_linformer.model.ranges import Dropout, Natural, Range, check_ranges
+
+Size = Annotated[int, Range(least=1, largest=2**24)]
 
 
 @dataclass
@@ -54,36 +58,31 @@ class EncoderConfig:
         causal: refused; only False is allowed.
     """
 
-    vocab_size: int = 50265
-    max_length: int = 512
-    hidden_size: int = 768
-    num_layers: int = 12
-    num_heads: int = 12
-    intermediate_size: int = 3072
+    vocab_size: Size = 50265
+    max_length: Size = 512
+    hidden_size: Size = 768
+    num_layers: Annotated[int, Range(least=1, most=1000)] = 12
+    num_heads: Size = 12
+    intermediate_size: Size = 3072
     attention: str = "linformer"
-    projection_dim: int | list[int] = 128
+    projection_dim: Size | list[Size] = 128
     sharing: str = "layerwise"
     projection: str = "linear"
     projection_init: str = "block_mean"
-    projection_noise: float = 0.0
+    projection_noise: Annotated[float, Range(least=0, most=100)] = 0.0
     order: str = "compress_first"
     mass_bias: bool = False
-    local_width: int = 0
+    local_width: Natural = 0
     norm: str = "post"
-    dropout: float = 0.1
-    attention_dropout: float = 0.1
-    initializer_range: float = 0.02
-    layer_norm_eps: float = 1e-5
+    dropout: Dropout = 0.1
+    attention_dropout: Dropout = 0.1
+    initializer_range: Annotated[float, Range(above=0, most=100)] = 0.02
+    layer_norm_eps: Annotated[float, Range(above=0, most=1)] = 1e-5
     activation_checkpointing: bool = False
     causal: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "max_length", "hidden_size", "num_layers", "num_heads", "intermediate_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; allowed: 1 or more")
-        for name in ("dropout", "attention_dropout"):
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise ValueError(f"{name} is {getattr(self, name)}; allowed: 0 up to, not including, 1")
+        check_ranges("", EncoderConfig, vars(self))
         for name, allowed in (
             ("attention", ("linformer", "full")),
             ("norm", ("post", "pre")),
@@ -92,7 +91,7 @@ class EncoderConfig:
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; allowed: {', '.join(allowed)}")
-        if self.local_width and (self.local_width < 0 or self.local_width % 2 == 0):
+        if self.local_width and self.local_width % 2 == 0:
             raise ValueError(f"local_width is {self.local_width}; allowed: 0 (none) or a positive odd number")
         check_heads(self.hidden_size, self.num_heads)
         check_causal(self.causal)

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from lit_linformer.runs.folder import check_name, checkpoints
+from lit_linformer.studies.configs import read_config
 from lit_linformer.studies.settings import check_choice, check_number, meant
 
 KEYS = ["name", "arguments", "axes", "table", "paper", "skip"]
@@ -121,7 +122,7 @@ def read_grid(path: Path, name: str | None = None, arguments: str = "") -> Grid:
         columns=columns,
         metrics=metrics,
         scale=check_number("table.scale", table.get("scale", "1")),
-        decimals=int(check_number("table.decimals", table.get("decimals", "1"), whole=True)),
+        decimals=int(check_number("table.decimals", table.get("decimals", "1"), whole=True, most=10)),
         paper=paper,
         cells=_cells(name, words, common, last, _skipped(spec.get("skip"), axes), lambda values: metrics[values[columns]]),
     )
@@ -159,25 +160,9 @@ def _skipped(entries: Any, axes: dict[str, dict]) -> list[dict[str, str]]:
     return entries or []
 
 
-class _Loader(yaml.BaseLoader):
-    """Leaves every scalar the text it is (1e-3 and on are names here), and refuses a key that stands twice."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict:
-        keys = [str(key.value) for key, _ in node.value]
-        if twice := [key for key in keys if keys.count(key) > 1]:
-            raise ValueError(f"{twice[0]!r} stands twice in the mapping at line {node.start_mark.line + 1}; allowed: once")
-        return super().construct_mapping(node, deep)
-
-
 def _load(path: Path) -> Any:
-    if not path.is_file():
-        raise ValueError(f"config is {path}, which is no file; allowed: a grid file, as conf/paper/table2.yaml")
-    try:
-        return yaml.load(path.read_text(encoding="utf-8"), _Loader)
-    except yaml.MarkedYAMLError as error:
-        raise ValueError(f"{path} is no valid YAML at line {error.problem_mark.line + 1}: {error.problem}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is no valid YAML: {' '.join(str(error).split())}") from error
+    # Every scalar stays the text it is: 1e-3 and on are names here.
+    return yaml.load(read_config(path, "a grid file, as conf/paper/table2.yaml"), yaml.BaseLoader)
 
 
 def _mapping(value: Any, where: str, allowed: Any = None, kind: str = "key", empty: bool = False) -> dict[str, Any]:

@@ -5,6 +5,8 @@ import difflib
 import math
 from typing import Any
 
+MANY = 2**31 - 1  # what a count may be at most; larger ones overflow somewhere below
+
 
 def help_shown(argv: list[str], usage: str, settings: dict[str, tuple], width: int, doc: str) -> bool:
     """Prints a command's help if it is asked for. settings: {key: (kind, …, help)}; width: columns before the helps."""
@@ -42,12 +44,15 @@ def meant(word: str, known: Any) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
-def check_number(where: str, text: Any, whole: bool = False, least: int = 0) -> float:
+def check_number(where: str, text: Any, whole: bool = False, least: float = -math.inf, most: float = MANY) -> float:
+    """The number that is meant, finite and from least to most (a whole one from 0 on if least is not given)."""
+    least = max(least, 0) if whole else least
     with contextlib.suppress(TypeError, ValueError):
         value = int(text) if whole else float(text)
-        if math.isfinite(value) and (not whole or value >= least):
+        if math.isfinite(value) and least <= value <= most:
             return value
-    raise ValueError(f"{where} is {text!r}; allowed: " + (f"a whole number, {least} or more" if whole else "a number"))
+    words = "" if least == -math.inf else f", {least:g} or more" if most == MANY else f", {least:g} to {most:.10g}"
+    raise ValueError(f"{where} is {text!r}; allowed: a{' whole' * whole} number{words}")
 
 
 def whole_numbers(where: str, text: str | None) -> list[int] | None:
@@ -55,7 +60,9 @@ def whole_numbers(where: str, text: str | None) -> list[int] | None:
     if text is None:
         return None
     with contextlib.suppress(ValueError):
-        return sorted({int(word) for word in text.strip("[]").replace(",", " ").split()})
+        found = sorted({int(word) for word in text.strip("[]").replace(",", " ").split()})
+        if found and found[0] >= 0 and found[-1] <= MANY:
+            return found
     raise ValueError(f"{where} is {text!r}; allowed: whole numbers from 0, as 0,3")
 
 

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from lit_linformer.model import EncoderConfig, SequenceClassifier
 from lit_linformer.model.flops import training_flops
+from lit_linformer.model.ranges import Count, Dropout, Share, check_ranges
 from lit_linformer.tasks.checkpoints import check_same_tokenizer, pretrained_encoder, read_pretrained
-from lit_linformer.tasks.module import Batch, TrainingModule, check_optimizer
-from lit_linformer.tasks.optim import layer_decay, parameter_groups
+from lit_linformer.tasks.module import Batch, TrainingModule, check_schedule
+from lit_linformer.tasks.optim import Beta, Epsilon, LearningRate, Multiple, Power, WeightDecay, layer_decay, parameter_groups
 from lit_linformer.tasks.scores import Scores, task_loss
 
 
@@ -57,31 +58,29 @@ class SequenceClassification(TrainingModule):
         pretrained: str | None = None,
         load_weights: bool = True,
         encoder: EncoderConfig | None = None,
-        vocab_size: int | None = None,
-        num_labels: int = 2,
+        vocab_size: Count | None = None,
+        num_labels: Count = 2,
         pooling: str = "first",
-        dropout: float = 0.1,
-        attention_dropout: float = 0.1,
+        dropout: Dropout = 0.1,
+        attention_dropout: Dropout = 0.1,
         activation_checkpointing: bool = False,
-        lr: float = 1e-5,
-        lr_batch_size: int | None = None,
-        layer_lr_decay: float = 1.0,
-        weight_decay: float = 0.1,
-        projection_lr_factor: float = 0.02,
-        projection_weight_decay: float = 0.0,
-        betas: tuple[float, float] = (0.9, 0.98),
-        eps: float = 1e-6,
-        warmup_fraction: float = 0.06,
+        lr: LearningRate = 1e-5,
+        lr_batch_size: Count | None = None,
+        layer_lr_decay: Share = 1.0,
+        weight_decay: WeightDecay = 0.1,
+        projection_lr_factor: Multiple = 0.02,
+        projection_weight_decay: WeightDecay = 0.0,
+        betas: tuple[Beta, Beta] = (0.9, 0.98),
+        eps: Epsilon = 1e-6,
+        warmup_fraction: Share = 0.06,
         schedule: str = "linear",
-        power: float = 2.0,
-        final_lr_factor: float = 0.0,
+        power: Power = 2.0,
+        final_lr_factor: Share = 0.0,
         compile: bool = False,
     ):
+        check_ranges("model.", SequenceClassification.__init__, locals())
+        check_schedule(schedule)
         super().__init__(compile, dynamic=True)
-        check_optimizer(lr, eps, schedule, lr_batch_size)
-        for name, value in (("warmup_fraction", warmup_fraction), ("layer_lr_decay", layer_lr_decay)):
-            if not 0 <= value <= 1:
-                raise ValueError(f"model.{name} is {value}; allowed: 0 to 1")
         if isinstance(encoder, dict):  # from a checkpoint, whose hyper-parameters are plain
             encoder = EncoderConfig(**encoder)
         if pretrained is None and encoder is None:

@@ -3,7 +3,7 @@
 Shapes: B rows, N tokens a row, M masked positions a row, D hidden width, V vocabulary, L layers.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -13,12 +13,14 @@ from lit_linformer.model import MaskedLanguageModel
 from lit_linformer.model.encoder import layer_outputs
 from lit_linformer.model.flops import training_flops
 from lit_linformer.model.heads import IGNORED
+from lit_linformer.model.ranges import Range, check_ranges
 from lit_linformer.tasks.checkpoints import read_pretrained
 from lit_linformer.tasks.mlm import MLM, inputs
 from lit_linformer.tasks.module import Batch
 from lit_linformer.tasks.perplexity import Perplexity
 
 WEIGHTS = ("logits_weight", "hidden_weight", "labels_weight")
+Weight = Annotated[float, Range(least=0, largest=1e6)]
 
 
 class Distillation(MLM):
@@ -40,16 +42,14 @@ class Distillation(MLM):
     def __init__(
         self,
         teacher: str | None = None,
-        logits_weight: float = 1.0,
-        hidden_weight: float = 1.0,
-        labels_weight: float = 0.0,
+        logits_weight: Weight = 1.0,
+        hidden_weight: Weight = 1.0,
+        labels_weight: Weight = 0.0,
         **kwargs: Any,
     ):
+        check_ranges("model.", Distillation.__init__, locals())
         super().__init__(**kwargs)
         self.weights = (logits_weight, hidden_weight, labels_weight)
-        for name, weight in zip(WEIGHTS, self.weights, strict=True):
-            if not weight >= 0:
-                raise ValueError(f"model.{name} is {weight}; allowed: 0 or more")
         if not any(self.weights):
             raise ValueError("model.logits_weight, hidden_weight and labels_weight are all 0; allowed: one that is more")
         if teacher is None:

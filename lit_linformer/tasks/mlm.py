@@ -10,8 +10,10 @@ from torch import Tensor
 
 from lit_linformer.model import EncoderConfig, MaskedLanguageModel
 from lit_linformer.model.flops import training_flops
+from lit_linformer.model.ranges import Count, Natural, Share, check_ranges
 from lit_linformer.tasks.checkpoints import check_same_tokenizer, pretrained_encoder, read_pretrained
-from lit_linformer.tasks.module import Batch, TrainingModule, check_optimizer
+from lit_linformer.tasks.module import Batch, TrainingModule, check_schedule
+from lit_linformer.tasks.optim import Beta, Epsilon, LearningRate, Multiple, Power, WeightDecay
 from lit_linformer.tasks.perplexity import Perplexity
 
 
@@ -44,21 +46,23 @@ class MLM(TrainingModule):
     def __init__(
         self,
         encoder: EncoderConfig | None = None,
-        vocab_size: int | None = None,
+        vocab_size: Count | None = None,
         pretrained: str | None = None,
-        lr: float = 1e-3,
-        lr_batch_size: int | None = None,
-        weight_decay: float = 0.01,
-        projection_lr_factor: float = 0.02,
-        projection_weight_decay: float = 0.0,
-        betas: tuple[float, float] = (0.9, 0.98),
-        eps: float = 1e-6,
-        warmup_steps: int = 100,
+        lr: LearningRate = 1e-3,
+        lr_batch_size: Count | None = None,
+        weight_decay: WeightDecay = 0.01,
+        projection_lr_factor: Multiple = 0.02,
+        projection_weight_decay: WeightDecay = 0.0,
+        betas: tuple[Beta, Beta] = (0.9, 0.98),
+        eps: Epsilon = 1e-6,
+        warmup_steps: Natural = 100,
         schedule: str = "linear",
-        power: float = 2.0,
-        final_lr_factor: float = 0.0,
+        power: Power = 2.0,
+        final_lr_factor: Share = 0.0,
         compile: bool = False,
     ):
+        check_ranges("model.", MLM.__init__, locals())
+        check_schedule(schedule)
         super().__init__(compile)  # rows have one length; the few batches with pads are a second graph
         if isinstance(encoder, dict):  # from a checkpoint, whose hyper-parameters are plain
             encoder = EncoderConfig(**encoder)
@@ -71,9 +75,6 @@ class MLM(TrainingModule):
             )
         elif vocab_size is not None:
             encoder = replace(encoder, vocab_size=vocab_size)
-        check_optimizer(lr, eps, schedule, lr_batch_size)
-        if warmup_steps < 0:
-            raise ValueError(f"model.warmup_steps is {warmup_steps}; allowed: 0 or more")
         # Not where the weights came from: a checkpoint of this module holds them.
         self.save_hyperparameters(
             {

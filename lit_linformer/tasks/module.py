@@ -187,12 +187,6 @@ def check_fit(mine: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) ->
         raise ValueError(f"the checkpoint does not fit this model: it lacks {missing[0]} ({len(missing)} missing in all)")
 
 
-def check_optimizer(lr: float, eps: float, schedule: str, lr_batch_size: int | None = None) -> None:
-    """ValueError for what AdamW or the schedule cannot do."""
+def check_schedule(schedule: str) -> None:
     if schedule not in SCHEDULES:
         raise ValueError(f"model.schedule is {schedule!r}; allowed: {', '.join(SCHEDULES)}")
-    for name, value in (("lr", lr), ("eps", eps)):
-        if value <= 0:
-            raise ValueError(f"model.{name} is {value}; allowed: more than 0")
-    if lr_batch_size is not None and lr_batch_size < 1:
-        raise ValueError(f"model.lr_batch_size is {lr_batch_size}; allowed: 1 or more, or none")

@@ -2,13 +2,20 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 from torch import nn
 
 from lit_linformer.model.projection import Projection
+from lit_linformer.model.ranges import Range
 
 SCHEDULES = ("linear", "cosine", "polynomial", "constant")
+LearningRate = Annotated[float, Range(above=0, most=10000)]
+Multiple = Annotated[float, Range(least=0, most=1000)]  # of another learning rate
+WeightDecay = Annotated[float, Range(least=0, most=100)]
+Beta = Annotated[float, Range(least=0, below=1)]
+Epsilon = Annotated[float, Range(above=0, most=1)]
+Power = Annotated[float, Range(above=0, most=100)]
 
 
 def parameter_groups(

@@ -175,7 +175,7 @@ def test_figure_leaves_no_pyplot_state_and_matplotlib_is_optional(tmp_path, monk
     ("settings", "expected"),
     [
         ({"lengths": []}, "LengthSweep.lengths is []; allowed: a list of lengths, each 8 or more"),
-        ({"lengths": [7, 16]}, "LengthSweep.lengths is [7, 16]; allowed"),
+        ({"lengths": [7, 16]}, "LengthSweep.lengths is 7; allowed"),
         ({"lengths": [8], "every_n_validations": -1}, "LengthSweep.every_n_validations is -1; allowed: 0 or more"),
         ({"lengths": [8], "every_n_validations": 0}, "every_n_validations is 0; allowed: 1 or more, or 0 with at_end true"),
         ({"lengths": [8], "limit_batches": 0}, "LengthSweep.limit_batches is 0; allowed: 1 or more"),
@@ -197,7 +197,7 @@ def test_bad_settings(settings, expected):
             ["--data.validation_fraction", "0"],
             "error: data.validation_fraction is 0.0; allowed with LengthSweep: more than",
         ),
-        ([4], [], "LengthSweep.lengths is [4]; allowed: a list of lengths, each 8 or more"),
+        ([4], [], "LengthSweep.lengths is 4; allowed: 8 or more"),
     ],
 )
 def test_what_does_not_fit_is_one_line_before_training(lengths, extra, expected, tiny, tmp_path):

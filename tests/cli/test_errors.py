@@ -1,4 +1,7 @@
-"""Bad input: one line that names the setting, what it was and what is allowed; exit status 2; nothing half-written."""
+"""Bad input: one line that names the setting, what it was and what is allowed; exit status 2; nothing half-written.
+
+What a command line or a file alone can show is in tests/bad_input.yaml; here is what takes more than that.
+"""
 
 import os
 import subprocess
@@ -27,55 +30,12 @@ def complaint(argv, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("setting", "value", "expected"),
-    [
-        ("model.lrr", "1", ["unknown setting 'lrr'", "did you mean 'model.lr'?"]),
-        ("model.encoder.projecton_dim", "4", ["unknown setting", "did you mean 'model.encoder.projection_dim'?"]),
-        ("trainer.max_step", "4", ["unknown setting 'trainer.max_step'", "did you mean 'trainer.max_steps'?"]),
-        ("data.mask_rate", "2", ["error: data.mask_rate=2.0 must be between 0 and 1"]),
-        ("data.validation_fraction", "0.95", ["data.validation_fraction + data.test_fraction = 0.95 + 0.1 leaves no text"]),
-        ("data.batchsize", "4", ["unknown setting", "did you mean 'data.batch_size'?"]),
-        ("model.lr", "fast", ["model.lr is 'fast'; allowed: float"]),
-        ("model.lr", "0", ["model.lr is 0", "allowed: more than 0"]),
-        ("model.schedule", "step", ["model.schedule is 'step'; allowed: linear, cosine"]),
-        ("trainer.max_steps", "many", ["trainer.max_steps is 'many'; allowed: int"]),
-        ("model.encoder.projection_dim", "0.5", ["model.encoder.projection_dim is '0.5'; allowed: int or list"]),
-        ("model.encoder.projection_dim", "33", ["projection_dim (k) is 33; allowed: 1 to max_length = 32"]),
-        ("model.encoder.projection_dim", "[4,4,4]", ["projection_dim lists 3 numbers", "num_layers = 2"]),
-        ("model.encoder.projection_dim", "[8,4]", ["projection_dim is [8, 4]", "layerwise"]),
-        ("model.encoder.hidden_size", "17", ["hidden_size is 17; allowed: a multiple of num_heads = 2"]),
-        ("model.encoder.causal", "true", ["causal is True; allowed: False"]),
-        ("model.encoder.local_width", "2", ["local_width is 2; allowed: 0"]),
-        ("data.source", "nowhere.txt", ["nowhere.txt"]),
-        ("data.batch_size", "0", ["data.batch_size", "0"]),
-        ("data.max_length", "4096", ["data.max_length", "4096"]),
-        ("data.vocab_size", "100", ["data.vocab_size", "100"]),
-        ("data.tokenizer", "nowhere.json", ["data.tokenizer", "nowhere.json"]),
-        ("trainer.callbacks+", "lit_linformer.callbacks.PerplexityCurve", ["trainer.callbacks names PerplexityCurve twice"]),
-        ("last.every_n_steps", "0", ["last.every_n_steps is 0; allowed: 1 or more"]),
-        ("ckpt_path", "nowhere.ckpt", ["ckpt_path is nowhere.ckpt", "allowed"]),
-        ("ckpt_path", "last", ["ckpt_path is 'last', but runs/tiny/checkpoints holds none"]),
-    ],
-)
-def test_bad_setting(setting, value, expected, tiny, tmp_path):
-    line = complaint(["fit", *tiny, f"--{setting}", value], tmp_path)
-    for part in expected:
-        assert part in line
-    assert not list(tmp_path.rglob("*.ckpt")) and not list(tmp_path.rglob("config.yaml"))
-
-
-def test_projection_that_cannot_make_k_slots(tiny, tmp_path):
-    extra = ["--model.encoder.projection", "conv", "--model.encoder.projection_dim", "5"]
-    assert "projection_dim (k) is 5" in complaint(["fit", *tiny, *extra], tmp_path)
-
-
-@pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
         ("lr: 1.0e-2", "lrate: 1.0e-2", "unknown setting 'lrate'"),
         ("max_steps: 12", "max_stps: 12", "unknown setting 'trainer.max_stps'; did you mean 'trainer.max_steps'?"),
         ("${seed_everything}", "${seed}", "${seed} in the config names no setting"),
-        ("  max_steps: 12", " max_steps: 12", "no valid YAML at line"),
+        ("  max_steps: 12", " max_steps: 12", "tiny.yaml is no valid YAML at line"),
         ("tasks.MLM", "tasks.MLN", "MLN"),
         ("lr: 1.0e-2", "lr: [1, 2]", "model.lr is"),
     ],
@@ -84,11 +44,6 @@ def test_bad_config_file(old, new, expected, tiny, tmp_path):
     assert old in TINY
     (tmp_path / "tiny.yaml").write_text(TINY.replace(old, new))
     assert expected in complaint(["fit", *tiny], tmp_path)
-
-
-def test_missing_config_and_unknown_command(tiny, tmp_path):
-    assert "nowhere.yaml" in complaint(["fit", "--config", "nowhere.yaml"], tmp_path)
-    assert "allowed: fit, validate" in complaint(["train", *tiny], tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +135,7 @@ def test_traceback_only_when_asked_for(tiny):
     command = [sys.executable, str(ROOT / "run.py"), "fit", *tiny, "--model.encoder.norm", "both"]
     plain = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     asked = subprocess.run([*command, "--traceback"], capture_output=True, text=True, cwd=ROOT)
-    assert plain.returncode == 2 and plain.stderr.splitlines() == ["error: norm is 'both'; allowed: post, pre"]
+    assert plain.returncode == 2 and plain.stderr.splitlines() == ["error: model.encoder.norm is 'both'; allowed: post, pre"]
     assert asked.returncode == 1 and "Traceback" in asked.stderr
 
 
@@ -188,8 +143,4 @@ def test_a_python_without_the_packages_is_one_line():
     command = [sys.executable, "-S", str(ROOT / "run.py"), "fit", "--config", "conf/quickstart.yaml"]  # -S: no site-packages
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
-    assert f"error: {sys.executable} lacks the package lightning; allowed: " in done.stderr
-
-
-def test_a_config_that_is_not_there_is_one_line(tmp_path):
-    assert complaint(["fit", "--config", "conf/quickstrat.yaml"], tmp_path).startswith("error: config: File does not exist: ")
+    assert f"error: {sys.executable} lacks the package " in done.stderr

@@ -123,7 +123,7 @@ def test_dropout_acts_only_in_training():
         ({"attention": "flash"}, "attention is 'flash'; allowed: linformer, full"),
         ({"order": "any"}, "order is 'any'; allowed: compress_first, project_first"),
         ({"dropout": 1.0}, "dropout is 1.0; allowed: 0 up to"),
-        ({"num_layers": 0}, "num_layers is 0; allowed: 1 or more"),
+        ({"num_layers": 0}, "num_layers is 0; allowed: 1 to 1000"),
     ],
 )
 def test_impossible_shapes_are_refused_when_the_config_is_made(options, message):

@@ -219,7 +219,7 @@ def test_documented_grid_is_one(tmp_path, monkeypatch):
         (", IMDB: test/accuracy", "", "table.value names nothing for column 'IMDB'; allowed: one name, or one for each column"),
         ("{SST-2: val/accuracy, IMDB: test/accuracy}", "[a]", "table.value is ['a']; allowed: a metric's name"),
         ("  scale: 100", "  scale: percent", "table.scale is 'percent'; allowed: a number"),
-        ("decimals: 1", "decimals: 1.5", "table.decimals is '1.5'; allowed: a whole number, 0 or more"),
+        ("decimals: 1", "decimals: 1.5", "table.decimals is '1.5'; allowed: a whole number, 0 to 10"),
         (
             "layerwise: {SST",
             "headwise: {SST",
@@ -240,7 +240,7 @@ def test_documented_grid_is_one(tmp_path, monkeypatch):
         ),
         ("IMDB: --config=imdb", "SST 2: --config=imdb", "table.value names no column"),
         ("  seed: {1:", "  seed: {' 2':", "would be run 'transformer-sst-2-2', as Transformer · SST-2 ·  2 is; allowed"),
-        ("  seed: {1:", "  seed: {2:", "'2' stands twice in the mapping at line"),
+        ("  seed: {1:", "  seed: {2:", "names '2' twice, at lines"),
         (
             "attention full",
             "attention 'full",
@@ -255,8 +255,8 @@ def test_documented_grid_is_one(tmp_path, monkeypatch):
         ("--config base.yaml", "--config", "arguments holds --config --trainer.max_steps, which is no file"),
         ("--trainer.max_steps 5", "--name x", "arguments holds --name, which the grid sets itself; allowed: all settings but"),
         ("axes:", "axes: {", "is no valid YAML at line"),
-        (GRID, "", "study.yaml is None; allowed: a mapping of name, arguments"),
-        (GRID, "a grid", "study.yaml is 'a grid'; allowed: a mapping"),
+        (GRID, "", "study.yaml is empty; allowed: a grid file"),
+        (GRID, "a grid", "study.yaml is the text 'a grid'; allowed: a grid file"),
         (GRID[GRID.index("axes:") : GRID.index("table:")], "", "axes is None; allowed: a mapping"),
         (GRID[GRID.index("  seed:") : GRID.index("table:")], "  seed:\n", "axes.seed is ''; allowed: a mapping"),
     ],
@@ -274,7 +274,7 @@ def test_bad_file(old, new, expected, file):
     ("argv", "expected"),
     [
         ([], "--config is not given; allowed: a grid file"),
-        (["--config", "nowhere.yaml"], "config is nowhere.yaml, which is no file"),
+        (["--config", "nowhere.yaml"], "config is 'nowhere.yaml', which is no file"),
         (["--job", "2"], "unknown setting '--job' of grid; did you mean '--jobs'?; allowed: --config, --jobs"),
         (["--config", "study.yaml", "--jobs", "0"], "jobs is '0'; allowed: a whole number, 1 or more"),
         (["--config", "study.yaml", "--jobs"], "--jobs has no value; allowed: N"),

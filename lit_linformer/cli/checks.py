@@ -1,0 +1,101 @@
+"""Numbers that mean nothing, found before anything is built: data are not prepared for a run that can't be."""
+
+import importlib
+import re
+from collections.abc import Mapping
+from dataclasses import is_dataclass
+from typing import Annotated, Any, get_args, get_type_hints
+
+from jsonargparse import Namespace
+
+from lit_linformer.callbacks import LastCheckpoint, Progress, Throughput, best_checkpoint
+from lit_linformer.model.ranges import Count, Natural, NotNegative, Range, Seed, Share, check_ranges
+
+OrNoLimit = Annotated[int, Range(least=1, also=(-1,))]
+LimitedTo = Count | Annotated[float, Range(above=0, most=1)] | None
+# Lightning takes what is outside of these, to fail later with a traceback or to train nothing.
+TRAINER = {
+    "devices": OrNoLimit,
+    "num_nodes": Count,
+    "fast_dev_run": Natural,
+    "max_epochs": OrNoLimit | None,
+    "min_epochs": Natural | None,
+    "max_steps": OrNoLimit,
+    "min_steps": Natural | None,
+    "limit_train_batches": LimitedTo,
+    "limit_val_batches": Natural | Share | None,
+    "limit_test_batches": LimitedTo,
+    "limit_predict_batches": LimitedTo,
+    "overfit_batches": Natural | Share,
+    "val_check_interval": LimitedTo,
+    "check_val_every_n_epoch": Count | None,
+    "num_sanity_val_steps": Annotated[int, Range(least=0, also=(-1,))] | None,
+    "log_every_n_steps": Count | None,
+    "accumulate_grad_batches": Count,
+    "gradient_clip_val": NotNegative | None,
+    "reload_dataloaders_every_n_epochs": Natural,
+}
+TIME = (r"\d+:\d{1,2}:\d{1,2}:\d{1,2}", "days:hours:minutes:seconds, as 00:12:00:00")
+TEXTS = {
+    "devices": (r"auto|-?\d+|\d+(,\d+)*,?", "auto, how many, or the numbers of some, as 0,3"),
+    "max_time": TIME,
+    "profiler": ("simple|advanced|pytorch|xla", "simple, advanced, pytorch, xla, or a class_path"),
+    "val_check_interval": (rf"-?\d+|{TIME[0]}", f"steps, a share of an epoch, or {TIME[1]}"),
+}
+ALWAYS_THERE = {"best": best_checkpoint, "last": LastCheckpoint, "throughput": Throughput, "progress": Progress}
+
+
+def check_settings(config: Namespace) -> None:
+    """ValueError, in one line, for the first number of a command's config that is outside what its setting allows."""
+    check_ranges("", {"seed_everything": Seed}, {"seed_everything": config.get("seed_everything")})
+    if not isinstance(config.trainer, Namespace):
+        raise ValueError(f"trainer is {config.trainer!r}; allowed: its settings by name, as max_steps: 100")
+    trainer = dict(vars(config.trainer))
+    if re.fullmatch(r"-?\d+", str(trainer.get("devices"))):
+        trainer["devices"] = int(trainer["devices"])
+    check_ranges("trainer.", TRAINER, trainer)
+    for key, (pattern, allowed) in TEXTS.items():
+        if isinstance(trainer.get(key), str) and not re.fullmatch(pattern, trainer[key].replace(" ", "")):
+            raise ValueError(f"trainer.{key} is {trainer[key]!r}; allowed: {allowed}")
+    for key, declared in ALWAYS_THERE.items():
+        if key in config:
+            check_ranges(f"{key}.", _parameters(declared), dict(vars(config[key])))
+    for key in ("model", "data"):
+        _check_class(key, config.get(key))
+    callbacks = trainer.get("callbacks") or []
+    for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
+        if isinstance(callback, Namespace) and "class_path" in callback:
+            _check_class(callback.class_path.rpartition(".")[2], callback)
+
+
+def _check_class(prefix: str, spec: Any) -> None:
+    """For what a config builds by class_path and init_args."""
+    if not isinstance(spec, Namespace) or not isinstance(spec.get("class_path"), str):
+        return
+    module, _, name = spec.class_path.rpartition(".")
+    declared = getattr(importlib.import_module(module), name)
+    values = vars(spec.get("init_args", Namespace()))
+    for base in reversed(getattr(declared, "__mro__", (declared,))):
+        if base is declared or "__init__" in vars(base):  # a subclass hands on what it does not take itself
+            parameters = _parameters(base)
+            check_ranges(f"{prefix}.", parameters, values)
+            for name, hint in parameters.items():
+                _check_whole(f"{prefix}.{name}", hint, values.get(name))
+
+
+def _check_whole(where: str, hint: Any, value: Any) -> None:
+    """What a dataclass says itself of its settings together, under the names that one types."""
+    for kind in (hint, *get_args(hint)):
+        if is_dataclass(kind) and isinstance(value, Namespace):
+            try:
+                kind(**vars(value))
+            except ValueError as error:
+                raise ValueError(f"{where}.{error}") from error
+
+
+def _parameters(declared: Any) -> Mapping[str, Any]:
+    """{name: annotation}; nothing for what can't be looked into."""
+    try:
+        return get_type_hints(declared.__init__ if isinstance(declared, type) else declared, include_extras=True)
+    except (NameError, TypeError, AttributeError):
+        return {}

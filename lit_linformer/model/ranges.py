@@ -1,0 +1,99 @@
+"""Ranges of numbers, told once, where a setting is declared: `lr: Annotated[float, Range(above=0)] = 1e-3`.
+
+`check_ranges` holds values against them. The command line does so before anything is built, and `--help` tells them.
+"""
+
+import math
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, is_dataclass
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+MANY = 2**31 - 1  # what a count may be at most; larger ones overflow somewhere below
+
+
+@dataclass(frozen=True, repr=False)
+class Range:
+    """Finite numbers from ``least``, or more than ``above``, to ``most``, or less than ``below``; beside them ``also``.
+
+    ``largest`` is a bound that only a slip of the hand exceeds: it is told where it matters.
+    """
+
+    least: float | None = None
+    above: float | None = None
+    most: float | None = None
+    below: float | None = None
+    also: tuple[float, ...] = ()
+    largest: float = MANY
+
+    def __contains__(self, value: float) -> bool:
+        return value in self.also or (
+            math.isfinite(value)
+            and (self.least is None or value >= self.least)
+            and (self.above is None or value > self.above)
+            and (self.most is None or value <= self.most)
+            and (self.below is None or value < self.below)
+            and value <= self.largest
+        )
+
+    def __repr__(self) -> str:
+        return self.words()
+
+    def words(self, value: float = 0) -> str:
+        """`0 to 1`, `more than 0`, `1 or more, or -1`: what is allowed, told to someone who gave ``value``."""
+        most = self.largest if self.most is None and self.below is None and value > self.largest else self.most
+        low = f"{self.least:g}" if self.above is None else f"more than {self.above:g}"
+        if self.below is not None:
+            words = f"{low} up to, not including, {self.below:g}" if self.above is None else f"{low}, less than {self.below:g}"
+        elif most is not None:
+            words = f"{low} to {most:.10g}" if self.above is None else f"{low}, up to {most:.10g}"
+        else:
+            words = f"{low} or more" if self.above is None else low
+        return words + "".join(f", or {number:g}" for number in self.also)
+
+
+Count = Annotated[int, Range(least=1)]
+Natural = Annotated[int, Range(least=0)]
+Positive = Annotated[float, Range(above=0)]
+NotNegative = Annotated[float, Range(least=0)]
+Share = Annotated[float, Range(least=0, most=1)]
+Dropout = Annotated[float, Range(least=0, below=1)]
+Seed = Annotated[int, Range(least=0, most=2**32 - 1)]
+
+
+def check_ranges(prefix: str, declared: Any, values: Mapping[str, Any]) -> None:
+    """ValueError for the first of ``values`` that is outside the range with which ``declared`` (a function, a class) tells it.
+
+    Args:
+        prefix: what stands before a setting's name where one types it, as "model."; "" in plain Python.
+        declared: the function or dataclass whose annotations count, or a mapping {name: annotation}.
+        values: {name: value}, as locals() gives them; names without an annotation are passed over.
+    """
+    hints = declared if isinstance(declared, Mapping) else get_type_hints(declared, include_extras=True)
+    for name, hint in hints.items():
+        if name in values:
+            _check(f"{prefix}{name}", hint, values[name])
+
+
+def _check(where: str, hint: Any, value: Any) -> None:
+    kinds = list(get_args(hint)) if get_origin(hint) in (Union, types.UnionType) else [hint]
+    if isinstance(value, bool):
+        return
+    if isinstance(value, int | float):
+        numbers = [kind for kind in kinds if get_origin(kind) is Annotated]
+        # Where both are told, a whole number is a count and 0.5 a share.
+        fitting = [kind for kind in numbers if get_args(kind)[0] is type(value)] or numbers
+        allowed = [part for kind in fitting for part in get_args(kind)[1:] if isinstance(part, Range)]
+        if allowed and value not in allowed[0]:
+            raise ValueError(f"{where} is {value}; allowed: {allowed[0].words(value)}")
+    elif isinstance(value, list | tuple):
+        for kind in kinds:
+            for item in value if get_origin(kind) in (list, tuple) else ():
+                _check(where, get_args(kind)[0], item)
+    elif value is None:
+        if get_origin(hint) is Annotated:
+            raise ValueError(f"{where} is null; allowed: {get_args(hint)[1]}")
+    elif not isinstance(value, str):
+        for kind in kinds:
+            if is_dataclass(kind):
+                check_ranges(f"{where}.", kind, value if isinstance(value, Mapping) else vars(value))

@@ -1,0 +1,96 @@
+"""--config files, read strictly before anything else is done with them: what is wrong is told with the file and its line."""
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+
+LARGEST = 20_000  # values in a file, every alias written out: the longest config here has 60
+DEEPEST = 50
+TAGS = [f"tag:yaml.org,2002:{kind}" for kind in "null bool int float str seq map timestamp merge value".split()]
+
+
+def config_files(argv: list[str]) -> Iterator[str]:
+    """What stands behind --config and -c on a command line."""
+    words = [part for word in argv for part in (word.split("=", 1) if word.startswith(("--config=", "-c=")) else [word])]
+    for flag, value in itertools.pairwise([*words, ""]):
+        if flag in ("--config", "-c"):
+            yield value
+
+
+def check_configs(argv: list[str]) -> None:
+    """ValueError, in one line with the file's name, for a --config that is no file with settings by name, each once."""
+    for name in config_files(argv):
+        read_config(Path(name))
+
+
+def read_config(path: Path, what: str = "a file with settings, as conf/quickstart.yaml") -> str:
+    """A file's text, which is a mapping in YAML; ValueError or OSError for what is none."""
+    if not path.is_file():
+        raise ValueError(f"config is {str(path)!r}, which is no file; allowed: {what}")
+    allowed = f"allowed: {what}"
+    try:
+        text = path.read_text(encoding="utf-8")
+        node = yaml.compose(text, yaml.SafeLoader)
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path} is no text in UTF-8: byte {error.start} is {error.object[error.start]:#x}; {allowed}"
+        ) from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        reason = " ".join(f"{error.context or ''} {error.problem or ''}".split())
+        raise ValueError(
+            f"{path} is no valid YAML at line {mark.line + 1}, column {mark.column + 1}: {reason}; {allowed}"
+        ) from error
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is no valid YAML: {' '.join(str(error).split())}; {allowed}") from error
+    except RecursionError as error:
+        raise ValueError(f"{path} is nested deeper than {DEEPEST} levels; {allowed}") from error
+    if node is None:
+        raise ValueError(f"{path} is empty; {allowed}")
+    if not isinstance(node, yaml.MappingNode):
+        kind = "a list" if isinstance(node, yaml.SequenceNode) else f"the text {node.value[:40]!r}"
+        raise ValueError(f"{path} is {kind}; {allowed}")
+    _measure(node, path, {}, 0)
+    return text
+
+
+def _measure(node: yaml.Node, path: Path, known: dict[int, int], depth: int) -> int:
+    """How many values a node stands for, aliases written out; each node is looked at once, however often it is used."""
+    if id(node) in known:
+        return known[id(node)]
+    if depth > DEEPEST:
+        raise ValueError(f"{path} is nested deeper than {DEEPEST} levels at line {node.start_mark.line + 1}; allowed: less")
+    known[id(node)] = LARGEST + 1  # an alias inside of what it stands for has no end
+    if node.tag not in TAGS:
+        raise ValueError(f"{path} has the tag {node.tag!r} at line {node.start_mark.line + 1}; allowed: plain YAML")
+    children = []
+    if isinstance(node, yaml.MappingNode):
+        _check_keys(node, path)
+        children = [value for _, value in node.value]
+    elif isinstance(node, yaml.SequenceNode):
+        children = node.value
+    elif node.value.count("${") > node.value.count("}"):
+        raise ValueError(f"{path} opens a ${{ at line {node.start_mark.line + 1} and does not close it; allowed: ${{NAME}}")
+    size = 1 + sum(_measure(child, path, known, depth + 1) for child in children)
+    if size > LARGEST:
+        raise ValueError(
+            f"{path} holds more than {LARGEST} values at line {node.start_mark.line + 1} with its aliases written out; "
+            "allowed: fewer"
+        )
+    known[id(node)] = size
+    return size
+
+
+def _check_keys(node: yaml.MappingNode, path: Path) -> None:
+    seen: dict[str, int] = {}
+    for key, value in node.value:
+        line = key.start_mark.line + 1
+        if not isinstance(key, yaml.ScalarNode):
+            raise ValueError(f"{path} has a key that is no name at line {line}; allowed: the name of a setting")
+        if key.value in seen:
+            raise ValueError(f"{path} names {key.value!r} twice, at lines {seen[key.value]} and {line}; allowed: once")
+        if key.value == "class_path" and not value.tag.endswith(":str"):
+            raise ValueError(f"{path} gives a class_path that is no name at line {line}; allowed: package.module.Class")
+        seen[key.value] = line

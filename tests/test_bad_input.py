@@ -1,0 +1,119 @@
+"""Every bad input of bad_input.yaml, and six values for each numeric setting of each command: one line, and nothing hangs.
+
+A line begins with `error: `, holds the words of the table, and is the last that is printed; the exit status is 2.
+"""
+
+import importlib
+import shlex
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import yaml
+
+from lit_linformer.cli.app import LinformerCLI
+from lit_linformer.cli.messages import settings_of
+from tests.helpers import in_one_process
+
+TABLE = yaml.safe_load(Path(__file__).with_name("bad_input.yaml").read_text())
+VALUES = {"nan": ".nan", "inf": ".inf", "-1": "-1", "0": "0", "2^70": str(2**70), "text": "much"}
+TASKS, DATA, CALLBACKS = "lit_linformer.tasks", "lit_linformer.data", "lit_linformer.callbacks"
+WEIGHTS = tuple(f"model.{name}_weight" for name in ("logits", "hidden", "labels"))
+# What each part of the generated table adds to a command line, and which of the settings it goes through.
+PARTS = {
+    "MLM": ([], ("model.", "data.", "best.", "last.", "throughput.", "progress.", "seed_everything")),
+    "trainer": ([], ("trainer.",)),
+    "SequenceClassification": (["--model", f"{TASKS}.SequenceClassification"], ("model.",)),
+    "Distillation": (["--model", f"{TASKS}.Distillation"], WEIGHTS),
+    "FineTuningData": (["--data", f"{DATA}.FineTuningData"], ("data.",)),
+}
+
+
+def refusal(status: int, printed: str) -> str | None:
+    """The error line, or None where that is not how the command ended."""
+    lines = printed.splitlines()
+    errors = [line for line in lines if line.startswith("error: ")]
+    whole = status == 2 and len(errors) == 1 and lines[-1] == errors[0] and "Traceback" not in printed
+    return errors[0] if whole and len(errors[0]) < 500 and "Union" not in errors[0] else None
+
+
+def numeric(hint: Any) -> bool:
+    return hint in (int, float) or any(numeric(part) for part in get_args(hint))
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_numbers_of_fit(part, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    # To build the parser anew for each line would take half of the time.
+    build, built = LinformerCLI.setup_parser, {}
+
+    def once(cli, *args, **kwargs):
+        if not built:
+            build(cli, *args, **kwargs)
+            built.update(vars(cli))
+        cli.parser, cli._subcommand_method_arguments = built["parser"], built["_subcommand_method_arguments"]
+
+    monkeypatch.setattr(LinformerCLI, "setup_parser", once)
+    extra, prefixes = PARTS[part]
+    known = settings_of(["fit"], **dict(zip([word[2:] for word in extra[::2]], extra[1::2], strict=True)))
+    keys = [key for key, hint in known.items() if key.startswith(prefixes) and numeric(hint)]
+    if part != "MLM":
+        keys = [key for key in keys if not key.startswith("model.encoder.")]
+    # A line that is not refused for the number ends at the checkpoint, before anything is built.
+    check_numbers(["fit", *extra, "--ckpt_path", "nowhere.ckpt"], keys, tmp_path)
+
+
+def check_numbers(command: list[str], keys: list[str], folder: Path, scope: str = "") -> None:
+    cases = [(key, value) for key in keys for value in VALUES]
+    lines = [[*command, f"--{key}", VALUES[value]] for key, value in cases]
+    wrong = []
+    for (key, value), (status, printed) in zip(cases, in_one_process(lines, folder), strict=True):
+        line, name = refusal(status, printed), key
+        if value in TABLE["meaningful"].get(scope + key, {}):
+            if line is None or line.startswith(f"error: {name} is "):
+                wrong.append(f"{key} {value} has its meaning, but: {status} {printed}")
+        elif line is None or not line.startswith(f"error: {name} is ") or "; allowed: " not in line:
+            wrong.append(f"{key} {value}: {status} {printed[-300:]}")
+    assert not wrong, f"{len(wrong)} of {len(cases)}\n" + "\n".join(wrong)
+
+
+# They read their settings themselves. A line that is not refused for its number fails at what stands here.
+STUDIES = {
+    "benchmark --device nowhere": "benchmark",
+    "spectrum --run nowhere": "spectrum",
+    "grid --config nowhere.yaml": "grid",
+    "convert --from nowhere --name n": "convert",
+    "draw --ckpt_path nowhere --text x --output x.png": "draw",
+}
+
+
+@pytest.mark.parametrize("start", STUDIES)
+def test_numbers_of_studies(start, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = STUDIES[start]
+    package = "interop" if command in ("convert", "draw") else "studies"
+    settings = importlib.import_module(f"lit_linformer.{package}.{command}").SETTINGS
+    numbers = ("N", "K", "J", "H", "S", "ROWS", "GIB", "SECONDS", "0,", "128", "0.9")
+    keys = [key for key, (kind, *_) in settings.items() if kind.startswith(numbers)]
+    words = shlex.split(start)
+    if command == "convert":
+        words += ["--attention", "linformer"]
+    check_numbers(words, [key for key in keys if key not in ("name",)], tmp_path, f"{command} ")
+
+
+@pytest.mark.parametrize("start", TABLE["lines"])
+def test_lines(start, tiny, tmp_path):
+    for name, content in TABLE["files"].items():
+        (tmp_path / name).write_text(content)
+    rows = TABLE["lines"][start]
+    lines = [shlex.split(f"{start} {line}") for line, *_ in rows]
+    lines = [[part for word in line for part in (tiny if word == "TINY" else [word])] for line in lines]
+    before = {path for path in tmp_path.rglob("*")}
+    wrong = []
+    for (line, *words), (status, printed) in zip(rows, in_one_process(lines, tmp_path / "printed"), strict=True):
+        told = refusal(status, printed)
+        if told is None or not all(word in told for word in words):
+            wrong.append(f"{start} {line}: {status} {printed[-400:] if told is None else told}")
+    assert not wrong, f"{len(wrong)} of {len(rows)}\n" + "\n".join(wrong)
+    left = [path for path in tmp_path.rglob("*") if path not in before and "printed" not in path.parts]
+    assert not left  # a refused line leaves nothing behind
