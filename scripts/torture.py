@@ -184,7 +184,9 @@ def play(case: str, number: int, kills: list[Kill], work: Path, keep: bool) -> d
             stuck.append(f"start {at} did not end, {kill or 'not killed'}")
         elif start.killed:
             done.append({"kill": str(kill), "phase": start.phase})
-            continue
+            if "Traceback" not in start.log:
+                continue
+            stuck.append(f"start {at}: who was not killed ended with a traceback")
         elif any(start.statuses):
             last = [line for line in start.log.splitlines() if line.strip()][-1:]
             stuck.append(f"start {at} ended with {start.statuses}: {' '.join(last)}")

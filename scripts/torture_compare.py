@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from lit_linformer.runs.checkpoints import find_checkpoint
+from lit_linformer.runs.sharded import load_sharded
 from lit_linformer.studies.files import read_rows
-from lit_linformer.tasks.checkpoints import find_checkpoint
-from lit_linformer.tasks.sharding import load_sharded
 
 # Of the clock; what Lightning does not restore, and reads nowhere; validation's own counter of batches.
 UNEQUAL = {"seconds", "current_score", "epoch_loop.val_loop.batch_progress"}

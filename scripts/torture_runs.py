@@ -92,6 +92,7 @@ CASES = {
     "sharded-2": (2, [*FSDP, "--trainer.devices", "2"]),
 }
 ALONE = (START, PREPARATION, GOING_ON)  # phases in which the processes are not connected yet: all are killed
+KILLED = (-signal.SIGKILL, -signal.SIGXFSZ)
 HANGS = 600.0  # seconds after which a start that should have ended long ago is called hanging
 
 
@@ -244,7 +245,7 @@ class Start:
 
     @property
     def killed(self) -> bool:
-        return any(status in (-signal.SIGKILL, -signal.SIGXFSZ) for status in self.statuses)
+        return any(status in KILLED for status in self.statuses)
 
 
 def launch(case: str, folder: Path, number: int, kill: Kill | None) -> Start:
@@ -268,14 +269,19 @@ def launch(case: str, folder: Path, number: int, kill: Kill | None) -> Start:
         for process in started:
             process.kill()
             process.join()
+    seconds = time.monotonic() - began
     points = [read_points(path, rank) for rank, path in enumerate(told)]
     statuses = [process.exitcode for process in started]
-    first = next((rank for rank, status in enumerate(statuses) if status in (-signal.SIGKILL, -signal.SIGXFSZ)), 0)
-    if kill is not None and kill.point.label:
-        first = kill.point.rank
     log = (folder / f"log-{number}.txt").read_text(encoding="utf-8", errors="replace")
-    passed = [point for of in points for point in of]
-    return Start(statuses, passed, points[first][-1].phase if points[first] else START, time.monotonic() - began, hung, log)
+    return Start(statuses, [point for of in points for point in of], _phase(kill, statuses, points), seconds, hung, log)
+
+
+def _phase(kill: Kill | None, statuses: list[int], points: list[list[Point]]) -> str:
+    """In which a run was killed: the point's, or the last that was told by the first process that was killed."""
+    if kill is not None and kill.point.label and kill.point.phase != START:  # which may be a start that goes on
+        return kill.point.phase
+    killed = [of for status, of in zip(statuses, points, strict=True) if status in KILLED and of]
+    return killed[0][-1].phase if killed else START
 
 
 def end(started: list, kill: Kill | None, told: list[Path]) -> bool:

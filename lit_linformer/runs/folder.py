@@ -148,7 +148,8 @@ class Claim:
 
         Raises ValueError for a folder with a run in it, unless told, and for one whose files are not this project's.
         """
-        held = [path for path in self._before if not any(fnmatch(path.name, name) for name in EVENTS)]
+        # TensorBoard's files come before the marker; a .tmp is what a start left that was killed before it had written that.
+        held = [path for path in self._before if not any(fnmatch(path.name, name) for name in (*EVENTS, "*.tmp"))]
         if held and not is_run(self.folder):
             raise ValueError(
                 f"name: {self.folder} holds {held[0].relative_to(self.folder)}, but no run of this project; allowed: another "
@@ -162,9 +163,9 @@ class Claim:
         self._clear = True
 
     def begin(self) -> None:
-        """Training begins: the earlier run goes, and the folder says what it is."""
-        for path in self._before if self._clear else []:
-            if path.name != MARKER:
+        """Training begins: the earlier run goes, or what was left half-written of it, and the folder says what it is."""
+        for path in self._before:
+            if (self._clear and path.name != MARKER) or path.suffix == ".tmp":
                 remove(path)
         write_marker(self.folder)
 

@@ -145,6 +145,21 @@ def test_a_start_that_is_refused_leaves_no_trace(tmp_path):
     assert files(folder) == before
 
 
+def test_what_a_killed_start_left_half_written_stops_no_other_and_goes(tmp_path):
+    # Killed before the marker was in place; then in the middle of training.
+    run = make(tmp_path / "run", "run.json.17.tmp", "events.out.tfevents.1.host.17.0")
+    claim = Claim(run)
+    claim.start_anew(overwrite=False, goes_on=True)
+    claim.begin()
+    claim.release()
+    assert files(run) == {"run.json"}
+    make(run, "perplexity.csv", "perplexity.csv.18.tmp", "checkpoints/last.ckpt", "mine.tmp")
+    claim = Claim(run)
+    claim.begin()
+    claim.release()
+    assert files(run) == {"run.json", "perplexity.csv", "checkpoints/last.ckpt", "mine.tmp"}
+
+
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"^name: cannot write into .*file/run \(Not a directory\); allowed: "):
