@@ -1,10 +1,11 @@
 """Shows what `predict` found: a table on the terminal, and predictions.jsonl in the run directory."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+
+from lit_linformer.studies.files import json_text
 
 
 class PredictionWriter(Callback):
@@ -28,7 +29,7 @@ class PredictionWriter(Callback):
 
         path = Path(trainer.default_root_dir) / "predictions.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in self.records), encoding="utf-8")
+        path.write_text("".join(json_text(record) + "\n" for record in self.records), encoding="utf-8")
         of_masks, shown = "mask" in self.records[0], len(self.records[0].get("top", ())[:5])
         heads = ["mask"] * of_masks + [f"{rank}." for rank in range(1, shown + 1)] + ["value"] * (shown == 0)
         table = Table("text", *heads, show_lines=True)

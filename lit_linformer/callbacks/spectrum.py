@@ -6,7 +6,6 @@ writes spectrum.json into the run directory and the curves into TensorBoard. For
 approximations beside it, there is `python run.py spectrum --run RUN`.
 """
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +16,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lit_linformer.callbacks.observing import say, tensorboard, unnoticed
 from lit_linformer.model.ranges import Count, Natural, Range, check_ranges
 from lit_linformer.studies.figures import draw_spectra, figure_class
-from lit_linformer.studies.files import write_text
+from lit_linformer.studies.files import json_text, write_text
 from lit_linformer.studies.lowrank import Measured, check_index, check_layers, full_rows, measure, summary
 
 
@@ -113,7 +112,7 @@ class Spectrum(Callback):
             "history": history,
             "cumulative": np.round(measured.curves.numpy(), 6).tolist(),  # of the last entry, (layer, head, index)
         }
-        write_text(path, json.dumps(content) + "\n")
+        write_text(path, json_text(content) + "\n")
 
     def _tensorboard(self, trainer: Trainer, measured: Measured, entry: dict[str, Any]) -> None:
         if (found := tensorboard(trainer)) is None:

@@ -20,6 +20,7 @@ from lit_linformer.data.tokenizer import load_tokenizer
 from lit_linformer.interop.source import TrainedModel, version
 from lit_linformer.model import EncoderConfig, MaskedLanguageModel
 from lit_linformer.runs.checkpoints import UNREADABLE, first_line
+from lit_linformer.utils.finite import check_finite
 
 CONFIG = "config.json"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -288,14 +289,17 @@ def _weights(folder: Path) -> dict[str, Tensor]:
     file = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
     if file is None:
         raise ValueError(f"from is {folder}, which holds no weights; allowed: a folder with one of {', '.join(WEIGHTS)}")
-    if file.suffix != ".json":
-        return _read(file, folder)
-    shards = _json(file, folder).get("weight_map")
-    if not isinstance(shards, dict):
-        raise ValueError(f"from is {folder}, whose {file.name} has no weight_map; allowed: a whole index")
-    if strange := [shard for shard in shards.values() if not isinstance(shard, str) or Path(shard).name != shard]:
-        raise ValueError(f"from is {folder}, whose {file.name} names {strange[0]!r}; allowed: files of that folder")
-    return {name: tensor for shard in sorted(set(shards.values())) for name, tensor in _read(folder / shard, folder).items()}
+    files = [file.name]
+    if file.suffix == ".json":
+        shards = _json(file, folder).get("weight_map")
+        if not isinstance(shards, dict):
+            raise ValueError(f"from is {folder}, whose {file.name} has no weight_map; allowed: a whole index")
+        if strange := [shard for shard in shards.values() if not isinstance(shard, str) or Path(shard).name != shard]:
+            raise ValueError(f"from is {folder}, whose {file.name} names {strange[0]!r}; allowed: files of that folder")
+        files = sorted(set(shards.values()))
+    weights = {name: tensor for file in files for name, tensor in _read(folder / file, folder).items()}
+    check_finite(weights, f"from is {folder}")
+    return weights
 
 
 def _read(file: Path, folder: Path) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ from lit_linformer.model import EncoderConfig, MaskedLanguageModel, SequenceClas
 from lit_linformer.runs.checkpoints import check_checkpoint, config_of, encoder_of, find_checkpoint, is_sharded
 from lit_linformer.runs.folder import TOKENIZER
 from lit_linformer.studies.files import read_rows
+from lit_linformer.utils.finite import check_finite
 
 
 @dataclass
@@ -111,6 +112,7 @@ def _build(path: Path, checkpoint: dict, setting: str) -> nn.Module:
     weights = {name.removeprefix(prefix): t for name, t in checkpoint["state_dict"].items() if name.startswith(prefix)}
     if not weights:
         raise ValueError(f"{setting} is {path}, which holds no encoder; allowed: a checkpoint of this project")
+    check_finite(weights, f"{setting} is {path}")
     try:
         if "num_labels" in settings:
             net = SequenceClassifier(encoder, settings["num_labels"], settings["pooling"])

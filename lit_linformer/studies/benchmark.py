@@ -18,7 +18,6 @@ figure2.png, table3.png, and the same for TensorBoard.
 """
 
 import importlib.util
-import json
 import shlex
 import sys
 import time
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_linformer.studies.environment import commit, cores, versions
-from lit_linformer.studies.files import write_text
+from lit_linformer.studies.files import json_text, write_text
 from lit_linformer.studies.gridfile import read_json
 from lit_linformer.studies.settings import check_choice, check_number, device, help_shown, meant
 
@@ -268,4 +267,4 @@ def finished_cells(file: Path, data: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:
-    write_text(path, json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+    write_text(path, json_text(data, indent=1) + "\n")

@@ -17,7 +17,6 @@ makes the table when nothing is left. The grid file:
 
 import contextlib
 import fcntl
-import json
 import math
 import os
 import shlex
@@ -29,7 +28,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lit_linformer.studies.files import last_line, write_text
+from lit_linformer.studies.files import json_text, last_line, write_text
 from lit_linformer.studies.gridfile import Cell, Grid, aligned, read_grid
 from lit_linformer.studies.settings import check_choice, check_number, help_shown, parse
 
@@ -270,7 +269,7 @@ def write_table(grid: Grid, command: str) -> Path:
     folder, table = Path("runs", grid.name), summary(grid)
     write_text(folder / "table.md", f"# {grid.name}\n\n{heading(grid)}\n`{command}`\n\n{markdown(grid, table)}")
     form = {"command": command, "rows": grid.rows, "columns": grid.columns, "decimals": grid.decimals}
-    write_text(folder / "table.json", json.dumps({**form, **table}, indent=2, ensure_ascii=False) + "\n")
+    write_text(folder / "table.json", json_text({**form, **table}, indent=2) + "\n")
     return folder
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+import math
 import re
 import shlex
 from dataclasses import dataclass
@@ -57,6 +58,7 @@ class Cell:
         file = self.run_dir / ("test.json" if self.metric.startswith("test/") else "result.json")
         result = read_json(file) or {}
         metrics = {**result.get("metrics", {}), **result.get("best_metrics", {})}
+        metrics = {name: math.nan if value is None else value for name, value in metrics.items()}  # JSON knows no NaN
         if not isinstance(metrics.get(self.metric), int | float):
             there = ", ".join(metrics) or "none, it holds no metric"
             raise ValueError(f"table.value is {self.metric!r}, which {file} does not hold; allowed: {there}")

@@ -168,6 +168,7 @@ def finetuning_runs(page: Page, runs: list[Run]) -> None:
     lines = [["run", "steps", "seconds", "scores at the best validation"]]
     for run in runs:
         metrics = run.result.get("best_metrics") or run.result.get("metrics") or (run.curve[-1] if run.curve else {})
-        scores = (f"{key.removeprefix('val/')} {value:.4f}" for key, value in metrics.items() if key.startswith("val/"))
+        metrics = {key.removeprefix("val/"): value for key, value in metrics.items() if key.startswith("val/")}
+        scores = (f"{key} {'nan' if value is None else format(value, '.4f')}" for key, value in metrics.items())
         lines.append([plain(run.label), number(run.last("step")), number(run.last("seconds")), ", ".join(scores) or "–"])
     page.add(aligned(lines), unfinished(runs), run_facts(runs))

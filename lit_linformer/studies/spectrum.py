@@ -14,12 +14,12 @@ A fine-tuned run works too, and needs --source. At n = 512 a head of a layer tak
 """
 
 import csv
-import json
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lit_linformer.studies.environment import environment
+from lit_linformer.studies.files import json_text
 from lit_linformer.studies.settings import check_number, device, help_shown, parse, whole_numbers
 
 if TYPE_CHECKING:  # the help needs no torch
@@ -84,7 +84,7 @@ def write(
     (folder / "spectrum.md").write_text(markdown(runs, threshold, command), encoding="utf-8")
     content = {"command": command, "environment": where, "threshold": threshold}
     content["runs"] = [_plain(run, threshold) for run in runs]
-    (folder / "spectrum.json").write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
+    (folder / "spectrum.json").write_text(json_text(content) + "\n", encoding="utf-8")
     np.savez_compressed(folder / "spectrum.npz", **{f"{run.path}:cumulative": run.measured.curves.numpy() for run in runs})
     with open(folder / "spectrum.csv", "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)

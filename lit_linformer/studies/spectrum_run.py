@@ -85,7 +85,7 @@ def open_run(path: Path, which: str | None, source: str | None, count: int, laye
     else:
         found = Path(which)
     step = check_checkpoint(found)["global_step"]
-    run = read_pretrained(found)
+    run = read_pretrained(found, "ckpt_path")
     layers = check_layers("layers", layers, run.encoder)
     if heads is not None and not (heads and 0 <= heads[0] and heads[-1] < run.encoder.num_heads):
         raise ValueError(f"heads is {heads}; allowed for {path}: heads from 0 to {run.encoder.num_heads - 1}")

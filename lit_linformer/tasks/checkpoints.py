@@ -11,6 +11,7 @@ from lit_linformer.data.tokenizer import Tokenizer, load_tokenizer
 from lit_linformer.model import EncoderConfig
 from lit_linformer.runs.checkpoints import check_checkpoint, encoder_of, find_checkpoint, is_sharded
 from lit_linformer.runs.folder import TOKENIZER
+from lit_linformer.utils.finite import check_finite
 
 # What a run may set anew without becoming another encoder; vocab_size comes from the tokenizer.
 FREE = {"vocab_size", "dropout", "attention_dropout", "activation_checkpointing"}
@@ -50,7 +51,9 @@ def read_pretrained(path: str | Path, setting: str = "model.pretrained") -> Pret
         from lit_linformer.interop.folder import read_config, read_weights
 
         encoder = EncoderConfig(**read_config(path, setting)["encoder"])
-        return Pretrained(path, encoder, read_weights(path, setting), str(path) if (path / TOKENIZER).is_file() else None)
+        weights = read_weights(path, setting)
+        check_finite(weights, f"{setting} is {path}")
+        return Pretrained(path, encoder, weights, str(path) if (path / TOKENIZER).is_file() else None)
     if path.is_dir() and not is_sharded(path):
         found = find_checkpoint(path, "best") or find_checkpoint(path, "last")
         if found is None:
@@ -64,6 +67,7 @@ def read_pretrained(path: str | Path, setting: str = "model.pretrained") -> Pret
     weights = {n.removeprefix(prefix): t for n, t in checkpoint["state_dict"].items() if n.startswith(prefix)}
     if not weights:
         raise ValueError(f"{setting} is {path}, which holds no encoder; allowed: a checkpoint of this project")
+    check_finite(weights, f"{setting} is {path}")
     beside = path.parent.parent / TOKENIZER
     tokenizer = str(path) if "tokenizer" in checkpoint and path.is_file() else str(beside) if beside.is_file() else None
     return Pretrained(path, encoder, weights, tokenizer)

@@ -18,6 +18,7 @@ from lightning.pytorch import LightningModule
 from lit_linformer.tasks.compiling import check_compiler
 from lit_linformer.tasks.optim import SCHEDULES, lr_factor, parameter_groups
 from lit_linformer.tasks.sharding import shard
+from lit_linformer.utils.finite import check_finite
 
 OPTIMIZER = (
     "lr weight_decay projection_lr_factor projection_weight_decay betas eps schedule power final_lr_factor"  # of AdamW
@@ -155,6 +156,7 @@ class TrainingModule(LightningModule):
         self.batches_seen, self.tokens_seen = seen.get("batches", 0), seen.get("tokens", 0)
         if "state_dict" in checkpoint:  # not in a sharded checkpoint, which the strategy itself has loaded
             check_fit(self.state_dict(), checkpoint["state_dict"])
+            check_finite(checkpoint["state_dict"], f"ckpt_path is {self.trainer.ckpt_path if self._trainer else '?'}")
         if self._trainer is not None and self.trainer.precision == "64-true":
             self.double()  # Lightning does so after it has loaded the weights, which would lose half of their digits
 
