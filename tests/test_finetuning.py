@@ -322,3 +322,9 @@ def test_checkpoint_of_another_number_of_classes_or_tokenizer(task, tiny, tmp_pa
     argv = ["fit", "--config", "sst2.yaml", *task[2:], "--name", "other", "--model.pretrained", "runs/tiny"]
     shown = output(argv, tmp_path, status=2)  # tokenizer: bpe, trained on the task's own text
     assert "error: data.tokenizer" in shown and "model.pretrained" in shown
+
+
+def test_a_loss_that_is_nan_ends_the_run(task, tmp_path):
+    line = output(["fit", *task, "--model.lr", "1e30"], tmp_path, status=2).splitlines()[-1]
+    assert line.startswith("error: the loss is nan at step ") and "a lower model.lr (now 1e+30)" in line
+    assert not [*(tmp_path / "runs").rglob("*.ckpt")]

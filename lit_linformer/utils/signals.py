@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from typing import Any
 
@@ -39,6 +40,8 @@ class Watch:
         """Listens, to the end of the process or to ``end``."""
         self.__init__()
         self._command = command
+        if threading.current_thread() is not threading.main_thread():
+            return  # Python lets no other one listen
         numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
         if command == "fit" and "SLURM_JOB_ID" in os.environ:
             numbers.append(signal.SIGUSR1)

@@ -114,6 +114,11 @@ def test_a_killed_distillation_resumes_bit_for_bit(distill, tmp_path):
     assert whole["teacher_perplexity"] is not None
 
 
+def test_a_loss_that_is_nan_ends_the_run(distill, tmp_path):
+    line = output(["fit", *distill, "--name", "high", "--model.lr", "1e30"], tmp_path, status=2).splitlines()[-1]
+    assert line.startswith("error: the loss is nan at step ") and "a lower model.lr (now 1e+30)" in line
+
+
 def test_what_was_distilled_needs_no_teacher(distill, tmp_path):
     output(["fit", *distill, "--name", "new"], tmp_path)
     shutil.rmtree(tmp_path / "runs/teacher")

@@ -33,7 +33,7 @@ def test_every_command_refuses_it(broken, tmp_path):
             ["export", "--ckpt_path", "runs/tiny", "--format", "safetensors", "--output", "out"],
             ["draw", "--ckpt_path", "runs/tiny", "--text", "a b", "--output", "out.png"],
         ],
-        "from": [["convert", "--from", "runs/tiny", "--output", "out"]],
+        "from": [["convert", "--from", "runs/tiny", "--name", "out", "--attention", "linformer"]],
         "model.pretrained": [["fit", *broken, "--name", "next", "--model.pretrained", "runs/tiny"]],
     }
     for setting, tried in commands.items():
