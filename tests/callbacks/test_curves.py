@@ -46,10 +46,10 @@ def whole(tiny, tmp_path):
 
 def test_no_ending_loses_a_point_or_has_one_twice(whole, tiny, tmp_path, monkeypatch):
     endings = {
-        "right after a checkpoint": (kill(5), LastCheckpoint, "_write", -9),
-        "right after a validation's checkpoint": (kill(7), LastCheckpoint, "_write", -9),
-        "by a signal": (send(signal.SIGTERM, lambda module, *_: module.batches_seen == 8), MLM, "on_train_batch_start", 143),
-        "before the first checkpoint": (
+        "after-a-checkpoint": (kill(5), LastCheckpoint, "_write", -9),
+        "after-that-of-a-validation": (kill(7), LastCheckpoint, "_write", -9),
+        "by-a-signal": (send(signal.SIGTERM, lambda module, *_: module.batches_seen == 8), MLM, "on_train_batch_start", 143),
+        "before-the-first": (
             send(signal.SIGKILL, lambda module, *_: module.batches_seen == 3), MLM, "on_train_batch_start", -9
         ),
     }  # fmt: skip
