@@ -278,8 +278,9 @@ def launch(case: str, folder: Path, number: int, kill: Kill | None) -> Start:
 
 def _phase(kill: Kill | None, statuses: list[int], points: list[list[Point]]) -> str:
     """In which a run was killed: the point's, or the last that was told by the first process that was killed."""
-    if kill is not None and kill.point.label and kill.point.phase != START:  # which may be a start that goes on
-        return kill.point.phase
+    if kill is not None and kill.point.label:
+        began = points[kill.point.rank][0].phase if points[kill.point.rank] else START
+        return began if kill.point.phase == START else kill.point.phase  # a start that goes on has its own name
     killed = [of for status, of in zip(statuses, points, strict=True) if status in KILLED and of]
     return killed[0][-1].phase if killed else START
 
