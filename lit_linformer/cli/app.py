@@ -30,7 +30,7 @@ from lit_linformer.callbacks import (
 from lit_linformer.cli.checks import check_settings
 from lit_linformer.cli.failures import failure
 from lit_linformer.cli.machines import check_machine
-from lit_linformer.cli.messages import classes_in_configs
+from lit_linformer.cli.messages import RangesInWords, classes_in_configs
 from lit_linformer.data.module import TRAINED
 from lit_linformer.runs.checkpoints import checkpoint_path, config_of, lies_in
 from lit_linformer.runs.folder import CONFIG, TOKENIZER, Claim, check_name, own_files
@@ -144,7 +144,8 @@ class LinformerCLI(LightningCLI):
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         # For the main parser and each command's. With allow_abbrev --trainer.max_step would silently be max_steps.
-        return super().init_parser(**{"parser_mode": "omegaconf+", "exit_on_error": False, "allow_abbrev": False, **kwargs})
+        ours = {"parser_mode": "omegaconf+", "exit_on_error": False, "allow_abbrev": False, "formatter_class": RangesInWords}
+        return super().init_parser(**{**ours, **kwargs})
 
     def _add_subcommands(self, parser: LightningArgumentParser, **kwargs: Any) -> None:
         # Of the command that is asked for: a parser for each of the five would take as long as all else before it starts.

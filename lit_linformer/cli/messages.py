@@ -10,6 +10,8 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from jsonargparse import DefaultHelpFormatter
+
 from lit_linformer.studies.configs import config_files
 
 # Of the Trainer's fifty, those that one changes; `--help_all` lists every one.
@@ -18,6 +20,13 @@ TRAINER_SETTINGS = (
     "val_check_interval check_val_every_n_epoch limit_val_batches num_sanity_val_steps log_every_n_steps callbacks logger "
     "fast_dev_run overfit_batches profiler default_root_dir"
 ).split()
+
+
+class RangesInWords(DefaultHelpFormatter):
+    """`type: float (more than 0)` for what jsonargparse calls `type: Annotated[float, more than 0]`."""
+
+    def format_help(self) -> str:
+        return re.sub(r"Annotated\[(\w+),(\s+)([^][]*)\]", r"\1\2(\3)", super().format_help())
 
 
 def settings_help(argv: list[str]) -> str:
@@ -161,7 +170,7 @@ def _settings_parser(argv: list[str], classes: dict[str, str] | None = None, eve
                 self.add_function_arguments(lightning_class, key)
             )
 
-    parser = SettingsParser(add_help=False, description=None)
+    parser = SettingsParser(add_help=False, description=None, formatter_class=RangesInWords)
     parser.add_argument("--config", help="YAML file; a later one overrides an earlier one.")
     parser.add_argument("--ckpt_path", help="Checkpoint: a file, last, best, or auto (last if there is one).")
     parser.add_argument("--seed_everything", type=int, default=0, help="Seed of weights, order, masks and dropout.")

@@ -19,7 +19,7 @@ from lit_linformer.model.ranges import Range
 TRAINED = ("bpe", "wordpiece")  # tokenizers that are trained, not loaded
 VocabularySize = Annotated[int, Range(least=1, largest=2**24)]
 RowLength = Annotated[int, Range(least=8, largest=2**24)]
-BatchSize = Annotated[int, Range(least=1, largest=2**20)]
+BatchSize = Annotated[int, Range(least=1, largest=2**16)]  # more in a step: data.global_batch_size
 Workers = Annotated[int, Range(least=0, most=256)]
 
 

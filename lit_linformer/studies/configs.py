@@ -1,6 +1,7 @@
 """--config files, read strictly before anything else is done with them: what is wrong is told with the file and its line."""
 
 import itertools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +21,10 @@ def config_files(argv: list[str]) -> Iterator[str]:
 
 
 def check_configs(argv: list[str]) -> None:
-    """ValueError, in one line with the file's name, for a --config that is no file with settings by name, each once."""
+    """ValueError, in one line, for a --config that is no file with settings by name, each once, and for endless brackets."""
+    for setting, value in itertools.pairwise(["", *argv]):
+        if _depth(value) > DEEPEST:
+            raise ValueError(f"{setting.lstrip('-')} is {value[:20]!r}…, nested deeper than {DEEPEST} levels; allowed: less")
     for name in config_files(argv):
         read_config(Path(name))
 
@@ -32,6 +36,8 @@ def read_config(path: Path, what: str = "a file with settings, as conf/quickstar
     allowed = f"allowed: {what}"
     try:
         text = path.read_text(encoding="utf-8")
+        if _depth(text) > DEEPEST:
+            raise RecursionError
         node = yaml.compose(text, yaml.SafeLoader)
     except UnicodeDecodeError as error:
         raise ValueError(
@@ -54,6 +60,15 @@ def read_config(path: Path, what: str = "a file with settings, as conf/quickstar
         raise ValueError(f"{path} is {kind}; {allowed}")
     _measure(node, path, {}, 0)
     return text
+
+
+def _depth(text: str) -> int:
+    """Of brackets within brackets. YAML's reader would take a time that grows with its square."""
+    depth = deepest = 0
+    for bracket in re.findall(r"[][{}]", text):
+        depth += 1 if bracket in "[{" else -1
+        deepest = max(deepest, depth)
+    return deepest
 
 
 def _measure(node: yaml.Node, path: Path, known: dict[int, int], depth: int) -> int:

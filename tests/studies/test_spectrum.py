@@ -161,7 +161,7 @@ def test_help_is_quick_and_imports_neither_torch_nor_lightning():
         (["--run", "runs/full", "--index", "0"], "index is '0'; allowed: a whole number, 1 or more"),
         (["--run", "runs/full", "--layers", "0,2"], "layers is [0, 2]; allowed: layers from 0 to 1"),
         (["--run", "runs/full", "--layers", "first"], "layers is 'first'; allowed: whole numbers from 0, as 0,3"),
-        (["--run", "runs/full", "--layers", ""], "layers is []; allowed: layers from 0 to 1"),
+        (["--run", "runs/full", "--layers", ""], "layers is ''; allowed: whole numbers from 0"),
         (["--run", "runs/full", "--heads", "2"], "heads is [2]; allowed for runs/full: heads from 0 to 1"),
         (["--run", "runs/full", "--threshold", "1.5"], "threshold is 1.5; allowed: more than 0, up to 1"),
         (["--run", "runs/full", "--threshold", "most"], "threshold is 'most'; allowed: a number"),
