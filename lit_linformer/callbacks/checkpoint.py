@@ -79,8 +79,10 @@ class LastCheckpoint(Checkpoint):
             self.save(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._settle(trainer)
         self.save(trainer)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._settle(trainer)  # of a run with no step left
 
     def save(self, trainer: Trainer) -> None:
         """Writes last.ckpt, unless this step's is there."""

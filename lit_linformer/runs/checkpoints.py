@@ -29,6 +29,10 @@ from lit_linformer.utils.signals import is_first_process
 BEST = re.compile(r"best-(\d+)-(-?\d+\.\d+|nan|-?inf)(?:-v\d+)?\.ckpt")  # best-STEP-METRIC.ckpt
 # What torch.load raises for a file that is damaged or another kind's.
 UNREADABLE = (OSError, RuntimeError, EOFError, ValueError, KeyError, AttributeError, zipfile.BadZipFile)
+FOREIGN = (
+    "{} is {}, which holds other objects than weights and plain values: they are not loaded, for that may run code; allowed: a "
+    "checkpoint of this project"
+)
 
 
 def check_checkpoint(path: Path, setting: str = "ckpt_path", whole: bool = True) -> dict[str, Any]:
@@ -40,14 +44,11 @@ def check_checkpoint(path: Path, setting: str = "ckpt_path", whole: bool = True)
         raise ValueError(f"{setting} is {path}, which is no file; allowed: a checkpoint file, 'last' or 'best'")
     try:
         if path.is_dir():
-            checkpoint = load_sharded(path) if whole else check_sharded(path)
+            checkpoint = check_sharded(path)
         else:
             checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
-        raise ValueError(
-            f"{setting} is {path}, which holds other objects than weights and plain values: they are not loaded, for that may "
-            "run code; allowed: a checkpoint of this project"
-        ) from error
+        raise ValueError(FOREIGN.format(setting, path)) from error
     except UNREADABLE as error:
         raise ValueError(f"{setting} is {path}, which is truncated or no checkpoint: {first_line(error)}") from error
     steps = checkpoint.get("global_step") if isinstance(checkpoint, dict) else None
@@ -55,11 +56,13 @@ def check_checkpoint(path: Path, setting: str = "ckpt_path", whole: bool = True)
         raise ValueError(f"{setting} is {path}, which holds no training state; allowed: a checkpoint of this project")
     try:
         _verify(path, *_states(path))
+        return load_sharded(path) if whole and path.is_dir() else checkpoint
+    except pickle.UnpicklingError as error:
+        raise ValueError(FOREIGN.format(setting, path)) from error
     except UNREADABLE as error:
         raise ValueError(
             f"{setting} is {path}, which is no longer what was written: {first_line(error)}; allowed: another checkpoint"
         ) from error
-    return checkpoint
 
 
 def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
@@ -123,7 +126,8 @@ def _find_last(run_dir: Path) -> Path | None:
             found.append((check_checkpoint(path, whole=False)["global_step"], rank, path))
         except ValueError as error:
             if is_first_process():
-                print(f"warning: {error}; falling back to the one before it", file=sys.stderr, flush=True)
+                what = str(error).partition("; allowed")[0]
+                print(f"warning: {what}; falling back to the one before it", file=sys.stderr, flush=True)
     return max(found)[2] if found else None
 
 

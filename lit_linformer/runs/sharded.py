@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, _EmptyStateDictLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
@@ -140,7 +141,10 @@ def load_sharded(folder: Path) -> dict[str, Any]:
     """The plain checkpoint that a sharded one is equal to, in memory."""
     checkpoint = check_sharded(folder)
     tensors: dict[str, Any] = {}
-    _load_state_dict(tensors, storage_reader=Reader(folder), planner=_WholePlanner(), no_dist=True)
+    try:
+        _load_state_dict(tensors, storage_reader=Reader(folder), planner=_WholePlanner(), no_dist=True)
+    except CheckpointException as error:  # around what went wrong, with all of its traceback
+        raise next(iter(error.failures.values()))[0] from error
     checkpoint["state_dict"] = tensors.pop("state_dict")
     optimizers = [tensors[name] for name in sorted(tensors) if name.startswith("optimizer_")]
     checkpoint["optimizer_states"] = [_by_number(optimizer) for optimizer in optimizers]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lit_linformer.runs.checkpoints import find_checkpoint
-from tests.helpers import TINY, load, run_forked
+from tests.helpers import TINY, load, run_forked, small_disk
 
 ROOT = Path(__file__).parents[2]
 
@@ -109,14 +109,8 @@ def test_predict_needs_a_mask_and_a_text(tiny, tmp_path):
     assert "data.text" in complaint(["predict", *tiny], tmp_path)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")
 def test_full_disk_while_a_checkpoint_is_written(tiny, tmp_path):
-    runs = tmp_path / "runs"
-    runs.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1200k", "tmpfs", str(runs)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("no permission to mount")
-    try:
+    with small_disk(tmp_path / "runs", "1200k") as runs:
         assert run_forked(["fit", *tiny, "--trainer.max_steps", "5"], tmp_path / "out.txt") == 0
         room = os.statvfs(runs)
         (runs / "filler").write_bytes(bytes(room.f_bavail * room.f_bsize - 40_000))
@@ -127,8 +121,6 @@ def test_full_disk_while_a_checkpoint_is_written(tiny, tmp_path):
         assert load(find_checkpoint(runs / "tiny", "last"))["global_step"] == 5
         (runs / "filler").unlink()
         assert run_forked(["fit", *tiny, "--ckpt_path", "last"], tmp_path / "out.txt") == 0
-    finally:
-        subprocess.run(["umount", "-l", str(runs)], check=True)
 
 
 def test_traceback_only_when_asked_for(tiny):

@@ -16,7 +16,7 @@ from lit_linformer.interop.source import open_checkpoint
 from lit_linformer.model.attention import SHARINGS
 from lit_linformer.model.projection import PROJECTION_INITS, PROJECTIONS
 from tests.cli.test_errors import complaint
-from tests.helpers import output
+from tests.helpers import output, small_disk
 
 transformers = pytest.importorskip("transformers")
 SIZES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40}
@@ -169,6 +169,22 @@ def test_every_layout_of_weights_gives_the_same(form, roberta, copied, tmp_path)
     compared = [name for name in plain if form != "base" or not name.startswith("head.")]
     assert all(torch.equal(found[name], plain[name]) for name in compared)
     assert ("no masked-language-model head there" in shown) is ("not taken: pooler.dense" in shown) is (form == "base")
+
+
+@pytest.mark.parametrize("shard", ["../outside.safetensors", "/outside.safetensors", 3])
+def test_an_index_that_leads_out_of_its_folder_is_refused(shard, copied, tmp_path):
+    (copied / "model.safetensors").rename(tmp_path / "outside.safetensors")
+    (copied / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": shard}}))
+    argv = ["convert", "--from", str(copied), "--name", "new"]
+    refused(argv, tmp_path, rf"model.safetensors.index.json names '?{shard}'?; allowed: files of that folder")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_full_disk_is_one_line(pretrained, tmp_path):
+    with small_disk(tmp_path / "runs", "40k") as runs:
+        argv = ["convert", "--from", str(pretrained), "--name", "new"]
+        refused(argv, tmp_path, "name: cannot write .*/runs/new: No space left on device")
+        assert not list(runs.iterdir())
 
 
 def convert_alone(folder, tmp_path):
@@ -339,6 +355,8 @@ def test_what_stands_there_is_kept(roberta, pretrained, finetuned, tmp_path):
     argv = ["convert", "--from", str(roberta), "--name", "new"]
     refused(argv, tmp_path, r"name: runs/new already holds something; allowed: another --name, or --overwrite true")
     convert(roberta, tmp_path, "--overwrite", "true")
+    (tmp_path / "runs/new/notes.txt").touch()
+    refused([*argv, "--overwrite", "true"], tmp_path, r"name: runs/new holds notes.txt, and no conversion wrote that; allowed")
     (tmp_path / "runs/new/conversion.json").unlink()
     refused([*argv, "--overwrite", "true"], tmp_path, r"name: runs/new holds no conversion; allowed with overwrite")
     argv = ["convert", "--name", "other", "--from"]

@@ -16,7 +16,7 @@ from lit_linformer.interop.verify import largest_difference, random_inputs
 from lit_linformer.model import EncoderConfig, MaskedLanguageModel, SequenceClassifier
 from lit_linformer.tasks.checkpoints import read_pretrained
 from tests.cli.test_errors import complaint
-from tests.helpers import assert_same, output
+from tests.helpers import assert_same, output, small_disk
 
 ROOT = Path(__file__).parents[2]
 NEEDED = {"safetensors": "safetensors", "huggingface": "transformers", "onnx": "onnxruntime", "torch": "torch"}
@@ -280,10 +280,43 @@ def test_missing_extra_names_the_pip_command(form, missing, expected, monkeypatc
 
 def test_overwrite_replaces_an_export(pretrained, tmp_path):
     export(pretrained, "safetensors", tmp_path / "out", tmp_path)
-    (tmp_path / "out/stale").touch()
-    export(pretrained, "safetensors", tmp_path / "out", tmp_path, "--overwrite", "true")
-    assert not (tmp_path / "out/stale").exists() and (tmp_path / "out/model.safetensors").is_file()
+    (tmp_path / "out/model.onnx").touch()  # of an export before
+    (tmp_path / "link").symlink_to(tmp_path / "out")
+    export(pretrained, "safetensors", tmp_path / "link", tmp_path, "--overwrite", "true")
+    assert not (tmp_path / "out/model.onnx").exists() and (tmp_path / "out/model.safetensors").is_file()
+    assert (tmp_path / "link").is_symlink() and {path.name for path in tmp_path.iterdir()} >= {"link", "out"}
     assert (tmp_path / "out").stat().st_mode & 0o777 != 0o700 or (tmp_path / "output.txt").stat().st_mode & 0o077 == 0
+
+
+def test_overwrite_leaves_what_no_export_wrote(pretrained, tmp_path):
+    argv = ["export", "--ckpt_path", str(pretrained), "--format", "safetensors", "--output", str(tmp_path / "out")]
+    argv += ["--overwrite", "true"]
+    export(pretrained, "safetensors", tmp_path / "out", tmp_path)
+    (tmp_path / "out/notes.txt").touch()
+    assert "out, which holds notes.txt, and no export wrote that" in complaint(argv, tmp_path)
+    (tmp_path / "out/notes.txt").unlink()
+    # A model of ours that was trained on elsewhere, and a foreign one.
+    card = (tmp_path / "out/README.md").read_text()
+    (tmp_path / "out/README.md").write_text("# Fine-tuned")
+    assert "which holds no export" in complaint(argv, tmp_path)
+    (tmp_path / "out/README.md").write_text(card)
+    (tmp_path / "out/config.json").write_text('{"model_type": "bert"}')
+    assert "which holds no export" in complaint(argv, tmp_path)
+    assert (tmp_path / "out/model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("form", ["safetensors", "torch"])
+def test_a_full_disk_is_one_line(form, pretrained, tmp_path):
+    with small_disk(tmp_path / "small", "40k") as folder:
+        argv = ["export", "--ckpt_path", str(pretrained), "--format", form, "--output", str(folder / "out")]
+        assert f"output: cannot write {folder}/out: No space left on device; allowed" in complaint(argv, tmp_path)
+        assert not list(folder.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(pretrained, tmp_path):
+    (tmp_path / "file").touch()
+    argv = ["export", "--ckpt_path", str(pretrained), "--format", "safetensors", "--output", str(tmp_path / "file/out")]
+    assert f"output: cannot write {tmp_path}/file/out: " in complaint(argv, tmp_path)
 
 
 def test_folder_that_is_no_export(tmp_path):

@@ -1,15 +1,17 @@
 """Runs' folders: only runs are overwritten, only what a run wrote goes, and a start that is refused leaves nothing."""
 
-import os
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from lightning.pytorch import Callback
 
 from lit_linformer.runs.folder import Claim, check_name, foreign_files, is_run, own_files, write_marker
 from tests.cli.test_errors import complaint
-from tests.helpers import output, run_forked
+from tests.helpers import output, run_forked, small_disk
 
 CONFIG = {"trainer": {}, "model": {}, "data": {}, "best": {}, "last": {}}
 
@@ -217,7 +219,28 @@ def test_a_run_of_548a2f2_goes_on_and_is_overwritten(tiny, tmp_path):
     assert torch.load(folder / "checkpoints/last.ckpt", weights_only=True)["global_step"] == 2
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def read_only(folder: Path) -> None:
+    """What is open for writing stays so, as where a network's file system changes its mind."""
+    subprocess.run(["mount", "--bind", str(folder), str(folder)], check=True)
+    subprocess.run(["mount", "-o", "remount,bind,ro", str(folder)], check=True)
+
+
+class BecomesReadOnly(Callback):
+    """After two batches."""
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+        if pl_module.batches_seen == 2:
+            read_only(Path(trainer.default_root_dir).parent)
+
+
 def test_a_read_only_folder_is_one_line(tiny, tmp_path):
-    (tmp_path / "runs").mkdir(mode=0o555)
-    assert "cannot write into runs/tiny (Permission denied)" in complaint(["fit", *tiny], tmp_path)
+    with small_disk(tmp_path / "runs", "8m") as runs:
+        line = complaint(["fit", *tiny, "--trainer.callbacks+", "tests.runs.test_folder.BecomesReadOnly"], tmp_path)
+        assert "Read-only file system" in line and "runs/tiny" in line
+        subprocess.run(["umount", "-l", str(runs)], check=True)
+        assert run_forked(["fit", *tiny, "--ckpt_path", "auto"]) == 0
+        read_only(runs)
+        for extra in (["--ckpt_path", "last"], ["--overwrite", "true"], ["--name", "other"]):
+            line = complaint(["fit", *tiny, *extra], tmp_path)
+            assert re.search(r"name: cannot write into runs/(tiny|other) \(Read-only file system\); allowed: ", line)
+        subprocess.run(["umount", "-l", str(runs)], check=True)

@@ -1,0 +1,126 @@
+"""Checkpoints by name: the newest that is whole, the best of the history that the curve tells; checksums."""
+
+import functools
+import zipfile
+
+import pytest
+import torch
+import yaml
+
+from lit_linformer.runs.checkpoints import best_settings, check_checkpoint, find_checkpoint, write_checkpoint
+from tests.callbacks.test_checkpoint import write
+
+WEIGHTS = torch.arange(1000.0)
+
+
+def write_whole(run, name, step=1):
+    path = run / "checkpoints" / name
+    write_checkpoint({"state_dict": {"w": WEIGHTS}, "global_step": step}, path)
+    return path
+
+
+def flip(path, at=None):
+    """One bit of the weights, or of another place."""
+    content = bytearray(path.read_bytes())
+    content[content.find(WEIGHTS[5:9].numpy().tobytes()) if at is None else at] ^= 1
+    path.write_bytes(content)
+
+
+def test_torch_writes_checksums_and_does_not_look_at_them(tmp_path):
+    """What this rests on: with a torch that wrote none, or that checked by itself, runs/checkpoints.py would be another."""
+    path = write_whole(tmp_path, "last.ckpt")
+    with zipfile.ZipFile(path) as content:
+        assert all(part.CRC for part in content.infolist() if part.file_size) and content.testzip() is None
+    flip(path)
+    assert not torch.equal(torch.load(path, weights_only=True)["state_dict"]["w"], WEIGHTS)
+
+
+def test_a_flipped_bit_falls_back_to_the_one_before(tmp_path, capsys):
+    last, previous = write_whole(tmp_path, "last.ckpt", 2), write_whole(tmp_path, "previous.ckpt", 1)
+    assert find_checkpoint(tmp_path, "last") == last
+    flip(last)
+    assert find_checkpoint(tmp_path, "last") == previous
+    assert f"ckpt_path is {last}, which is no longer what was written: the checksum of" in capsys.readouterr().err
+    with pytest.raises(ValueError, match=r"^model.pretrained is .*last.ckpt, which is no longer what was written: "):
+        check_checkpoint(last, "model.pretrained")
+    write_whole(tmp_path, "last.ckpt", 2)
+    assert find_checkpoint(tmp_path, "last") == last
+
+
+def test_flipped_bits_everywhere_are_noticed_or_harmless(tmp_path):
+    path = write_whole(tmp_path, "last.ckpt")
+    content = path.read_bytes()
+    for place in range(0, len(content), len(content) // 150):
+        flip(path, place)
+        try:
+            checkpoint = check_checkpoint(path)
+        except ValueError as error:
+            assert "\n" not in str(error)
+        else:  # of what fills up to 64 bytes, say
+            assert torch.equal(checkpoint["state_dict"]["w"], WEIGHTS) and checkpoint["global_step"] == 1
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        ({"last": 2, "previous": 1}, "last"),
+        ({"last": 2, "previous": 1, "new": 3}, "new"),  # killed before it became last.ckpt
+        ({"previous": 1, "new": 3}, "new"),  # killed between the two renames
+        ({"last": 2, "new": 2}, "new"),
+        ({"last": 3, "new": 2}, "last"),
+        ({"new": 3}, "new"),
+        ({"previous": 1}, "previous"),
+        ({}, None),
+    ],
+)
+def test_last_is_the_newest(steps, expected, tmp_path):
+    for name, step in steps.items():
+        write_whole(tmp_path, f"{name}.ckpt", step)
+    (tmp_path / "checkpoints").mkdir(exist_ok=True)
+    (tmp_path / "checkpoints/last.ckpt.tmp").write_bytes(b"half")
+    assert find_checkpoint(tmp_path, "last") == (expected and tmp_path / f"checkpoints/{expected}.ckpt")
+
+
+def test_half_a_sharded_new_one_is_left_out(tmp_path, capsys):
+    new = tmp_path / "checkpoints/new.ckpt"
+    new.mkdir(parents=True)
+    (new / "__0_0.distcp").write_bytes(b"half")
+    assert find_checkpoint(tmp_path, "last") is None
+    last = write_whole(tmp_path, "last.ckpt")
+    assert find_checkpoint(tmp_path, "last") == last
+    assert "new.ckpt, which is truncated or no checkpoint" in capsys.readouterr().err
+
+
+def test_best_is_what_the_curve_tells(tmp_path):
+    """Killed after a best at step 14, and gone on from 12 with another learning rate, with which step 14 was worse."""
+    best = functools.partial(write, tmp_path / "checkpoints")
+    seven, stale = best("best-00000007-20.0000.ckpt"), best("best-00000014-9.0000.ckpt")
+    assert find_checkpoint(tmp_path, "best") == stale  # no curve: what the names say
+    curve = "step,tokens,seconds,perplexity,best\n7,1,1,20.00001,20.0\n14,2,2,{},20.0\n"
+    (tmp_path / "perplexity.csv").write_text(curve.format(33.3))
+    assert find_checkpoint(tmp_path, "best") == seven
+    (tmp_path / "perplexity.csv").write_text(curve.format(8.99996))
+    assert find_checkpoint(tmp_path, "best") == stale
+
+
+def test_best_of_scores(tmp_path):
+    best = functools.partial(write, tmp_path / "checkpoints")
+    first, stale = best("best-00000007-0.5000.ckpt"), best("best-00000014-0.9000-v1.ckpt")
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"best": {"monitor": "val/score", "mode": "max"}}))
+    assert find_checkpoint(tmp_path, "best") == stale
+    (tmp_path / "scores.csv").write_text("step,epoch,val/score\n7,0,0.5\n14,1,0.3\n")
+    assert find_checkpoint(tmp_path, "best") == first
+
+
+@pytest.mark.parametrize("text", ["", "[]", "best: 3", "best: {monitor: [", "\x00", "a: &a [*a]", "{" * 3000])
+def test_settings_of_best_in_a_bad_config(text, tmp_path):
+    (tmp_path / "config.yaml").write_text(text)
+    assert best_settings(tmp_path) == {"monitor": "val/perplexity", "mode": "min"}
+
+
+@pytest.mark.parametrize("step", [None, "seven", 1.5])
+def test_a_step_that_is_none(step, tmp_path):
+    torch.save({"state_dict": {}, "global_step": step}, tmp_path / "x.ckpt")
+    with pytest.raises(ValueError, match="which holds no training state"):
+        check_checkpoint(tmp_path / "x.ckpt")
