@@ -14,12 +14,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 
-from lit_linformer.data.blocks import _batches, _pieces, write_tokens
+from lit_linformer.data.blocks import _pieces, write_tokens
+from lit_linformer.data.checksums import ShardWriter
 from lit_linformer.data.corpus import Corpus
+from lit_linformer.data.pieces import batches_of
 from lit_linformer.data.tokenizer import load_tokenizer, train_tokenizer
 
 SPLITS = ("train",)
@@ -36,7 +39,7 @@ def first_bytes(corpus: Corpus, most: float):
 def ours(corpus: Corpus, most: float, tokenizer) -> tuple[float, int]:
     """Seconds and bytes."""
     counts = {"train": {"documents": 0, "tokens": 0, "bytes": 0}}
-    with tempfile.TemporaryDirectory() as folder, open(Path(folder, "train.bin"), "wb") as file:
+    with tempfile.TemporaryDirectory() as folder, closing(ShardWriter(Path(folder, "train.bin"))) as file:
         started = time.perf_counter()
         pieces = _pieces(first_bytes(corpus, most), tokenizer, lambda _: "train")
         for _ in write_tokens(pieces, tokenizer, {"train": file}, counts, np.dtype(np.uint16)):
@@ -79,7 +82,7 @@ def main() -> None:
         tokenizer.save(Path(folder, "tokenizer.json"))
         most = args.megabytes * 1e6
         pieces = _pieces(first_bytes(corpus, most), tokenizer, lambda _: "train")
-        batches = [[text for _, text, _ in batch] for batch in _batches(pieces)]
+        batches = [[text for _, text, _, _ in batch] for batch in batches_of(pieces, text=1)]
         size = sum(len(text.encode()) for text in itertools.chain(*batches))
         ratios = []
         for turn in range(args.repeats):

@@ -1,6 +1,7 @@
 """One thread a process: tests run beside each other, and two ranks on two cores."""
 
 import os
+import tempfile
 
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -11,6 +12,8 @@ import torch
 from tests.helpers import TINY, write_corpus
 
 torch.set_num_threads(1)
+CHECKED = tempfile.TemporaryDirectory()
+os.environ["LIT_LINFORMER_CACHE"] = CHECKED.name  # not the home of the one who tests
 
 
 @pytest.fixture(scope="session")

@@ -5,14 +5,13 @@ tokens of the stream, a view that is made when it is read: no token is lost or r
 tokenising. The last block is filled up with pads.
 
     tokens-<fingerprint>/train.bin, validation.bin, test.bin    uint16, or uint32 for more than 65,536 ids
-    tokens-<fingerprint>/meta.json                              counts, and all that shaped the files
+    tokens-<fingerprint>/meta.json                              counts, checksums, and all that shaped the files
 
 They are made in shards of 100 MB of text: a preparation that was killed goes on after the last shard it has finished.
 """
 
 import hashlib
 import json
-import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,15 +19,16 @@ from pathlib import Path
 
 import numpy as np
 
-from lit_linformer.data.cache import fingerprint, make_once, read_progress, write_progress
+from lit_linformer.data.cache import damaged, fingerprint, make_once, read_json, read_progress, write_progress
+from lit_linformer.data.checksums import ShardWriter, mark_verified, shard_of, verify
 from lit_linformer.data.corpus import Corpus
+from lit_linformer.data.pieces import batches_of, pieces_of
 from lit_linformer.data.progress import Progress
 from lit_linformer.data.tokenizer import Tokenizer
 
 FORMAT = 1  # raise it when the files' meaning changes: old caches are then not found
 SPLITS = ("train", "validation", "test")
-BATCH_CHARACTERS = 1_000_000  # tokenised at once: 2 M is no faster, and the encodings take about 40 bytes a character
-PIECE_CHARACTERS = 100_000
+FILES = {split: f"{split}.bin" for split in SPLITS}
 SHARD_BYTES = 100_000_000
 
 
@@ -72,6 +72,7 @@ def make_token_files(
     def make(folder: Path) -> None:
         dtype = np.dtype(np.uint16 if len(tokenizer) <= 1 << 16 else np.uint32)
         read, counts, files = _open_files(folder, dtype, corpora)
+        made.append(folder)
         if progress and sum(read.values()):
             print(f"going on after {sum(read.values())} documents that are tokenised", file=sys.stderr, flush=True)
         try:
@@ -85,38 +86,50 @@ def make_token_files(
                         if in_shard >= SHARD_BYTES and whole:
                             _finish_shard(folder, files, read, counts)
                             in_shard = 0
+            for file in files.values():
+                file.end_shard()
         finally:
             for file in files.values():
                 file.close()
-        meta = {"format": FORMAT, "dtype": dtype.name, "splits": counts, "inputs": inputs}
+        checksums = {f"{split}.bin": file.shards for split, file in files.items()}
+        meta = {"format": FORMAT, "dtype": dtype.name, "splits": counts, "checksums": checksums, "inputs": inputs}
         (folder / "meta.json").write_text(json.dumps(meta, indent=1))
 
-    return make_once(cache / f"tokens-{fingerprint(inputs)}", make)
+    made: list[Path] = []
+    folder = make_once(cache / f"tokens-{fingerprint(inputs)}", make)
+    if made:
+        mark_verified(folder, list(FILES.values()))
+    return folder
+
+
+def verify_token_files(folder: Path, splits: Iterable[str], tokenizer: Tokenizer, when: str) -> None:
+    """ValueError where these splits' files are not what was written; `when` as `checksums.verify` has it."""
+    verify(folder, read_meta(folder), [FILES[split] for split in splits], len(tokenizer), when)
 
 
 def _open_files(folder: Path, dtype: np.dtype, corpora: Iterable[str]) -> tuple[dict[str, int], dict, dict]:
     """Documents read of each source, counts and open token files: of nothing, or after the last shard that was finished."""
     found = read_progress(folder)
-    counts = {split: {"documents": 0, "tokens": 0, "bytes": 0} for split in SPLITS}
-    read, paths = dict.fromkeys(corpora, 0), {split: folder / f"{split}.bin" for split in SPLITS}
+    paths = {split: folder / name for split, name in FILES.items()}
     if found is not None:
-        sizes = {split: count["tokens"] * dtype.itemsize for split, count in found["counts"].items()}
-        if all(path.is_file() and path.stat().st_size >= sizes[split] for split, path in paths.items()):
+        try:
             read, counts = found["read"], found["counts"]
-    files = {}
-    for split, path in paths.items():
-        size = counts[split]["tokens"] * dtype.itemsize
-        files[split] = open(path, "r+b" if size else "wb")
-        files[split].truncate(size)
-        files[split].seek(size)
-    return read, counts, files
+            sizes = {split: counts[split]["tokens"] * dtype.itemsize for split in SPLITS}
+            if all(path.is_file() and path.stat().st_size >= sizes[split] for split, path in paths.items()):
+                # an unfinished preparation of before there were checksums has none
+                shards = found.get("checksums") or {split: [shard_of(paths[split], sizes[split])] for split in SPLITS}
+                return read, counts, {split: ShardWriter(path, shards[split]) for split, path in paths.items()}
+        except (KeyError, TypeError):
+            pass  # no progress.json of ours
+    counts = {split: {"documents": 0, "tokens": 0, "bytes": 0} for split in SPLITS}
+    return dict.fromkeys(corpora, 0), counts, {split: ShardWriter(path) for split, path in paths.items()}
 
 
 def _finish_shard(folder: Path, files: dict, read: dict[str, int], counts: dict) -> None:
     for file in files.values():
-        file.flush()
-        os.fsync(file.fileno())
-    write_progress(folder, {"read": read, "counts": counts})
+        file.end_shard()
+    shards = {split: file.shards for split, file in files.items()}
+    write_progress(folder, {"read": read, "counts": counts, "checksums": shards})
 
 
 def write_tokens(pieces: Iterable[tuple], tokenizer: Tokenizer, files, counts, dtype) -> Iterator[tuple[int, int, bool]]:
@@ -131,27 +144,26 @@ def write_tokens(pieces: Iterable[tuple], tokenizer: Tokenizer, files, counts, d
     def write(batch, encodings) -> tuple[int, int, bool]:
         ids: dict[str, list[int]] = {split: [] for split in files}
         done = 0
-        for (split, text, ends), encoding in zip(batch, encodings, strict=True):
+        for (split, _, ends, size), encoding in zip(batch, encodings, strict=True):
             tokens, count = ids[split], counts[split]
             before = len(tokens)
             tokens.extend(encoding.ids)
             if ends:
                 tokens.append(tokenizer.eos_id)
                 count["documents"] += 1
-            size = len(text.encode())
             count["tokens"] += len(tokens) - before
             count["bytes"] += size
             done += size
         for split, tokens in ids.items():
-            files[split].write(np.fromiter(tokens, dtype, len(tokens)).data)
-        return done, sum(ends for _, _, ends in batch), batch[-1][2]
+            files[split].write(np.fromiter(tokens, dtype, len(tokens)))
+        return done, sum(ends for _, _, ends, _ in batch), batch[-1][2]
 
-    batches = _batches(pieces)
+    batches = batches_of(pieces, text=1)
     with ThreadPoolExecutor(2) as pool:
         reading, writing = pool.submit(next, batches, None), None
         while (batch := reading.result()) is not None:
             reading = pool.submit(next, batches, None)
-            encodings = tokenizer.encode_plain([text for _, text, _ in batch])
+            encodings = tokenizer.encode_plain([text for _, text, _, _ in batch])
             if writing is not None:
                 yield writing.result()
             writing = pool.submit(write, batch, encodings)
@@ -161,43 +173,18 @@ def write_tokens(pieces: Iterable[tuple], tokenizer: Tokenizer, files, counts, d
 
 
 def _pieces(documents: Iterable[str], tokenizer: Tokenizer, split_of, first: int = 0) -> Iterator[tuple[str, str, bool]]:
-    for number, document in enumerate(documents):
+    number = -1
+    for document in documents:
+        number += 1
         if number < first:
             continue
-        split = split_of(number)
-        if len(document) > 2 * PIECE_CHARACTERS and tokenizer.splits_at_newlines:
-            *others, last = cut_at_newlines(document, PIECE_CHARACTERS)
-            yield from ((split, piece, False) for piece in others)
-        else:
-            last = document
+        split, last = split_of(number), None
+        for piece in pieces_of(document, tokenizer.splits_at_newlines):
+            if last is not None:
+                yield split, last, False
+            last = piece
+        del document  # it may be large, and the next one is read while its last piece waits
         yield split, last, True
-
-
-def cut_at_newlines(text: str, size: int) -> Iterator[str]:
-    """Pieces of at least `size` characters, cut before a newline that follows a visible ASCII character.
-
-    So no run of white space is ever cut, which may be one token; `Tokenizer.splits_at_newlines` tells where that suffices.
-    """
-    start, at = 0, size
-    while (at := text.find("\n", at)) != -1:
-        if "!" <= text[at - 1] <= "~":
-            yield text[start:at]
-            start, at = at, at + size
-        else:
-            at += 1
-    yield text[start:]
-
-
-def _batches(pieces: Iterable[tuple]) -> Iterator[list[tuple]]:
-    batch, size = [], 0
-    for piece in pieces:
-        batch.append(piece)
-        size += len(piece[1])
-        if size >= BATCH_CHARACTERS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
 
 
 class TokenBlocks:
@@ -212,11 +199,12 @@ class TokenBlocks:
     """
 
     def __init__(self, folder: Path, split: str, length: int, bos_id: int, pad_id: int):
-        self.path, self.length, self.bos_id, self.pad_id = folder / f"{split}.bin", length, bos_id, pad_id
+        self.path, self.length, self.bos_id, self.pad_id = folder / FILES[split], length, bos_id, pad_id
         meta = read_meta(folder)
         self.dtype, self.tokens = np.dtype(meta["dtype"]), meta["splits"][split]["tokens"]
         if self.path.stat().st_size != self.tokens * self.dtype.itemsize:
-            raise ValueError(f"{self.path} is damaged: delete the folder {folder}, it will be made again")
+            expected = self.tokens * self.dtype.itemsize
+            raise damaged(self.path, f"it has {self.path.stat().st_size:,} bytes of {expected:,}")
         self._stream = None
 
     def __len__(self) -> int:
@@ -245,4 +233,4 @@ class TokenBlocks:
 
 def read_meta(folder: Path) -> dict:
     """meta.json: counts of documents, tokens and bytes a split, and the inputs of the fingerprint."""
-    return json.loads((folder / "meta.json").read_text())
+    return read_json(folder / "meta.json")

@@ -56,8 +56,8 @@ def make_once(folder: Path, make: Callable[[Path], None]) -> Path:
 
 def _make(folder: Path, make: Callable[[Path], None]) -> None:
     temporary = _temporary(folder)
-    if not (temporary / PROGRESS).is_file():
-        shutil.rmtree(temporary, ignore_errors=True)
+    if temporary.is_symlink() or not (temporary / PROGRESS).is_file():
+        _remove(temporary)
     temporary.mkdir(exist_ok=True)
     try:
         make(temporary)
@@ -68,7 +68,15 @@ def _make(folder: Path, make: Callable[[Path], None]) -> None:
         _flush(folder.parent)
     finally:
         if not (temporary / PROGRESS).is_file():
-            shutil.rmtree(temporary, ignore_errors=True)
+            _remove(temporary)
+
+
+def _remove(temporary: Path) -> None:
+    """What is there, but nothing that a link leads to."""
+    if temporary.is_symlink() or temporary.is_file():
+        temporary.unlink()
+    else:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def remove_stale(cache: Path) -> None:
@@ -77,10 +85,11 @@ def remove_stale(cache: Path) -> None:
 
     for temporary in cache.glob("*.tmp"):
         with suppress(OSError):
-            if time.time() - (temporary / PROGRESS).stat().st_mtime < KEPT_DAYS * 86400:
+            recent = time.time() - (temporary / PROGRESS).stat().st_mtime < KEPT_DAYS * 86400
+            if recent and not temporary.is_symlink():
                 continue
-        with suppress(Timeout), FileLock(temporary.with_suffix(".lock"), timeout=0):
-            shutil.rmtree(temporary, ignore_errors=True)
+        with suppress(Timeout, OSError), FileLock(temporary.with_suffix(".lock"), timeout=0):
+            _remove(temporary)
 
 
 def write_progress(folder: Path, progress: dict) -> None:
@@ -93,9 +102,25 @@ def write_progress(folder: Path, progress: dict) -> None:
 
 def read_progress(folder: Path) -> dict | None:
     try:
-        return json.loads((folder / PROGRESS).read_text())
+        found = json.loads((folder / PROGRESS).read_text())
     except (OSError, ValueError):
         return None
+    return found if isinstance(found, dict) else None
+
+
+def read_json(path: Path):
+    """What a file of the cache holds; ValueError if it is not whole."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise damaged(path, "it is not there") from error
+    except ValueError as error:  # JSONDecodeError, UnicodeDecodeError
+        raise damaged(path, "it is no JSON") from error
+
+
+def damaged(path: Path, what: str) -> ValueError:
+    """The error for a file of the cache that is not as it was made."""
+    return ValueError(f"{path} is damaged: {what}; delete the folder {path.parent}, it will be made again")
 
 
 def _temporary(folder: Path) -> Path:

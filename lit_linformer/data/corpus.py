@@ -12,23 +12,28 @@ import glob
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from itertools import chain, groupby
+from operator import itemgetter
 from pathlib import Path
 
 from lit_linformer.data.files import (
     COMPRESSED,
     JSON,
     PARQUET,
+    cells,
     hub_stamp,
-    json_objects,
+    json_object,
     load_hub,
-    readable,
+    parquet_batches,
+    raw_parts,
     stamps,
-    text_lines,
+    text_parts,
 )
+from lit_linformer.data.long_json import PARSED_AT_ONCE, text_of_line
 
 TEXT = {"", ".txt", ".text", ".tokens", ".md", ".raw"}
 SUPPORTED = "text (.txt .text .tokens .md .raw or none), .jsonl .ndjson .json, each also .gz .xz .zst, and .parquet"
-# A file without blank lines is cut here (at a line's end), so that memory stays flat whatever the file is.
+# Characters. What is longer is cut here (a file at a line's end), so that memory stays flat whatever the text is.
 LONGEST_DOCUMENT = 16_000_000
 
 
@@ -61,6 +66,7 @@ class Corpus:
             if document and not document.isspace():
                 empty = False
                 yield document
+            del document  # it may be large, and the next one is being read
         if empty:
             raise ValueError(f"{self.setting}={self.source!r} holds no text")
 
@@ -115,87 +121,129 @@ class Corpus:
 
     # Grouping lines and rows into documents
 
-    def _group_lines(self, lines: Iterable[str]) -> Iterator[str]:
+    def _group_lines(self, lines: Iterable[tuple[str, bool]]) -> Iterator[str]:
+        """Documents of (line, whole?); the parts of a line that is too long are documents of their own."""
         if self.starts is not None:
-            yield from self._group_rows(lines)
+            yield from self._group_rows(line for line, _ in lines)
             return
-        paragraphs, size = [], 0
-        for line in lines:
-            if line and not line.isspace():
+        paragraphs: list[str] = []
+        size = 0
+        for line, whole in lines:
+            if whole and line and not line.isspace():
                 paragraphs.append(line)
                 size += len(line) + 1
                 if size < LONGEST_DOCUMENT:
                     continue
             if paragraphs:
-                yield "\n".join(paragraphs)
-                paragraphs, size = [], 0
-        yield "\n".join(paragraphs)
+                yield _joined(paragraphs)
+                size = 0
+            if not whole:
+                yield line
+        yield _joined(paragraphs)
 
     def _group_rows(self, rows: Iterable[str]) -> Iterator[str]:
         if self.starts is None:
             yield from rows
             return
-        document, size = [], 0
+        document: list[str] = []
+        size = 0
         for row in rows:
             if not row or row.isspace():
                 continue
             if document and (self.starts(row) or size >= LONGEST_DOCUMENT):
-                yield "\n".join(document)
-                document, size = [], 0
+                yield _joined(document)
+                size = 0
             document.append(row)
             size += len(row) + 1
-        yield "\n".join(document)
+        yield _joined(document)
 
     # Reading
 
-    def _lines(self, path: Path, done: int, total: int) -> Iterator[str]:
-        for _, line, position in text_lines(path, self.setting):
+    def _lines(self, path: Path, done: int, total: int) -> Iterator[tuple[str, bool]]:
+        for line, position, whole in text_parts(path, self.setting):
             self.fraction = (done + position) / total
-            yield line
+            yield line, whole
 
     def _json_rows(self, path: Path, done: int, total: int) -> Iterator[str]:
-        for number, row, position in json_objects(path, self.setting):
+        for number, parts in groupby(raw_parts(path, self.setting), key=itemgetter(0)):
+            _, line, position, whole = next(parts)
             self.fraction = (done + position) / total
             where = f"{path}:{number}"
-            if self.column not in row:
-                raise self._no_column(where, row)
-            yield self._text(row[self.column], where)
+            if not whole or len(line) > PARSED_AT_ONCE:
+                yield from self._long_row(chain([line], (part for _, part, _, _ in parts)), where)
+            elif not line.isspace():
+                row = json_object(line, where, self.setting)
+                if self.column not in row:
+                    raise self._no_column(where, row)
+                yield from self._text(row[self.column], where)
+
+    def _long_row(self, line: Iterable[bytes], where: str) -> Iterator[str]:
+        try:
+            yield from _regrouped(text_of_line(line, self.column))
+        except KeyError as error:
+            raise self._no_column(where, error.args) from error
+        except TypeError as error:
+            raise self._no_text(error, where) from error
+        except NotImplementedError as error:
+            raise ValueError(f"{self.setting}: {where} must hold one JSON object a line") from error
+        except ValueError as error:
+            raise ValueError(f"{self.setting}: {where} is not a line of JSON: {error}") from error
 
     def _parquet_rows(self, path: Path, done: int, total: int) -> Iterator[str]:
-        import pyarrow.parquet
+        def only_text(names: list[str]) -> list[str]:
+            if self.column not in names:
+                raise self._no_column(path, names)
+            return [self.column]
 
-        with readable(path, self.setting):
-            file = pyarrow.parquet.ParquetFile(path)
-            if self.column not in file.schema_arrow.names:
-                raise self._no_column(path, file.schema_arrow.names)
-            rows, read = max(file.metadata.num_rows, 1), 0
-            for batch in file.iter_batches(batch_size=1000, columns=[self.column]):
-                for value in batch.column(0).to_pylist():
-                    yield self._text(value, path)
-                read += batch.num_rows
-                self.fraction = (done + path.stat().st_size * read / rows) / total
+        for batch, read, rows in parquet_batches(path, only_text, self.setting):
+            self.fraction = (done + path.stat().st_size * read / max(rows, 1)) / total
+            for value in cells(batch.column(0), read + 1, path, self.setting):
+                yield from self._text(value, path)
 
     def _hub_rows(self, name: str, config: str | None, split: str) -> Iterator[str]:
         rows = load_hub(name, config, split, self.source, self.setting)
         if self.column not in rows.column_names:
             raise self._no_column(self.source, rows.column_names)
-        rows, read = rows.select_columns([self.column]), 0
-        for batch in rows.iter(batch_size=1000):
-            for value in batch[self.column]:
-                yield self._text(value, self.source)
-            read += len(batch[self.column])
+        rows, read = rows.select_columns([self.column]).with_format("arrow"), 0
+        for table in rows.iter(batch_size=1000):  # a view of the file
             self.fraction = read / len(rows)
+            for value in cells(table.column(0), read + 1, self.source, self.setting):
+                yield from self._text(value, self.source)
+            read += table.num_rows
 
-    def _text(self, value, where) -> str:
-        if value is None:
-            return ""
-        if not isinstance(value, str):
-            kind = type(value).__name__
-            raise ValueError(f"data.column={self.column!r} holds {kind}, not text, in {where}: name another column")
-        return value
+    def _text(self, value, where) -> Iterator[str]:
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, Iterator):
+            yield from _regrouped(value)
+        elif value is not None:
+            raise self._no_text(type(value).__name__, where)
+
+    def _no_text(self, kind, where) -> ValueError:
+        return ValueError(f"data.column={self.column!r} holds {kind}, not text, in {where}: name another column")
 
     def _no_column(self, where, columns: Iterable[str]) -> ValueError:
         return ValueError(f"data.column={self.column!r} is not in {where}: there are {', '.join(map(repr, columns))}")
+
+
+def _joined(lines: list[str]) -> str:
+    """The document that these lines are; the list is emptied, so that nothing holds them any longer."""
+    document = "\n".join(lines)
+    lines.clear()
+    return document
+
+
+def _regrouped(pieces: Iterable[str]) -> Iterator[str]:
+    """One text that comes in pieces; of more than LONGEST_DOCUMENT characters several."""
+    held: list[str] = []
+    size = 0
+    for piece in pieces:
+        held.append(piece)
+        size += len(piece)
+        if size >= LONGEST_DOCUMENT:
+            yield "".join(held)
+            held, size = [], 0
+    yield "".join(held)
 
 
 def _parse_hub(source: str, setting: str) -> list:

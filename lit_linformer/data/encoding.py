@@ -6,7 +6,7 @@ The files hold every text whole; it is cut when it is read, so another max_lengt
     texts-<fingerprint>/offsets.bin    where each text starts in it, and where the last one ends; int64
     texts-<fingerprint>/labels.bin     class numbers (-1: none) as int32, or values (NaN: none) as float32
     texts-<fingerprint>/hashes.bin     a hash of each row's texts, to find rows that occur in two splits; uint64
-    texts-<fingerprint>/meta.json      counts, and all that shaped the files
+    texts-<fingerprint>/meta.json      counts, checksums, and all that shaped the files
 
 Shapes: B rows of the file, T texts a row (1, or 2 for pairs), R rows of tokens (B, more if long texts have several
 windows), L tokens of the longest of them.
@@ -15,6 +15,7 @@ windows), L tokens of the longest of them.
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -22,16 +23,19 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch.utils.data import Dataset
 
-from lit_linformer.data.cache import fingerprint, make_once
+from lit_linformer.data.cache import damaged, fingerprint, make_once, read_json
+from lit_linformer.data.checksums import SHARD_BYTES, ShardWriter, mark_verified, verify
 from lit_linformer.data.layout import RowLayout
 from lit_linformer.data.loader import FILLER
 from lit_linformer.data.masking import IGNORED
+from lit_linformer.data.pieces import encode_texts, size_of
 from lit_linformer.data.progress import Progress
 from lit_linformer.data.rows import LabelledSource, Row
 from lit_linformer.data.tokenizer import Tokenizer
 
 FORMAT = 1  # raise it when the files' meaning changes: old caches are then not found
-BATCH_CHARACTERS = 1_000_000  # tokenised at once
+FILES = ["ids.bin", "offsets.bin", "hashes.bin", "labels.bin"]
+BATCH_CHARACTERS = 1_000_000  # read at once
 
 
 def make_text_files(cache: Path, source: LabelledSource, split: str, tokenizer: Tokenizer, progress: bool = True) -> Path:
@@ -58,30 +62,49 @@ def make_text_files(cache: Path, source: LabelledSource, split: str, tokenizer: 
     def make(folder: Path) -> None:
         offsets, labels, hashes = [0], [], []
         dtype = np.dtype(np.uint16 if len(tokenizer) <= 1 << 16 else np.uint32)
-        with Progress(f"Tokenising {source.source}, {split}", show=progress) as shown, open(folder / "ids.bin", "wb") as file:
+        made.append(folder)
+        with (
+            Progress(f"Tokenising {source.source}, {split}", show=progress) as shown,
+            closing(ShardWriter(folder / "ids.bin")) as file,
+        ):
             for batch in _batches(source.rows(split)):
                 texts = [text.strip() for row in batch for text in row.texts]
-                for encoding in tokenizer.encode_plain(texts):
-                    offsets.append(offsets[-1] + len(encoding.ids))
-                    file.write(np.array(encoding.ids, dtype).data)
+                for ids in encode_texts(texts, tokenizer, dtype):
+                    offsets.append(offsets[-1] + len(ids))
+                    file.write(ids)
+                file.end_shard(SHARD_BYTES)
                 labels += [row.label for row in batch]
                 hashes += [text_hash(row.texts) for row in batch]
-                shown.update(sum(len(text.encode()) for text in texts), source.fraction)
+                shown.update(sum(map(size_of, texts)), source.fraction)
+            file.end_shard()
         none = -1 if task.labels else np.nan
         arrays = {
             "offsets": np.array(offsets, np.int64),
             "hashes": np.array(hashes, np.uint64),
             "labels": np.array([none if label is None else label for label in labels], _label_dtype(task.labels)),
         }
+        checksums = {"ids.bin": file.shards}
         for name, array in arrays.items():
-            (folder / f"{name}.bin").write_bytes(array.tobytes())
+            with closing(ShardWriter(folder / f"{name}.bin")) as file:
+                file.write(array)
+                file.end_shard()
+            checksums[f"{name}.bin"] = file.shards
         if source.skipped:
             rank_zero_warn(f"{source.source}: {source.skipped} lines of the {split} split have too few fields: skipped")
         counts = {"rows": len(labels), "tokens": offsets[-1], "skipped": source.skipped}
-        meta = {"format": FORMAT, "dtype": dtype.name, "texts": len(task.columns), **counts, "inputs": inputs}
-        (folder / "meta.json").write_text(json.dumps(meta, indent=1))
+        meta = {"format": FORMAT, "dtype": dtype.name, "texts": len(task.columns), **counts}
+        (folder / "meta.json").write_text(json.dumps(meta | {"checksums": checksums, "inputs": inputs}, indent=1))
 
-    return make_once(cache / f"texts-{fingerprint(inputs)}", make)
+    made: list[Path] = []
+    folder = make_once(cache / f"texts-{fingerprint(inputs)}", make)
+    if made:
+        mark_verified(folder, FILES)
+    return folder
+
+
+def verify_text_files(folder: Path, tokenizer: Tokenizer, when: str) -> None:
+    """ValueError where the files are not what was written; `when` as `checksums.verify` has it."""
+    verify(folder, read_json(folder / "meta.json"), FILES, len(tokenizer), when)
 
 
 def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
@@ -116,14 +139,14 @@ class TextFiles:
 
     def __init__(self, folder: Path, classes: bool):
         self.folder = folder
-        meta = json.loads((folder / "meta.json").read_text())
+        meta = read_json(folder / "meta.json")
         self.rows, self.texts, self._ids = meta["rows"], meta["texts"], None
         self.dtype = np.dtype(meta["dtype"])
         self.offsets = self._read("offsets", np.int64, self.rows * self.texts + 1)
         self.hashes = self._read("hashes", np.uint64, self.rows)
         self.labels = self._read("labels", _label_dtype(classes), self.rows)
         if (folder / "ids.bin").stat().st_size != meta["tokens"] * self.dtype.itemsize:
-            raise self._damaged("ids")
+            raise damaged(folder / "ids.bin", f"it should hold {meta['tokens']:,} tokens")
         self.labelled = bool((self.labels >= 0).all()) if classes else bool(np.isfinite(self.labels).all())
 
     @property
@@ -142,11 +165,8 @@ class TextFiles:
     def _read(self, name: str, dtype, count: int) -> np.ndarray:
         array = np.fromfile(self.folder / f"{name}.bin", dtype)
         if len(array) != count:
-            raise self._damaged(name)
+            raise damaged(self.folder / f"{name}.bin", f"it should hold {count:,} numbers")
         return array
-
-    def _damaged(self, name: str) -> ValueError:
-        return ValueError(f"{self.folder / name}.bin is damaged: delete the folder {self.folder}, it will be made again")
 
     def __getstate__(self):
         # a memmap would be pickled with all that it maps: spawned workers open the file again

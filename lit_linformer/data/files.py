@@ -3,22 +3,43 @@
 `setting` is what error messages call the source that is being read.
 """
 
+import codecs
 import json
 import lzma
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 JSON, PARQUET, COMPRESSED = {".jsonl", ".ndjson", ".json"}, {".parquet"}, {".gz", ".xz", ".zst"}
+LONGEST_LINE = 16_000_000  # bytes that are read at once: memory stays flat whatever the file is
+MOST_XZ_MEMORY = 150_000_000  # bytes
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-def raw_lines(path: Path, setting: str) -> Iterator[tuple[int, bytes, int]]:
-    """(number from 1, line, bytes of the file read so far), decompressed according to the file's name."""
+def raw_parts(path: Path, setting: str) -> Iterator[tuple[int, bytes, int, bool]]:
+    """(number from 1, line, bytes of the file read so far, whole?), decompressed according to the file's name.
+
+    A line of more than LONGEST_LINE bytes comes in parts, all with its number, none of them whole.
+    """
     with readable(path, setting), open(path, "rb") as raw, decompressed(raw, path) as stream:
-        for number, line in enumerate(stream, 1):
-            yield number, line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line, raw.tell()
+        number, begins, mark = 1, True, BYTE_ORDER_MARK
+        while line := stream.readline(LONGEST_LINE):
+            ends = len(line) < LONGEST_LINE or line.endswith(b"\n")
+            yield number, line.removeprefix(mark), raw.tell(), begins and ends
+            number, begins, mark = number + ends, ends, b""
+        if not begins:  # the file ends where a part was full
+            yield number, b"", raw.tell(), False
+
+
+def raw_lines(path: Path, setting: str) -> Iterator[tuple[int, bytes, int]]:
+    """The same of a file without such lines."""
+    for number, line, position, whole in raw_parts(path, setting):
+        if not whole:
+            raise ValueError(
+                f"{setting}: {path}, line {number} is longer than {LONGEST_LINE:,} bytes; allowed: lines up to that"
+            )
+        yield number, line, position
 
 
 def text_lines(path: Path, setting: str) -> Iterator[tuple[int, str, int]]:
@@ -27,25 +48,106 @@ def text_lines(path: Path, setting: str) -> Iterator[tuple[int, str, int]]:
         try:
             yield number, line.rstrip(b"\r\n").decode(), position
         except UnicodeDecodeError as error:
-            raise ValueError(
-                f"{setting}: {path}, line {number} is not UTF-8: byte 0x{line[error.start]:02x} at its "
-                f"position {error.start}: convert the file to UTF-8"
-            ) from error
+            raise _not_utf8(setting, path, number, error) from error
+
+
+def text_parts(path: Path, setting: str) -> Iterator[tuple[str, int, bool]]:
+    """(line, bytes read so far, whole?); a line of more than LONGEST_LINE bytes comes in parts, cut after white space."""
+    decoder, rest, before = codecs.getincrementaldecoder("utf-8")(), "", 0
+    for number, line, position, whole in raw_parts(path, setting):
+        ends = len(line) < LONGEST_LINE or line.endswith(b"\n")
+        try:
+            text = line.decode() if whole else rest + decoder.decode(line, ends)
+        except UnicodeDecodeError as error:
+            raise _not_utf8(setting, path, number, error, before + len(line) - len(error.object)) from error
+        if ends:
+            before, rest, text = 0, "", text.rstrip("\r\n")
+        else:
+            before += len(line)
+            at = max(text.rfind(space, max(0, len(text) - 1_000_000)) for space in " \t\r\f\v") + 1
+            text, rest = (text[:at], text[at:]) if at else (text, "")
+        yield text, position, whole
+
+
+def _not_utf8(setting: str, path: Path, number: int, error: UnicodeDecodeError, before: int = 0) -> ValueError:
+    return ValueError(
+        f"{setting}: {path}, line {number} is not UTF-8: byte 0x{error.object[error.start]:02x} at its "
+        f"position {before + error.start}: convert the file to UTF-8"
+    )
 
 
 def json_objects(path: Path, setting: str) -> Iterator[tuple[int, dict, int]]:
     """(line number, object, bytes read so far) of JSON lines."""
     for number, line, position in raw_lines(path, setting):
-        if line.isspace():
-            continue
-        where = f"{path}:{number}"
+        if not line.isspace():
+            yield number, json_object(line, f"{path}:{number}", setting), position
+
+
+def json_object(line: bytes, where: str, setting: str) -> dict:
+    """The object that a line holds."""
+    try:
+        text = line.decode()  # json.loads would let lone surrogates pass
+        row = json.loads(text)
+        if "\\ud" in text or "\\uD" in text:  # half a character, \\ud83d without its other half, is in no UTF-8
+            json.dumps(row, ensure_ascii=False).encode()
+    except RecursionError as error:
+        raise ValueError(
+            f"{setting}: {where} is nested too deep; allowed: JSON that is at most some hundred levels deep"
+        ) from error
+    except ValueError as error:  # JSONDecodeError, UnicodeDecodeError, UnicodeEncodeError
+        raise ValueError(f"{setting}: {where} is not a line of JSON: {error}") from error
+    if not isinstance(row, dict):
+        raise ValueError(f"{setting}: {where} must hold one JSON object a line, not {type(row).__name__}")
+    return row
+
+
+def parquet_batches(path: Path, columns_of: Callable[[list[str]], list[str]], setting: str) -> Iterator[tuple]:
+    """(Arrow's record batch, rows read before it, rows of the file): a few megabytes each, as far as the file allows.
+
+    Arrow takes in a page at once, and a cell is in one page: a cell of 200 MB takes 400.
+
+    Args:
+        path: The file.
+        columns_of: Which columns to read, given the names of all.
+        setting: What error messages call it.
+    """
+    import pyarrow.parquet
+
+    with readable(path, setting):
+        # by default a column's whole row group would be read at once
+        file = pyarrow.parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)
+        columns, read = columns_of(file.schema_arrow.names), 0
+        for number in range(file.metadata.num_row_groups):
+            group = file.metadata.row_group(number)
+            parts = [group.column(i) for i in range(group.num_columns)]
+            size = sum(part.total_uncompressed_size for part in parts if part.path_in_schema in columns)
+            rows = min(100, max(1, 4_000_000 * group.num_rows // max(size, 1)))
+            for batch in file.iter_batches(batch_size=rows, row_groups=[number], columns=columns):
+                yield batch, read, file.metadata.num_rows
+                read += batch.num_rows
+
+
+def cells(column, first: int, where, setting: str) -> Iterator:
+    """Python's values of an Arrow column, one after the other; of a text of more than LONGEST_LINE bytes an iterator of parts.
+
+    Args:
+        column: An array, or a chunked one.
+        first: The number of its first row, for error messages.
+        where: What they call the file.
+        setting: What they call the source.
+    """
+    for number, cell in enumerate(column, first):
         try:
-            row = json.loads(line)
-        except ValueError as error:  # JSONDecodeError, or UnicodeDecodeError
-            raise ValueError(f"{setting}: {where} is not a line of JSON: {error}") from error
-        if not isinstance(row, dict):
-            raise ValueError(f"{setting}: {where} must hold one JSON object a line, not {type(row).__name__}")
-        yield number, row, position
+            large = hasattr(cell, "as_buffer") and cell.is_valid and cell.as_buffer().size > LONGEST_LINE
+            yield _decoded(cell.as_buffer()) if large else cell.as_py()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{setting}: {where}, row {number} is not UTF-8: {error}") from error
+
+
+def _decoded(buffer) -> Iterator[str]:
+    view, decoder = memoryview(buffer), codecs.getincrementaldecoder("utf-8")()
+    for start in range(0, len(view), 1_000_000):
+        yield decoder.decode(view[start : start + 1_000_000], start + 1_000_000 >= len(view))
 
 
 def load_hub(name: str, config: str | None, split: str | None, source: str, setting: str):
@@ -84,7 +186,9 @@ def readable(path: Path, setting: str):
         yield
     # OSError: also gzip's and Arrow's (zstd) own; EOFError: a truncated gz or xz; ArrowInvalid is the ValueError
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise ValueError(f"{setting}: {path} cannot be read: {error}") from error
+        raise ValueError(f"{setting}: {path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{setting}: {path} is not UTF-8: {error}") from error
     except ValueError as error:
         if type(error).__name__ == "ArrowInvalid":
             raise ValueError(f"{setting}: {path} is no Parquet file: {error}") from error
@@ -99,6 +203,9 @@ def decompressed(raw, path: Path):
 
         return gzip.GzipFile(fileobj=raw)
     if suffix == ".xz":
+        # A bomb of some kilobytes may ask for gigabytes to unpack it; xz -9 takes 65 MB.
+        lzma.LZMADecompressor(memlimit=MOST_XZ_MEMORY).decompress(raw.read(1 << 16), max_length=1)
+        raw.seek(0)
         return lzma.LZMAFile(raw)
     if suffix == ".zst":
         import io

@@ -18,7 +18,7 @@ from typing import Annotated
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
-from lit_linformer.data.encoding import EncodedTexts, TextFiles, make_text_files, text_hash
+from lit_linformer.data.encoding import EncodedTexts, TextFiles, make_text_files, text_hash, verify_text_files
 from lit_linformer.data.layout import RowLayout
 from lit_linformer.data.loader import EvaluationLoader, ResumableLoader
 from lit_linformer.data.module import TRAINED, BatchSize, ResumableDataModule, RowLength, VocabularySize, Workers
@@ -67,6 +67,8 @@ class FineTuningData(ResumableDataModule):
         num_workers: Processes that load batches. 0 loads in the training process.
         seed: Of the order of training; neither the held-out rows nor those of limit_train depend on it.
         cache_dir: Folder for trained tokenizers and tokenised rows.
+        verify: Whether to check the checksums of tokenised rows: "once", when a machine first reads them (a second for some
+            2 GB); "always"; "never".
         text: For predict: a text, or a list of them.
         text_pair: For predict, of a task on pairs: the second text, or a list of them.
         file: For predict: a file with one text a line, or a pair's two with a tab between.
@@ -96,6 +98,7 @@ class FineTuningData(ResumableDataModule):
         num_workers: Workers = 0,
         seed: Seed = 0,
         cache_dir: str = "data/cache",
+        verify: str = "once",
         text: str | list[str] | None = None,
         text_pair: str | list[str] | None = None,
         file: str | None = None,
@@ -114,7 +117,7 @@ class FineTuningData(ResumableDataModule):
         self.batch_size, self.eval_batch_size = batch_size, batch_size if eval_batch_size is None else eval_batch_size
         self.global_batch_size = global_batch_size
         self.num_workers, self.seed, self.cache_dir = num_workers, seed, Path(cache_dir)
-        self.text, self.text_pair, self.file = text, text_pair, file
+        self.verify, self.text, self.text_pair, self.file = verify, text, text_pair, file
         if tokenizer is None:
             raise ValueError(
                 "data.tokenizer is not given; allowed: bpe, wordpiece, a tokenizer.json, a folder or a checkpoint with one "
@@ -127,6 +130,7 @@ class FineTuningData(ResumableDataModule):
     def _check(self) -> None:
         if self.tokenizer_name in TRAINED:
             check_vocab_size(self.tokenizer_name, self.vocab_size)
+        self._check_verify()
         self._layout(0, 0, 0)
 
     def _layout(self, bos_id: int, eos_id: int, pad_id: int) -> RowLayout:
@@ -209,11 +213,11 @@ class FineTuningData(ResumableDataModule):
         trainer = self.trainer
         if trainer is None:  # `prepare`: everything, and find out now whether training could start
             for split in self.source.splits():
-                self._files(split)
+                self._prepare(split)
             self._training_sets()
         elif trainer.state.fn != "predict":
             for split in self._needed(trainer.state.fn):
-                self._files(split)
+                self._prepare(split)
 
     def _needed(self, stage: str) -> list[str]:
         if stage == "test":
@@ -221,11 +225,17 @@ class FineTuningData(ResumableDataModule):
         validation, _ = self._validation()
         return validation or ["train"] if stage == "validate" else ["train", *validation, *self._others(validation)]
 
-    def _files(self, split: str) -> TextFiles:
+    def _folder(self, split: str) -> Path:
         if self.source.find(split) is None:
             raise self.source.missing(split)
-        folder = make_text_files(self.cache_dir, self.source, split, self.tokenizer)
-        return TextFiles(folder, self.text_task.labels is not None)
+        return make_text_files(self.cache_dir, self.source, split, self.tokenizer)
+
+    def _prepare(self, split: str) -> None:
+        verify_text_files(self._folder(split), self.tokenizer, self.verify)
+        self._files(split)
+
+    def _files(self, split: str) -> TextFiles:
+        return TextFiles(self._folder(split), self.text_task.labels is not None)
 
     def setup(self, stage: str | None = None) -> None:
         if stage == "predict":

@@ -22,7 +22,7 @@ from lit_linformer.data.masking import IGNORED, Masker
 # The second word of Philox's key; masks use 0, so that they and the order of buckets share no random numbers.
 BUCKET_STREAM = 2
 ROUNDS = 8  # of the shuffle
-AHEAD = 64  # batches whose rows are looked up at once
+AHEAD = 4096  # samples that are looked up at once
 FILLER = -1
 WINDOW = 64  # global batches that are sorted by length together
 
@@ -76,8 +76,9 @@ class StreamOrder(_Order):
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         start, step = self.start, self.batch_size * self.world_size
         end = start + self.length * step
-        for first in range(start, end, AHEAD * step):  # many at once: numpy's calls take longer than what they compute
-            samples = np.arange(first + self.rank, min(first + AHEAD * step, end), self.world_size)
+        ahead = max(1, AHEAD // self.batch_size) * step
+        for first in range(start, end, ahead):  # many at once: numpy's calls take longer than what they compute
+            samples = np.arange(first + self.rank, min(first + ahead, end), self.world_size)
             for batch in self.keys(samples).reshape(-1, self.batch_size, 2).tolist():
                 yield [tuple(key) for key in batch]
 

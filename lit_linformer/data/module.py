@@ -10,8 +10,10 @@ import torch
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_warn
 
-from lit_linformer.data.cache import fingerprint, make_once
+from lit_linformer.data.cache import damaged, fingerprint, make_once
+from lit_linformer.data.checksums import VERIFY
 from lit_linformer.data.loader import ResumableLoader
+from lit_linformer.data.pieces import size_of
 from lit_linformer.data.progress import Progress
 from lit_linformer.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from lit_linformer.model.ranges import Range
@@ -21,12 +23,14 @@ VocabularySize = Annotated[int, Range(least=1, largest=2**24)]
 RowLength = Annotated[int, Range(least=8, largest=2**24)]
 BatchSize = Annotated[int, Range(least=1, largest=2**16)]  # more in a step: data.global_batch_size
 Workers = Annotated[int, Range(least=0, most=256)]
+# So many rows a batch may have however few there are to train with: they come again in it.
+SMALL_BATCH = 4096
 
 
 class ResumableDataModule(LightningDataModule):
     """A data module whose training stream is one sequence of samples, counted in its state.
 
-    A subclass sets tokenizer_name, vocab_size, batch_size, global_batch_size, num_workers, seed and cache_dir, and
+    A subclass sets tokenizer_name, vocab_size, batch_size, global_batch_size, num_workers, seed, cache_dir and verify, and
     `data_name` once it knows what it reads: a checkpoint tells by it whether a resumed run sees the same data, and the
     processes of a run whether they all do. Its setup begins a fit with `_start_anew` and ends with `_compare_processes`.
     """
@@ -38,6 +42,7 @@ class ResumableDataModule(LightningDataModule):
     num_workers: int
     seed: int
     cache_dir: Path
+    verify: str
 
     def __init__(self):
         super().__init__()
@@ -45,6 +50,10 @@ class ResumableDataModule(LightningDataModule):
         self._loader: ResumableLoader | None = None
         self._samples = 0
         self._divided = False
+
+    def _check_verify(self) -> None:
+        if self.verify not in VERIFY:
+            raise ValueError(f"data.verify is {self.verify!r}; allowed: {', '.join(VERIFY)}")
 
     # The tokenizer
 
@@ -73,13 +82,16 @@ class ResumableDataModule(LightningDataModule):
 
                 def texts():
                     for text, fraction in documents():
-                        progress.update(len(text.encode()), fraction)
+                        progress.update(size_of(text), fraction)
                         yield text
 
                 train_tokenizer(self.tokenizer_name, texts(), self.vocab_size).save(folder / "tokenizer.json")
 
         folder = make_once(self.cache_dir / f"tokenizer-{fingerprint(inputs)}", make)
-        return Tokenizer.from_file(folder / "tokenizer.json")
+        try:
+            return Tokenizer.from_file(folder / "tokenizer.json")
+        except ValueError as error:
+            raise damaged(folder / "tokenizer.json", "it is no tokenizer") from error
 
     @property
     def num_tokens(self) -> int:
@@ -90,6 +102,9 @@ class ResumableDataModule(LightningDataModule):
 
     def _training_loader(self, dataset, lengths=None) -> ResumableLoader:
         trainer, parallel = self.trainer, self._parallel()
+        if self.batch_size > max(len(dataset), SMALL_BATCH):
+            most, rows = max(len(dataset), SMALL_BATCH), f"{len(dataset)} training rows"
+            raise ValueError(f"data.batch_size is {self.batch_size}; allowed: up to {most}, with {rows}")
         num_samples = None
         if trainer and trainer.overfit_batches > 0:  # as many batches, and always the same rows
             wanted, global_batch = trainer.overfit_batches, self.batch_size * parallel["world_size"]

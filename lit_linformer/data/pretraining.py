@@ -12,7 +12,7 @@ bool only where a row has pads (the last row of a set).
 from pathlib import Path
 from typing import Annotated
 
-from lit_linformer.data.blocks import Holdout, TokenBlocks, make_token_files, read_meta
+from lit_linformer.data.blocks import SPLITS, Holdout, TokenBlocks, make_token_files, read_meta, verify_token_files
 from lit_linformer.data.corpus import Corpus
 from lit_linformer.data.loader import EvaluationLoader, MaskedBlocks, ResumableLoader
 from lit_linformer.data.masking import Masker
@@ -57,6 +57,8 @@ class PretrainingData(ResumableDataModule):
         num_workers: Processes that load batches. 0 loads in the training process, which costs about 25 µs a row of 512.
         seed: Of the order and the masks of training; which documents are held out does not depend on it.
         cache_dir: Folder for trained tokenizers and token files.
+        verify: Whether to check the token files' checksums: "once", when a machine first reads them (a second for some 2
+            GB); "always"; "never".
         text: For predict: a text, or a list of them, with mask tokens to fill in.
         file: For predict: a file with one such text a line.
     """
@@ -80,6 +82,7 @@ class PretrainingData(ResumableDataModule):
         num_workers: Workers = 0,
         seed: Seed = 0,
         cache_dir: str = "data/cache",
+        verify: str = "once",
         text: str | list[str] | None = None,
         file: str | None = None,
     ):
@@ -91,7 +94,7 @@ class PretrainingData(ResumableDataModule):
         self.batch_size, self.global_batch_size = batch_size, global_batch_size
         self.mask_rate, self.whole_word = mask_rate, whole_word
         self.num_workers, self.seed, self.cache_dir = num_workers, seed, Path(cache_dir)
-        self.text, self.file = text, file
+        self.verify, self.text, self.file = verify, text, file
         self._check()
 
         sources = {"train": source, "validation": validation_source, "test": test_source}
@@ -109,6 +112,7 @@ class PretrainingData(ResumableDataModule):
             raise ValueError("data.max_length is None; allowed: a number of tokens, or None with model.pretrained")
         if self.tokenizer_name in TRAINED:
             check_vocab_size(self.tokenizer_name, self.vocab_size)
+        self._check_verify()
 
     # The tokenizer
 
@@ -137,6 +141,9 @@ class PretrainingData(ResumableDataModule):
         if trainer is not None and trainer.state.fn == "predict":
             return  # the tokenizer is made when it is first asked for
         self._make_token_files()
+        # of the files that are read; `prepare` checks all
+        splits = SPLITS if trainer is None else STAGES.get(trainer.state.fn, SPLITS)
+        verify_token_files(self.folder, splits, self.tokenizer, self.verify)
         if trainer is None:  # `prepare`: find out now whether training could start
             for split in STAGES["fit"]:
                 self._open(split)

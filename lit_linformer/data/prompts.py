@@ -6,8 +6,12 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
+from lit_linformer.data.files import text_lines
 from lit_linformer.data.layout import RowLayout
+from lit_linformer.data.pieces import encode_texts
 from lit_linformer.data.tokenizer import Tokenizer
+
+LONGEST_PROMPT = 1_000_000  # characters: a row of tokens holds far fewer, and none is cut
 
 
 def read_prompts(text: str | list[str] | None, file: str | None) -> list[tuple[str, str]]:
@@ -15,11 +19,8 @@ def read_prompts(text: str | list[str] | None, file: str | None) -> list[tuple[s
     texts = [text] if isinstance(text, str) else list(text or [])
     prompts = [("data.text", prompt) for prompt in texts]
     if file is not None:
-        try:
-            lines = Path(file).read_text(encoding="utf-8-sig").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"data.file={file!r} cannot be read: {error}") from error
-        prompts += [(f"data.file={file!r}, line {i}", line) for i, line in enumerate(lines, 1) if line.strip()]
+        lines = text_lines(Path(file), "data.file")
+        prompts += [(f"data.file={file!r}, line {number}", line) for number, line, _ in lines if line.strip()]
     if not prompts:
         raise ValueError("nothing to predict: give data.text (one text or a list) or data.file (one text a line)")
     return prompts
@@ -29,14 +30,20 @@ def encode_prompts(prompts: list[tuple[str, str]], tokenizer: Tokenizer, max_len
     """Checks and encodes every prompt as bos … eos."""
     encoded = []
     for where, text in prompts:
+        if len(text) > LONGEST_PROMPT:
+            raise ValueError(f"{where} has {len(text):,} characters; allowed: up to {LONGEST_PROMPT:,}")
         ids = [tokenizer.bos_id, *tokenizer.encode(text), tokenizer.eos_id]
         if tokenizer.mask_id not in ids:
             mask = tokenizer.mask_token
-            raise ValueError(f"{where}: {text!r} has nothing to fill in: write {mask} where a word is missing")
+            raise ValueError(f"{where}: {_start(text)!r} has nothing to fill in: write {mask} where a word is missing")
         if len(ids) > max_length:
             raise ValueError(f"{where}: {len(ids)} tokens with bos and eos, more than data.max_length={max_length}")
         encoded.append({"text": text, "ids": ids})
     return encoded
+
+
+def _start(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 def prompt_loader(encoded: list[dict], tokenizer: Tokenizer, batch_size: int) -> DataLoader:
@@ -85,12 +92,12 @@ def read_texts(
 
 def text_loader(texts: list[tuple[str, ...]], tokenizer: Tokenizer, layout: RowLayout, batch_size: int) -> DataLoader:
     """Batches as training has them, without labels, in the order given; texts: a string or [string, string] of each."""
-    encodings = iter(tokenizer.encode_plain([each.strip() for row in texts for each in row]))
-    encoded = [[np.array(next(encodings).ids, np.int64) for _ in row] for row in texts]
+    ids = encode_texts((each.strip() for row in texts for each in row), tokenizer)
+    encoded = [[next(ids) for _ in row] for row in texts]
     if (row := layout.too_long(np.array([[len(ids) for ids in row] for row in encoded]))) is not None:
         raise ValueError(
-            f"data.text or data.file: {texts[row]} is too long for data.truncation={layout.truncation!r}: the text that is not "
-            f"cut must leave room in data.max_length={layout.max_length}"
+            f"data.text or data.file: {[_start(text) for text in texts[row]]} is too long for data.truncation="
+            f"{layout.truncation!r}: the text that is not cut must leave room in data.max_length={layout.max_length}"
         )
 
     def collate(rows: list[int]) -> dict:

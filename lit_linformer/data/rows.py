@@ -13,11 +13,22 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import repeat
 from pathlib import Path
 from typing import NamedTuple
 
-from lit_linformer.data.cache import fingerprint, make_once
-from lit_linformer.data.files import JSON, hub_stamp, json_objects, load_hub, readable, stamps, text_lines
+from lit_linformer.data.cache import fingerprint, make_once, read_json
+from lit_linformer.data.files import (
+    JSON,
+    LONGEST_LINE,
+    cells,
+    hub_stamp,
+    json_objects,
+    load_hub,
+    parquet_batches,
+    stamps,
+    text_lines,
+)
 from lit_linformer.data.labels import label_of
 from lit_linformer.data.text_tasks import TextTask
 
@@ -146,7 +157,7 @@ class LabelledSource:
             (folder / "splits.json").write_text(json.dumps(list(self._hub_rows)))
 
         folder = make_once(self.cache / f"splits-{fingerprint(self.stamp())}", make)
-        return json.loads((folder / "splits.json").read_text())
+        return read_json(folder / "splits.json")
 
     def stamp(self, split: str | None = None) -> dict:
         """JSON-able description of a split's content, without reading it. A hub data set has one for all its splits."""
@@ -184,6 +195,8 @@ class LabelledSource:
         self.skipped = 0
         for where, texts, value in self._read(layout, needs_label=not split.startswith("test")):
             for column, text in zip(self.task.columns, texts, strict=True):
+                if isinstance(text, Iterator):  # Arrow's, in parts
+                    raise self._too_long(where)
                 if not isinstance(text, str):
                     kind = "nothing" if text is None else type(text).__name__
                     raise ValueError(f"{self.setting}: {_at(where)}: {column[0]!r} must be text, it is {kind}")
@@ -200,8 +213,7 @@ class LabelledSource:
         for number, path in enumerate(layout.files):
             if layout.kind == "folders":
                 self.fraction = number / len(layout.files)
-                text = "\n".join(line for _, line, _ in text_lines(path, self.setting))
-                yield (path, "row", 1), (text,), path.parent.name
+                yield (path, "row", 1), (self._whole(path),), path.parent.name
                 continue
             read = self._tsv if layout.kind == ".tsv" else self._json if layout.kind in JSON else self._parquet
             for fraction, *row in read(path, needs_label):
@@ -237,16 +249,15 @@ class LabelledSource:
             yield position / size, (path, "line", number), [row[name] for name in texts], None if label is None else row[label]
 
     def _parquet(self, path: Path, needs_label: bool):
-        import pyarrow.parquet
+        chosen: list[str | None] = []
 
-        with readable(path, self.setting):
-            file, read = pyarrow.parquet.ParquetFile(path), 0
-            chosen = self._columns(path, file.schema_arrow.names, needs_label)
-            for batch in file.iter_batches(batch_size=1000, columns=[name for name in chosen if name is not None]):
-                columns = [[None] * batch.num_rows if name is None else batch.column(name).to_pylist() for name in chosen]
-                for number, (*texts, label) in enumerate(zip(*columns, strict=True), read + 1):
-                    yield number / file.metadata.num_rows, (path, "row", number), texts, label
-                read += batch.num_rows
+        def columns(names: list[str]) -> list[str]:
+            chosen[:] = self._columns(path, names, needs_label)
+            return [name for name in chosen if name is not None]
+
+        for batch, read, size in parquet_batches(path, columns, self.setting):
+            for number, (*texts, label) in enumerate(self._cells(batch, chosen, read + 1, path), read + 1):
+                yield number / size, (path, "row", number), texts, label
 
     def _hub(self, split: str, needs_label: bool):
         rows, read = self._hub_rows[split], 0
@@ -255,14 +266,29 @@ class LabelledSource:
         # class numbers are the data set's own: where it has the task's classes in another order, their names count
         names = getattr(rows.features[chosen[-1]], "names", None) if chosen[-1] else None
         by_name = names is not None and set(names) == set(self.task.labels or ())
-        for batch in rows.select_columns([name for name in chosen if name is not None]).iter(batch_size=1000):
-            columns = [batch[name] if name is not None else [None] * len(batch[chosen[0]]) for name in chosen]
-            for number, (*texts, label) in enumerate(zip(*columns, strict=True), read + 1):
+        wanted = [name for name in chosen if name is not None]
+        for table in rows.select_columns(wanted).with_format("arrow").iter(batch_size=1000):  # a view of the file
+            for number, (*texts, label) in enumerate(self._cells(table, chosen, read + 1, place), read + 1):
                 if by_name and label is not None and label >= 0:
                     label = names[label]
                 self.fraction = number / len(rows)
                 yield (place, "row", number), texts, label
-            read += len(columns[0])
+            read += table.num_rows
+
+    def _cells(self, table, chosen: list[str | None], first: int, where) -> Iterator[tuple]:
+        columns = (
+            repeat(None, table.num_rows) if name is None else cells(table.column(name), first, where, self.setting)
+            for name in chosen
+        )
+        return zip(*columns, strict=True)
+
+    def _whole(self, path: Path) -> str:
+        if path.stat().st_size > LONGEST_LINE:
+            raise self._too_long((path, "row", 1))
+        return "\n".join(line for _, line, _ in text_lines(path, self.setting))
+
+    def _too_long(self, where: tuple) -> ValueError:
+        return ValueError(f"{self.setting}: {_at(where)} has a text of more than {LONGEST_LINE:,} bytes; allowed: up to that")
 
     def _columns(self, where, names: Iterable[str], needs_label: bool) -> list[str | None]:
         """The name of each text's column and the label's, as they are here; None for a label that need not be here."""

@@ -11,12 +11,16 @@ import hashlib
 import json
 import string
 import unicodedata
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+
+from lit_linformer.data.training_text import training_text
+from lit_linformer.studies.files import write_text
 
 # The roles that a masked language model needs, and the names they go by.
 ROLES = {
@@ -31,8 +35,6 @@ SPECIAL = {  # in the order of RoBERTa's and BERT's own ids
     "wordpiece": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"],
 }
 SMALLEST = {"bpe": 256 + len(ROLES), "wordpiece": 256}  # every byte has a token, so that no text is unknown
-# A vocabulary hardly changes after 100 MB of text, but the trainer's memory grows with its distinct words.
-MOST_TRAINING_BYTES = 100_000_000
 
 
 class Tokenizer:
@@ -79,7 +81,7 @@ class Tokenizer:
 
     def save(self, path) -> None:
         """Writes tokenizer.json, which `load_tokenizer` and Hugging Face's PreTrainedTokenizerFast read."""
-        Path(path).write_text(self.to_str(), encoding="utf-8")
+        write_text(Path(path), self.to_str())
 
     def to_str(self) -> str:
         """The text of tokenizer.json."""
@@ -227,40 +229,44 @@ def train_tokenizer(kind: str, documents: Iterable[str], vocab_size: int) -> Tok
 
     Args:
         kind: "bpe" (byte-level with RoBERTa's special tokens) or "wordpiece" (BERT's, lower-cased).
-        documents: Training text; the first 100 MB of it are read.
+        documents: Training text; `training_text` says how much of it is read.
         vocab_size: How many tokens are asked for; small texts give fewer.
     """
     check_vocab_size(kind, vocab_size)
     from tokenizers import Tokenizer as Backend
     from tokenizers import models, pre_tokenizers, trainers
 
-    documents = _first_bytes(documents, MOST_TRAINING_BYTES)
+    texts = training_text(documents, single_characters=kind == "wordpiece")
     settings = {"vocab_size": vocab_size, "min_frequency": 2, "show_progress": False}
     if kind == "bpe":
         backend = _as_roberta(Backend(models.BPE()))
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
         special = _special_tokens(SPECIAL[kind])
         trainer = trainers.BpeTrainer(special_tokens=special, initial_alphabet=alphabet, **settings)
-        backend.train_from_iterator(documents, trainer)
+        backend.train_from_iterator(texts, trainer)
         return Tokenizer(backend, kind)
 
     # The trainer numbers ##x in the order of a randomly seeded hash map, and equally frequent pairs are merged in the order
     # of their numbers: two trainings differ (tokenizers 0.23). Numbered beforehand, as special tokens, they do not.
-    documents = list(documents)
+    packed = [zlib.compress(text.encode(), 1) for text in texts]  # read twice: first to count characters
     backend = _as_bert(Backend(models.WordPiece(unk_token="[UNK]")), lower=True)
     # each character may stand in two forms, x and ##x: a quarter leaves half of the vocabulary to words
-    alphabet = _alphabet(documents, backend.normalizer, limit=min(1000, vocab_size // 4))
+    alphabet = _alphabet(_unpacked(packed), backend.normalizer, limit=min(1000, vocab_size // 4))
     inside = [f"##{character}" for character in alphabet if not _stands_alone(character)]
     trainer = trainers.WordPieceTrainer(
         special_tokens=SPECIAL[kind] + inside, initial_alphabet=alphabet, limit_alphabet=len(alphabet), **settings
     )
-    backend.train_from_iterator(documents, trainer)
+    backend.train_from_iterator(_unpacked(packed), trainer)
     backend = _as_bert(Backend(models.WordPiece(backend.get_vocab(), unk_token="[UNK]")), lower=True)
     _add_special(backend, SPECIAL[kind])
     return Tokenizer(backend, kind)
 
 
-def _alphabet(documents: list[str], normalizer, limit: int) -> list[str]:
+def _unpacked(packed: list[bytes]) -> Iterator[str]:
+    return (zlib.decompress(text).decode() for text in packed)
+
+
+def _alphabet(documents: Iterable[str], normalizer, limit: int) -> list[str]:
     """The most frequent characters, sorted."""
     counts: Counter[str] = Counter()
     for document in documents:
@@ -277,7 +283,7 @@ def _stands_alone(character: str) -> bool:
 
 def check_vocab_size(kind: str, vocab_size: int) -> None:
     if vocab_size < SMALLEST[kind]:
-        raise ValueError(f"data.vocab_size={vocab_size} must be at least {SMALLEST[kind]} for data.tokenizer={kind}")
+        raise ValueError(f"data.vocab_size is {vocab_size}; allowed: {SMALLEST[kind]} or more with data.tokenizer {kind}")
 
 
 def _as_roberta(backend):
@@ -307,14 +313,6 @@ def _special_tokens(names: list[str]) -> list:
 
     # RoBERTa's mask swallows the space left of it: in "The <mask> is" the missing word is " cat", not "cat"
     return [AddedToken(name, special=True, normalized=False, lstrip=name == "<mask>") for name in names]
-
-
-def _first_bytes(documents: Iterable[str], most: int) -> Iterator[str]:
-    for document in documents:
-        yield document
-        most -= len(document)
-        if most <= 0:
-            return
 
 
 def _is_word(character: str) -> bool:

@@ -1,5 +1,6 @@
 """The model card: README.md of an exported folder, facts only."""
 
+import re
 from pathlib import Path
 
 from lit_linformer.interop.source import TrainedModel
@@ -42,7 +43,12 @@ def card(model: TrainedModel, folder_name: str, form: str, notes: list[str]) -> 
     task = "sequence classification" if model.classifies else "masked language modelling"
     if model.classifies and model.num_labels == 1:
         task = "regression of texts"
-    lines = [f"# {model.name}", "", f"A {kind} for {task}, trained and exported with lit-linformer {facts['version']}.", ""]
+    lines = [
+        f"# {plain(model.name)}",
+        "",
+        f"A {kind} for {task}, trained and exported with lit-linformer {facts['version']}.",
+        "",
+    ]
     settings = {**vars(e), "parameters": count_parameters(model.net)}
     hidden = ("causal", "activation_checkpointing", "initializer_range", "projection_noise")
     if e.attention == "full":
@@ -51,7 +57,7 @@ def card(model: TrainedModel, folder_name: str, form: str, notes: list[str]) -> 
     lines += [f"| {name} | {_number(value)} |" for name, value in settings.items() if name not in hidden]
     if model.classifies:
         lines += [f"| pooling | {model.net.pooling} |"]
-        lines += [f"| labels | {', '.join(model.labels)} |"] if model.labels else []
+        lines += [f"| labels | {plain(', '.join(model.labels))} |"] if model.labels else []
     lines += ["", "## Training", "", "| | |", "|---|---|"]
     names = {
         "converted_from": "converted from",
@@ -94,4 +100,12 @@ def _layout(model: TrainedModel) -> str:
 
 
 def _number(value: object) -> str:
+    if isinstance(value, str):
+        return plain(value)
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def plain(text: str) -> str:
+    """A name that someone chose, so that Markdown and HTML show it as it is, on one line."""
+    text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\`*\[\]#|~]|\b_|_\b)", r"\\\1", text)

@@ -11,9 +11,10 @@ import time
 import numpy as np
 import pytest
 
-from lit_linformer.data.blocks import Holdout, TokenBlocks, cut_at_newlines, make_token_files, read_meta
+from lit_linformer.data.blocks import Holdout, TokenBlocks, make_token_files, read_meta
 from lit_linformer.data.cache import make_once
 from lit_linformer.data.corpus import Corpus
+from lit_linformer.data.pieces import pieces_of
 from lit_linformer.data.tokenizer import train_tokenizer
 from tests.data.conftest import make_documents
 from tests.helpers import HANGS
@@ -32,7 +33,7 @@ def make(cache, corpus, tokenizer, holdout=None):
 
 @pytest.mark.parametrize("seed, length", [(0, 8), (1, 13), (2, 64), (3, 129), (4, 1000)])
 def test_blocks_hold_every_token_once_in_order(tmp_path, tokenizer, monkeypatch, seed, length):
-    monkeypatch.setattr("lit_linformer.data.blocks.BATCH_CHARACTERS", 700)  # many batches in flight
+    monkeypatch.setattr("lit_linformer.data.pieces.BATCH_BYTES", 700)  # many batches in flight
     documents = make_documents(150, seed)
     (tmp_path / "text.txt").write_text("\n\n".join(documents), encoding="utf-8")
     holdout = Holdout(0.1, 0.2)
@@ -61,12 +62,12 @@ def test_held_out_documents_are_about_the_share_and_the_same_ever_after():
 
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece"])
 def test_overlong_documents_are_cut_only_where_tokens_stay_the_same(tmp_path, documents, monkeypatch, kind):
-    monkeypatch.setattr("lit_linformer.data.blocks.PIECE_CHARACTERS", 1)  # cut wherever it is allowed
+    monkeypatch.setattr("lit_linformer.data.pieces.PIECE_CHARACTERS", 1)  # cut wherever it is allowed
     runs = [f"the{run}of" for run in ("\n\n", "\n \n ", " \n\n\n", "\n\t\n  ", "\r\n\r\n ")] * 500
     tokenizer = train_tokenizer(kind, [*documents, *runs], 500)  # so runs of white space are tokens
     assert tokenizer.splits_at_newlines
     text = "\n".join(documents + runs) + "\nnext \nspace\n  indented\n\nblank\r\nwindows\n's apostrophe\n\ttab\nend."
-    assert len(list(cut_at_newlines(text, 1))) > 100 and "".join(cut_at_newlines(text, 1)) == text
+    assert len(list(pieces_of(text, safe=True))) > 1000 and "".join(pieces_of(text, safe=True)) == text
     (tmp_path / "rows.jsonl").write_text(json.dumps({"text": text}))
     folder = make(tmp_path, Corpus(str(tmp_path / "rows.jsonl")), tokenizer)
     blocks = TokenBlocks(folder, "train", 64, tokenizer.bos_id, tokenizer.pad_id)
@@ -118,7 +119,7 @@ def test_damaged_file_is_not_read(tmp_path, tokenizer, text_file):
     folder = make(tmp_path, Corpus(str(text_file)), tokenizer)
     with open(folder / "train.bin", "ab") as file:
         file.truncate(10)
-    with pytest.raises(ValueError, match=r"train.bin is damaged: delete the folder .*tokens-"):
+    with pytest.raises(ValueError, match=r"train.bin is damaged: it has 10 bytes of [\d,]+; delete the folder .*tokens-"):
         TokenBlocks(folder, "train", 16, 0, 1)
 
 
@@ -130,6 +131,19 @@ def test_pickled_blocks_are_small_and_read_on(tmp_path, tokenizer, text_file):
     copy = pickle.loads(pickle.dumps(blocks))
     assert len(pickle.dumps(blocks)) < 1000 < blocks.tokens
     assert np.array_equal(copy.rows([3, 1]), rows)
+
+
+@pytest.mark.parametrize("content", ["", '{"format": 1, "dtype": "uint', "\0" * 100, None])
+def test_half_a_meta_json_is_one_line(tmp_path, tokenizer, text_file, content):
+    folder = make(tmp_path, Corpus(str(text_file)), tokenizer)
+    (folder / "meta.json").unlink()
+    if content is not None:
+        (folder / "meta.json").write_text(content)
+    what = "it is not there" if content is None else "it is no JSON"
+    with pytest.raises(
+        ValueError, match=rf"meta.json is damaged: {what}; delete the folder .*tokens-.*, it will be made again$"
+    ):
+        TokenBlocks(folder, "train", 16, 0, 1)
 
 
 # Several processes, killed processes, full disks: in processes of their own.
@@ -195,6 +209,22 @@ def test_failing_maker_leaves_nothing(tmp_path):
     with pytest.raises(ValueError, match=r"^data.source: broken$"):
         make_once(tmp_path / "thing-1", fail)
     assert [path.name for path in tmp_path.iterdir()] in ([], ["thing-1.lock"])
+
+
+def test_a_link_in_the_cache_is_not_followed(tmp_path):
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "precious").write_text("precious")
+    (mine / "progress.json").write_text("{}")
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    for name in ("thing-1", "thing-2"):
+        (cache / f"{name}.tmp").symlink_to(mine)
+    (cache / "thing-3.tmp").write_text("a file")
+    made = make_once(cache / "thing-1", lambda folder: (folder / "file").write_text("1"))
+    assert [path.name for path in made.iterdir()] == ["file"] and not made.is_symlink()
+    assert not list(cache.glob("*.tmp"))  # swept up, not emptied
+    assert sorted(path.name for path in mine.iterdir()) == ["precious", "progress.json"]
 
 
 def limit_file_size():

@@ -201,7 +201,7 @@ def test_other_data_on_resume_is_announced(make_data):
         ({"task": None, "columns": ["a"], "source": None}, r"^data.source is not given: it must be a folder"),
         ({"task": None, "columns": ["a"], "metrics": ["f1"]}, r"^data.metrics: 'f1' is not for a regression"),
         ({"tokenizer": None}, r"^data.tokenizer is not given; allowed: .*model.pretrained carries one over"),
-        ({"vocab_size": 100}, r"^data.vocab_size=100 must be at least 261 for data.tokenizer=bpe$"),
+        ({"vocab_size": 100}, r"^data.vocab_size is 100; allowed: 261 or more with data.tokenizer bpe$"),
         ({"max_length": 7}, r"^data.max_length is 7; allowed: 8 or more$"),
         ({"batch_size": 0}, r"^data.batch_size is 0; allowed: 1 or more$"),
         ({"eval_batch_size": 0}, r"^data.eval_batch_size is 0; allowed: 1 or more$"),

@@ -100,6 +100,16 @@ def test_a_long_pass_takes_no_memory():
         tracemalloc.stop()
 
 
+def test_large_batches_are_looked_up_one_by_one():
+    tracemalloc.start()
+    try:
+        batch = next(iter(StreamOrder(5_000_000, 100_000, 10, seed=0, rank=0, world_size=1)))
+        assert len(set(batch)) == 100_000
+        assert tracemalloc.get_traced_memory()[1] < 60_000_000  # 64 of them took a gigabyte
+    finally:
+        tracemalloc.stop()
+
+
 def test_order_is_the_seeds():
     assert rows(take(ResumableLoader(Keys(50), 5), 20)) == rows(take(ResumableLoader(Keys(50), 5), 20))
     assert rows(take(ResumableLoader(Keys(50), 5), 20)) != rows(take(ResumableLoader(Keys(50), 5, seed=1), 20))

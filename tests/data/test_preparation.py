@@ -1,12 +1,13 @@
 """Long preparations: killed at any shard they go on, and the files are those of one that was not."""
 
+import json
 import multiprocessing
 import os
 import signal
 
 import pytest
 
-from lit_linformer.data import blocks
+from lit_linformer.data import blocks, pieces
 from lit_linformer.data.blocks import Holdout, make_token_files
 from lit_linformer.data.cache import PROGRESS, make_once
 from lit_linformer.data.corpus import Corpus
@@ -16,8 +17,9 @@ from tests.data.conftest import make_documents
 @pytest.fixture(autouse=True)
 def small_shards(monkeypatch):
     """A batch of 2 kB, a shard of 5, and pieces of 300 characters, so that shards end within documents too."""
-    for name, value in {"BATCH_CHARACTERS": 2000, "SHARD_BYTES": 5000, "PIECE_CHARACTERS": 300}.items():
-        monkeypatch.setattr(blocks, name, value)
+    monkeypatch.setattr(blocks, "SHARD_BYTES", 5000)
+    for name, value in {"BATCH_BYTES": 2000, "PIECE_CHARACTERS": 300}.items():
+        monkeypatch.setattr(pieces, name, value)
 
 
 @pytest.fixture
@@ -86,6 +88,29 @@ def test_an_error_keeps_what_is_done_and_a_damaged_rest_is_made_anew(corpora, to
     capfd.readouterr()
     assert contents(make(tmp_path / "failed", corpora, tokenizer)) == expected
     assert "going on after" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"read": 3, "counts": {}}', '{"read": {}, "counts": {"train": 1}}'])
+def test_progress_that_is_not_ours_is_no_progress(corpora, tokenizer, tmp_path, content):
+    expected = contents(make(tmp_path / "whole", corpora, tokenizer))
+    make_until_shard(tmp_path / "killed", corpora, tokenizer, 2, kill)
+    (progress,) = (tmp_path / "killed").glob(f"*.tmp/{PROGRESS}")
+    progress.write_text(content)
+    assert contents(make(tmp_path / "killed", corpora, tokenizer)) == expected
+
+
+def test_an_unfinished_preparation_of_before_there_were_checksums_goes_on(corpora, tokenizer, tmp_path, capfd):
+    expected = make(tmp_path / "whole", corpora, tokenizer)
+    make_until_shard(tmp_path / "killed", corpora, tokenizer, 3, kill)
+    (progress,) = (tmp_path / "killed").glob(f"*.tmp/{PROGRESS}")
+    found = blocks.read_progress(progress.parent)
+    del found["checksums"]
+    progress.write_text(json.dumps(found))
+    folder = make(tmp_path / "killed", corpora, tokenizer)
+    assert "going on after" in capfd.readouterr().err
+    for split in blocks.SPLITS:
+        assert (folder / f"{split}.bin").read_bytes() == (expected / f"{split}.bin").read_bytes()
+    blocks.verify_token_files(folder, blocks.SPLITS, tokenizer, "always")
 
 
 def test_unfinished_preparation_outlives_others_for_two_weeks(corpora, tokenizer, tmp_path):

@@ -240,7 +240,8 @@ def test_predict_through_lightning_builds_no_token_files(make, tmp_path):
         ({"text": ["a <mask>", "b"]}, r"data.text: 'b' has nothing to fill in"),
         ({"text": "<mask> " * 70}, r"data.text: \d+ tokens with bos and eos, more than data.max_length=64"),
         ({}, r"nothing to predict: give data.text .* or data.file"),
-        ({"file": "no/such/file"}, r"data.file='no/such/file' cannot be read"),
+        ({"text": "<mask> " * 200_000}, r"data.text has 1,400,000 characters; allowed: up to 1,000,000"),
+        ({"file": "no/such/file"}, r"data.file: no/such/file cannot be read: No such file"),
     ],
 )
 def test_bad_prompts(make, settings, message):
@@ -260,8 +261,9 @@ def test_bad_prompts(make, settings, message):
         ({"batch_size": 0}, r"^data.batch_size is 0; allowed: 1 or more$"),
         ({"num_workers": -1}, r"^data.num_workers is -1; allowed: 0 to 256$"),
         ({"seed": -1}, r"^data.seed is -1; allowed: 0 to 4294967295$"),
-        ({"vocab_size": 100}, r"^data.vocab_size=100 must be at least 261 for data.tokenizer=bpe$"),
+        ({"vocab_size": 100}, r"^data.vocab_size is 100; allowed: 261 or more with data.tokenizer bpe$"),
         ({"source": ""}, r"^data.source is empty"),
+        ({"verify": "maybe"}, r"^data.verify is 'maybe'; allowed: once, always, never$"),
         ({"document_start": "["}, r"^data.document_start='\[' is no regular expression"),
         ({"validation_source": "hub:x"}, r"^data.validation_source='hub:x': a data set is written"),
     ],
@@ -284,6 +286,28 @@ def test_bad_settings_are_refused_when_the_object_is_built(make, settings, messa
 def test_bad_corpora_are_refused_in_preparation(make, settings, message):
     with pytest.raises(ValueError, match=message):
         make(**settings).prepare_data()
+
+
+def test_a_batch_of_far_more_rows_than_there_are_is_refused(make):
+    data = make(batch_size=1_000_000, max_length=32)
+    data.setup("fit")
+    rows = len(data.blocks["train"])
+    with pytest.raises(ValueError, match=rf"^data.batch_size is 1000000; allowed: up to 4096, with {rows} training rows$"):
+        data.train_dataloader()
+    few = make(batch_size=rows + 10, max_length=32)  # as one tries things out: some rows come twice
+    few.setup("fit")
+    assert len(next(iter(few.train_dataloader()))["input_ids"]) == rows + 10
+
+
+def test_a_damaged_tokenizer_in_the_cache_is_one_line(text_file, tmp_path):
+    settings = {"source": str(text_file), "cache_dir": str(tmp_path), "vocab_size": 300}
+    assert PretrainingData(**settings).tokenizer
+    (file,) = tmp_path.glob("tokenizer-*/tokenizer.json")
+    file.write_text(file.read_text()[:1000])
+    with pytest.raises(
+        ValueError, match=r"tokenizer.json is damaged: it is no tokenizer; delete the folder .*, it will be made"
+    ):
+        _ = PretrainingData(**settings).tokenizer
 
 
 def test_other_data_on_resume_is_announced(make):

@@ -151,9 +151,9 @@ def test_bad_files_are_one_line(tmp_path):
 
 
 def test_small_vocabularies_are_refused(documents):
-    with pytest.raises(ValueError, match=r"data.vocab_size=260 must be at least 261 for data.tokenizer=bpe"):
+    with pytest.raises(ValueError, match=r"data.vocab_size is 260; allowed: 261 or more with data.tokenizer bpe"):
         train_tokenizer("bpe", documents, 260)
-    with pytest.raises(ValueError, match=r"data.vocab_size=100 must be at least 256 for data.tokenizer=wordpiece"):
+    with pytest.raises(ValueError, match=r"data.vocab_size is 100; allowed: 256 or more with data.tokenizer wordpiece"):
         train_tokenizer("wordpiece", documents, 100)
 
 
@@ -167,7 +167,7 @@ def test_an_error_of_the_corpus_comes_through_training():
 
 
 def test_training_reads_no_more_than_its_share(monkeypatch):
-    monkeypatch.setattr("lit_linformer.data.tokenizer.MOST_TRAINING_BYTES", 100_000)
+    monkeypatch.setattr("lit_linformer.data.training_text.MOST_CHARACTERS", 100_000)
     read = []
 
     def endless():

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from lit_linformer.interop import load
+from lit_linformer.interop.card import plain
 from lit_linformer.interop.source import TrainedModel, open_checkpoint
 from lit_linformer.interop.verify import largest_difference, random_inputs
 from lit_linformer.model import EncoderConfig, MaskedLanguageModel, SequenceClassifier
@@ -121,6 +122,15 @@ def test_config_and_card_tell_what_was_trained(pretrained, finetuned, tmp_path):
     exec(code.replace("path/to/this/folder", str(tmp_path / "mlm")), {"torch": torch})
     scores = task["lit_linformer"]["scores"]
     assert f"| validation accuracy | {scores['accuracy']:.4f} |" in (tmp_path / "task/README.md").read_text()
+
+
+def test_a_name_in_a_card_is_only_a_name():
+    from markdown import markdown
+
+    name = "# <script>alert(1)</script> | [a](javascript:b) *c* `d` & _e_ a_b \\\n# f"
+    shown = markdown(f"# {plain(name)}")
+    assert shown.startswith("<h1># &lt;script&gt;") and shown.count("<") == 2 and "<em>" not in shown and "\n" not in shown
+    assert plain("runs/quick_start-2") == "runs/quick_start-2"
 
 
 def test_a_checkpoint_file_alone_is_enough(pretrained, tmp_path):

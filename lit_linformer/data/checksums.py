@@ -1,0 +1,193 @@
+"""Checksums: what was written to a file of the cache is what is read from it, checked once a machine.
+
+A file has a CRC-32 for each of its shards, in the folder's meta.json: {"checksums": {"train.bin": [[bytes, CRC-32], …]}}. To
+check it takes about a second for 2 GB (a core computes 2.6 GB/s; a disk is slower), so it is done when a machine first
+reads the file, or when `data.verify` asks for it, and written down with the file's size, time of change and inode: a file
+that was touched is checked again. What was written down lies in ~/.cache/lit-linformer (or $LIT_LINFORMER_CACHE), by the
+machine's name, since homes and data may be on network file systems.
+"""
+
+import json
+import os
+import platform
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+
+from lit_linformer.data.cache import damaged
+from lit_linformer.data.progress import Progress
+from lit_linformer.studies.files import write_text
+
+VERIFY = ("once", "always", "never")
+SHARD_BYTES = 50_000_000
+CHUNK = 1 << 22
+IDS = ("train.bin", "validation.bin", "test.bin", "ids.bin")  # files of token ids
+TOLD = 2_000_000_000  # bytes: to check more takes long enough to be told of
+
+
+class ShardWriter:
+    """A file that is written from its front to its end, with the checksums of its shards.
+
+    Args:
+        path: The file.
+        shards: [bytes, CRC-32] of those that are in it already; what stands behind them is cut off.
+    """
+
+    def __init__(self, path: Path, shards: list | None = None):
+        self.shards = list(shards or [])
+        self.size = sum(size for size, _ in self.shards)
+        self._open, self._checksum = 0, 0
+        self._file = open(path, "r+b" if self.size else "wb")
+        self._file.truncate(self.size)
+        self._file.seek(self.size)
+
+    def write(self, array: np.ndarray) -> None:
+        data = array.data.cast("B") if array.size else b""
+        self._file.write(data)
+        self._checksum = zlib.crc32(data, self._checksum)
+        self._open += len(data)
+        self.size += len(data)
+
+    def end_shard(self, least: int = 1) -> None:
+        """Ends the shard if it has so many bytes, and sees to it that it is on the disk."""
+        if self._open >= least:
+            self.shards.append([self._open, self._checksum])
+            self._open, self._checksum = 0, 0
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def shard_of(path: Path, size: int) -> list:
+    """The first `size` bytes of a file as a shard."""
+    return [size, _checksum(path, 0, size)]
+
+
+def verify(folder: Path, meta: dict, names: list[str], vocab_size: int, when: str = "once") -> None:
+    """ValueError where a file does not hold what was written to it.
+
+    A file without checksums (until version 0.1.0) is looked through for ids that the vocabulary does not have.
+
+    Args:
+        folder: Of the cache.
+        meta: Its meta.json.
+        names: The files to check.
+        vocab_size: Ids are below it.
+        when: "once": unless this machine has checked the file as it is; "always"; "never".
+    """
+    if when == "never":
+        return
+    record = _record(folder)
+    with _one_process_at_a_time(record):
+        known = _read(record)
+        todo = [name for name in names if when == "always" or known.get(name) != _stamp(folder / name)]
+        total = sum((folder / name).stat().st_size for name in todo)
+        try:
+            with Progress(f"Checking {folder}", show=total > TOLD) as shown:
+                for name in todo:
+                    known.pop(name, None)
+                    stamp = _stamp(folder / name)
+                    _verify(folder / name, meta, vocab_size, lambda size: shown.update(size, shown.fraction + size / total))
+                    known[name] = stamp
+        finally:
+            if todo:
+                _write(record, known)
+
+
+def mark_verified(folder: Path, names: list[str]) -> None:
+    """Writes down that these files are whole: this machine has just made them."""
+    _write(_record(folder), {name: _stamp(folder / name) for name in names})
+
+
+def _verify(path: Path, meta: dict, vocab_size: int, done: Callable[[int], None]) -> None:
+    shards = meta.get("checksums", {}).get(path.name)
+    if shards is None:
+        if path.name in IDS:
+            _verify_ids(path, np.dtype(meta["dtype"]), vocab_size, done)
+        return
+    starts = np.cumsum([0, *(size for size, _ in shards)]).tolist()
+    if path.stat().st_size != starts[-1]:
+        raise damaged(path, f"it has {path.stat().st_size:,} bytes of {starts[-1]:,}")
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        checksums = pool.map(lambda start, shard: _checksum(path, start, shard[0]), starts, shards)
+        for number, ((size, expected), checksum) in enumerate(zip(shards, checksums, strict=True)):
+            if checksum != expected:
+                pool.shutdown(cancel_futures=True)
+                start = starts[number]
+                where = f"shard {number + 1} of {len(shards)}, bytes {start:,} to {start + size:,}"
+                raise damaged(path, f"{where}, is not what was written")
+            done(size)
+
+
+def _verify_ids(path: Path, dtype: np.dtype, vocab_size: int, done: Callable[[int], None]) -> None:
+    with open(path, "rb") as file:
+        while data := file.read(CHUNK):
+            largest = int(np.frombuffer(data[: len(data) // dtype.itemsize * dtype.itemsize], dtype).max(initial=0))
+            if largest >= vocab_size:
+                raise damaged(path, f"it holds token {largest}, of a vocabulary of {vocab_size}")
+            done(len(data))
+
+
+def _checksum(path: Path, start: int, size: int) -> int:
+    checksum, left = 0, size
+    with open(path, "rb") as file:
+        file.seek(start)
+        while left and (data := file.read(min(CHUNK, left))):
+            checksum, left = zlib.crc32(data, checksum), left - len(data)
+    return checksum
+
+
+# What this machine has checked
+
+
+def _record(folder: Path) -> Path | None:
+    own, users = os.environ.get("LIT_LINFORMER_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    try:
+        cache = Path(own) if own else (Path(users) if users else Path.home() / ".cache") / "lit-linformer"
+        machine = "".join(c if c.isalnum() or c in "-_." else "_" for c in platform.node()) or "machine"
+        place = zlib.crc32(str(folder.resolve()).encode(errors="surrogateescape"))
+        return cache / "verified" / machine / f"{folder.name}-{place:08x}.json"
+    except (OSError, RuntimeError):  # no home
+        return None
+
+
+def _stamp(path: Path) -> list[int]:
+    stat = path.stat()
+    return [stat.st_size, stat.st_mtime_ns, stat.st_ino]
+
+
+def _read(record: Path | None) -> dict:
+    with suppress(OSError, ValueError):
+        known = json.loads(record.read_text(encoding="utf-8")) if record is not None else {}
+        return known if isinstance(known, dict) else {}
+    return {}
+
+
+def _write(record: Path | None, known: dict) -> None:
+    if record is not None:
+        with suppress(OSError):  # a home that cannot be written to: it is checked again the next time
+            write_text(record, json.dumps(known))
+
+
+@contextmanager
+def _one_process_at_a_time(record: Path | None) -> Iterator[None]:
+    """Of 64 that start at once one checks, and the others find what it has written down; without locks each checks."""
+    from filelock import FileLock
+
+    lock = None
+    if record is not None:
+        with suppress(OSError, NotImplementedError):
+            record.parent.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(record.with_suffix(".lock"))
+            lock.acquire()
+    try:
+        yield
+    finally:
+        if lock is not None:
+            lock.release()

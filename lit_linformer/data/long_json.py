@@ -1,0 +1,125 @@
+"""A text out of a line of JSON that is too long to be parsed at once: piece by piece, in little memory.
+
+`json.loads` takes up to 24 times a line's size (a list of empty lists), so a line of more than PARSED_AT_ONCE bytes is only
+looked through: where its strings begin and end, and which of them is the value of the column.
+"""
+
+import codecs
+import json
+import re
+from collections.abc import Iterable, Iterator
+
+PARSED_AT_ONCE = 4_000_000  # bytes
+SLICE = 1_000_000
+SIGN = re.compile(r"[{}\[\],:]")
+HALF = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}$")  # the first half of a character
+
+
+def text_of_line(parts: Iterable[bytes], column: str) -> Iterator[str]:
+    """The text that an object has for `column`, in pieces; nothing for null.
+
+    Args:
+        parts: The line.
+        column: The key.
+
+    Raises:
+        KeyError: With the keys that there are.
+        TypeError: With the kind of value that stands there instead of text.
+        NotImplementedError: It is no object.
+        ValueError: It is no JSON, as far as was looked.
+    """
+    keys: list[str] = []  # the first ones, to tell of
+    depth, key, scalar = 0, "", ""
+    at_key = wanted = found = False
+    for inside, text, ends in _strings(parts):
+        if inside:
+            if wanted and depth == 1:
+                found, scalar = True, '"'
+                yield text
+            elif at_key and depth == 1:
+                key = (key + text)[:1000]
+                if ends and len(keys) < 20:
+                    keys.append(key)
+            continue
+        if depth == 0 and not keys and text.strip() and not text.lstrip().startswith("{"):
+            raise NotImplementedError("no object")
+        last = 0
+        for sign in SIGN.finditer(text):
+            if wanted and depth == 1:
+                scalar = (scalar + text[last : sign.start()])[:100]
+            last = sign.end()
+            match sign[0]:
+                case "{" | "[":
+                    if wanted and depth == 1:
+                        raise TypeError("dict" if sign[0] == "{" else "list")
+                    depth, at_key, key = depth + 1, depth == 0, ""
+                case ":" if depth == 1:
+                    at_key, wanted, scalar = False, key == column, ""
+                case "," | "}" if depth == 1:
+                    if wanted and scalar.strip() not in ("null", '"'):
+                        raise TypeError("a number or a truth value")
+                    found, at_key, wanted, key = found or wanted, True, False, ""
+                    depth -= sign[0] == "}"
+                case "}" | "]":
+                    depth -= 1
+        if wanted and depth == 1:
+            scalar = (scalar + text[last:])[:100]
+    if depth:
+        raise ValueError("its brackets do not match")
+    if not found:
+        raise KeyError(*keys)
+
+
+def _strings(parts: Iterable[bytes]) -> Iterator[tuple[bool, str, bool]]:
+    """(in a string?, piece, does it end here?) of a line: strings decoded, without their quotes."""
+    decoder, rest, inside = codecs.getincrementaldecoder("utf-8")(), "", False
+    slices = (part[at : at + SLICE] for part in parts for at in range(0, len(part), SLICE))
+    for piece in slices:
+        text, at = rest + decoder.decode(piece), 0
+        while at < len(text):
+            end = _quote(text, at) if inside else text.find('"', at)
+            if end == -1:
+                break
+            yield inside, _plain(text[at:end]) if inside else text[at:end], True
+            inside, at = not inside, end + 1
+        end = _before_escape(text, at) if inside else len(text)
+        if end > at:
+            yield inside, _plain(text[at:end]) if inside else text[at:end], False
+        rest = text[max(at, end) :]
+    decoder.decode(b"", True)
+    if inside:
+        raise ValueError("it ends within a string")
+
+
+def _quote(text: str, start: int) -> int:
+    """Where the string ends that has begun before; -1 if it goes on."""
+    at = start - 1
+    while (at := text.find('"', at + 1)) != -1 and _escaped(text, at, start):
+        pass
+    return at
+
+
+def _escaped(text: str, at: int, start: int) -> bool:
+    """Whether the character there has an odd number of backslashes before it, none of them before `start`."""
+    first = at
+    while first > start and text[first - 1] == "\\":
+        first -= 1
+    return (at - first) % 2 == 1
+
+
+def _before_escape(text: str, start: int) -> int:
+    """The end of a part of a string, without an escape (or a character of two) that may go on in the next part."""
+    end, at = len(text), text.rfind("\\", max(start, len(text) - 6))
+    if at != -1 and not _escaped(text, at, start):
+        end = at
+    if end - 6 >= start and HALF.match(text, end - 6, end) and not _escaped(text, end - 6, start):
+        end -= 6
+    return end
+
+
+def _plain(text: str) -> str:
+    if text.isprintable() and "\\" not in text:
+        return text
+    text = json.loads(f'"{text}"')
+    text.encode()  # which half a character is refused by
+    return text

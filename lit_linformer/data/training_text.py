@@ -1,0 +1,75 @@
+"""Training text: as much of a source as a tokenizer is to learn from, in pieces, so that training it takes little memory.
+
+A vocabulary hardly changes after 100 MB of text, and a trainer's memory grows with the distinct words: about 120 bytes for
+each byte of them (tokenizers 0.23). 100 MB of English Wikipedia hold 2.5 MB of distinct words; text that
+repeats less, in a script without spaces say, is read until it holds MOST_DISTINCT_BYTES of them.
+"""
+
+import re
+import zlib
+from collections.abc import Iterable, Iterator
+
+from lit_linformer.data.pieces import pieces_of, size_of
+
+MOST_CHARACTERS = 100_000_000
+MOST_DISTINCT_BYTES = 3_500_000
+PIECE_CHARACTERS = 10_000  # the trainer takes in 256 pieces at once, and splits as many at once as there are cores
+# Each merge looks through all words that it occurs in: those of half a million letters would take hours.
+LONGEST_WORD = 20_000
+SPACES = re.compile(r"\s{2,}")
+WORDS = re.compile(r"[^\W\d_]+|\d+|[^\w\s]+|_+|\s+")  # about what a tokenizer makes of words with their punctuation
+# As BERT's rules have it: Chinese characters and punctuation are words of their own.
+SINGLE = re.compile(r"[\u3400-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f]|[^\W\d_\u3400-\u9fff]+|\d+|[^\w\s]|_")
+
+
+def training_text(documents: Iterable[str], single_characters: bool = False) -> Iterator[str]:
+    """Pieces of the documents, cut where a tokenizer that is trained here sees no difference.
+
+    Args:
+        documents: The last one that is read is read whole, unless it holds too many distinct words.
+        single_characters: The tokenizer makes Chinese characters and punctuation words of their own.
+    """
+    distinct = DistinctWords(SINGLE if single_characters else WORDS)
+    left = MOST_CHARACTERS
+    for document in documents:
+        for piece in pieces_of(document, safe=True, size=PIECE_CHARACTERS, longest=LONGEST_WORD):
+            yield piece
+            distinct.add(piece)
+            if distinct.bytes >= MOST_DISTINCT_BYTES:
+                return
+        left -= len(document)
+        if left <= 0:
+            return
+
+
+class DistinctWords:
+    """About how many bytes the distinct words of a text have: each counts when its checksum is new, 1 % are missed."""
+
+    def __init__(self, words: re.Pattern):
+        self.words, self.bytes = words, 0
+        self._seen = bytearray(1 << 23), bytearray(1 << 23)  # a bit for each checksum of 26 bits
+        self._waiting: set[str] = set()
+        self._common: set[str] = set()  # of those that are seen, some that are likely to come again
+        self._size = 0
+
+    def add(self, text: str) -> None:
+        """Takes a text in; `bytes` follows every 200,000 characters."""
+        self._waiting.update(text.split(), SPACES.findall(text))
+        self._size += len(text)
+        if self._size < 200_000:
+            return
+        spaced, single = self._seen
+        new = [word for word in self._waiting - self._common if _new(word, spaced)]
+        for word in new:
+            self.bytes += sum(size_of(part) + 1 for part in self.words.findall(word) if _new(part, single))
+        if len(self._common) < 100_000:
+            self._common.update(word for word in new if len(word) < 20)
+        self._waiting, self._size = set(), 0
+
+
+def _new(word: str, seen: bytearray) -> bool:
+    checksum = zlib.crc32(word.encode())
+    place, bit = checksum >> 9, 1 << (checksum >> 6 & 7)
+    new = not seen[place] & bit
+    seen[place] |= bit
+    return new

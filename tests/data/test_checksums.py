@@ -1,0 +1,205 @@
+"""Checksums: a byte that changed is told, with the file and the shard; what is whole is read once a machine."""
+
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+
+from lit_linformer.data import checksums
+from lit_linformer.data.blocks import Holdout, make_token_files, verify_token_files
+from lit_linformer.data.checksums import ShardWriter, shard_of
+from lit_linformer.data.corpus import Corpus
+from lit_linformer.data.encoding import FILES, make_text_files, verify_text_files
+from lit_linformer.data.rows import LabelledSource
+from lit_linformer.data.text_tasks import own_task
+from tests.data.test_rows import write_json
+from tests.helpers import output
+
+
+@pytest.fixture
+def folder(tmp_path, text_file, tokenizer, monkeypatch):
+    """Token files in shards of 3 kB of text, that no machine has checked."""
+    monkeypatch.setenv("LIT_LINFORMER_CACHE", str(tmp_path / "home"))
+    for name, value in {"blocks.SHARD_BYTES": 3000, "pieces.BATCH_BYTES": 1000}.items():
+        monkeypatch.setattr(f"lit_linformer.data.{name}", value)
+    corpora = {"train": Corpus(str(text_file))}
+    folder = make_token_files(tmp_path / "cache", corpora, Holdout(0.1, 0.1), tokenizer, progress=False)
+    shutil.rmtree(tmp_path / "home")
+    return folder
+
+
+@pytest.fixture
+def read(monkeypatch):
+    """The files of which checksums are computed."""
+    seen = []
+    checksum = checksums._checksum
+    monkeypatch.setattr(checksums, "_checksum", lambda path, *args: seen.append(path.name) or checksum(path, *args))
+    return seen
+
+
+def check(folder, tokenizer, when="once", splits=("train", "validation", "test")):
+    verify_token_files(folder, splits, tokenizer, when)
+
+
+def change(path, start, new):
+    """Keeps the size and the time of change."""
+    stat = path.stat()
+    with open(path, "r+b") as file:
+        file.seek(start)
+        file.write(new)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+def test_every_shard_has_its_checksum(folder):
+    meta = json.loads((folder / "meta.json").read_text())
+    shards = meta["checksums"]
+    assert len(shards["train.bin"]) > 5
+    for name, parts in shards.items():
+        assert sum(size for size, _ in parts) == (folder / name).stat().st_size
+    size, _ = shards["train.bin"][0]
+    assert shard_of(folder / "train.bin", size) == shards["train.bin"][0]
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+def test_one_bit_is_told_with_its_file_and_shard(folder, tokenizer, split):
+    path = folder / f"{split}.bin"
+    shards = json.loads((folder / "meta.json").read_text())["checksums"][path.name]
+    start = sum(size for size, _ in shards[:-1])
+    with open(path, "rb") as file:
+        file.seek(start)
+        flipped = bytes([file.read(1)[0] ^ 1])
+    change(path, start, flipped)
+    number = f"shard {len(shards)} of {len(shards)}, bytes {start:,} to {path.stat().st_size:,}"
+    message = rf"{path.name} is damaged: {number}, is not what was written; delete the folder .*{folder.name}, it will be made"
+    with pytest.raises(ValueError, match=message):
+        check(folder, tokenizer)
+    with pytest.raises(ValueError, match=path.name):  # and again
+        check(folder, tokenizer)
+    check(folder, tokenizer, splits={"train", "validation", "test"} - {split})
+    check(folder, tokenizer, when="never")
+
+
+def test_zeros_and_a_wrong_length_are_told(folder, tokenizer):
+    path = folder / "train.bin"
+    content = path.read_bytes()
+    path.write_bytes(bytes(len(content)))
+    with pytest.raises(ValueError, match=r"train.bin is damaged: shard 1 of \d+, bytes 0 to "):
+        check(folder, tokenizer)
+    path.write_bytes(content[:-2])
+    with pytest.raises(ValueError, match=r"train.bin is damaged: it has [\d,]+ bytes of [\d,]+; delete"):
+        check(folder, tokenizer)
+
+
+def test_a_machine_checks_a_file_once_unless_it_was_touched(folder, tokenizer, read):
+    check(folder, tokenizer)
+    assert set(read) == {"train.bin", "validation.bin", "test.bin"}
+    read.clear()
+    check(folder, tokenizer)
+    assert not read
+    check(folder, tokenizer, when="always", splits=["test"])
+    assert set(read) == {"test.bin"}
+    read.clear()
+    os.utime(folder / "validation.bin", ns=(1, 1))
+    check(folder, tokenizer)
+    assert set(read) == {"validation.bin"}
+    read.clear()
+    copy = shutil.copytree(folder, folder.with_name("copied") / folder.name)  # with its times, but other inodes
+    check(copy, tokenizer, splits=["train"])
+    assert set(read) == {"train.bin"}
+
+
+def test_damage_that_was_found_once_is_found_by_the_next_start(folder, tokenizer):
+    check(folder, tokenizer)
+    change(folder / "train.bin", 0, b"??")  # as a disk does: neither size nor time tell
+    check(folder, tokenizer)
+    for when in ("always", "once"):
+        with pytest.raises(ValueError, match=r"train.bin is damaged: shard 1 of "):
+            check(folder, tokenizer, when)
+
+
+def test_another_machine_checks_for_itself(folder, tokenizer, read, monkeypatch):
+    check(folder, tokenizer)
+    read.clear()
+    monkeypatch.setattr("platform.node", lambda: "other/machine")
+    check(folder, tokenizer)
+    assert read
+
+
+def test_what_was_just_made_needs_no_check(tmp_path, text_file, tokenizer, read, monkeypatch):
+    monkeypatch.setenv("LIT_LINFORMER_CACHE", str(tmp_path / "home"))
+    corpora = {"train": Corpus(str(text_file))}
+    folder = make_token_files(tmp_path / "cache", corpora, Holdout(0.1, 0.1), tokenizer, progress=False)
+    check(folder, tokenizer)
+    assert not read
+
+
+@pytest.mark.parametrize("record", ["{", "[]", '{"train.bin": 3}', "file"])
+def test_a_record_that_is_unreadable_or_cannot_be_written_means_that_files_are_checked(
+    folder, tokenizer, read, record, tmp_path
+):
+    if record == "file":
+        (tmp_path / "home").write_text("not a folder")
+    else:
+        check(folder, tokenizer)
+        (path,) = (tmp_path / "home").rglob("*.json")
+        path.write_text(record)
+        read.clear()
+    check(folder, tokenizer)
+    assert "train.bin" in read
+
+
+def test_files_of_a_version_without_checksums_are_looked_through_for_ids_that_do_not_exist(folder, tokenizer):
+    meta = json.loads((folder / "meta.json").read_text())
+    del meta["checksums"]
+    (folder / "meta.json").write_text(json.dumps(meta))
+    check(folder, tokenizer)
+    change(folder / "train.bin", 1000, np.uint16(60_000).tobytes())
+    with pytest.raises(
+        ValueError, match=r"train.bin is damaged: it holds token 60000, of a vocabulary of \d+; delete the folder"
+    ):
+        check(folder, tokenizer, when="always")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_labelled_rows_are_checked_too(tmp_path, tokenizer, documents, name):
+    write_json(tmp_path / "source/train.jsonl", [{"text": text, "label": i % 2} for i, text in enumerate(documents)])
+    source = LabelledSource(str(tmp_path / "source"), own_task(["text"], labels=["a", "b"]))
+    folder = make_text_files(tmp_path / "cache", source, "train", tokenizer, progress=False)
+    verify_text_files(folder, tokenizer, "always")
+    change(folder / name, 8, bytes([(folder / name).read_bytes()[8] ^ 128]))
+    with pytest.raises(ValueError, match=rf"{name} is damaged: shard 1 of 1, bytes 0 to [\d,]+, is not what was written"):
+        verify_text_files(folder, tokenizer, "always")
+
+
+def test_shards_go_on_where_they_were(tmp_path):
+    path, data = tmp_path / "file", np.arange(1000, dtype=np.uint16)
+    whole = ShardWriter(path)
+    for part in (data[:300], data[300:300], data[300:]):
+        whole.write(part)
+        whole.end_shard()
+    whole.close()
+    assert [size for size, _ in whole.shards] == [600, 1400] and path.read_bytes() == data.tobytes()
+    with open(path, "ab") as file:
+        file.write(b"half a shard")
+    again = ShardWriter(path, whole.shards[:1])
+    again.write(data[300:])
+    again.end_shard()
+    again.close()
+    assert again.shards == whole.shards and path.read_bytes() == data.tobytes()
+
+
+def test_fit_tells_damage_in_one_line(tiny, tmp_path, corpus):
+    cache = tmp_path / "own"
+    tiny = [*tiny, "--data.cache_dir", str(cache)]
+    output(["prepare", *tiny], tmp_path)
+    (train,) = cache.glob("tokens-*/train.bin")
+    train.write_bytes(bytes(train.stat().st_size))
+    said = output(["fit", *tiny], tmp_path, status=2).strip().splitlines()
+    assert said[-1].startswith(f"error: {train} is damaged: shard 1 of 1, bytes 0 to ") and "Traceback" not in said
+    shutil.rmtree(train.parent)
+    output(["prepare", *tiny, "--data.verify", "always"], tmp_path)
+    assert "data.verify is 'now'; allowed: once, always, never" in output(
+        ["prepare", *tiny, "--data.verify", "now"], tmp_path, status=2
+    )

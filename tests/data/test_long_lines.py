@@ -1,0 +1,203 @@
+"""Lines, rows and files that are too long to be read at once: in parts, nothing lost, in little memory."""
+
+import json
+import lzma
+import os
+import random
+import subprocess
+import sys
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from lit_linformer.data import long_json
+from lit_linformer.data.corpus import Corpus
+from lit_linformer.data.long_json import text_of_line
+from lit_linformer.data.rows import LabelledSource
+from lit_linformer.data.text_tasks import own_task
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """Lines of more than 100 bytes are long."""
+    for module in ("files", "rows"):
+        monkeypatch.setattr(f"lit_linformer.data.{module}.LONGEST_LINE", 100)
+    monkeypatch.setattr("lit_linformer.data.corpus.PARSED_AT_ONCE", 50)
+
+
+LONG = {
+    "words": "word café " * 40,
+    "one word": "é" * 333,
+    "not a character a byte": "\N{GRINNING FACE}x" * 77,
+    "exactly two parts": "a" * 200,
+    "almost": "a" * 100,
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+@pytest.mark.parametrize("end", ["", "\n", "\r\n", "\n\nnext"])
+def test_a_long_line_is_cut_into_documents(short, tmp_path, name, end):
+    (tmp_path / "a.txt").write_bytes(f"\ufefffirst\nof two\n{LONG[name]}{end}".encode())
+    first, *parts = Corpus(str(tmp_path))
+    assert first == "first\nof two"
+    if end.endswith("next"):
+        assert parts.pop() == "next"
+    assert "".join(parts) == LONG[name]
+    assert len(parts) > 1 or name == "almost"
+    assert all(part.endswith(" ") for part in parts[:-1]) or " " not in LONG[name]
+
+
+def test_what_is_not_utf8_in_a_long_line_is_named_by_its_place(short, tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"one\n" + b"x" * 250 + b"\xff" + b"x" * 30)
+    with pytest.raises(ValueError, match=r"a.txt, line 2 is not UTF-8: byte 0xff at its position 250: convert"):
+        list(Corpus(str(tmp_path)))
+    (tmp_path / "a.txt").write_bytes("é".encode() * 100 + b"\xc3")
+    with pytest.raises(ValueError, match=r"a.txt, line 1 is not UTF-8: byte 0xc3 at its position 200"):
+        list(Corpus(str(tmp_path)))
+
+
+@pytest.mark.parametrize("suffix", [".tsv", ".jsonl"])
+def test_a_labelled_row_that_is_too_long_is_refused(short, tmp_path, suffix):
+    row = json.dumps({"text": "x" * 200, "label": "a"}) if suffix == ".jsonl" else f"text\tlabel\n{'x' * 200}\ta"
+    (tmp_path / f"train{suffix}").write_text(row)
+    with pytest.raises(ValueError, match=r"train\S+, line \d is longer than 100 bytes; allowed: lines up to that"):
+        list(LabelledSource(str(tmp_path), own_task(["text"], labels=["a", "b"])).rows("train"))
+
+
+@pytest.mark.parametrize("kind", ["folders", "parquet"])
+def test_a_labelled_text_that_is_too_long_is_refused(short, tmp_path, kind):
+    if kind == "folders":
+        (tmp_path / "train/a").mkdir(parents=True)
+        (tmp_path / "train/a/1.txt").write_text("one\n" * 50)
+    else:
+        pyarrow.parquet.write_table(pyarrow.table({"text": ["x" * 200], "label": ["a"]}), tmp_path / "train.parquet")
+    with pytest.raises(ValueError, match=r", row 1 has a text of more than 100 bytes; allowed: up to that"):
+        list(LabelledSource(str(tmp_path), own_task(["text"], labels=["a", "b"])).rows("train"))
+
+
+def test_long_rows_are_whole_documents_up_to_the_longest(short, tmp_path, monkeypatch):
+    texts = ["x\n" * 400, "kurz", "\N{GRINNING FACE} é\n" * 60, ""]
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"id": [{}], "text": text}) for text in texts))
+    table = pyarrow.table({"text": [*texts[:3], None]})
+    pyarrow.parquet.write_table(table, tmp_path / "b.parquet")
+    assert list(Corpus(str(tmp_path))) == texts[:3] * 2
+    monkeypatch.setattr("lit_linformer.data.corpus.LONGEST_DOCUMENT", 300)
+    monkeypatch.setattr("lit_linformer.data.long_json.SLICE", 90)
+    parts = list(Corpus(str(tmp_path / "a.jsonl")))
+    assert "".join(parts) == "".join(texts) and len(parts) > 4
+
+
+# JSON that is too long to be parsed at once
+
+
+def random_row(draw: random.Random) -> dict:
+    characters = ["a", "é", "\n", '"', "\\", "\N{GRINNING FACE}", " ", "\t", *"{}[]:,", "中", "\x7f"]
+
+    def string() -> str:
+        return "".join(draw.choices(characters, k=draw.randrange(40)))
+
+    def value(depth: int = 0):
+        kind = draw.random()
+        if kind < 0.4 or depth > 3:
+            return string()
+        if kind < 0.6:
+            return draw.choice([1, -2.5e7, None, True])
+        return [value(depth + 1) for _ in range(3)] if kind < 0.8 else {string(): value(depth + 1) for _ in range(3)}
+
+    row = {string(): value() for _ in range(draw.randrange(4))} | {"text": draw.choice([string(), string(), None])}
+    pairs = list(row.items())
+    draw.shuffle(pairs)
+    return dict(pairs)
+
+
+def test_long_json_gives_what_parsing_gives(monkeypatch):
+    draw = random.Random(0)
+    for _ in range(2000):
+        monkeypatch.setattr(long_json, "SLICE", draw.randrange(1, 30))
+        row = random_row(draw)
+        line = json.dumps(row, ensure_ascii=draw.random() < 0.5, indent=draw.choice([None, 1])).encode()
+        cut = draw.randrange(len(line))
+        assert "".join(text_of_line([line[:cut], line[cut:]], "text")) == (row["text"] or ""), line
+
+
+PAD = b" " * 60
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        (b'{"body": "x", "id": 1}', r"data.column='text' is not in .*a.jsonl:2: there are 'body', 'id'$"),
+        (b'{"text": 5}', r"data.column='text' holds a number or a truth value, not text, in .*a.jsonl:2: name another"),
+        (b'{"text": ["x"]}', r"data.column='text' holds list, not text, in .*a.jsonl:2"),
+        (b'{"text": {"x": 1}}', r"data.column='text' holds dict, not text, in .*a.jsonl:2"),
+        (b'{"text": "x', r"a.jsonl:2 is not a line of JSON: it ends within a string$"),
+        (b'{"text": "x"', r"a.jsonl:2 is not a line of JSON: its brackets do not match$"),
+        (b'{"text": "\\ud83d"}', r"a.jsonl:2 is not a line of JSON: .*surrogates not allowed"),
+        (b'{"text": "\xff"}', r"a.jsonl:2 is not a line of JSON: 'utf-8' codec can't decode"),
+        (b'["text"]', r"a.jsonl:2 must hold one JSON object a line$"),
+    ],
+)
+def test_bad_long_json_is_named_by_file_and_line(short, tmp_path, line, message):
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "fine"}\n' + PAD + line)
+    with pytest.raises(ValueError, match=message):
+        list(Corpus(str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        (b'{"x": ' + b"[" * 100_000 + b"]" * 100_000 + b', "text": "x"}', r"a.jsonl:1 is nested too deep; allowed: JSON"),
+        (b'{"text": "\\ud83d"}', r"a.jsonl:1 is not a line of JSON: .*surrogates not allowed"),
+        (b'{"text": "\xed\xa0\x80"}', r"a.jsonl:1 is not a line of JSON: 'utf-8' codec can't decode"),
+    ],
+)
+def test_json_that_python_stumbles_over_is_named_by_file_and_line(tmp_path, line, message):
+    (tmp_path / "a.jsonl").write_bytes(line)
+    with pytest.raises(ValueError, match=message):
+        list(Corpus(str(tmp_path)))
+
+
+def test_parquet_that_is_not_utf8_is_named_by_file_and_row(tmp_path):
+    column = pyarrow.array([b"fine", b"\xff"]).cast(pyarrow.string(), safe=False)
+    pyarrow.parquet.write_table(pyarrow.table({"text": column}), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"a.parquet, row 2 is not UTF-8: 'utf-8' codec can't decode byte 0xff"):
+        list(Corpus(str(tmp_path)))
+
+
+def test_an_archive_that_wants_a_gigabyte_is_refused(tmp_path):
+    filters = [{"id": lzma.FILTER_LZMA2, "dict_size": 1 << 29}]
+    (tmp_path / "a.txt.xz").write_bytes(lzma.compress(b"text", filters=filters))
+    with pytest.raises(ValueError, match=r"a.txt.xz cannot be read: Memory usage limit exceeded"):
+        list(Corpus(str(tmp_path)))
+
+
+# Memory
+
+
+PREPARE = """
+import sys
+from lit_linformer.cli import main
+main(sys.argv[1:])
+lines = open("/proc/self/status").read().splitlines()  # ru_maxrss may count the parent
+print(next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="needs /proc")
+def test_no_text_takes_a_gigabyte(tmp_path, tokenizer):
+    """With all that a command imports, 440 MB. Zeros and emoji take a tokenizer 130 bytes a byte, lists a parser 24."""
+    tokenizer.save(tmp_path / "tokenizer.json")
+    (tmp_path / "texts").mkdir()
+    with lzma.open(tmp_path / "texts/zeros.txt.xz", "wb", preset=0) as file:
+        for _ in range(6):
+            file.write(bytes(1_000_000))
+    (tmp_path / "texts/emoji.txt").write_text("\N{GRINNING FACE}" * 1_500_000)
+    (tmp_path / "texts/lists.jsonl").write_text('{"x": [' + "[]," * 6_000_000 + '0], "text": "hello world"}\n')
+    (tmp_path / "texts/spaces.txt").write_text(" " * 40_000_000 + "end")
+    settings = {"source": "texts", "tokenizer": "tokenizer.json", "validation_fraction": 0, "test_fraction": 0}
+    argv = [word for name, value in settings.items() for word in (f"--data.{name}", str(value))]
+    result = subprocess.run([sys.executable, "-c", PREPARE, "prepare", *argv], cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert int(result.stdout.split()[-1]) < 1_000_000_000
