@@ -18,7 +18,7 @@ from torch import nn
 from lit_linformer.data import PretrainingData
 from lit_linformer.interop.source import open_checkpoint
 from lit_linformer.model import EncoderConfig, MaskedLanguageModel
-from lit_linformer.model.attention import SHARINGS
+from lit_linformer.model.linformer import SHARINGS
 from lit_linformer.runs.checkpoints import find_checkpoint
 from lit_linformer.tasks import MLM
 from tests.helpers import HANGS, assert_same, load, output, read_log

@@ -48,8 +48,7 @@ class Progress(ProgressBar):
         shape = ""
         if encoder is not None:
             c = encoder.config
-            kind = f"linformer, k = {c.projection_dim}, {c.sharing}" if c.attention == "linformer" else "transformer"
-            shape = f"{kind}, n = {c.max_length}, {c.num_layers} layers of width {c.hidden_size}, "
+            shape = f"{c.attention_kind.describe(c)}, n = {c.max_length}, {c.num_layers} layers of width {c.hidden_size}, "
         size = f"{count_parameters(pl_module) / 1e6:.1f} M parameters"
         self.print(f"{shape}{size}, {trainer.precision} → {trainer.default_root_dir}")
 

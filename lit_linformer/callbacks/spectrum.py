@@ -17,7 +17,7 @@ from lit_linformer.callbacks.observing import say, tensorboard, unnoticed
 from lit_linformer.model.ranges import Count, Natural, Range, check_ranges
 from lit_linformer.studies.figures import draw_spectra, figure_class
 from lit_linformer.studies.files import json_text, write_text
-from lit_linformer.studies.lowrank import Measured, check_index, check_layers, full_rows, measure, summary
+from lit_linformer.studies.lowrank import Measured, check_index, check_layers, check_maps, full_rows, measure, summary
 
 
 class Spectrum(Callback):
@@ -72,6 +72,7 @@ class Spectrum(Callback):
             raise ValueError(
                 f"data.max_length is {blocks.length}; allowed with Spectrum: fewer, for the validation text has no full row"
             )
+        check_maps(encoder)
         self._layers = check_layers("Spectrum.layers", self.layers, encoder.config)
         self._index = check_index("Spectrum.index", self.index, encoder.config, blocks.length)
 

@@ -140,7 +140,7 @@ class Throughput(Callback):
         totals.tokens += batch["input_ids"].numel() * world_size
         totals.samples += len(batch.get("labels", batch["input_ids"])) * world_size
         if hasattr(pl_module, "training_flops"):
-            totals.flops += pl_module.training_flops(batch) * world_size
+            totals.flops += (pl_module.training_flops(batch) or 0) * world_size  # 0: not known, and then not shown
 
     def _advance(self) -> None:
         now = time.perf_counter()

@@ -6,6 +6,7 @@ setting's value.
 """
 
 import importlib
+import os
 import signal
 import sys
 
@@ -50,6 +51,8 @@ Add --traceback to any command to see where an error came from.
 def main(argv: list[str] | None = None) -> None:
     """Runs a command; an error is one line on stderr and exit status 2 (a crash of ours keeps its traceback)."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    if (here := os.getcwd()) not in sys.path:  # for class paths of the user's files; last, so that none hides a package
+        sys.path.append(here)
     show_traceback = "--traceback" in argv
     argv = [word for word in argv if word != "--traceback"]
     if not argv or argv[0] in ("-h", "--help"):

@@ -3,10 +3,11 @@
 import re
 from pathlib import Path
 
-from lit_linformer.interop.source import TrainedModel
-from lit_linformer.model import count_parameters
+from lit_linformer.interop.source import TrainedModel, own_classes
+from lit_linformer.model import ATTENTIONS, count_parameters
 from lit_linformer.studies.figures import spread
 
+NOT_ALONE = ("safetensors", "huggingface")  # weights, which a class of the user's own makes a model of; the others are graphs
 ROWS = 24  # of the perplexity table; a longer curve is thinned
 
 USE = {
@@ -39,20 +40,20 @@ def write(model: TrainedModel, folder: Path, form: str, notes: list[str]) -> Non
 
 def card(model: TrainedModel, folder_name: str, form: str, notes: list[str]) -> str:
     e, facts = model.encoder, model.facts
-    kind = "Linformer" if e.attention == "linformer" else "Transformer"
+    kind = e.attention_kind.title or f"encoder with the attention {e.attention}"
     task = "sequence classification" if model.classifies else "masked language modelling"
     if model.classifies and model.num_labels == 1:
         task = "regression of texts"
     lines = [
         f"# {plain(model.name)}",
         "",
-        f"A {kind} for {task}, trained and exported with lit-linformer {facts['version']}.",
+        f"{'An' if kind[0] in 'aeiou' else 'A'} {kind} for {task}, trained and exported with lit-linformer {facts['version']}.",
         "",
     ]
     settings = {**vars(e), "parameters": count_parameters(model.net)}
     hidden = ("causal", "activation_checkpointing", "initializer_range", "projection_noise")
-    if e.attention == "full":
-        hidden += ("projection_dim", "sharing", "projection", "projection_init", "order", "mass_bias")
+    hidden += tuple({name for known in ATTENTIONS.values() for name in known.settings} - {*e.attention_kind.settings})
+    hidden += tuple(name for name in ("attention_options", "projection_options") if settings[name] is None)
     lines += ["| setting | value |", "|---|---|"]
     lines += [f"| {name} | {_number(value)} |" for name, value in settings.items() if name not in hidden]
     if model.classifies:
@@ -89,6 +90,8 @@ def card(model: TrainedModel, folder_name: str, form: str, notes: list[str]) -> 
         "",
         "Rows are " + _layout(model) + ", padded on the right.",
     ]
+    if own := form in NOT_ALONE and own_classes(e):
+        lines += ["", f"It needs {' and '.join(own)}, which is not in this folder: a module that Python can import."]
     lines += ["", *notes] if notes else []
     return "\n".join(lines) + "\n"
 

@@ -3,70 +3,76 @@
 Shapes: N tokens, n = max_length, K = k projected slots, H heads, L layers, D hidden width, S rows of text.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from lit_linformer.model import Encoder, EncoderConfig, MaskedLanguageModel
+from lit_linformer.model import PROJECTIONS, Encoder, EncoderConfig, MaskedLanguageModel, Projection
+from lit_linformer.model.projections import spread
 
 
 def to_linformer(
-    net: MaskedLanguageModel, projection_dim: int | list[int], sharing: str, projection: str, start: str, rows: Tensor | None
+    net: MaskedLanguageModel, start: str, rows: Tensor | None, attention: str = EncoderConfig.attention, **settings: Any
 ) -> MaskedLanguageModel:
-    """A Linformer with a Transformer's weights and new E and F.
+    """Another attention with a Transformer's weights, and what the Transformer lacks, E and F say, new.
 
     Args:
-        net: of attention="full".
-        projection_dim, sharing, projection: as EncoderConfig's.
-        start: of E and F: one of EncoderConfig's projection_init, or svd, see ``right_singular_vectors``.
-        rows: for svd: token ids (S, n) without pads, what the attention maps are of.
+        net: of full attention.
+        start: of E and F: one of EncoderConfig's projection_init, or of FILLS, which look at the Transformer.
+        rows: for FILLS: token ids (S, n) without pads, what the attention maps are of.
+        attention, settings: EncoderConfig's.
 
     Raises ValueError for settings that no encoder has.
     """
-    config = replace(
-        net.encoder.config,
-        attention="linformer",
-        projection_dim=projection_dim,
-        sharing=sharing,
-        projection=projection,
-        projection_init="block_mean" if start == "svd" else start,
-    )
-    if start == "svd" and projection != "linear":
-        raise ValueError(f"projection_init is 'svd' with projection={projection!r}; allowed: with projection=linear")
+    init = EncoderConfig.projection_init if start in FILLS else start
+    config = replace(net.encoder.config, attention=attention, projection_init=init, **settings)
+    if start in FILLS and PROJECTIONS.find(config.projection).fill is Projection.fill:
+        takes = ", ".join(name for name, kind in PROJECTIONS.items() if kind.fill is not Projection.fill)
+        raise ValueError(
+            f"projection_init is {start!r} with projection={config.projection!r}; allowed: with projection={takes}"
+        )
     made = MaskedLanguageModel(config)
-    own = made.state_dict()
-    if start == "svd":
-        own |= dict(right_singular_vectors(net.encoder, config, rows))
-    made.load_state_dict(own | net.state_dict())
+    own, theirs = made.state_dict(), net.state_dict()
+    if lacking := [name for name, tensor in theirs.items() if name not in own or own[name].shape != tensor.shape]:
+        raise ValueError(
+            f"attention is {attention!r}, which has no {lacking[0].removeprefix('encoder.')} like a Transformer's; allowed: "
+            "one with query, key, value and out as Attention has them"
+        )
+    made.load_state_dict(own | theirs)
+    if start in FILLS:
+        FILLS[start](net.encoder, made.encoder, rows)
     return made.eval()
 
 
 @torch.inference_mode()
-def right_singular_vectors(encoder: Encoder, config: EncoderConfig, rows: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """E and F by name: the K strongest right singular vectors of the attention maps of all rows, one above the other.
+def right_singular_vectors(encoder: Encoder, made: Encoder, rows: Tensor) -> None:
+    """E and F become the K strongest right singular vectors of the attention maps of all rows, one above the other.
 
     The best projection Vᵀ V of rank K for P ≈ P Vᵀ V (paper, theorem 1), over those maps that share an E: a head's, a
     layer's, or all. Each vector has a sign and a length so that it is comparable with a mean over tokens: Σ ≥ 0, Σ|·| = 1.
 
     Args:
         encoder: a Transformer's.
-        config: the Linformer's.
+        made: the Linformer's.
         rows: (S, n) int64, full rows.
     """
-    shared = torch.zeros(())
-    for layer, k in enumerate(config.projection_dims):
+    total = torch.zeros(())
+    for layer in range(len(made.layers)):
         gram = _gram(encoder, layer, rows)  # (H, n, n)
-        if config.sharing == "layerwise":
-            shared = shared + gram.sum(0)
-            if layer == config.num_layers - 1:
-                yield "encoder.E.weight", _strongest(shared, k)
+        if made.E is not None:
+            total = total + gram.sum(0)
             continue
-        E = _strongest(gram if config.sharing == "none" else gram.sum(0), k)
-        for name in ("E", "F") if config.sharing in ("none", "headwise") else ("E",):
-            yield f"encoder.layers.{layer}.attention.{name}.weight", E
+        for projection in (made.layers[layer].attention.E, made.layers[layer].attention.F):
+            if projection is not None:
+                of_heads = gram if projection.num_heads is not None else gram.sum(0)
+                projection.fill(_strongest(of_heads, projection.projection_dim))
+    if made.E is not None:
+        made.E.fill(_strongest(total, made.E.projection_dim))
+
+
+FILLS = {"svd": right_singular_vectors}
 
 
 def _gram(encoder: Encoder, layer: int, rows: Tensor) -> Tensor:
@@ -104,36 +110,29 @@ def to_longer(net: MaskedLanguageModel, max_length: int, positions: str, project
         raise ValueError(
             f"max_length is {max_length}; allowed: more than the model's {before} (shorter inputs need no conversion)"
         )
-    linformer = config.attention == "linformer"
-    if max_length % before and (positions == "repeat" or (linformer and projections == "repeat")):
+    repeated = [positions, *([projections] if has_projections(net) else [])]
+    if max_length % before and "repeat" in repeated:
         raise ValueError(f"max_length is {max_length}; allowed where something is repeated: a multiple of the model's {before}")
-    times, dims = max_length // before, config.projection_dim
-    if linformer and projections == "repeat":
-        dims = dims * times if isinstance(dims, int) else [k * times for k in dims]
-    made = MaskedLanguageModel(replace(config, max_length=max_length, projection_dim=dims))
-    weights = net.state_dict()
-    for name, tensor in weights.items():
-        if name == "encoder.positions.weight":
-            weights[name] = tensor.repeat(times, 1) if positions == "repeat" else _spread(tensor.T, max_length).T
-        elif name.endswith((".E.weight", ".F.weight")):
-            weights[name] = _longer(tensor, config.projection, max_length / before, max_length, projections)
+    changed = config.attention_kind.lengthened(config, max_length, projections)
+    made = MaskedLanguageModel(replace(config, max_length=max_length, **changed))
+    weights, old = net.state_dict(), dict(net.named_modules())
+    table = weights["encoder.positions.weight"]
+    longer = table.repeat(max_length // before, 1) if positions == "repeat" else spread(table.T, max_length).T
+    weights["encoder.positions.weight"] = longer
+    for name, module in made.named_modules():
+        if isinstance(module, Projection):
+            module.lengthen(old[name], projections)
+            weights |= {f"{name}.{key}": tensor for key, tensor in module.state_dict().items()}
+    for name, tensor in made.state_dict().items():
+        if tensor.shape != weights[name].shape:
+            raise ValueError(
+                f"attention is {config.attention!r}, whose {name.rpartition('attention.')[2]} depends on n; allowed: one whose "
+                "weights do not, or are those of a Projection with `lengthen`"
+            )
     made.load_state_dict(weights)
     return made.eval()
 
 
-def _longer(weight: Tensor, kind: str, factor: float, max_length: int, how: str) -> Tensor:
-    """E (…, K, n), or a convolution's kernels (…, n/K, C), for the new n."""
-    if kind == "conv":  # of the same width where slots are repeated
-        if how == "repeat":
-            return weight
-        width = round(weight.shape[-2] * factor)
-        return _spread(weight.transpose(-2, -1), width).transpose(-2, -1) / factor
-    if how == "interpolate":
-        return _spread(weight, max_length) / factor
-    return torch.kron(torch.eye(round(factor)).to(weight), weight)  # the same block again along the diagonal
-
-
-def _spread(x: Tensor, width: int) -> Tensor:
-    """(..., N) → (..., width), linear between neighbours."""
-    flat = functional.interpolate(x.reshape(-1, 1, x.shape[-1]), size=width, mode="linear", align_corners=False)
-    return flat.reshape(*x.shape[:-1], width)
+def has_projections(net: MaskedLanguageModel) -> bool:
+    """Whether there is an E in it."""
+    return any(isinstance(module, Projection) for module in net.modules())

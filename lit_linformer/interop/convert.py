@@ -25,20 +25,18 @@ from lit_linformer.studies.settings import check_choice, check_number, device, h
 
 if TYPE_CHECKING:  # the help needs no torch
     from lit_linformer.interop.source import TrainedModel
+    from lit_linformer.model import EncoderConfig
 
-ATTENTIONS = ("full", "linformer")
-SHARINGS = ("none", "headwise", "key-value", "layerwise")
-PROJECTIONS = ("linear", "conv", "mean", "max", "gaussian")
-STARTS = ("strided", "block_mean", "split", "normal", "xavier", "svd")
 EXTENSIONS = ("interpolate", "repeat")
+START = "strided"
 SETTINGS = {
     "from": ("FOLDER|hub:NAME|FILE", "a Hugging Face folder, a run (its best checkpoint), or a checkpoint; required"),
     "name": ("NAME", "what is written is runs/NAME; required"),
-    "attention": ("full|linformer", "linformer gives a Transformer E and F (default: as it is)"),
+    "attention": ("NAME", "linformer gives a Transformer E and F; or a class path (default: as it is)"),
     "projection_dim": ("K|[K,K,…]", "with attention=linformer: k, or one a layer (default: n/4)"),
-    "sharing": ("HOW", f"which E and F are one and the same: {'|'.join(SHARINGS)} (default: none)"),
-    "projection": ("KIND", f"{'|'.join(PROJECTIONS)} (default: linear)"),
-    "projection_init": ("START", f"{'|'.join(STARTS)}: of E and F (default: strided)"),
+    "sharing": ("HOW", "which E and F are one and the same, as model.encoder.sharing (default: none)"),
+    "projection": ("KIND", "as model.encoder.projection (default: linear)"),
+    "projection_init": ("START", "of E and F, as model.encoder.projection_init; or svd (default: strided)"),
     "max_length": ("N", "n, more than the model has (default: as it is)"),
     "positions": ("interpolate|repeat", "how position embeddings get longer (default: repeat)"),
     "projections": ("interpolate|repeat", "how E and F get longer; repeat: k grows with n (default: repeat)"),
@@ -84,7 +82,15 @@ def main(argv: list[str]) -> None:
 
 def _check(given: dict[str, str]) -> None:
     """ValueError for a value that is none, or a setting that does nothing without another."""
-    choices = {"attention": ATTENTIONS, "sharing": SHARINGS, "projection": PROJECTIONS, "projection_init": STARTS}
+    from lit_linformer.interop.conversion import FILLS
+    from lit_linformer.model import ATTENTIONS, PROJECTIONS
+    from lit_linformer.model.linformer import SHARINGS
+    from lit_linformer.model.starts import PROJECTION_INITS
+
+    for key, known in (("attention", ATTENTIONS), ("projection", PROJECTIONS)):
+        if key in given:
+            known.find(given[key])
+    choices = {"sharing": SHARINGS, "projection_init": (*PROJECTION_INITS, *FILLS)}
     choices |= {"positions": EXTENSIONS, "projections": EXTENSIONS, "overwrite": ("true", "false")}
     for key, allowed in choices.items():
         if key in given:
@@ -94,15 +100,18 @@ def _check(given: dict[str, str]) -> None:
             check_number(key, given[key], whole=True, least=1)
     if "projection_dim" in given:
         _dims(given["projection_dim"])
+    read = ATTENTIONS.find(given["attention"]).settings if "attention" in given else ()
     for key in WITH_LINFORMER:
-        if key in given and given.get("attention") != "linformer":
-            raise ValueError(f"{key} is {given[key]} without attention; allowed: with --attention linformer")
+        if key in given and key not in read:
+            kind = f"with attention={given['attention']}" if "attention" in given else "without attention"
+            raise ValueError(f"{key} is {given[key]} {kind}; allowed: with --attention linformer")
     for key in ("positions", "projections"):
         if key in given and "max_length" not in given:
             raise ValueError(f"{key} is {given[key]} without max_length; allowed: with --max_length")
-    if given.get("projection_init") == "svd" and "source" not in given:
+    if given.get("projection_init") in FILLS and "source" not in given:
         raise ValueError(
-            "projection_init is 'svd' without source; allowed: with --source, the text whose attention is decomposed"
+            f"projection_init is {given['projection_init']!r} without source; allowed: with --source, the text whose "
+            "attention is decomposed"
         )
 
 
@@ -186,20 +195,11 @@ def convert(model: "TrainedModel", given: dict[str, str], folder: Path, where: s
 
     measure("as it was", old)
     if given.get("attention") not in (None, model.encoder.attention):
-        if given["attention"] == "full":
-            raise ValueError(f"attention is 'full', but {given['from']} is a Linformer; allowed: linformer")
-        k, start = _dims(given.get("projection_dim", str(max(1, old // 4)))), given.get("projection_init", "strided")
-        rows = None
-        if start == "svd":
-            from lit_linformer.studies.lowrank import full_rows
-
-            rows = full_rows(data.blocks[split], int(given.get("num_rows", 64)))
-        sharing, projection = given.get("sharing", "none"), given.get("projection", "linear")
-        model.net = conversion.to_linformer(model.net, k, sharing, projection, start, rows)
-        measure(f"as a Linformer, k = {k}, {start}", old)
+        _change_attention(model, given, None if data is None else data.blocks[split])
+        measure(f"as a {_said(model.encoder, given)}", old)
     elif "attention" in given and any(key in given for key in WITH_LINFORMER):
-        raise ValueError(f"attention is 'linformer', and {given['from']} is one already; allowed: a Transformer")
-    if "projections" in given and model.encoder.attention == "full":
+        raise ValueError(f"attention is {given['attention']!r}, and {given['from']} is one already; allowed: a Transformer")
+    if "projections" in given and not conversion.has_projections(model.net):
         raise ValueError(f"projections is {given['projections']}, but {given['from']} has none; allowed: for a Linformer")
     if "max_length" in given:
         how = [given.get(key, "repeat") for key in ("positions", "projections")]
@@ -210,3 +210,35 @@ def convert(model: "TrainedModel", given: dict[str, str], folder: Path, where: s
         measure("made longer", old)
         measure("made longer", new)
     return measured
+
+
+def _change_attention(model: "TrainedModel", given: dict[str, str], blocks: Any) -> None:
+    """A Transformer's weights under another attention. blocks: of the text that is measured on; None if there is none."""
+    from lit_linformer.interop import conversion
+    from lit_linformer.model import ATTENTIONS
+
+    kind, before = ATTENTIONS.find(given["attention"]), model.encoder.attention_kind
+    if not before.exact:
+        raise ValueError(
+            f"attention is {given['attention']!r}, but {given['from']} is a {before.title or model.encoder.attention}; "
+            f"allowed: {model.encoder.attention}"
+        )
+    settings = {"sharing": "none", "projection": "linear", "projection_dim": str(max(1, model.encoder.max_length // 4))}
+    settings = {key: given.get(key, value) for key, value in settings.items() if key in kind.settings}
+    if "projection_dim" in settings:
+        settings["projection_dim"] = _dims(settings["projection_dim"])
+    start, rows = given.get("projection_init", START), None
+    if start in conversion.FILLS:
+        from lit_linformer.studies.lowrank import full_rows
+
+        rows = full_rows(blocks, int(given.get("num_rows", 64)))
+    model.net = conversion.to_linformer(model.net, start, rows, given["attention"], **settings)
+
+
+def _said(encoder: "EncoderConfig", given: dict[str, str]) -> str:
+    """What it is now: Linformer, k = 16, strided."""
+    kind = encoder.attention_kind
+    words = [kind.title or encoder.attention]
+    if kind.slots:
+        words += [f"k = {encoder.projection_dim}", given.get("projection_init", START)]
+    return ", ".join(words)

@@ -19,7 +19,8 @@ from lit_linformer.studies.settings import check_number, help_shown, parse, whol
 if TYPE_CHECKING:  # the help needs no torch
     from torch import Tensor
 
-    from lit_linformer.model import Projection
+    from lit_linformer.model import EncoderConfig
+
 
 SETTINGS = {
     "ckpt_path": ("FILE|RUN", "checkpoint, or the folder of a run (its best checkpoint); required"),
@@ -56,8 +57,6 @@ def main(argv: list[str]) -> None:
         raise ValueError(f"output is {output}, which needs matplotlib; allowed after: pip install 'lit-linformer[plots]'")
     model = open_checkpoint(given["ckpt_path"])
     config, tokenizer = model.encoder, model.tokenizer
-    if config.attention != "linformer":
-        raise ValueError(f"ckpt_path is {given['ckpt_path']}, whose attention is {config.attention!r}; allowed: linformer")
     ids = [tokenizer.bos_id, *tokenizer.encode(given["text"]), tokenizer.eos_id]
     if len(ids) > config.max_length:
         raise ValueError(f"text has {len(ids)} tokens with bos and eos; allowed: up to max_length = {config.max_length}")
@@ -67,6 +66,8 @@ def main(argv: list[str]) -> None:
 
     names = [tokenizer.decode([i]).strip() or repr(tokenizer.decode([i])) for i in ids]
     maps = [slot_maps(model.net.encoder, ids, layer, head) for layer in layers]
+    if any(found is None for found in maps):
+        raise ValueError(f"ckpt_path is {given['ckpt_path']}, {_why_not(config)}")
     for layer, (feeds, reads) in zip(layers, maps, strict=True):
         print(as_text(layer, feeds, reads, names, count))
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -76,16 +77,23 @@ def main(argv: list[str]) -> None:
     print(f"→ {output}", flush=True)
 
 
-def slot_maps(encoder: Any, ids: list[int], layer: int, head: int | None) -> "tuple[Tensor, Tensor]":
+def slot_maps(encoder: Any, ids: list[int], layer: int, head: int | None) -> "tuple[Tensor, Tensor] | None":
     """What feeds each slot and who reads it, of one row of N tokens: E (K, N), of keys, and attention (K, N), its columns
-    summing to 1. head: None for the mean of all."""
+    summing to 1. head: None for the mean of all. None for attention that has no such matrix, or gives no maps."""
     import torch
 
-    with torch.inference_mode():
-        _, maps = encoder(torch.tensor([ids]), need_weights=[layer])
-        own = encoder.layers[layer].attention.E
-        E = as_matrix(encoder.E if own is None else own, len(ids)).detach()  # (K, N), or (H, K, N)
-    attention = maps[layer][0]  # (H, N, K)
+    seen: list[Tensor] = []
+    module = encoder.layers[layer].attention
+    hook = module.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    try:
+        with torch.inference_mode():
+            _, maps = encoder(torch.tensor([ids]), need_weights=[layer])
+            E = module.matrix(seen[0], **encoder.shared)  # (K, N), or (H, K, N)
+    finally:
+        hook.remove()
+    if E is None or layer not in maps:
+        return None
+    E, attention = E.detach(), maps[layer][0]  # (H, N, K)
     if head is None:
         E, attention = E if E.dim() == 2 else E.mean(0), attention.mean(0)
     else:
@@ -93,23 +101,14 @@ def slot_maps(encoder: Any, ids: list[int], layer: int, head: int | None) -> "tu
     return E, attention.T
 
 
-def as_matrix(projection: "Projection", length: int) -> "Tensor":
-    """What a projection gives each token of a row of that length, (K, N), or (H, K, N) where each head has one.
+def _why_not(config: "EncoderConfig") -> str:
+    """What has no slots to draw, and what has."""
+    from lit_linformer.model import ATTENTIONS, PROJECTIONS, Attention
 
-    A convolution's kernels are averaged over the channels; max is shown as the windows that it is taken over.
-    """
-    import torch
-
-    K, n = projection.projection_dim, projection.max_length
-    if projection.kind in ("linear", "gaussian"):
-        return projection.weight[..., :length]
-    window = torch.block_diag(*torch.ones(K, 1, n // K))[:, :length]  # (K, N)
-    if projection.kind == "mean":
-        return window / window.sum(1, keepdim=True).clamp(min=1)
-    if projection.kind == "max":
-        return window
-    kernel = projection.weight.mean(-1)  # (n/k) or (H, n/k)
-    return window * kernel.repeat(*[1] * (kernel.dim() - 1), K)[..., None, :length]
+    drawn = [name for name, kind in ATTENTIONS.items() if kind.matrix is not Attention.matrix]
+    if config.attention_kind.matrix is Attention.matrix:
+        return f"whose attention is {config.attention!r}; allowed: {', '.join(drawn)}, or one that has `matrix`"
+    return f"whose projection is {config.projection!r}; allowed: {', '.join(PROJECTIONS)}, or one that has `matrix`"
 
 
 def most_read(reads: "Tensor", count: int) -> list[int]:

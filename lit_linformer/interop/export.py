@@ -112,13 +112,12 @@ def describe(model: "TrainedModel") -> str:
     from lit_linformer.model import count_parameters
 
     e = model.encoder
-    k = f", k = {'–'.join(str(k) for k in sorted({min(e.projection_dims), max(e.projection_dims)}))}, {e.sharing}"
-    name = f"linformer{k}" if e.attention == "linformer" else "transformer"
     head = f"vocabulary of {e.vocab_size}"
     if model.classifies:
         head = "regression" if model.num_labels == 1 else f"{model.num_labels} labels"
     millions = count_parameters(model.net) / 1e6
-    return f"{model.name}: {name}, n = {e.max_length}, {head}, {millions:.1f} M parameters, step {model.facts['step']}"
+    kind = e.attention_kind.describe(e)
+    return f"{model.name}: {kind}, n = {e.max_length}, {head}, {millions:.1f} M parameters, step {model.facts['step']}"
 
 
 def check_installed(form: str) -> None:

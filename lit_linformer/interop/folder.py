@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from lit_linformer.data.tokenizer import Tokenizer, load_tokenizer
 from lit_linformer.interop.source import TrainedModel
 from lit_linformer.model import EncoderConfig, MaskedLanguageModel, SequenceClassifier
+from lit_linformer.runs.checkpoints import stored_encoder
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 # How transformers' model classes name what the plain modules call encoder and head (see huggingface.py).
@@ -83,7 +84,7 @@ def load(folder: str | Path) -> tuple[nn.Module, Tokenizer]:
     """The module, in evaluation mode, and the tokenizer; ValueError for a folder that `export` did not write."""
     folder = Path(folder)
     config = read_config(folder)
-    encoder = EncoderConfig(**config["encoder"])
+    encoder = stored_encoder(config["encoder"], folder, "folder")
     if config["task"] == "sequence-classification":
         net = SequenceClassifier(encoder, config["num_labels"], config["pooling"])
     else:

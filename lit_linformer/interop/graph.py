@@ -2,39 +2,18 @@
 
 import copy
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from lit_linformer.interop.folder import write_config
-from lit_linformer.interop.source import TrainedModel
+from lit_linformer.interop.source import TrainedModel, own_classes
 from lit_linformer.model import Projection
 
 PROGRAM = "model.pt2"
-
-
-class AnyLength(Projection):
-    """The same projection, without branches on the length N, which a trace would take once and for all."""
-
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        if self.kind in ("linear", "gaussian"):
-            # Whether a slice of columns is contiguous depends on N = n, and the trace would note it: of a matrix a head a slice
-            # of tokens, (n, H, K), of one for all a gathered copy. Either is the faster one in onnxruntime, by a tenth.
-            if self.weight.dim() == 3:
-                return self.by_token[: x.shape[-2]].permute(1, 2, 0) @ x
-            columns = torch.arange(x.shape[-2], device=x.device)
-            return self.weight.index_select(-1, columns) @ x
-        return super().forward(x, mask)
-
-    def mass(self, x: Tensor, mask: Tensor) -> Tensor:
-        full = functional.pad(mask, (0, self.max_length - mask.shape[-1]))
-        return super().mass(x.new_empty(self.max_length, 1), full)
-
-    def _windows(self, x: Tensor, fill: float) -> Tensor:
-        x = functional.pad(x, (0, 0, 0, self.max_length - x.shape[-2]), value=fill)
-        return x.unflatten(-2, (self.projection_dim, self.window))
 
 
 class Graph(nn.Module):
@@ -43,13 +22,10 @@ class Graph(nn.Module):
     def __init__(self, model: TrainedModel):
         super().__init__()
         self.net = copy.deepcopy(model.net).requires_grad_(False)
-        for module in self.net.modules():
-            if isinstance(module, Projection):
-                module.__class__ = AnyLength
-                if module.commutes and module.weight.dim() == 3:
-                    module.by_token = module.weight.permute(2, 0, 1).contiguous()
-                # Of two equal formulas the one that suits every length; attention.py picks the other where N < k.
-                module.commutes = False
+        for parent in list(self.net.modules()):
+            for name, module in list(parent.named_children()):
+                if isinstance(module, Projection):
+                    setattr(parent, name, module.any_length())
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         return self.net(input_ids, attention_mask.bool())
@@ -66,11 +42,27 @@ def example(model: TrainedModel) -> tuple[tuple[Tensor, Tensor], dict]:
     return (ids, mask), {"input_ids": sizes, "attention_mask": sizes}
 
 
+@contextmanager
+def traceable(model: TrainedModel, form: str) -> Iterator[None]:
+    """A class of the user's own that a trace cannot take is told in one line; one of this project's is an error of ours."""
+    try:
+        yield
+    except Exception as error:
+        if not (own := own_classes(model.encoder)):
+            raise
+        said = str(error).strip().partition("\n")[0]
+        raise ValueError(
+            f"format is {form!r}, but {' and '.join(own)} cannot be traced for every length ({said}); allowed: safetensors, "
+            "huggingface, or a forward without branches on tensors and lengths"
+        ) from error
+
+
 def write(model: TrainedModel, folder: Path) -> None:
     """config.json, tokenizer.json and model.pt2."""
     write_config(model, folder)
     inputs, sizes = example(model)
-    program = torch.export.export(Graph(model), inputs, dynamic_shapes=sizes, strict=False)
+    with traceable(model, "torch"):
+        program = torch.export.export(Graph(model), inputs, dynamic_shapes=sizes, strict=False)
     # By way of memory: on a full disk torch's own file would abort the process when it is closed.
     content = io.BytesIO()
     torch.export.save(program, content)

@@ -11,13 +11,13 @@ Shapes: B rows, N tokens, D hidden width, V vocabulary, C classes, K slots.
 """
 
 from contextlib import nullcontext
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lit_linformer.model import ClassificationHead, Encoder, EncoderConfig, LocalConvolution, MaskedLMHead, Projection
+from lit_linformer.model import ClassificationHead, Encoder, EncoderConfig, MaskedLMHead
 from lit_linformer.model.encoder import layer_outputs
 from lit_linformer.model.heads import pool
 
@@ -64,6 +64,16 @@ class LinformerConfig(PreTrainedConfig):
         return EncoderConfig(**{field.name: getattr(self, _name(field.name)) for field in fields(EncoderConfig)})
 
 
+def _fresh(config: EncoderConfig, name: str) -> nn.Module:
+    """The encoder's module of that name as it starts: of an encoder of that one layer."""
+    if name.startswith("layers."):
+        _, layer, rest = name.split(".", 2)
+        name, config = f"layers.0.{rest}", replace(config, projection_dim=config.projection_dims[int(layer)])
+    else:
+        config = replace(config, projection_dim=config.projection_dims[0])
+    return Encoder(replace(config, num_layers=1, vocab_size=1)).get_submodule(name)
+
+
 def _name(setting: str) -> str:
     return "max_position_embeddings" if setting == "max_length" else setting
 
@@ -82,15 +92,14 @@ class LinformerPreTrainedModel(PreTrainedModel):
         super()._init_weights(module)
         if isinstance(module, MaskedLMHead):
             init.zeros_(module.bias)
-        elif isinstance(module, LocalConvolution):
-            init.zeros_(module.weight)
-        elif isinstance(module, Projection) and module.state_dict():
-            heads = module.weight.shape[0] if module.weight.dim() == 3 else None
-            start = (self.config.projection_init, self.config.projection_noise)
-            fresh = Projection(
-                module.kind, module.max_length, module.projection_dim, heads, module.weight.shape[-1], *start
-            )  # fmt: skip
-            init.copy_(module.weight, fresh.weight.to(module.weight.device))
+        elif not isinstance(module, nn.Linear | nn.Embedding | nn.LayerNorm):
+            own = {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
+            encoder = self.base_model.encoder
+            name = next((name for name, part in encoder.named_modules() if part is module), "") if own else ""
+            if name:  # E, a local convolution, a class of the user's own
+                fresh = _fresh(self.config.encoder(), name).state_dict()
+                for key in own.keys() & fresh.keys():
+                    init.copy_(own[key], fresh[key].to(own[key].device))
 
     def _set_gradient_checkpointing(self, enable: bool = True, *args: Any, **kwargs: Any) -> None:
         """The encoder recomputes its layers by itself (use_reentrant=False); how transformers would do it is not used."""

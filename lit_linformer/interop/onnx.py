@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lit_linformer.interop.folder import write_config
-from lit_linformer.interop.graph import Graph, example
+from lit_linformer.interop.graph import Graph, example, traceable
 from lit_linformer.interop.source import TrainedModel
 
 MODEL, INT8 = "model.onnx", "model.int8.onnx"
@@ -28,7 +28,7 @@ def write(model: TrainedModel, folder: Path) -> None:
     write_config(model, folder)
     inputs, sizes = example(model)
     # The exporter tells its progress and notes of the operator set on stdout, stderr and the log.
-    with quiet():
+    with traceable(model, "onnx"), quiet():
         torch.onnx.export(
             Graph(model),
             inputs,

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from lit_linformer.data.tokenizer import Tokenizer, load_tokenizer
-from lit_linformer.model import EncoderConfig, MaskedLanguageModel, SequenceClassifier
+from lit_linformer.model import ATTENTIONS, PROJECTIONS, EncoderConfig, MaskedLanguageModel, SequenceClassifier
 from lit_linformer.runs.checkpoints import check_checkpoint, config_of, encoder_of, find_checkpoint, is_sharded
 from lit_linformer.runs.folder import TOKENIZER
 from lit_linformer.studies.files import read_rows
@@ -160,6 +160,14 @@ def _add_facts(model: TrainedModel, checkpoint: dict, run: Path) -> None:
     elif scores := [row for row in read_rows(run / "scores.csv") if row["step"] == step]:
         facts["scores"] = {key.removeprefix("val/"): value for key, value in scores[-1].items() if key.startswith("val/")}
     model.facts = facts | model.facts
+
+
+def own_classes(config: EncoderConfig) -> list[str]:
+    """Class paths of attention and projection that are none of this project's."""
+    found = {config.attention: ATTENTIONS}
+    if config.attention_kind.slots:
+        found[config.projection] = PROJECTIONS
+    return [name for name, known in found.items() if name not in known]
 
 
 def version() -> str:

@@ -1,15 +1,22 @@
 """The model, in plain PyTorch: nothing here imports Lightning, data or configuration, so the folder can be lifted out."""
 
-from lit_linformer.model.attention import LinformerAttention, LocalConvolution, SelfAttention
-from lit_linformer.model.encoder import Encoder, EncoderConfig, EncoderLayer, count_parameters
-from lit_linformer.model.heads import ClassificationHead, MaskedLanguageModel, MaskedLMHead, SequenceClassifier
-from lit_linformer.model.projection import Projection
+from .attention import ATTENTIONS, Attention, LocalConvolution
+from .encoder import Encoder, EncoderConfig, EncoderLayer, count_parameters
+from .full import SelfAttention
+from .heads import ClassificationHead, MaskedLanguageModel, MaskedLMHead, SequenceClassifier
+from .linformer import LinformerAttention
+from .projection import PROJECTIONS, Projection, make_projection
+from .projections import Linear
 
 __all__ = [
+    "ATTENTIONS",
+    "PROJECTIONS",
+    "Attention",
     "ClassificationHead",
     "Encoder",
     "EncoderConfig",
     "EncoderLayer",
+    "Linear",
     "LinformerAttention",
     "LocalConvolution",
     "MaskedLMHead",
@@ -18,4 +25,5 @@ __all__ = [
     "SelfAttention",
     "SequenceClassifier",
     "count_parameters",
+    "make_projection",
 ]

@@ -1,59 +1,49 @@
-"""Multi-head attention: Linformer's over k projected slots, and the Transformer's over all n tokens.
+"""Multi-head attention: what every kind is made from. The kinds are in linformer.py and full.py.
 
 Shapes: B batch, N tokens (N <= n = max_length), K = k projected slots, H heads, D hidden width, d = D/H head width, w width of
 the local convolution. Names as in the paper (section 4): x input, q, k, v queries, keys, values, E and F the projections.
 """
 
 import math
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lit_linformer.model.projection import Projection
+from .registry import Registry
 
-SHARINGS = ("none", "headwise", "key-value", "layerwise")
-ORDERS = ("compress_first", "project_first")
+if TYPE_CHECKING:
+    from .encoder import EncoderConfig
 
 
-class LinformerAttention(nn.Module):
-    """Self-attention with linear complexity: softmax(q (E K)ᵀ / √d) F V (paper, equation 7), O(N K) in time and memory.
+class Attention(nn.Module):
+    """Self-attention, (B, N, D) → (B, N, D), with the linear layers and the local convolution that every kind has.
+
+    One of your own is a subclass with a ``forward``, which need take no more than x and the mask, and return no more than a
+    tensor; what else is here may be left as it is, and then a run has no MFU, ``draw`` refuses, and so on, each in one line.
+    Settings of its own are further arguments of ``__init__``, which takes these as ``**shape``; ``model.encoder.
+    attention_options`` sets them.
 
     Args:
         hidden_size: D.
         num_heads: H; divides D.
         max_length: n, the longest input.
-        projection_dim: k.
-        sharing: which E and F are one and the same (paper, section 4). none: a matrix a head for keys and for values;
-            headwise: one E and one F for all heads; key-value: E = F; layerwise: as key-value, but the one E belongs to the
-            encoder, which hands it to ``forward``.
-        projection: linear | conv | mean | max | gaussian, see ``Projection``.
-        projection_init: how a learned E starts: block_mean | split | strided | normal | xavier.
-        projection_noise: standard deviation of noise on top of that start.
-        order: compress_first computes W_K (E x), project_first E (W_K x). Without biases they are equal for every linear E;
-            with them the first adds b to each slot (as the authors' code does) and the second b times E's row sum (as the
-            paper's formula does). Compressing first saves 4 D² floating-point operations a token, but needs one E for all
-            heads: with sharing="none" the order is project_first.
-        mass_bias: add log(mass) to a slot's scores, where mass is the share of |E_j| on real tokens: an empty slot gets no
-            attention. Without effect on rows of full length. Off: a model trained on full rows has learnt to spread over
-            all slots, and was worse on short ones with it (docs/LOG.md).
         local_width: width w of a ``LocalConvolution`` of x, added to the heads' output before W_O; 0: none.
         dropout: probability with which attention weights are dropped.
-        causal: refused; every slot mixes all positions, so no mask keeps later tokens out.
+        causal: refused; what is trained here is bidirectional.
     """
+
+    title: str | None = None  # of the model that has it, for people; None: what the setting says
+    exact = False  # softmax over all tokens: what the others are compared with, and converted from
+    slots = False  # whether keys and values are compressed to projection_dim slots, by projections
+    settings: tuple[str, ...] = ()  # of EncoderConfig, those that only some kinds read, this among them
 
     def __init__(
         self,
         hidden_size: int,
         num_heads: int,
         max_length: int,
-        projection_dim: int,
-        sharing: str = "headwise",
-        projection: str = "linear",
-        projection_init: str = "block_mean",
-        projection_noise: float = 0.0,
-        order: str = "compress_first",
-        mass_bias: bool = False,
         local_width: int = 0,
         dropout: float = 0.0,
         causal: bool = False,
@@ -61,40 +51,66 @@ class LinformerAttention(nn.Module):
         super().__init__()
         check_heads(hidden_size, num_heads)
         check_causal(causal)
-        if sharing not in SHARINGS:
-            raise ValueError(f"sharing is {sharing!r}; allowed: {', '.join(SHARINGS)}")
-        if order not in ORDERS:
-            raise ValueError(f"order is {order!r}; allowed: {', '.join(ORDERS)}")
-        self.num_heads, self.dropout = num_heads, dropout
-        self.compress_first = order == "compress_first" and sharing != "none"
-        self.mass_bias = mass_bias
+        self.hidden_size, self.num_heads, self.max_length, self.dropout = hidden_size, num_heads, max_length, dropout
         self.query = nn.Linear(hidden_size, hidden_size)
         self.key = nn.Linear(hidden_size, hidden_size)
         self.value = nn.Linear(hidden_size, hidden_size)
         self.out = nn.Linear(hidden_size, hidden_size)
-
-        def projection_matrix() -> Projection:
-            return Projection(
-                projection,
-                max_length,
-                projection_dim,
-                num_heads=num_heads if sharing == "none" else None,
-                channels=hidden_size if self.compress_first else hidden_size // num_heads,
-                init=projection_init,
-                noise=projection_noise,
-            )
-
         self.local = LocalConvolution(hidden_size, local_width) if local_width else None
-        self.E = None if sharing == "layerwise" else projection_matrix()
-        self.F = projection_matrix() if sharing in ("none", "headwise") else None
-        self.max_length = max_length
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        # What a class tells of itself is not true of those made from it: they tell it anew.
+        own = ("title", "exact") + (("flops", "fixed_flops") if "forward" in vars(cls) else ())
+        for name in own:
+            if name not in vars(cls):
+                setattr(cls, name, vars(Attention)[name])
+
+    @classmethod
+    def check(cls, config: "EncoderConfig") -> None:
+        """Raises ValueError, naming the setting, for a config that no such attention can be made of."""
+
+    @classmethod
+    def arguments(cls, config: "EncoderConfig", layer: int) -> dict[str, Any]:
+        """What an encoder makes it with, beside ``attention_options``."""
+        shape = {name: getattr(config, name) for name in ("hidden_size", "num_heads", "max_length", "local_width", "causal")}
+        return shape | {"dropout": config.attention_dropout}
+
+    @classmethod
+    def from_config(cls, config: "EncoderConfig", layer: int) -> "Attention":
+        return cls(**cls.arguments(config, layer), **(config.attention_options or {}))
+
+    @classmethod
+    def shared(cls, config: "EncoderConfig") -> nn.Module | None:
+        """What all layers share: the encoder's own, as E in the state dict, and handed to each ``forward`` as ``shared``."""
+        return None
+
+    @classmethod
+    def describe(cls, config: "EncoderConfig") -> str:
+        """A few words for headers: linformer, k = 128, layerwise."""
+        options = (f"{name} = {value}" for name, value in (config.attention_options or {}).items())
+        return ", ".join([cls.title.lower() if cls.title else config.attention, *cls.details(config), *options])
+
+    @classmethod
+    def details(cls, config: "EncoderConfig") -> list[str]:
+        """Its most telling settings, for ``describe``."""
+        return []
+
+    @classmethod
+    def columns(cls, config: "EncoderConfig", layer: int, length: int) -> int:
+        """Of its maps for N tokens: those that it attends to."""
+        return length
+
+    @classmethod
+    def lengthened(cls, config: "EncoderConfig", max_length: int, how: str) -> dict[str, Any]:
+        """Settings that change as n does. how: interpolate | repeat, as ``Projection.lengthen``'s."""
+        return {}
+
+    def start(self) -> None:
+        """Called once an encoder has given its linear layers their start: for another one."""
 
     def forward(
-        self,
-        x: Tensor,
-        attention_mask: Tensor | None = None,
-        need_weights: bool = False,
-        shared: Projection | None = None,
+        self, x: Tensor, attention_mask: Tensor | None = None, need_weights: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """Attend.
 
@@ -102,84 +118,58 @@ class LinformerAttention(nn.Module):
             x: (B, N, D), pads on the right.
             attention_mask: (B, N) bool, True at real tokens; None when all are.
             need_weights: also return the attention maps, without dropout.
-            shared: the encoder's E = F, with sharing="layerwise".
 
         Returns:
-            (B, N, D), and the maps (B, H, N, K) or None.
+            (B, N, D), and the maps (B, H, N, columns) or None.
         """
-        if x.shape[1] > self.max_length:
-            raise ValueError(f"the input has {x.shape[1]} tokens; allowed: up to max_length = {self.max_length}")
-        E = shared if self.E is None else self.E
-        if E is None:
-            raise ValueError(
-                "sharing='layerwise' needs the shared E: pass shared=Projection(...), or take 'key-value' for one layer"
-            )
-        F = E if self.F is None else self.F
-        q = split_heads(self.query(x), self.num_heads)
-        local = 0.0 if self.local is None else self.local(zero_pads(x, attention_mask))
-        # Pads are zeroed right before E, in every layer: only so does no pad ever reach a slot.
-        if self.compress_first:
-            x = zero_pads(x, attention_mask)
-            if E.commutes and x.shape[1] < E.projection_dim:
-                # Fewer tokens than slots: E (x W) + b is (E x) W + b, with W applied to N rows instead of K.
-                k, v = E(functional.linear(x, self.key.weight)), F(functional.linear(x, self.value.weight))
-                k, v = k + self.key.bias.to(k.dtype), v + self.value.bias.to(v.dtype)
-            else:
-                x_E = E(x, attention_mask)  # (B, K, D)
-                x_F = x_E if F is E else F(x, attention_mask)
-                k, v = self.key(x_E), self.value(x_F)
-            k, v = split_heads(k, self.num_heads), split_heads(v, self.num_heads)
-        else:
-            k = split_heads(zero_pads(self.key(x), attention_mask), self.num_heads)
-            v = split_heads(zero_pads(self.value(x), attention_mask), self.num_heads)
-            k, v = E(k, attention_mask), F(v, attention_mask)  # (B, H, K, d)
-        bias = log_mass(E.mass(x, attention_mask), q.dtype) if self.mass_bias else None
-        context, weights = attend(q, k, v, bias, self.dropout if self.training else 0.0, need_weights)
-        return self.out(merge_heads(context) + local), weights
+        raise NotImplementedError
 
-
-class SelfAttention(nn.Module):
-    """The Transformer's attention, softmax(q kᵀ / √d) v over all N tokens, on torch's fused kernels.
-
-    Args:
-        hidden_size: D.
-        num_heads: H; divides D.
-        max_length: n, the longest input.
-        local_width: as in ``LinformerAttention``.
-        dropout: probability with which attention weights are dropped.
-        causal: refused, as in ``LinformerAttention``: what is trained here is bidirectional.
-    """
-
-    def __init__(
-        self,
-        hidden_size: int,
-        num_heads: int,
-        max_length: int,
-        local_width: int = 0,
-        dropout: float = 0.0,
-        causal: bool = False,
-    ):
-        super().__init__()
-        check_heads(hidden_size, num_heads)
-        check_causal(causal)
-        self.num_heads, self.max_length, self.dropout = num_heads, max_length, dropout
-        self.query = nn.Linear(hidden_size, hidden_size)
-        self.key = nn.Linear(hidden_size, hidden_size)
-        self.value = nn.Linear(hidden_size, hidden_size)
-        self.out = nn.Linear(hidden_size, hidden_size)
-        self.local = LocalConvolution(hidden_size, local_width) if local_width else None
-
-    def forward(
-        self, x: Tensor, attention_mask: Tensor | None = None, need_weights: bool = False
-    ) -> tuple[Tensor, Tensor | None]:
-        """(B, N, D) and (B, N) bool or None → (B, N, D), and the maps (B, H, N, N) if asked for."""
-        if x.shape[1] > self.max_length:
-            raise ValueError(f"the input has {x.shape[1]} tokens; allowed: up to max_length = {self.max_length}")
+    def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k, v of all tokens, (B, H, N, d) each."""
+        self.check_length(x)
         q, k, v = (split_heads(linear(x), self.num_heads) for linear in (self.query, self.key, self.value))
+        return q, k, v
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, need_weights: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """softmax(q kᵀ/√d + bias) v with this layer's dropout: (B, H, N, d), and the maps if asked for."""
+        return attend(q, k, v, bias, self.dropout if self.training else 0.0, need_weights)
+
+    def output(self, context: Tensor, x: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """The heads' (B, H, N, d), side by side, and the local convolution of x, through W_O: (B, N, D)."""
         local = 0.0 if self.local is None else self.local(zero_pads(x, attention_mask))
-        bias = None if attention_mask is None else log_mass(attention_mask[:, None], q.dtype)
-        context, weights = attend(q, k, v, bias, self.dropout if self.training else 0.0, need_weights)
-        return self.out(merge_heads(context) + local), weights
+        return self.out(merge_heads(context) + local)
+
+    def compress(
+        self, x: Tensor, attention_mask: Tensor | None = None, shared: nn.Module | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values that the maps are of, (B, H, columns, d) each."""
+        return self.heads(x)[1:]
+
+    def matrix(self, x: Tensor, shared: nn.Module | None = None) -> Tensor | None:
+        """What each token of x, (1, N, D), gives each column of the maps: (K, N), or (H, K, N); None: nothing to draw."""
+        return None
+
+    def flops(self, length: int, shared: nn.Module | None = None) -> int | None:
+        """Operations of the forward pass on one row of N tokens, as flops.py counts them; None: not known."""
+        return None
+
+    def fixed_flops(self, length: int, shared: nn.Module | None = None) -> int:
+        """Those among them whose matrix is fixed: without a gradient of its own."""
+        return 0
+
+    def linear_flops(self, length: int, rows: int) -> int:
+        """Those of W_Q and W_O for N tokens, of W_K and W_V for ``rows``, and of the local convolution."""
+        D, width = self.hidden_size, 0 if self.local is None else self.local.width
+        return 4 * length * D * D + 4 * rows * D * D + 2 * width * length * D
+
+    def check_length(self, x: Tensor) -> None:
+        if x.shape[1] > self.max_length:
+            raise ValueError(f"the input has {x.shape[1]} tokens; allowed: up to max_length = {self.max_length}")
+
+
+ATTENTIONS = Registry("attention", Attention)
 
 
 class LocalConvolution(nn.Module):

@@ -1,28 +1,23 @@
-"""The encoder: embeddings, then layers of attention (Linformer's or the Transformer's) and feed-forward.
+"""The encoder: embeddings, then layers of attention (of any kind) and feed-forward.
 
 Shapes: B batch, N tokens (N <= n = max_length), K = k projected slots, H heads, D hidden width, V vocabulary.
 """
 
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from lit_linformer.model.attention import (
-    ORDERS,
-    SHARINGS,
-    LinformerAttention,
-    SelfAttention,
-    check_causal,
-    check_heads,
-)
-from lit_linformer.model.projection import Projection, check_projection
-from lit_linformer.model.ranges import Dropout, Natural, Range, check_ranges
+from .attention import ATTENTIONS, Attention, check_causal, check_heads
+from .projection import Projection
+from .ranges import Dropout, Natural, Range, check_ranges
 
+NORMS = ("post", "pre")
 Size = Annotated[int, Range(least=1, largest=2**24)]
 
 
@@ -37,10 +32,14 @@ class EncoderConfig:
         num_layers: layers of attention and feed-forward.
         num_heads: H, heads a layer; divides hidden_size.
         intermediate_size: width inside the feed-forward; 4 D in the paper.
-        attention: linformer, or full: the Transformer, on fused attention.
+        attention: linformer, or full: the Transformer, on fused attention; or the path of a class of your own, as
+            my_ideas.Window of my_ideas.py (docs/extending.md).
+        attention_options: settings of an attention of your own, by name.
         projection_dim: k, slots that keys and values are compressed to: one number, or a list with one a layer.
         sharing: which projections are one and the same (section 4): none | headwise | key-value | layerwise.
-        projection: linear (learned E) | conv (kernel and stride n/k) | mean | max | gaussian (fixed, random).
+        projection: linear (learned E) | conv (kernel and stride n/k) | mean | max | gaussian (fixed, random), or the path of a
+            class of your own, as my_ideas.Salient of my_ideas.py.
+        projection_options: settings of a projection of your own, by name.
         projection_init: how a learned E starts: block_mean (slot j is the mean of window j) | split (of a part of it,
             another for each head: for sharing=none) | strided (slot j is one token) | normal (N(0, 1/k)) | xavier (the
             authors' code).
@@ -65,9 +64,11 @@ class EncoderConfig:
     num_heads: Size = 12
     intermediate_size: Size = 3072
     attention: str = "linformer"
+    attention_options: dict[str, Any] | None = None
     projection_dim: Size | list[Size] = 128
     sharing: str = "layerwise"
     projection: str = "linear"
+    projection_options: dict[str, Any] | None = None
     projection_init: str = "block_mean"
     projection_noise: Annotated[float, Range(least=0, most=100)] = 0.0
     order: str = "compress_first"
@@ -83,33 +84,20 @@ class EncoderConfig:
 
     def __post_init__(self) -> None:
         check_ranges("", EncoderConfig, vars(self))
-        for name, allowed in (
-            ("attention", ("linformer", "full")),
-            ("norm", ("post", "pre")),
-            ("sharing", SHARINGS),
-            ("order", ORDERS),
-        ):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; allowed: {', '.join(allowed)}")
+        if self.norm not in NORMS:
+            raise ValueError(f"norm is {self.norm!r}; allowed: {', '.join(NORMS)}")
         if self.local_width and self.local_width % 2 == 0:
             raise ValueError(f"local_width is {self.local_width}; allowed: 0 (none) or a positive odd number")
         check_heads(self.hidden_size, self.num_heads)
         check_causal(self.causal)
-        if self.attention == "linformer":
-            self._check_projections()
+        kind = self.attention_kind
+        ATTENTIONS.check_options(self.attention, set(kind.arguments(self, 0)), self.attention_options)
+        kind.check(self)
 
-    def _check_projections(self) -> None:
-        dims = self.projection_dims
-        if len(dims) != self.num_layers:
-            raise ValueError(
-                f"projection_dim lists {len(dims)} numbers; allowed: one, or num_layers = {self.num_layers} of them"
-            )
-        if self.sharing == "layerwise" and len(set(dims)) > 1:
-            raise ValueError(
-                f"projection_dim is {dims}; allowed: one k for all layers, which share one E with sharing='layerwise'"
-            )
-        for dim in dims:
-            check_projection(self.projection, self.max_length, dim, self.projection_init)
+    @property
+    def attention_kind(self) -> type[Attention]:
+        """The class that ``attention`` names."""
+        return ATTENTIONS.find(self.attention)
 
     @property
     def projection_dims(self) -> list[int]:
@@ -130,21 +118,14 @@ class Encoder(nn.Module):
         self.embedding_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.dropout)
         # Owned here and handed to each layer, so that it is one entry of the state dict and one DDP parameter.
-        self.E = None
-        if config.attention == "linformer" and config.sharing == "layerwise":
-            compressed = config.hidden_size if config.order == "compress_first" else config.hidden_size // config.num_heads
-            self.E = Projection(
-                config.projection,
-                config.max_length,
-                config.projection_dims[0],
-                channels=compressed,
-                init=config.projection_init,
-                noise=config.projection_noise,
-            )
+        self.E = config.attention_kind.shared(config)
         self.layers = nn.ModuleList(EncoderLayer(config, layer) for layer in range(config.num_layers))
         # With norm="pre" the residual stream leaves the last layer unnormalised.
         self.final_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.norm == "pre" else None
         self.apply(self._init_weights)
+        for module in self.modules():
+            if isinstance(module, Attention | Projection):
+                module.start()
 
     def forward(
         self,
@@ -185,6 +166,11 @@ class Encoder(nn.Module):
             x = self.final_norm(x)
         return x if need_weights is False else (x, maps)
 
+    @property
+    def shared(self) -> dict[str, nn.Module]:
+        """What every attention is handed beside its input: E, where all layers have one and the same."""
+        return {} if self.E is None else {"shared": self.E}
+
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=self.config.initializer_range)
@@ -198,29 +184,8 @@ class EncoderLayer(nn.Module):
     def __init__(self, config: EncoderConfig, index: int):
         super().__init__()
         self.pre_norm = config.norm == "pre"
-        if config.attention == "linformer":
-            self.attention = LinformerAttention(
-                config.hidden_size,
-                config.num_heads,
-                config.max_length,
-                config.projection_dims[index],
-                sharing=config.sharing,
-                projection=config.projection,
-                projection_init=config.projection_init,
-                projection_noise=config.projection_noise,
-                order=config.order,
-                mass_bias=config.mass_bias,
-                local_width=config.local_width,
-                dropout=config.attention_dropout,
-            )
-        else:
-            self.attention = SelfAttention(
-                config.hidden_size,
-                config.num_heads,
-                config.max_length,
-                local_width=config.local_width,
-                dropout=config.attention_dropout,
-            )
+        self.attention = config.attention_kind.from_config(config, index)
+        self.gives_maps = "need_weights" in inspect.signature(self.attention.forward).parameters
         self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.up = nn.Linear(config.hidden_size, config.intermediate_size)
         self.down = nn.Linear(config.intermediate_size, config.hidden_size)
@@ -228,12 +193,15 @@ class EncoderLayer(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(
-        self, x: Tensor, attention_mask: Tensor | None, shared: Projection | None, need_weights: bool
+        self, x: Tensor, attention_mask: Tensor | None, shared: nn.Module | None, need_weights: bool
     ) -> tuple[Tensor, Tensor | None]:
         """(B, N, D), (B, N) bool or None, the encoder's E or None → (B, N, D), and the attention maps if asked for."""
         h = self.attention_norm(x) if self.pre_norm else x
         extra = {} if shared is None else {"shared": shared}
-        attended, weights = self.attention(h, attention_mask, need_weights, **extra)
+        if need_weights and self.gives_maps:
+            extra["need_weights"] = True
+        found = self.attention(h, attention_mask, **extra)
+        attended, weights = (found, None) if isinstance(found, Tensor) else found
         x = x + self.dropout(attended)
         x = x if self.pre_norm else self.attention_norm(x)
         h = self.feed_forward_norm(x) if self.pre_norm else x

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lit_linformer.model.encoder import Encoder, EncoderConfig
+from .encoder import Encoder, EncoderConfig
 
 IGNORED = -100  # a label that counts for nothing: torch's own default for cross_entropy
 POOLINGS = ("first", "mean")

@@ -21,6 +21,7 @@ import torch
 import yaml
 
 from lit_linformer.model import EncoderConfig
+from lit_linformer.model.registry import UnknownKind
 from lit_linformer.runs.folder import CONFIG, checkpoints, own_files, replace
 from lit_linformer.runs.sharded import META, METADATA, check_sharded, load_sharded, verify_plain, verify_sharded
 from lit_linformer.studies.files import read_rows
@@ -213,8 +214,15 @@ def encoder_of(checkpoint: dict[str, Any], path: Path, setting: str) -> EncoderC
     encoder = settings.get("encoder") if isinstance(settings, dict) else None
     if not isinstance(encoder, dict):
         raise ValueError(f"{setting} is {path}, which holds no encoder; allowed: a checkpoint of this project")
+    return stored_encoder(encoder, path, setting)
+
+
+def stored_encoder(settings: dict[str, Any], path: Path, setting: str) -> EncoderConfig:
+    """Of a checkpoint or an exported folder; ValueError, in one line, for settings that no encoder could have, or none here."""
     try:
-        return EncoderConfig(**encoder)
+        return EncoderConfig(**settings)
+    except UnknownKind as error:  # a class of the user's own that this machine has not
+        raise ValueError(f"{setting} is {path}, whose {error}") from error
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ValueError(
             f"{setting} is {path}, whose encoder has settings that none can have ({first_line(error)}); allowed: a checkpoint "

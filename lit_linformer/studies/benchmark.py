@@ -33,13 +33,14 @@ from lit_linformer.studies.settings import check_choice, check_number, device, h
 SETTINGS = {
     "lengths": ("N …", None, "n, tokens a sequence (default 512 1024 2048 4096; on a GPU on to 65536)"),
     "projection_dims": ("K …", None, "k, slots (default 128 256; on a GPU 128 256 512 1024 2048); k > n is left out"),
-    "models": ("written-out|fused|linformer …", "written-out fused linformer", "what is measured (default: all three)"),
+    "models": ("MODEL …", "written-out fused linformer", "written-out, fused, linformer (default: all three), class paths"),
     "tokens": ("N", None, "tokens a batch: it shrinks as n grows, to 1 (default 8192; on a GPU 65536)"),
     "hidden_size": ("N", "768", "D, width (default 768)"),
     "num_heads": ("N", "12", "heads a layer (default 12)"),
     "num_layers": ("N", None, "layers (default 2; on a GPU 12, the paper's)"),
     "intermediate_size": ("N", None, "width inside the feed-forward (default 4 D)"),
     "sharing": ("none|headwise|key-value|layerwise", "layerwise", "which E and F are one (default layerwise, as Table 3)"),
+    "projection": ("NAME", "linear", "of the Linformer, as model.encoder.projection (default linear)"),
     "order": ("compress_first|project_first", "compress_first", "W_K (E x) or E (W_K x) (default compress_first)"),
     "local_width": ("N", "0", "odd width of the local convolution, in all models but the peer (default 0: none)"),
     "peer": ("true|false", "false", "the package `linformer` too, shaped alike, pre-norm and headwise (default false)"),
@@ -69,6 +70,7 @@ DEFAULTS = {  # where it depends on the device: (CPU, GPU)
 CHOOSE_CELLS = ("lengths", "backward", "memory", "largest_batch", "output", "overwrite")  # change no measurement
 # What may differ between two starts of one command: it is told in the file, and no reason to throw hours away.
 NOT_COMPARED = ("commit", "cpu", "fused", "cores", "lightning", "lit-linformer")
+MODELS = ("written-out", "fused", "linformer")
 KINDS = {"memory": "peak memory", "time": "time", "largest_batch": "largest batch"}
 
 
@@ -181,6 +183,8 @@ def _one(name: str, kind: str, word: str) -> Any:
     if "|" in kind:
         chosen = check_choice(name, word, kind.split("|"))
         return {"true": True, "false": False}.get(chosen, chosen)
+    if kind == "MODEL":
+        return word if "." in word else check_choice(name, word, MODELS)
     if kind in ("N", "K"):
         return int(check_number(name, word, whole=True, least=0 if name == "local_width" else 1))
     if kind in ("SECONDS", "GIB"):
@@ -204,9 +208,12 @@ def _check(settings: dict[str, Any], on_gpu: bool) -> None:
         if settings["intermediate_size"] != 4 * settings["hidden_size"]:
             wide = 4 * settings["hidden_size"]
             raise ValueError(f"intermediate_size is {settings['intermediate_size']}; allowed with peer: 4 hidden_size = {wide}")
-    from lit_linformer.studies.benchmark_models import encoder_config
+    from lit_linformer.studies.benchmark_models import encoder_config, has_slots
 
-    encoder_config(settings, lengths[-1], dims[0] if dims[0] <= lengths[-1] else None)  # raises for what does not fit together
+    # These raise for what does not fit together.
+    encoder_config(settings, lengths[-1], dims[0] if dims[0] <= lengths[-1] else None)
+    for path in own_models(settings):
+        encoder_config(settings, lengths[-1], dims[0] if has_slots(path) else None, path)
 
 
 def notes(settings: dict[str, Any]) -> list[str]:
@@ -232,9 +239,17 @@ def plan(settings: dict[str, Any]) -> list[tuple[str, str, int]]:
 def model_names(settings: dict[str, Any], n: int, fused: list[str]) -> list[str]:
     """The models at one n, Transformers first: a Linformer takes its weights from one."""
     dims = [k for k in settings["projection_dims"] if k <= n]
+    from lit_linformer.studies.benchmark_models import has_slots
+
     members = {"written-out": ["written-out"], "fused": fused, "linformer": [f"linformer {k}" for k in dims]}
+    members |= {path: [f"{path} {k}" for k in dims] if has_slots(path) else [path] for path in own_models(settings)}
     names = [name for kind, found in members.items() if kind in settings["models"] for name in found]
     return names + ([f"peer {k}" for k in dims] if settings["peer"] else [])
+
+
+def own_models(settings: dict[str, Any]) -> list[str]:
+    """Class paths of attention that is not this project's."""
+    return [name for name in settings["models"] if name not in MODELS]
 
 
 def environment(settings: dict[str, Any]) -> dict[str, Any]:
@@ -253,7 +268,9 @@ def finished_cells(file: Path, data: dict[str, Any]) -> dict[str, Any]:
     before = read_json(file)
     if before is None or not {"settings", "environment", "cells"} <= before.keys():
         raise ValueError(f"output is {file.parent}, whose {file.name} is not whole; allowed: --overwrite true")
-    old = {key: value for key, value in before["settings"].items() if key not in CHOOSE_CELLS} | before["environment"]
+    defaults = {name: _value(name, [text]) for name, (_, text, _) in SETTINGS.items() if text}  # of what it did not know yet
+    settings = defaults | before["settings"]
+    old = {key: value for key, value in settings.items() if key not in CHOOSE_CELLS} | before["environment"]
     new = {key: value for key, value in data["settings"].items() if key not in CHOOSE_CELLS} | data["environment"]
     for key in new:
         if old.get(key) != new[key] and key not in NOT_COMPARED:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lit_linformer.model import EncoderConfig, EncoderLayer, Projection, SelfAttention
+from lit_linformer.model import ATTENTIONS, EncoderConfig, EncoderLayer, SelfAttention
 from lit_linformer.model.attention import merge_heads, split_heads
 from lit_linformer.studies.environment import process_memory
 
@@ -29,6 +29,9 @@ BACKENDS = {
     "fused efficient": SDPBackend.EFFICIENT_ATTENTION,
     "fused math": SDPBackend.MATH,
 }
+
+
+TRANSFORMERS = ("written-out", "fused")  # ways to compute full attention
 
 
 class WrittenOutAttention(SelfAttention):
@@ -48,9 +51,7 @@ class Layers(nn.Module):
     def __init__(self, config: EncoderConfig, written_out: bool = False, backend: SDPBackend | None = None):
         super().__init__()
         self.backend = backend
-        self.E = None
-        if config.attention == "linformer" and config.sharing == "layerwise":
-            self.E = Projection("linear", config.max_length, config.projection_dims[0])
+        self.E = config.attention_kind.shared(config)
         self.layers = nn.ModuleList(EncoderLayer(config, index) for index in range(config.num_layers))
         if written_out:
             for layer in self.layers:
@@ -64,11 +65,12 @@ class Layers(nn.Module):
         return x
 
 
-def encoder_config(settings: dict[str, Any], n: int, projection_dim: int | None) -> EncoderConfig:
-    """The shape that the settings describe; projection_dim None: a Transformer."""
+def encoder_config(settings: dict[str, Any], n: int, projection_dim: int | None, attention: str | None = None) -> EncoderConfig:
+    """The shape that the settings describe; projection_dim None: a Transformer, unless the attention is given."""
     return EncoderConfig(
         max_length=n,
-        attention="full" if projection_dim is None else "linformer",
+        attention=attention or ("full" if projection_dim is None else "linformer"),
+        projection=settings["projection"],
         projection_dim=projection_dim or 1,
         dropout=0.0,
         attention_dropout=0.0,
@@ -77,8 +79,13 @@ def encoder_config(settings: dict[str, Any], n: int, projection_dim: int | None)
     )
 
 
+def has_slots(attention: str) -> bool:
+    """Whether a k is to be given."""
+    return ATTENTIONS.find(attention).slots
+
+
 def build(name: str, settings: dict[str, Any], n: int, weights: dict[str, Tensor] | None = None) -> nn.Module:
-    """The model ``name``: written-out, fused, fused BACKEND, linformer K or peer K.
+    """The model ``name``: written-out, fused, fused BACKEND, linformer K, peer K, or the class path of an attention, and its K.
 
     ``weights``, another model's, are taken where they fit: the same tensors, not copies, so that many models need little room.
     """
@@ -91,7 +98,8 @@ def build(name: str, settings: dict[str, Any], n: int, weights: dict[str, Tensor
             D, k, heads = settings["hidden_size"], int(detail), settings["num_heads"]
             model = Linformer(D, n, settings["num_layers"], k=k, heads=heads)
         else:
-            config = encoder_config(settings, n, int(detail) if kind == "linformer" else None)
+            own = None if kind in TRANSFORMERS else kind
+            config = encoder_config(settings, n, int(detail) if own and detail else None, own)
             model = Layers(config, kind == "written-out", BACKENDS.get(name))
             if weights is not None:
                 model.load_state_dict(weights, strict=False, assign=True)

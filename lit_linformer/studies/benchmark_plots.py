@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from lit_linformer.studies.benchmark_report import BASELINES, SAVED, digits, ratio_text
+from lit_linformer.studies.benchmark_report import BASELINES, OURS, SAVED, column, compared, digits, ratio_text
 from lit_linformer.studies.figures import COLOURS
 
 STYLES = ["-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1))]
@@ -41,9 +41,9 @@ def _draw_line(axes: Any, name: str, names: list[str], cells: list[dict[str, Any
     group = [other for other in names if other.partition(" ")[0] == kind]
     index = group.index(name) % len(COLOURS)
     colour = {"written-out": "black", "fused": ["0.45", "0.6", "0.3", "0.7"][index % 4]}.get(kind, COLOURS[index])
-    label = {"linformer": f"Linformer, k = {detail}", "peer": f"package linformer, k = {detail}"}.get(
-        kind, f"Transformer, {name}"
-    )
+    transformers = {baseline: f"Transformer, {name}" for baseline in BASELINES}
+    labels = {**transformers, OURS: f"Linformer, k = {detail}", "peer": f"package linformer, k = {detail}"}
+    label = labels.get(kind, column(name))
     style = {"peer": ":", "written-out": "-"}.get(kind, STYLES[index])
     marker = {"written-out": "X", "fused": "Pph*"[index % 4], "peer": "."}.get(kind, MARKERS[index])
     worked = [cell for cell in cells if cell["models"].get(name, {}).get("status") == "ok"]
@@ -73,21 +73,21 @@ def draw_ratios(figure_class: Any, data: dict[str, Any]) -> Any:
     cells = [cell for cell in data["cells"].values() if cell["ratios"]]
     rows = sorted({(cell["direction"], cell["kind"]) for cell in cells}, key=lambda row: (row[0], list(SAVED).index(row[1])))
     columns = [name for name in BASELINES if any(name in found for cell in cells for found in cell["ratios"].values())]
-    dims = sorted({int(name.split()[1]) for cell in cells for name in cell["ratios"]})
+    ours = compared({name for cell in cells for name in cell["ratios"]})
     lengths = sorted({cell["n"] for cell in cells})
     if not columns:
         return None
     entries = [entry for cell in cells for found in cell["ratios"].values() for entry in found.values()]
     reach = max([abs(math.log2(entry["ratio"])) for entry in entries if entry["ratio"]] + [1.0])
     # A panel of one k is still as wide as its title.
-    size = (1.9 + max(0.6 + 1.15 * len(dims), 2.9) * len(columns), 0.9 + (0.85 + 0.62 * len(lengths)) * len(rows))
+    size = (1.9 + max(0.6 + 1.15 * len(ours), 2.9) * len(columns), 0.9 + (0.85 + 0.62 * len(lengths)) * len(rows))
     figure = figure_class(figsize=size, layout="constrained")
     panels = figure.subplots(len(rows), len(columns), squeeze=False)
     shades = LinearSegmentedColormap.from_list("wins", [COLOURS[1], "white", COLOURS[0]])
     for (direction, kind), line in zip(rows, panels, strict=True):
         by_length = {cell["n"]: cell for cell in cells if (cell["direction"], cell["kind"]) == (direction, kind)}
         for baseline, axes in zip(columns, line, strict=True):
-            image = _draw_panel(axes, by_length, baseline, dims, lengths, {"cmap": shades, "vmin": -reach, "vmax": reach})
+            image = _draw_panel(axes, by_length, baseline, ours, lengths, {"cmap": shades, "vmin": -reach, "vmax": reach})
             axes.set_title(f"{SAVED[kind]}, {direction}\nagainst {BASELINES[baseline].replace('`', '')}", fontsize="medium")
             if axes is line[0]:
                 axes.set_ylabel("n, tokens a sequence")
@@ -102,30 +102,30 @@ def draw_ratios(figure_class: Any, data: dict[str, Any]) -> Any:
 
 
 def _draw_panel(
-    axes: Any, by_length: dict[int, dict[str, Any]], baseline: str, dims: list[int], lengths: list[int], shades: dict[str, Any]
+    axes: Any, by_length: dict[int, dict[str, Any]], baseline: str, ours: list[str], lengths: list[int], shades: dict[str, Any]
 ) -> Any:
-    values = [[math.nan] * len(dims) for _ in lengths]
+    values = [[math.nan] * len(ours) for _ in lengths]
     for row, n in enumerate(lengths):
-        for column, k in enumerate(dims):
-            cell, name = by_length.get(n), f"linformer {k}"
+        for place, name in enumerate(ours):
+            cell = by_length.get(n)
             if cell is None or name not in cell["models"]:
                 continue
             found = cell["ratios"][name].get(baseline, {})
             if found.get("ratio"):
-                values[row][column] = math.log2(found["ratio"])
-            dark = abs(values[row][column]) > 0.6 * shades["vmax"]
+                values[row][place] = math.log2(found["ratio"])
+            dark = abs(values[row][place]) > 0.6 * shades["vmax"]
             colour = "white" if dark else "black" if found.get("ratio") else "0.5"
             below = [f"paper {found['paper']:g}"] if "paper" in found else []
             below += [f"counts {digits(found['operation_counts'])}"] if "operation_counts" in found else []
             text = ratio_text(cell, name, baseline).replace(": ", ":\n")
-            place = {"ha": "center", "va": "center", "color": colour}
+            style = {"ha": "center", "va": "center", "color": colour}
             measured = bool(found.get("ratio"))
             lift = [0.0, 0.12, 0.2][len(below)]
             size = {"weight": "bold"} if measured else {"fontsize": "x-small"}
-            axes.text(column, row - lift, text, **size, **place)
-            axes.text(column, row + 0.32 - 0.08 * len(below), "\n".join(below), fontsize="x-small", linespacing=1.3, **place)
+            axes.text(place, row - lift, text, **size, **style)
+            axes.text(place, row + 0.32 - 0.08 * len(below), "\n".join(below), fontsize="x-small", linespacing=1.3, **style)
     image = axes.imshow(values, aspect="auto", **shades)
-    axes.set_xticks(range(len(dims)), [f"{k:,}" for k in dims])
+    axes.set_xticks(range(len(ours)), [column(name).removeprefix("k = ") for name in ours])
     axes.set_yticks(range(len(lengths)), [f"{n:,}" for n in lengths])
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)

@@ -1,6 +1,7 @@
 """Ratios, tables and figures of what `benchmark` measured."""
 
 import statistics
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,24 @@ SAVED = {"time": "Time saved", "memory": "Memory saved (peak)", "largest_batch":
 BASELINES = {"written-out": "written-out attention", "fused": "fused attention", "peer": "the package `linformer`"}
 
 
+OURS = "linformer"  # what the paper's numbers are of
+SHAPE = ("hidden_size", "intermediate_size", "sharing", "order", "local_width", "projection")
+
+
+def compared(names: Iterable[str]) -> list[str]:
+    """The models that are held against the baselines: by kind and k."""
+    parts = [name.partition(" ") for name in names]
+    return ["".join(part) for part in sorted(parts, key=lambda part: (part[0], int(part[2] or 0))) if part[0] not in BASELINES]
+
+
+def column(name: str) -> str:
+    """Its heading: k = 128 for the Linformer."""
+    kind, _, k = name.partition(" ")
+    return f"k = {k}" if kind == OURS else f"{kind}, k = {k}" if k else kind
+
+
 def with_ratios(cell: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """The cell with medians and quartiles, and for each Linformer how many times it beats each baseline."""
+    """The cell with medians and quartiles, and for each model but the baselines how many times it beats each of them."""
     models, n = cell["models"], cell["n"]
     for entry in models.values():
         if "seconds" in entry:
@@ -22,7 +39,7 @@ def with_ratios(cell: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any
     cell["ratios"] = {}
     for name, entry in models.items():
         kind, _, k = name.partition(" ")
-        if kind != "linformer":
+        if kind in BASELINES:
             continue
         found = cell["ratios"][name] = {}
         for baseline in BASELINES:
@@ -32,9 +49,10 @@ def with_ratios(cell: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any
             both = entry["status"] == models[other]["status"] == "ok"
             found[baseline] = {"against": other, **(_ratio(cell["kind"], entry, models[other]) if both else {"ratio": None})}
             if cell["kind"] == "time" and baseline != "peer":
-                shape = {key: settings[key] for key in ("hidden_size", "intermediate_size", "sharing", "order", "local_width")}
-                found[baseline]["operation_counts"] = allowed_ratio(n, int(k), **shape)
-            paper = (TIME_SAVED if cell["kind"] == "time" else MEMORY_SAVED).get(n, {}).get(int(k))
+                shape = {key: settings[key] for key in SHAPE}
+                if (allowed := allowed_ratio(n, int(k) if k else None, attention=kind, **shape)) is not None:
+                    found[baseline]["operation_counts"] = allowed
+            paper = (TIME_SAVED if cell["kind"] == "time" else MEMORY_SAVED).get(n, {}).get(int(k)) if kind == OURS else None
             if paper and baseline == "written-out" and cell["direction"] == "forward":  # all that the paper compared
                 found[baseline]["paper"] = paper
     return cell
@@ -99,9 +117,10 @@ def progress(cell: dict[str, Any]) -> str:
 def headline(data: dict[str, Any]) -> str:
     """Hardware and shape."""
     settings, here = data["settings"], data["environment"]
+    how = [settings[key] for key in ("projection", "sharing", "order") if key in settings]
     shape = [
         f"{settings['num_layers']} layers of width {settings['hidden_size']}, {settings['num_heads']} heads",
-        f"feed-forward {settings['intermediate_size']}, {settings['sharing']}, {settings['order']}, {settings['precision']}",
+        ", ".join([f"feed-forward {settings['intermediate_size']}", *how, settings["precision"]]),
         f"{settings['tokens']:,} tokens a batch",
     ]
     if settings["local_width"]:
@@ -147,11 +166,11 @@ def _tables(kind: str, direction: str, cells: list[dict[str, Any]], settings: di
         values = [_value(kind, cell["models"][name], spread=True) if name in cell["models"] else "" for name in names]
         lines.append([f"{cell['n']:,}", *([f"{cell['batch']:,}"] if kind != "largest_batch" else []), *values])
     parts = [f"## {title}\n", aligned(lines, right=True)]
-    ours = sorted((name for name in names if name.startswith("linformer ")), key=lambda name: int(name.split()[1]))
+    ours = compared(names)
     for baseline, what in BASELINES.items():
         if not ours or not any(name.startswith(baseline) for name in names):
             continue
-        lines = [["n", *(f"k = {name.split()[1]}" for name in ours)]]
+        lines = [["n", *map(column, ours)]]
         for cell in cells:
             lines.append([f"{cell['n']:,}", *(ratio_text(cell, name, baseline, spread=True) for name in ours)])
             for key, label, show in (("paper", "paper", "{:g}".format), ("operation_counts", "operation counts", digits)):

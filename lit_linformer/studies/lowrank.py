@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from lit_linformer.data.blocks import TokenBlocks
-from lit_linformer.model import Encoder, EncoderConfig, LinformerAttention
+from lit_linformer.model import Encoder, EncoderConfig
 from lit_linformer.model.attention import attend, split_heads
-from lit_linformer.model.projection import initial_matrix
+from lit_linformer.model.starts import initial_matrix
 
 SEED = 20200608  # of the random projection: one matrix for all sentences, layers and heads
 MULTIPLE = 8  # a suggested k is rounded up to it: tensor cores want such sizes
@@ -26,7 +26,7 @@ ERRORS = {
     "random": "P Rᵀ R V with a fixed R ~ N(0, 1/k), the theorems' object (it sees P)",
     "random_linformer": "softmax(q (R K)ᵀ/√d) R V with the same R",
     "block_mean": "softmax(q (E K)ᵀ/√d) E V with E's start, block means",
-    "learned": "the layer's own: its learned E and F (Linformer only)",
+    "learned": "the layer's own: of a Linformer its learned E and F",
 }
 
 
@@ -120,10 +120,10 @@ def measure(
     config, device = encoder.config, encoder.tokens.weight.device
     dtype = dtype or (torch.float64 if device.type == "cpu" else torch.float32)
     count, length = rows.shape
-    linformer = config.attention == "linformer"
-    columns = [config.projection_dims[layer] if linformer else length for layer in layers]
-    ranks = [min(length, k if linformer else rank) for k in columns] if rank is not None else []
-    names = [name for name in ERRORS if linformer or name != "learned"] if ranks else []
+    kind = config.attention_kind
+    columns = [kind.columns(config, layer, length) for layer in layers]
+    ranks = [min(length, k if kind.slots else rank) for k in columns] if rank is not None else []
+    names = [name for name in ERRORS if not kind.exact or name != "learned"] if ranks else []
     sums = torch.float32 if device.type == "mps" else torch.float64  # Apple's GPUs have no float64
     shape = (len(layers), config.num_heads)
     curves = torch.zeros(*shape, min(length, max(columns)), dtype=sums, device=device)
@@ -131,7 +131,7 @@ def measure(
 
     def observe(place: int, attention: torch.nn.Module, args: tuple, kwargs: dict, _: Any) -> None:
         x = args[0]
-        maps = attention.forward(x, None, need_weights=True, **kwargs)[1].to(dtype)  # .forward: without this hook
+        maps = attention.forward(x, None, **{**kwargs, "need_weights": True})[1].to(dtype)  # .forward: without this hook
         if not maps.isfinite().all():  # a model that has diverged
             curves[place] += math.nan
             errors[:, place] += math.nan
@@ -141,11 +141,11 @@ def measure(
             exact, P = attend(q, k, v, None, 0.0, True)
             svd = torch.linalg.svd(P, full_matrices=False)
             stand_ins = approximations(q, k, v, svd, ranks[place])
-            if linformer:
-                stand_ins["learned"] = maps @ compressed_values(attention, x, kwargs.get("shared")).to(dtype)
+            if not kind.exact:
+                stand_ins["learned"] = maps @ attention.compress(x, **encoder.shared)[1].to(dtype)
             for name, row in zip(names, errors, strict=True):
                 row[place] += (norm(stand_ins[name] - exact) / norm(exact)).sum(0)
-        values = svd[1] if ranks and not linformer else torch.linalg.svdvals(maps)
+        values = svd[1] if ranks and kind.exact else torch.linalg.svdvals(maps)
         curves[place, :, : values.shape[-1]] += cumulative(values).sum(0)
         curves[place, :, values.shape[-1] :] += len(x)
 
@@ -172,14 +172,6 @@ def measure(
     return Measured(list(layers), length, columns, int(total), curves, ranks, by_name)
 
 
-def compressed_values(attention: LinformerAttention, x: Tensor, shared: Any) -> Tensor:
-    """F V as the layer computes it, (B, H, K, d): compressed before or after W_V, by its F, its E = F, or the shared one."""
-    F = next(one for one in (attention.F, attention.E, shared) if one is not None)
-    if attention.compress_first:
-        return split_heads(attention.value(F(x)), attention.num_heads)
-    return F(split_heads(attention.value(x), attention.num_heads))
-
-
 def norm(x: Tensor) -> Tensor:
     """Frobenius, (B, H, N, d) → (B, H)."""
     return x.flatten(-2).norm(dim=-1)
@@ -199,6 +191,14 @@ def full_rows(blocks: TokenBlocks, most: int) -> Tensor:
     return torch.from_numpy(blocks.rows(places))
 
 
+def check_maps(encoder: Encoder) -> None:
+    """ValueError for attention that gives no maps to look into."""
+    if not all(layer.gives_maps for layer in encoder.layers):
+        raise ValueError(
+            f"attention is {encoder.config.attention!r}, whose forward gives no maps; allowed: one that takes need_weights"
+        )
+
+
 def check_layers(setting: str, layers: list[int] | None, config: EncoderConfig) -> list[int]:
     """The layers that are asked for, in order, all for None; ValueError for one that the encoder has not."""
     wanted = sorted(set(range(config.num_layers) if layers is None else layers))
@@ -212,5 +212,5 @@ def check_index(setting: str, index: int | None, config: EncoderConfig, length: 
     if index is not None and not 1 <= index <= length:
         raise ValueError(f"{setting} is {index}; allowed: 1 to n = {length}, the tokens of a row")
     # A Linformer's map has only k of them: at k its share is 1 by definition.
-    most = min(length, *config.projection_dims) if config.attention == "linformer" else length
+    most = min(length, *(config.attention_kind.columns(config, layer, length) for layer in range(config.num_layers)))
     return index or max(1, most // 4)

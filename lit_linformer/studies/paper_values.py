@@ -66,20 +66,33 @@ def operations(
     sharing: str = "layerwise",
     order: str = "compress_first",
     local_width: int = 0,
-) -> float:
+    projection: str = "linear",
+    attention: str | None = None,
+) -> float | None:
     """Floating-point operations a token and layer of the forward pass, matrix products only; projection_dim None: Transformer.
 
     With a feed-forward of 4 D: 24 D² + 4 n D for the Transformer; 24 D² + 8 k D for project first; 20 D² + 6 k D + 4 D² k/n
     for compress first with E = F (the last term, W_K and W_V of the k slots, vanishes with k/n); 2 k D more with an F.
+    Another attention or projection tells its own; None where it does not.
     """
-    from lit_linformer.model.flops import layer_flops
+    import torch
 
-    shape = (hidden_size, intermediate_size, projection_dim, sharing, order, local_width)
-    return layer_flops(n, *shape)[0] / n
+    from lit_linformer.model import Encoder, EncoderConfig
+    from lit_linformer.model.flops import forward_flops
+
+    kind = {"attention": attention or ("full" if projection_dim is None else "linformer"), "projection": projection}
+    kind |= {"projection_dim": projection_dim or 1, "sharing": sharing}
+    shape = {"hidden_size": hidden_size, "intermediate_size": intermediate_size, "local_width": local_width, "order": order}
+    with torch.device("meta"):  # for its formulas alone
+        encoder = Encoder(EncoderConfig(vocab_size=1, max_length=n, num_layers=1, num_heads=1, **shape, **kind))
+    flops = forward_flops(encoder, n)
+    return None if flops is None else flops / n
 
 
-def allowed_ratio(n: int, projection_dim: int, hidden_size: int, intermediate_size: int, **shape: str | int) -> float:
-    """How many times as fast as the Transformer this Linformer would be if each operation took the same time."""
-    width = shape.get("local_width", 0)
-    full = operations(n, hidden_size, intermediate_size, local_width=width)
-    return full / operations(n, hidden_size, intermediate_size, projection_dim, **shape)
+def allowed_ratio(
+    n: int, projection_dim: int | None, hidden_size: int, intermediate_size: int, **shape: str | int
+) -> float | None:
+    """How many times as fast as the Transformer this model would be if each operation took the same time; None: not known."""
+    full = operations(n, hidden_size, intermediate_size, local_width=shape.get("local_width", 0))
+    ours = operations(n, hidden_size, intermediate_size, projection_dim, **shape)
+    return None if ours is None else full / ours

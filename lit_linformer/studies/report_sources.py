@@ -56,7 +56,12 @@ class Run:
 
     @property
     def transformer(self) -> bool:
-        return self.encoder("attention") == "full"
+        """What the others are compared with. An attention whose class is not here is none."""
+        from lit_linformer.model import ATTENTIONS
+
+        with contextlib.suppress(ValueError):
+            return ATTENTIONS.find(self.encoder("attention")).exact
+        return False
 
     @property
     def teacher(self) -> float | None:

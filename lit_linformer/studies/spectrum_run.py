@@ -9,9 +9,10 @@ import yaml
 from torch import Tensor
 
 from lit_linformer.data import PretrainingData
-from lit_linformer.model import Encoder, EncoderConfig
+from lit_linformer.model import PROJECTIONS, Encoder, EncoderConfig
+from lit_linformer.model.linformer import SHARINGS
 from lit_linformer.runs.checkpoints import check_checkpoint, find_checkpoint
-from lit_linformer.studies.lowrank import Measured, check_index, check_layers, full_rows, measure
+from lit_linformer.studies.lowrank import Measured, check_index, check_layers, check_maps, full_rows, measure
 from lit_linformer.tasks.checkpoints import read_pretrained
 
 
@@ -44,10 +45,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        e = self.encoder
-        dims = sorted(set(e.projection_dims))
-        k = f", k = {dims[0]}" + (f" to {dims[-1]}" if len(dims) > 1 else "") if e.attention == "linformer" else ""
-        return f"{self.path} ({'Linformer' if k else 'Transformer'}, n = {self.rows.shape[1]}{k})"
+        return f"{self.path} ({self.encoder.attention_kind.describe(self.encoder)}, n = {self.rows.shape[1]})"
 
     def measure(self, device: str) -> None:
         def progress(done: int) -> None:
@@ -55,6 +53,7 @@ class Run:
                 print(f"\r{self.path}: {done} of {len(self.rows)} sentences", end="", file=sys.stderr, flush=True)
 
         encoder = Encoder(self.encoder)
+        check_maps(encoder)
         encoder.load_state_dict(self.weights)
         self.measured = measure(encoder.eval().to(device), self.rows, self.layers, rank=self.index, progress=progress)
         if sys.stderr.isatty():
@@ -65,12 +64,16 @@ class Run:
         if len(self.layers) < self.encoder.num_layers:
             return None
         dims = ",".join(map(str, self.measured.suggested(threshold)))
-        words = [*(["--model.encoder.attention linformer"] if self.encoder.attention == "full" else [])]
+        e = self.encoder
+        words = [] if e.attention_kind.slots else [f"--model.encoder.attention {EncoderConfig.attention}"]
         words += [f"--model.encoder.projection_dim '[{dims}]'"]
-        if self.encoder.sharing == "layerwise":  # one E for all layers has one k
+        if SHARINGS[e.sharing].one_for_layers:  # one E for all layers has one k
             words += ["--model.encoder.sharing key-value"]
-        if self.encoder.projection not in ("linear", "gaussian"):  # windows: k must divide n
-            words += ["--model.encoder.projection linear"]
+        try:
+            for k in self.measured.suggested(threshold):
+                PROJECTIONS.find(e.projection).check(e.max_length, k, e.projection_init)
+        except ValueError:  # windows: k must divide n
+            words += [f"--model.encoder.projection {EncoderConfig.projection}"]
         return " ".join(words)
 
 

@@ -19,10 +19,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_linformer.model import EncoderConfig, MaskedLanguageModel
+from lit_linformer.model import Encoder, EncoderConfig, MaskedLanguageModel
 from lit_linformer.model.flops import training_flops
 
-MODELS = ("linformer", "linformer-paper", "transformer", "roberta", "linformer-lightning", "roberta-trainer")
+RECOMMENDED = {"projection_init": "block_mean", "local_width": 5, "norm": "pre"}
+OURS = {
+    "linformer": RECOMMENDED,
+    "linformer-paper": {"projection_init": "xavier", "local_width": 0, "norm": "post"},
+    "transformer": {**RECOMMENDED, "attention": "full"},
+}
+MODELS = (*OURS, "roberta", "linformer-lightning", "roberta-trainer")
 BATCHES = 8  # that a loop goes through, again and again
 WARM = 2  # steps of a loop, at each of its turns, that are not timed: it starts
 
@@ -32,15 +38,11 @@ def masked_tokens(settings: dict[str, Any], n: int) -> int:
 
 
 def encoder_config(kind: str, settings: dict[str, Any], n: int) -> EncoderConfig:
-    paper = kind == "linformer-paper"
     return EncoderConfig(
+        **OURS[kind],
         vocab_size=settings["vocab_size"],
         max_length=n,
-        attention="full" if kind == "transformer" else "linformer",
-        projection_dim=settings["projection_dim"] if kind != "transformer" else 1,
-        projection_init="xavier" if paper else "block_mean",
-        local_width=0 if paper else 5,
-        norm="post" if paper else "pre",
+        projection_dim=settings["projection_dim"],
         dropout=settings["dropout"],
         attention_dropout=settings["dropout"],
         **{key: settings[key] for key in ("hidden_size", "num_layers", "num_heads", "intermediate_size")},
@@ -52,8 +54,9 @@ def step_flops(name: str, settings: dict[str, Any]) -> int | None:
     kind, n = split(name)
     if kind.startswith("roberta"):
         return None
-    rows = max(1, settings["tokens"] // n)
-    return rows * training_flops(encoder_config(kind.removesuffix("-lightning"), settings, n), n, masked_tokens(settings, n))
+    with torch.device("meta"):  # for its formulas alone
+        encoder = Encoder(encoder_config(kind.removesuffix("-lightning"), settings, n))
+    return max(1, settings["tokens"] // n) * training_flops(encoder, n, masked_tokens(settings, n))
 
 
 def split(name: str) -> tuple[str, int]:

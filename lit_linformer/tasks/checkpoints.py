@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lit_linformer.data.tokenizer import Tokenizer, load_tokenizer
 from lit_linformer.model import EncoderConfig
-from lit_linformer.runs.checkpoints import check_checkpoint, encoder_of, find_checkpoint, is_sharded
+from lit_linformer.runs.checkpoints import check_checkpoint, encoder_of, find_checkpoint, is_sharded, stored_encoder
 from lit_linformer.runs.folder import TOKENIZER
 from lit_linformer.utils.finite import check_finite
 
@@ -50,7 +50,7 @@ def read_pretrained(path: str | Path, setting: str = "model.pretrained") -> Pret
     if (path / "model.safetensors").is_file():
         from lit_linformer.interop.folder import read_config, read_weights
 
-        encoder = EncoderConfig(**read_config(path, setting)["encoder"])
+        encoder = stored_encoder(read_config(path, setting)["encoder"], path, setting)
         weights = read_weights(path, setting)
         check_finite(weights, f"{setting} is {path}")
         return Pretrained(path, encoder, weights, str(path) if (path / TOKENIZER).is_file() else None)

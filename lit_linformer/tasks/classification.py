@@ -165,9 +165,10 @@ class SequenceClassification(TrainingModule):
         self.log("train/lr", self.optimizers().param_groups[0]["lr"])
         return loss
 
-    def training_flops(self, batch: Batch) -> int:
+    def training_flops(self, batch: Batch) -> int | None:
         rows, length = batch["input_ids"].shape
-        return rows * training_flops(self.net.encoder.config, length, labels=self.hparams.num_labels)
+        of_row = training_flops(self.net.encoder, length, labels=self.hparams.num_labels)
+        return None if of_row is None else rows * of_row
 
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         self._evaluate(batch, dataloader_idx)

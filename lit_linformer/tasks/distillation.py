@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from lit_linformer.model import MaskedLanguageModel
 from lit_linformer.model.encoder import layer_outputs
-from lit_linformer.model.flops import training_flops
+from lit_linformer.model.flops import forward_flops
 from lit_linformer.model.heads import IGNORED
 from lit_linformer.model.ranges import Range, check_ranges
 from lit_linformer.tasks.checkpoints import read_pretrained
@@ -89,12 +89,13 @@ class Distillation(MLM):
                 self.log(f"train/{name.removesuffix('_weight')}_loss", term.detach())
         return sum(weight * term for weight, term in zip(self.weights, terms, strict=True))
 
-    def training_flops(self, batch: Batch) -> int:
+    def training_flops(self, batch: Batch) -> int | None:
         flops = super().training_flops(batch)
-        if any(self.weights[:2]):  # the teacher's forward pass, a third of a step
-            rows, length = batch["input_ids"].shape
-            flops += rows * training_flops(self.teacher.encoder.config, length, masked=batch["positions"].shape[1]) // 3
-        return flops
+        if not any(self.weights[:2]):
+            return flops
+        rows, length = batch["input_ids"].shape
+        teacher = forward_flops(self.teacher.encoder, length, masked=batch["positions"].shape[1])
+        return None if None in (flops, teacher) else flops + rows * teacher
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         super().validation_step(batch, batch_idx)

@@ -128,9 +128,10 @@ class MLM(TrainingModule):
         """What a step makes smaller."""
         return self.in_training(_loss)(self.net, *inputs(batch))
 
-    def training_flops(self, batch: Batch) -> int:
+    def training_flops(self, batch: Batch) -> int | None:
         rows, length = batch["input_ids"].shape
-        return rows * training_flops(self.net.encoder.config, length, masked=batch["positions"].shape[1])
+        of_row = training_flops(self.net.encoder, length, masked=batch["positions"].shape[1])
+        return None if of_row is None else rows * of_row
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         self._evaluate(batch, self.val_perplexity, "val/perplexity")

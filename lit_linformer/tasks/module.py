@@ -67,9 +67,9 @@ class TrainingModule(LightningModule):
             self._compiled = torch.compile(function, dynamic=self._dynamic)
         return self._compiled
 
-    def training_flops(self, batch: Batch) -> int:
-        """Operations that the model needs for a batch, forward and backward (model/flops.py); 0 where they are not known."""
-        return 0
+    def training_flops(self, batch: Batch) -> int | None:
+        """Operations that the model needs for a batch, forward and backward (model/flops.py); None where they are not known."""
+        return None
 
     def peak_lr(self) -> float:
         """lr, scaled with the square root of the batch if lr_batch_size says which batch it is for.

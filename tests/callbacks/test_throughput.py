@@ -80,7 +80,7 @@ def test_training_does_not_notice(corpus, cache):
     assert_same(*weights)
     summary = callbacks[0].summary()
     assert summary.keys() == NAMES and summary["data_wait"] < 1
-    per_token = training_flops(model.net.encoder.config, 32, masked=5) / 32
+    per_token = training_flops(model.net.encoder, 32, masked=5) / 32
     assert summary["gflops_per_second"] * 1e9 == pytest.approx(summary["tokens_per_second"] * per_token, rel=1e-3)
 
 

@@ -30,7 +30,7 @@ def rows(count=5, length=12):
 @pytest.mark.parametrize("start", ["strided", "block_mean"])
 def test_with_as_many_slots_as_tokens_it_is_the_transformer(settings, sharing, start):
     net = model(attention="full", **settings)
-    made = to_linformer(net, 12, sharing, "linear", start, None)
+    made = to_linformer(net, start, None, projection_dim=12, sharing=sharing)
     assert torch.allclose(made(rows()), net(rows()), atol=1e-5)
     assert made.encoder.config.attention == "linformer" and not made.training
 
@@ -38,7 +38,7 @@ def test_with_as_many_slots_as_tokens_it_is_the_transformer(settings, sharing, s
 @pytest.mark.parametrize(("sharing", "names"), [("none", "EF"), ("headwise", "EF"), ("key-value", "E"), ("layerwise", "E")])
 def test_svd_is_numpys_of_the_maps_that_share_a_matrix(sharing, names):
     net = model(attention="full")
-    made = to_linformer(net, [3, 5] if sharing != "layerwise" else 4, sharing, "linear", "svd", rows(7))
+    made = to_linformer(net, "svd", rows(7), projection_dim=[3, 5] if sharing != "layerwise" else 4, sharing=sharing)
     maps = {layer: map.detach().double().numpy() for layer, map in net.encoder(rows(7), need_weights=True)[1].items()}
     for layer, found in enumerate(made.encoder.layers):
         for name in names:
@@ -55,7 +55,7 @@ def test_svd_is_numpys_of_the_maps_that_share_a_matrix(sharing, names):
 
 def test_only_a_matrix_can_be_made_of_singular_vectors():
     with pytest.raises(ValueError, match=r"projection_init is 'svd' with projection='conv'; allowed: with projection=linear"):
-        to_linformer(model(attention="full"), 4, "none", "conv", "svd", rows())
+        to_linformer(model(attention="full"), "svd", rows(), projection_dim=4, sharing="none", projection="conv")
 
 
 def test_repeated_positions_and_slots():

@@ -11,10 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lit_linformer.interop import convert as convert_command
 from lit_linformer.interop.source import open_checkpoint
-from lit_linformer.model.attention import SHARINGS
-from lit_linformer.model.projection import PROJECTION_INITS, PROJECTIONS
 from tests.cli.test_errors import complaint
 from tests.helpers import output, small_disk
 
@@ -258,11 +255,6 @@ def test_a_model_of_the_hub_is_found_where_it_was_downloaded(weights, copied, tm
         refused(["convert", "--from", f"hub:{name}", "--name", "other"], tmp_path, message)
 
 
-def test_its_choices_are_those_of_the_model():  # written out there, so that the help needs no torch
-    assert convert_command.SHARINGS == SHARINGS and convert_command.PROJECTIONS == PROJECTIONS
-    assert {*convert_command.STARTS} == {*PROJECTION_INITS, "svd"}
-
-
 REFUSED = {
     "no folder": ([], r"from is nowhere, which does not exist; allowed"),
     "no config": (["config.json"], r"from is .*model, which is no model; allowed: a Hugging Face folder with config.json"),
@@ -332,7 +324,7 @@ WORDS = {
     "--attention linformer --projection_dim [8,4,2]": r"projection_dim lists 3 numbers; allowed: one, or num_layers = 2",
     "--attention linformer --projection conv --projection_dim 5": r"projection_dim \(k\) is 5, but projection='conv' works on",
     "--attention linformer --projection_init svd": r"projection_init is 'svd' without source; allowed",
-    "--attention linformer --projection_init best": r"projection_init is 'best'; allowed: strided, block_mean",
+    "--attention linformer --projection_init best": r"projection_init is 'best'; allowed: block_mean, split",
     "--attention linformr": r"attention is 'linformr'; did you mean 'linformer'\?; allowed",
     "--max_length 16": r"max_length is 16; allowed: more than the model's 32",
     "--max_length 40": r"max_length is 40; allowed where something is repeated: a multiple of the model's 32",

@@ -6,8 +6,9 @@ import math
 import pytest
 import torch
 
-from lit_linformer.model import LinformerAttention, Projection, SelfAttention
-from lit_linformer.model.attention import SHARINGS, LocalConvolution, attend, log_mass
+from lit_linformer.model import LinformerAttention, SelfAttention, make_projection
+from lit_linformer.model.attention import LocalConvolution, attend, log_mass
+from lit_linformer.model.linformer import SHARINGS
 from lit_linformer.model.projection import PROJECTIONS
 
 B, N, D, H, K = 2, 12, 16, 4, 3
@@ -26,7 +27,7 @@ def shared_for(sharing, kind="linear", order="compress_first"):
     if sharing != "layerwise":
         return {}
     channels = D if order == "compress_first" else D // H
-    return {"shared": Projection(kind, N, K, channels=channels, init="split" if kind == "conv" else "xavier").double()}
+    return {"shared": make_projection(kind, N, K, channels=channels, init="split" if kind == "conv" else "xavier").double()}
 
 
 def by_the_paper(attention, x, E, F):
@@ -196,7 +197,7 @@ def test_fewer_tokens_than_slots_give_what_the_formula_says(sharing, projection)
     torch.manual_seed(0)
     layer = LinformerAttention(8, 2, 16, 8, sharing="headwise" if sharing == "layerwise" else sharing, projection=projection)
     layer = layer.double().eval()
-    shared = Projection(projection, 16, 8, channels=8).double() if sharing == "layerwise" else None
+    shared = make_projection(projection, 16, 8, channels=8).double() if sharing == "layerwise" else None
     for linear in (layer.key, layer.value):
         torch.nn.init.normal_(linear.bias)
     x, mask = torch.randn(3, 5, 8).double(), torch.arange(5) < torch.tensor([[5], [3], [1]])

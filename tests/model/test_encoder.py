@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lit_linformer.model import Encoder, EncoderConfig, MaskedLanguageModel, count_parameters
-from lit_linformer.model.attention import ORDERS, SHARINGS
+from lit_linformer.model.linformer import ORDERS, SHARINGS
 from lit_linformer.model.projection import PROJECTIONS
 
 
@@ -120,7 +120,10 @@ def test_dropout_acts_only_in_training():
         ({"local_width": 4}, "local_width is 4; allowed: 0"),
         ({"norm": "both"}, "norm is 'both'; allowed: post, pre"),
         ({"sharing": "all"}, "sharing is 'all'; allowed: none, headwise"),
-        ({"attention": "flash"}, "attention is 'flash'; allowed: linformer, full"),
+        (
+            {"attention": "flash"},
+            "attention is 'flash'; allowed: full, linformer, or the path of",
+        ),
         ({"order": "any"}, "order is 'any'; allowed: compress_first, project_first"),
         ({"dropout": 1.0}, "dropout is 1.0; allowed: 0 up to"),
         ({"num_layers": 0}, "num_layers is 0; allowed: 1 to 1000"),

@@ -3,13 +3,14 @@
 import pytest
 import torch
 
-from lit_linformer.model import Projection
-from lit_linformer.model.projection import PROJECTION_INITS, PROJECTIONS, initial_matrix, project
+from lit_linformer.model import make_projection
+from lit_linformer.model.projection import PROJECTIONS, project
+from lit_linformer.model.starts import PROJECTION_INITS, initial_matrix
 
 
 @pytest.mark.parametrize("kind", PROJECTIONS)
 def test_makes_k_slots_of_any_length(kind):
-    projection = Projection(kind, max_length=30, projection_dim=10, channels=4)
+    projection = make_projection(kind, max_length=30, projection_dim=10, channels=4)
     for length in (1, 7, 29, 30):
         assert projection(torch.randn(2, length, 4)).shape == (2, 10, 4)
         assert projection(torch.randn(2, 3, length, 4)).shape == (2, 3, 10, 4)
@@ -19,29 +20,29 @@ def test_makes_k_slots_of_any_length(kind):
 def test_windows_that_do_not_tile_n_are_refused(kind):
     # A peer's convolution yields 10 slots where k = 8 was asked at n = 30.
     with pytest.raises(ValueError, match=r"projection_dim \(k\) is 8.*divisors of max_length = 30"):
-        Projection(kind, max_length=30, projection_dim=8)
+        make_projection(kind, max_length=30, projection_dim=8)
 
 
 @pytest.mark.parametrize("k", [0, 31])
 def test_k_outside_1_to_n_is_refused(k):
     with pytest.raises(ValueError, match=rf"projection_dim \(k\) is {k}; allowed: 1 to max_length = 30"):
-        Projection("linear", max_length=30, projection_dim=k)
+        make_projection("linear", max_length=30, projection_dim=k)
 
 
 def test_unknown_names_are_refused_with_the_allowed_ones():
     with pytest.raises(ValueError, match="projection is 'pool'; allowed: linear, conv, mean, max, gaussian"):
-        Projection("pool", 8, 4)
+        make_projection("pool", 8, 4)
     with pytest.raises(ValueError, match="projection_init is 'ones'; allowed: block_mean"):
-        Projection("linear", 8, 4, init="ones")
+        make_projection("linear", 8, 4, init="ones")
 
 
 def test_block_mean_equals_mean_pooling_and_strided_picks_tokens():
     x = torch.randn(2, 12, 5)
-    block_mean, mean = Projection("linear", 12, 4, init="block_mean"), Projection("mean", 12, 4)
+    block_mean, mean = make_projection("linear", 12, 4, init="block_mean"), make_projection("mean", 12, 4)
     torch.testing.assert_close(block_mean(x), mean(x))
     torch.testing.assert_close(mean(x), x.view(2, 4, 3, 5).mean(2))
-    torch.testing.assert_close(Projection("linear", 12, 4, init="strided")(x), x[:, ::3])
-    torch.testing.assert_close(Projection("max", 12, 4)(x), x.view(2, 4, 3, 5).amax(2))
+    torch.testing.assert_close(make_projection("linear", 12, 4, init="strided")(x), x[:, ::3])
+    torch.testing.assert_close(make_projection("max", 12, 4)(x), x.view(2, 4, 3, 5).amax(2))
 
 
 def test_block_mean_tiles_n_when_k_does_not_divide_it():
@@ -61,7 +62,7 @@ def test_starts_have_the_scale_they_claim(init):
 
 
 def test_strided_heads_start_at_different_tokens():
-    E = Projection("linear", 16, 4, num_heads=4, init="strided").weight
+    E = make_projection("linear", 16, 4, num_heads=4, init="strided").weight
     assert [row.argmax().item() for row in E[:, 0]] == [0, 1, 2, 3]
 
 
@@ -74,22 +75,22 @@ def test_split_heads_share_out_each_window(heads, parts):
     windows = x.view(1, heads, 4, 4, 5)
     expected = torch.stack([windows[:, h, :, first:after].mean(2) for h, (first, after) in enumerate(parts)], 1)
     for kind in ("linear", "conv"):
-        torch.testing.assert_close(Projection(kind, 16, 4, num_heads=heads, channels=5, init="split")(x), expected)
+        torch.testing.assert_close(make_projection(kind, 16, 4, num_heads=heads, channels=5, init="split")(x), expected)
 
 
 def test_split_heads_beyond_a_windows_tokens_share_them():
-    E = Projection("linear", 8, 4, num_heads=6, init="split").weight
+    E = make_projection("linear", 8, 4, num_heads=6, init="split").weight
     assert [row.argmax().item() for row in E[:, 0]] == [0, 0, 0, 1, 1, 1] and E.sum() == 6 * 4
 
 
 def test_conv_refuses_starts_that_are_no_window():
     message = "projection_init is 'xavier'; allowed with projection='conv': block_mean, split, strided"
     with pytest.raises(ValueError, match=message):
-        Projection("conv", 8, 4, init="xavier")
+        make_projection("conv", 8, 4, init="xavier")
 
 
 def test_convolution_is_torchs_depthwise_one():
-    projection = Projection("conv", max_length=12, projection_dim=4, channels=5)
+    projection = make_projection("conv", max_length=12, projection_dim=4, channels=5)
     torch.nn.init.normal_(projection.weight)
     x = torch.randn(2, 12, 5)
     kernel = projection.weight.t()[:, None]  # (C, 1, n/k)
@@ -112,26 +113,26 @@ def test_project_is_the_matrix_product(E, x):
 @pytest.mark.parametrize("kind", PROJECTIONS)
 def test_reload_gives_the_same_output(kind):
     x = torch.randn(1, 8, 3)
-    first, second = (Projection(kind, 8, 4, channels=3, init="split" if kind == "conv" else "xavier") for _ in range(2))
+    first, second = (make_projection(kind, 8, 4, channels=3, init="split" if kind == "conv" else "xavier") for _ in range(2))
     second.load_state_dict(first.state_dict())
     torch.testing.assert_close(first(x), second(x), rtol=0, atol=0)
 
 
 def test_gaussian_is_fixed_and_of_variance_1_over_k():
     torch.manual_seed(0)
-    projection = Projection("gaussian", 512, 64)
+    projection = make_projection("gaussian", 512, 64)
     assert not list(projection.parameters()) and "weight" in projection.state_dict()
     assert projection.weight.var().item() == pytest.approx(1 / 64, rel=0.05)
 
 
 def test_two_projections_share_nothing():
-    first, second = Projection("linear", 8, 4), Projection("linear", 8, 4)
+    first, second = make_projection("linear", 8, 4), make_projection("linear", 8, 4)
     first.weight.data.zero_()
     assert second.weight.abs().sum() > 0
 
 
 def test_mass_is_one_for_full_rows_zero_for_empty_slots():
-    projection = Projection("linear", 8, 4, init="block_mean")
+    projection = make_projection("linear", 8, 4, init="block_mean")
     x = torch.randn(2, 8, 3)
     assert projection.mass(x, None) is None
     mask = torch.tensor([[True] * 8, [True] * 3 + [False] * 5])

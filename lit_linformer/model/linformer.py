@@ -1,0 +1,257 @@
+"""The Linformer's attention, over k projected slots. Shapes and names as in attention.py."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from torch.nn import functional
+
+from .attention import ATTENTIONS, Attention, log_mass, split_heads, zero_pads
+from .projection import PROJECTIONS, Projection, make_projection
+
+if TYPE_CHECKING:
+    from .encoder import EncoderConfig
+
+ORDERS = ("compress_first", "project_first")
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """Which E and F are one and the same (paper, section 4): a matrix for each head, F beside E, E = F for all layers."""
+
+    heads_apart: bool = False
+    two: bool = False
+    one_for_layers: bool = False
+
+
+SHARINGS = {
+    "none": Sharing(heads_apart=True, two=True),
+    "headwise": Sharing(two=True),
+    "key-value": Sharing(),
+    "layerwise": Sharing(one_for_layers=True),
+}
+
+
+@ATTENTIONS.add("linformer")
+class LinformerAttention(Attention):
+    """Self-attention with linear complexity: softmax(q (E K)ᵀ / √d) F V (paper, equation 7), O(N K) in time and memory.
+
+    Args:
+        hidden_size: D.
+        num_heads: H; divides D.
+        max_length: n, the longest input.
+        projection_dim: k.
+        sharing: which E and F are one and the same (paper, section 4). none: a matrix a head for keys and for values;
+            headwise: one E and one F for all heads; key-value: E = F; layerwise: as key-value, but the one E belongs to the
+            encoder, which hands it to ``forward``.
+        projection: linear | conv | mean | max | gaussian, see projections.py, or the path of a class.
+        projection_init: how a learned E starts: block_mean | split | strided | normal | xavier.
+        projection_noise: standard deviation of noise on top of that start.
+        order: compress_first computes W_K (E x), project_first E (W_K x). Without biases they are equal for every linear E;
+            with them the first adds b to each slot (as the authors' code does) and the second b times E's row sum (as the
+            paper's formula does). Compressing first saves 4 D² floating-point operations a token, but needs one E for all
+            heads: with sharing="none" the order is project_first.
+        mass_bias: add log(mass) to a slot's scores, where mass is the share of |E_j| on real tokens: an empty slot gets no
+            attention. Without effect on rows of full length. Off: a model trained on full rows has learnt to spread over
+            all slots, and was worse on short ones with it (docs/LOG.md).
+        local_width: width w of a ``LocalConvolution`` of x, added to the heads' output before W_O; 0: none.
+        dropout: probability with which attention weights are dropped.
+        causal: refused; every slot mixes all positions, so no mask keeps later tokens out.
+        projection_options: further arguments of a projection of your own.
+    """
+
+    title, slots = "Linformer", True
+    settings = (
+        "projection_dim", "sharing", "projection", "projection_init", "projection_noise", "projection_options", "order",
+        "mass_bias",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        max_length: int,
+        projection_dim: int,
+        sharing: str = "headwise",
+        projection: str = "linear",
+        projection_init: str = "block_mean",
+        projection_noise: float = 0.0,
+        order: str = "compress_first",
+        mass_bias: bool = False,
+        local_width: int = 0,
+        dropout: float = 0.0,
+        causal: bool = False,
+        projection_options: dict[str, Any] | None = None,
+    ):
+        super().__init__(hidden_size, num_heads, max_length, local_width, dropout, causal)
+        check_sharing(sharing, order)
+        shares = SHARINGS[sharing]
+        self.compress_first = compresses_first(sharing, order)
+        self.mass_bias, self.projection_dim = mass_bias, projection_dim
+
+        def made() -> Projection:
+            return make_projection(
+                projection,
+                max_length,
+                projection_dim,
+                num_heads=num_heads if shares.heads_apart else None,
+                channels=hidden_size if self.compress_first else hidden_size // num_heads,
+                init=projection_init,
+                noise=projection_noise,
+                **(projection_options or {}),
+            )
+
+        self.E = None if shares.one_for_layers else made()
+        self.F = made() if shares.two else None
+
+    @classmethod
+    def check(cls, config: "EncoderConfig") -> None:
+        check_sharing(config.sharing, config.order)
+        dims = config.projection_dims
+        if len(dims) != config.num_layers:
+            raise ValueError(
+                f"projection_dim lists {len(dims)} numbers; allowed: one, or num_layers = {config.num_layers} of them"
+            )
+        if SHARINGS[config.sharing].one_for_layers and len(set(dims)) > 1:
+            raise ValueError(
+                f"projection_dim is {dims}; allowed: one k for all layers, which share one E with sharing={config.sharing!r}"
+            )
+        kind = PROJECTIONS.find(config.projection)
+        PROJECTIONS.check_options(config.projection, PROJECTION_ARGUMENTS, config.projection_options)
+        for dim in dims:
+            kind.check(config.max_length, dim, config.projection_init)
+        if config.mass_bias and kind.mass is Projection.mass:
+            raise ValueError(f"mass_bias is True; allowed with projection={config.projection}: False, for it has no `mass`")
+
+    @classmethod
+    def arguments(cls, config: "EncoderConfig", layer: int) -> dict[str, Any]:
+        own = {name: getattr(config, name) for name in LinformerAttention.settings}
+        return super().arguments(config, layer) | own | {"projection_dim": config.projection_dims[layer]}
+
+    @classmethod
+    def shared(cls, config: "EncoderConfig") -> Projection | None:
+        """The encoder's E, of layerwise sharing."""
+        if not SHARINGS[config.sharing].one_for_layers:
+            return None
+        first = compresses_first(config.sharing, config.order)
+        return make_projection(
+            config.projection,
+            config.max_length,
+            config.projection_dims[0],
+            channels=config.hidden_size if first else config.hidden_size // config.num_heads,
+            init=config.projection_init,
+            noise=config.projection_noise,
+            **(config.projection_options or {}),
+        )
+
+    @classmethod
+    def details(cls, config: "EncoderConfig") -> list[str]:
+        dims = config.projection_dims
+        kind = [config.projection] if config.projection != type(config).projection else []
+        return [f"k = {dims[0] if len(set(dims)) == 1 else dims}", config.sharing, *kind]
+
+    @classmethod
+    def columns(cls, config: "EncoderConfig", layer: int, length: int) -> int:
+        return config.projection_dims[layer]
+
+    @classmethod
+    def lengthened(cls, config: "EncoderConfig", max_length: int, how: str) -> dict[str, Any]:
+        times = max_length // config.max_length if how == "repeat" else 1
+        dims = config.projection_dim
+        return {"projection_dim": dims * times if isinstance(dims, int) else [k * times for k in dims]}
+
+    def forward(
+        self,
+        x: Tensor,
+        attention_mask: Tensor | None = None,
+        need_weights: bool = False,
+        shared: Projection | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend.
+
+        Args:
+            x: (B, N, D), pads on the right.
+            attention_mask: (B, N) bool, True at real tokens; None when all are.
+            need_weights: also return the attention maps, without dropout.
+            shared: the encoder's E = F, with sharing="layerwise".
+
+        Returns:
+            (B, N, D), and the maps (B, H, N, K) or None.
+        """
+        self.check_length(x)
+        q = split_heads(self.query(x), self.num_heads)
+        k, v = self.compress(x, attention_mask, shared)
+        E, _ = self.projections(shared)
+        bias = log_mass(E.mass(x, attention_mask), q.dtype) if self.mass_bias else None
+        context, weights = self.attend(q, k, v, bias, need_weights)
+        return self.output(context, x, attention_mask), weights
+
+    def compress(
+        self, x: Tensor, attention_mask: Tensor | None = None, shared: Projection | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The slots' keys and values, (B, H, K, d) each."""
+        E, F = self.projections(shared)
+        # Pads are zeroed right before E, in every layer: only so does no pad ever reach a slot.
+        if not self.compress_first:
+            k = split_heads(zero_pads(self.key(x), attention_mask), self.num_heads)
+            v = split_heads(zero_pads(self.value(x), attention_mask), self.num_heads)
+            to_slots = E.for_input(x, attention_mask)
+            k = to_slots(k, attention_mask)
+            return k, (to_slots if F is E else F.for_input(x, attention_mask))(v, attention_mask)
+        x = zero_pads(x, attention_mask)
+        if E.commutes and x.shape[1] < E.projection_dim:
+            # Fewer tokens than slots: E (x W) + b is (E x) W + b, with W applied to N rows instead of K.
+            k, v = E(functional.linear(x, self.key.weight)), F(functional.linear(x, self.value.weight))
+            k, v = k + self.key.bias.to(k.dtype), v + self.value.bias.to(v.dtype)
+        else:
+            x_E = E.for_input(x, attention_mask)(x, attention_mask)  # (B, K, D)
+            x_F = x_E if F is E else F.for_input(x, attention_mask)(x, attention_mask)
+            k, v = self.key(x_E), self.value(x_F)
+        return split_heads(k, self.num_heads), split_heads(v, self.num_heads)
+
+    def projections(self, shared: Projection | None) -> tuple[Projection, Projection]:
+        """E and F of this layer."""
+        E = shared if self.E is None else self.E
+        if E is None:
+            raise ValueError(
+                "sharing='layerwise' needs the shared E: pass shared=make_projection(…), or take 'key-value' for one layer"
+            )
+        return E, E if self.F is None else self.F
+
+    def matrix(self, x: Tensor, shared: Projection | None = None) -> Tensor | None:
+        """E, of keys."""
+        return self.projections(shared)[0].matrix(x)
+
+    def flops(self, length: int, shared: Projection | None = None) -> int | None:
+        rows, applied = self._applied(length, shared)
+        compressing = [projection.flops(length, self.hidden_size) for projection in applied]
+        if None in compressing:
+            return None
+        return self.linear_flops(length, rows) + sum(compressing) + 4 * self.projection_dim * length * self.hidden_size
+
+    def fixed_flops(self, length: int, shared: Projection | None = None) -> int:
+        fixed = [one for one in self._applied(length, shared)[1] if not list(one.parameters())]
+        return sum(projection.flops(length, self.hidden_size) or 0 for projection in fixed)
+
+    def _applied(self, length: int, shared: Projection | None) -> tuple[int, list[Projection]]:
+        """How many rows W_K and W_V are applied to, and the projections that are applied, one after the other."""
+        E, F = self.projections(shared)
+        if not self.compress_first or (E.commutes and length < self.projection_dim):
+            return length, [E, F]
+        return self.projection_dim, [E] if F is E else [E, F]
+
+
+# What make_projection is given here, beside projection_options.
+PROJECTION_ARGUMENTS = {"max_length", "projection_dim", "num_heads", "channels", "init", "noise"}
+
+
+def compresses_first(sharing: str, order: str) -> bool:
+    """Whether x is compressed, before W_K and W_V: with a matrix a head there is no one x to compress."""
+    return order == ORDERS[0] and not SHARINGS[sharing].heads_apart
+
+
+def check_sharing(sharing: str, order: str) -> None:
+    """Raises ValueError, naming the setting, for one that there is not."""
+    for name, value, allowed in (("sharing", sharing, SHARINGS), ("order", order, ORDERS)):
+        if value not in allowed:
+            raise ValueError(f"{name} is {value!r}; allowed: {', '.join(allowed)}")

@@ -1,0 +1,254 @@
+"""The kinds of E: a learned matrix, a fixed random one, a convolution, and two poolings. Each class is all there is of it.
+
+Shapes as in projection.py.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from .projection import PROJECTIONS, Projection, project
+from .starts import WINDOW_INITS, initial_matrix
+
+
+@PROJECTIONS.add("linear")
+class Linear(Projection):
+    """A learned E: (K, n), or (H, K, n) where each head has one."""
+
+    commutes = True
+
+    def __init__(self, **shape: Any):
+        super().__init__(**shape)
+        self._keep(self._matrix(self.init))
+
+    def _matrix(self, init: str) -> Tensor:
+        heads = self.num_heads or 1
+        E = torch.stack([initial_matrix(init, self.max_length, self.projection_dim, (head, heads)) for head in range(heads)])
+        return E if self.num_heads is not None else E[0]
+
+    def _keep(self, E: Tensor) -> None:
+        self.weight = nn.Parameter(E + self.noise * torch.randn_like(E) if self.noise else E)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return project(self.weight[..., : x.shape[-2]], x)
+
+    def mass(self, x: Tensor, mask: Tensor | None) -> Tensor | None:
+        length, exporting = x.shape[-2], torch.compiler.is_exporting()
+        if mask is None and length == self.max_length:
+            return None
+        size = self.weight.detach().abs()
+        size = size.to(torch.promote_types(size.dtype, torch.float32))
+        size = size if size.dim() == 3 else size[None]  # (1 or H, K, n)
+        total = size.sum(-1).clamp(min=torch.finfo(size.dtype).tiny)
+        if mask is None:
+            return (size[..., :length].sum(-1) / total)[None]
+        if exporting:  # whether a slice of columns is contiguous depends on N = n
+            mask = functional.pad(mask, (0, self.max_length - length))
+        else:
+            size = size[..., :length]
+        with torch.autocast(x.device.type, enabled=False):
+            real = torch.einsum("hkn,bn->bhk", size, mask.to(size.dtype))
+        return real / total
+
+    def flops(self, length: int, width: int) -> int:
+        return 2 * self.projection_dim * length * width
+
+    def matrix(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return self.weight[..., : x.shape[-2]]
+
+    def any_length(self) -> Projection:
+        return _AnyLength(self)
+
+    @torch.no_grad()
+    def lengthen(self, old: Projection, how: str) -> None:
+        self.weight.copy_(LENGTHENED[how](old.weight, self.max_length))
+
+    @torch.no_grad()
+    def fill(self, E: Tensor) -> None:
+        self.weight.copy_(E)
+
+
+@PROJECTIONS.add("conv")
+class Convolution(Projection):
+    """One learned kernel a channel, of width and stride n/k: (n/k, C), or (H, n/k, C) where each head has its own."""
+
+    def __init__(self, **shape: Any):
+        super().__init__(**shape)
+        heads, self.window = self.num_heads or 1, self.max_length // self.projection_dim
+        kernel = torch.stack([WINDOW_INITS[self.init](self.window, (head, heads)) for head in range(heads)])
+        kernel = (kernel if self.num_heads is not None else kernel[0])[..., None].repeat_interleave(self.channels, -1)
+        self.weight = nn.Parameter(kernel + self.noise * torch.randn_like(kernel) if self.noise else kernel)
+
+    @classmethod
+    def check(cls, max_length: int, projection_dim: int, init: str) -> None:
+        super().check(max_length, projection_dim, init)
+        kind = PROJECTIONS.name(cls)
+        if init not in WINDOW_INITS:
+            raise ValueError(f"projection_init is {init!r}; allowed with projection={kind!r}: {', '.join(WINDOW_INITS)}")
+        check_windows(kind, max_length, projection_dim)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return (windows(self, x, 0.0) * self.weight.unsqueeze(-3)).sum(-2)
+
+    def mass(self, x: Tensor, mask: Tensor | None) -> Tensor | None:
+        return window_mass(self, x, mask)
+
+    def flops(self, length: int, width: int) -> int:
+        return 2 * self.max_length * width  # rows are filled up to n
+
+    def matrix(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The mean over the channels of their kernels."""
+        kernel = self.weight.mean(-1)  # (n/k) or (H, n/k)
+        columns = kernel.repeat(*[1] * (kernel.dim() - 1), self.projection_dim)
+        return window_tokens(self, x) * columns[..., None, : x.shape[-2]]
+
+    @torch.no_grad()
+    def lengthen(self, old: Projection, how: str) -> None:
+        if self.window == old.window:  # the slots are repeated
+            self.weight.copy_(old.weight)
+            return
+        spread_out = spread(old.weight.transpose(-2, -1), self.window).transpose(-2, -1)
+        self.weight.copy_(spread_out * old.window / self.window)
+
+
+@PROJECTIONS.add("mean")
+class Mean(Projection):
+    """Slot j is the mean of the real tokens of window j, of n/k tokens."""
+
+    @classmethod
+    def check(cls, max_length: int, projection_dim: int, init: str) -> None:
+        super().check(max_length, projection_dim, init)
+        check_windows(PROJECTIONS.name(cls), max_length, projection_dim)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        counts = window_counts(self, x, mask)
+        counts = counts.view(counts.shape[0], *[1] * (x.dim() - 3), -1, 1)
+        return windows(self, x, 0.0).sum(-2) / counts.clamp(min=1).to(x.dtype)
+
+    def mass(self, x: Tensor, mask: Tensor | None) -> Tensor | None:
+        return window_mass(self, x, mask)
+
+    def flops(self, length: int, width: int) -> int:
+        return 0
+
+    def matrix(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        tokens = window_tokens(self, x)
+        return tokens / tokens.sum(1, keepdim=True).clamp(min=1)
+
+
+@PROJECTIONS.add("max")
+class Max(Mean):
+    """Slot j is the largest of the real tokens of window j, channel by channel."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        lowest = torch.finfo(x.dtype).min
+        if mask is not None:
+            pads = ~(mask if x.dim() == 3 else mask[:, None])
+            x = x.masked_fill(pads[..., None], lowest)
+        found = windows(self, x, lowest).amax(-2)
+        counts = window_counts(self, x, mask)
+        return found.masked_fill(counts.view(counts.shape[0], *[1] * (x.dim() - 3), -1, 1) == 0, 0.0)
+
+    def mass(self, x: Tensor, mask: Tensor | None) -> Tensor | None:
+        return window_mass(self, x, mask)
+
+    def flops(self, length: int, width: int) -> int:
+        return 0
+
+    def matrix(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The windows that it is taken over."""
+        return window_tokens(self, x)
+
+
+@PROJECTIONS.add("gaussian")
+class Gaussian(Linear):
+    """A fixed random E, N(0, 1/k), kept in the state dict: the theorems' projection."""
+
+    fill = Projection.fill  # what is random stays so
+
+    def _keep(self, E: Tensor) -> None:
+        self.register_buffer("weight", E)
+
+    def _matrix(self, init: str) -> Tensor:
+        return super()._matrix("normal")
+
+
+class _AnyLength(Projection):
+    """A matrix, traced for every length."""
+
+    def __init__(self, of: Linear):
+        super().__init__(of.max_length, of.projection_dim, of.num_heads, of.channels)
+        if isinstance(of.weight, nn.Parameter):
+            self.weight = of.weight
+        else:
+            self.register_buffer("weight", of.weight)
+        if of.num_heads is not None:
+            self.by_token = of.weight.permute(2, 0, 1).contiguous()
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        # Whether a slice of columns is contiguous depends on N = n, and the trace would note it: of a matrix a head a slice of
+        # tokens, (n, H, K), of one for all a gathered copy. Either is the faster one in onnxruntime, by a tenth.
+        if self.num_heads is not None:
+            return self.by_token[: x.shape[-2]].permute(1, 2, 0) @ x
+        return self.weight.index_select(-1, torch.arange(x.shape[-2], device=x.device)) @ x
+
+    mass = Linear.mass
+
+
+def check_windows(kind: str, max_length: int, projection_dim: int) -> None:
+    """Raises ValueError where windows of one width do not tile n tokens."""
+    if max_length % projection_dim:
+        raise ValueError(
+            f"projection_dim (k) is {projection_dim}, but projection={kind!r} works on windows of max_length/k tokens: "
+            f"allowed are the divisors of max_length = {max_length}"
+        )
+
+
+def windows(projection: Projection, x: Tensor, fill: float) -> Tensor:
+    """(..., N, C) → (..., K, n/k, C); tokens that a short input lacks are filled in."""
+    missing = projection.max_length - x.shape[-2]
+    if torch.compiler.is_exporting() or missing:
+        x = functional.pad(x, (0, 0, 0, missing), value=fill)
+    return x.unflatten(-2, (projection.projection_dim, projection.max_length // projection.projection_dim))
+
+
+def window_counts(projection: Projection, x: Tensor, mask: Tensor | None) -> Tensor:
+    """Real tokens in each window, (1 or B, K)."""
+    if mask is None:
+        mask = torch.ones(1, x.shape[-2], dtype=torch.bool, device=x.device)
+    return windows(projection, mask[..., None].long(), 0).sum((-2, -1))
+
+
+def window_mass(projection: Projection, x: Tensor, mask: Tensor | None) -> Tensor | None:
+    """``Projection.mass`` of windows."""
+    if mask is None and x.shape[-2] == projection.max_length:
+        return None
+    counts = window_counts(projection, x, mask)
+    return counts[:, None].float() / (projection.max_length // projection.projection_dim)
+
+
+def window_tokens(projection: Projection, x: Tensor) -> Tensor:
+    """(K, N): 1 where the token is in the slot's window."""
+    K, n = projection.projection_dim, projection.max_length
+    return torch.block_diag(*torch.ones(K, 1, n // K)).to(x.device)[:, : x.shape[-2]]
+
+
+def _interpolated(weight: Tensor, max_length: int) -> Tensor:
+    """Columns are spread, and divided so that row sums stay."""
+    return spread(weight, max_length) / (max_length / weight.shape[-1])
+
+
+def _repeated(weight: Tensor, max_length: int) -> Tensor:
+    """The same block again along the diagonal."""
+    return torch.kron(torch.eye(max_length // weight.shape[-1]).to(weight), weight)
+
+
+LENGTHENED = {"interpolate": _interpolated, "repeat": _repeated}
+
+
+def spread(x: Tensor, width: int) -> Tensor:
+    """(..., N) → (..., width), linear between neighbours."""
+    flat = functional.interpolate(x.reshape(-1, 1, x.shape[-1]), size=width, mode="linear", align_corners=False)
+    return flat.reshape(*x.shape[:-1], width)

@@ -1,0 +1,114 @@
+"""A setting that is a name, and the class that it stands for: an entry of this package, or a class in a file of your own.
+
+    --model.encoder.attention full                  a name
+    --model.encoder.attention my_ideas.Window       class Window in my_ideas.py, in the working directory or installed
+
+Names and class paths are plain strings in configs and checkpoints. Of a checkpoint, too, only a module that this machine has
+is imported, and of it only a subclass of the entry's base is made: a path decides which code runs, so trust it as you trust
+the config or checkpoint that it stands in.
+"""
+
+import difflib
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+
+class UnknownKind(ValueError):
+    """A name that no class here has."""
+
+
+class Registry(Mapping):
+    """The classes that a setting may name, by name.
+
+    Args:
+        setting: its name, for messages.
+        base: what every class, this package's or the user's, is made from.
+    """
+
+    def __init__(self, setting: str, base: type):
+        self.setting, self.base = setting, base
+        self._classes: dict[str, type] = {}
+
+    def add(self, name: str) -> Callable[[type], type]:
+        """Decorator: the class is found by that name."""
+
+        def added(cls: type) -> type:
+            self._classes[name] = cls
+            return cls
+
+        return added
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._classes)
+
+    def __len__(self) -> int:
+        return len(self._classes)
+
+    def __getitem__(self, name: str) -> type:
+        return self._classes[name]
+
+    def name(self, cls: type) -> str:
+        """What the setting would be: the entry's name, or the class path."""
+        known = next((name for name, entry in self._classes.items() if entry is cls), None)
+        return known or f"{cls.__module__}.{cls.__qualname__}"
+
+    def find(self, name: Any) -> Any:
+        """The class; UnknownKind, in one line, for what is none."""
+        if isinstance(name, str) and name in self._classes:
+            return self._classes[name]
+        if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")) or "." not in name:
+            near = difflib.get_close_matches(str(name), self, 1)
+            self._refuse(name, f"; did you mean {near[0]!r}?" if near else "")
+        path, _, attribute = name.rpartition(".")
+        try:
+            module = self._import(name, path)
+            found = getattr(module, attribute)
+        except AttributeError as error:
+            self._refuse(name, f", but module {path} has no {attribute}", error)
+        if not (inspect.isclass(found) and issubclass(found, self.base) and found is not self.base):
+            self._refuse(name, f", which is no subclass of {self.base.__name__}")
+        return found
+
+    def _import(self, name: str, path: str) -> Any:
+        top = path.partition(".")[0]
+        if top in sys.stdlib_module_names:  # some of which do something when they are imported
+            self._refuse(name, f", but {top} is Python's own")
+        try:
+            return importlib.import_module(path)
+        except ModuleNotFoundError as error:
+            if error.name is not None and (path == error.name or path.startswith(f"{error.name}.")):
+                self._refuse(name, f", but there is no module {error.name} in the working directory, nor installed", error)
+            self._refuse(name, f", but module {path} cannot be imported: {error}", error)
+        except Exception as error:  # whatever the user's file raises
+            self._refuse(name, f", but module {path} cannot be imported: {type(error).__name__}: {_first_line(error)}", error)
+
+    def _refuse(self, name: Any, why: str, error: Exception | None = None) -> None:
+        package = self.base.__module__.rpartition(".")[0]
+        own = f"or the path of a subclass of {package}.{self.base.__name__}, as my_ideas.Idea"
+        raise UnknownKind(f"{self.setting} is {name!r}{why}; allowed: {', '.join(self)}, {own}") from error
+
+    def check_options(self, name: str, taken: set[str], options: dict[str, Any] | None) -> None:
+        """ValueError for an option that the class does not have.
+
+        Args:
+            name: the entry.
+            taken: arguments that the encoder itself gives it.
+            options: keyword arguments that the user gives it beside them.
+        """
+        if not options:
+            return
+        parameters = inspect.signature(self.find(name).__init__).parameters.values()
+        plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        own = [one.name for one in parameters if one.kind in plain and one.name not in taken | {"self"}]
+        for option in options:
+            if option not in own:
+                raise ValueError(
+                    f"{self.setting}_options names {option!r}; allowed with {self.setting}={name}: {', '.join(own) or 'none'}"
+                )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]

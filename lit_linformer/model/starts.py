@@ -1,0 +1,71 @@
+"""How a learned E starts: what ``projection_init`` names. One of your own is a function here, and an entry below.
+
+Shapes: n = max_length, K = k projected slots, H heads.
+"""
+
+import itertools
+import math
+
+import torch
+from torch import Tensor, nn
+
+Part = tuple[int, int]  # (h, H): for the h-th of H heads
+
+
+def block_mean(width: int, part: Part) -> Tensor:
+    """Slot j is the mean of window j."""
+    return torch.zeros(width) + 1.0 / width
+
+
+def split(width: int, part: Part) -> Tensor:
+    """The mean of a part of window j, another part for each head."""
+    first, after = _share(width, part)
+    weights = torch.zeros(width)
+    weights[first:after] = 1.0 / (after - first)
+    return weights
+
+
+def strided(width: int, part: Part) -> Tensor:
+    """One token of window j, the first of that part."""
+    weights = torch.zeros(width)
+    weights[_share(width, part)[0]] = 1.0
+    return weights
+
+
+def normal(max_length: int, projection_dim: int) -> Tensor:
+    """N(0, 1/k), the random projection of Theorem 2."""
+    return torch.zeros(projection_dim, max_length).normal_(0.0, 1.0 / math.sqrt(projection_dim))
+
+
+def xavier(max_length: int, projection_dim: int) -> Tensor:
+    """Uniform with gain 1/sqrt(2), as in the authors' released code."""
+    return nn.init.xavier_uniform_(torch.zeros(projection_dim, max_length), gain=1.0 / math.sqrt(2.0))
+
+
+# Those of a window, (width, part) → (width,), start a convolution's kernel too; those of a matrix, (n, K) → (K, n), do not.
+WINDOW_INITS = {"block_mean": block_mean, "split": split, "strided": strided}
+MATRIX_INITS = {"normal": normal, "xavier": xavier}
+PROJECTION_INITS = {**WINDOW_INITS, **MATRIX_INITS}
+
+
+def window_bounds(max_length: int, projection_dim: int) -> list[int]:
+    """Where the K windows of near-equal width that tile n tokens begin, and n at the end: K + 1 numbers."""
+    return [j * max_length // projection_dim for j in range(projection_dim + 1)]
+
+
+def initial_matrix(init: str, max_length: int, projection_dim: int, part: Part = (0, 1)) -> Tensor:
+    """A start for one learned E, (K, n)."""
+    if init in MATRIX_INITS:
+        return MATRIX_INITS[init](max_length, projection_dim)
+    E = torch.zeros(projection_dim, max_length)
+    bounds = window_bounds(max_length, projection_dim)
+    for row, (start, stop) in zip(E, itertools.pairwise(bounds), strict=True):
+        row[start:stop] = WINDOW_INITS[init](stop - start, part)
+    return E
+
+
+def _share(width: int, part: Part) -> tuple[int, int]:
+    """The tokens of a window that are a head's: from, and up to."""
+    head, heads = part
+    first = head * width // heads
+    return first, max(first + 1, (head + 1) * width // heads)

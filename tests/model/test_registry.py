@@ -1,0 +1,159 @@
+"""Kinds by name and by class path: what is found, what is refused and never called, what a class of one's own inherits."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import lit_linformer.model
+from lit_linformer.model import ATTENTIONS, PROJECTIONS, Encoder, EncoderConfig, Linear, Projection, SelfAttention
+from lit_linformer.model.flops import forward_flops, training_flops
+
+SHAPE = {"vocab_size": 50, "max_length": 16, "hidden_size": 8, "num_layers": 2, "num_heads": 2, "intermediate_size": 16}
+
+
+class Plain(Projection):
+    """No more than has to be there."""
+
+    def forward(self, x, mask=None):
+        return x.new_zeros(*x.shape[:-2], self.projection_dim, x.shape[-1]) + x.mean(-2, keepdim=True)
+
+
+class Doubled(Linear):
+    """Another forward than the one that its base's methods tell of."""
+
+    def forward(self, x, mask=None):
+        return 2 * super().forward(x, mask).tanh()
+
+
+class Alone(SelfAttention):
+    """A forward that gives nothing but its result."""
+
+    def forward(self, x, attention_mask=None):
+        return self.value(x)
+
+
+class Dynamic(Projection):
+    """Long-Short Transformer's: weights from the layer's input, computed once for keys and values."""
+
+    def __init__(self, **shape):
+        super().__init__(**shape)
+        self.scores, self.computed = torch.nn.Linear(SHAPE["hidden_size"], self.projection_dim, bias=False), 0
+
+    def start(self):
+        torch.nn.init.ones_(self.scores.weight)
+
+    def for_input(self, x, mask):
+        self.computed += 1
+        scores = self.scores(x)  # (B, N, K)
+        if mask is not None:
+            scores = scores.masked_fill(~mask[..., None], torch.finfo(x.dtype).min)
+        weights = scores.softmax(1).transpose(1, 2)
+        return lambda z, mask: (weights if z.dim() == 3 else weights[:, None]) @ z
+
+
+def path(cls):
+    return f"{__name__}.{cls.__name__}"
+
+
+def encoder(**settings):
+    torch.manual_seed(0)
+    return Encoder(EncoderConfig(**{**SHAPE, "projection_dim": 4, "dropout": 0.0, "attention_dropout": 0.0, **settings})).eval()
+
+
+REFUSED = {
+    "pool": r"projection is 'pool'; allowed: linear, conv, mean, max, gaussian, or the path of a subclass of .*Projection",
+    "liner": r"projection is 'liner'; did you mean 'linear'\?; allowed: linear",
+    "os.system": r"projection is 'os.system', but os is Python's own; allowed",
+    "torch.nn.Linear": r"projection is 'torch.nn.Linear', which is no subclass of Projection; allowed",
+    "torch.manual_seed": r"which is no subclass of Projection; allowed",
+    "lit_linformer.model.Projection": r"which is no subclass of Projection; allowed",
+    "lit_linformer.model.Nothing": r"but module lit_linformer.model has no Nothing; allowed",
+    "nowhere_to_be_found.Idea": r"but there is no module nowhere_to_be_found in the working directory, nor installed; allowed",
+    "..Idea": r"projection is '..Idea'; allowed",
+    7: r"projection is 7; allowed",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_projection_is_refused_in_one_line(name):
+    with pytest.raises(ValueError, match=REFUSED[name]) as error:
+        EncoderConfig(**SHAPE, projection_dim=4, projection=name)
+    assert "\n" not in str(error.value)
+
+
+def test_a_module_that_does_not_import_is_told(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "half_an_idea.py").write_text("def f(:\n")
+    with pytest.raises(ValueError, match=r"module half_an_idea cannot be imported: SyntaxError: .*; allowed"):
+        ATTENTIONS.find("half_an_idea.Idea")
+    (tmp_path / "needy_idea.py").write_text("import nowhere_to_be_found\n")
+    with pytest.raises(
+        ValueError, match=r"module needy_idea cannot be imported: No module named 'nowhere_to_be_found'; allowed"
+    ):
+        ATTENTIONS.find("needy_idea.Idea")
+
+
+def test_every_entry_says_its_own_name():
+    assert [PROJECTIONS.name(kind) for kind in PROJECTIONS.values()] == list(PROJECTIONS)
+    assert PROJECTIONS.name(Plain) == path(Plain)
+    said = {
+        name: ATTENTIONS.find(name).describe(EncoderConfig(**SHAPE, attention=name, projection_dim=4)) for name in ATTENTIONS
+    }
+    assert said == {"full": "transformer", "linformer": "linformer, k = 4, layerwise"}
+    config = EncoderConfig(**SHAPE, projection_dim=4, projection=path(Plain))
+    assert config.attention_kind.describe(config) == f"linformer, k = 4, layerwise, {path(Plain)}"
+    config = EncoderConfig(**SHAPE, attention=path(Alone))
+    assert config.attention_kind.describe(config) == path(Alone) and not config.attention_kind.exact
+
+
+def test_options_are_the_classs_own():
+    for name, kind in (("projection", Plain), ("attention", Alone)):
+        with pytest.raises(ValueError, match=rf"{name}_options names 'width'; allowed with {name}={path(kind)}: none"):
+            EncoderConfig(**SHAPE, projection_dim=4, **{name: path(kind), f"{name}_options": {"width": 3}})
+
+
+@pytest.mark.parametrize("sharing", ["none", "headwise", "layerwise"])
+def test_a_projection_of_ones_own_in_every_sharing(sharing):
+    made = encoder(projection=path(Plain), sharing=sharing)
+    hidden, maps = made(torch.randint(0, 50, (2, 9)), need_weights=True)
+    assert hidden.shape == (2, 9, 8) and maps[1].shape == (2, 2, 9, 4)
+    assert forward_flops(made, 9) is None and training_flops(made, 9) is None
+    with pytest.raises(ValueError, match=r"mass_bias is True; allowed with projection=.*Plain: False"):
+        encoder(projection=path(Plain), mass_bias=True)
+
+
+def test_what_a_class_tells_of_its_forward_is_not_inherited_by_another_forward():
+    assert Linear.commutes and not Doubled.commutes and Doubled.flops is Projection.flops
+    assert Doubled.matrix is Projection.matrix and Doubled.any_length is Projection.any_length
+    made = encoder(projection=path(Doubled), sharing="key-value")
+    short = made.layers[0].attention(torch.randn(1, 2, 8))[0]  # fewer tokens than slots: no formula of the linear one
+    assert short.shape == (1, 2, 8) and forward_flops(made, 2) is None
+    assert forward_flops(encoder(attention=path(Alone)), 9) is None
+
+
+def test_an_attention_that_gives_no_more_than_a_tensor():
+    hidden, maps = encoder(attention=path(Alone))(torch.randint(0, 50, (2, 9)), need_weights=True)
+    assert hidden.shape == (2, 9, 8) and maps == {}
+
+
+@pytest.mark.parametrize("order", ["compress_first", "project_first"])
+def test_weights_of_the_layers_input_are_computed_once_and_pads_do_not_matter(order):
+    made = encoder(projection=path(Dynamic), order=order, sharing="key-value")
+    ids, mask = torch.randint(0, 50, (2, 12)), torch.arange(12)[None].expand(2, -1) < 7
+    torch.testing.assert_close(made(ids, mask)[:, :7], made(ids[:, :7]))
+    assert [layer.attention.E.computed for layer in made.layers] == [2, 2]
+    assert (made.layers[0].attention.E.scores.weight == 1).all()  # its own start, not the encoder's
+
+
+def test_a_copy_of_the_folder_under_another_name_works(tmp_path):
+    shutil.copytree(Path(lit_linformer.model.__file__).parent, tmp_path / "lifted_out")
+    code = (
+        "import sys, torch; sys.modules['lit_linformer'] = None; from lifted_out import Encoder, EncoderConfig; "
+        f"print(*Encoder(EncoderConfig(**{SHAPE}, projection_dim=4))(torch.zeros(2, 9, dtype=torch.int64)).shape)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.split() == ["2", "9", "8"], done.stderr

@@ -1,0 +1,131 @@
+"""docs/extending.md: a projection and an attention in a file of the user's own, through every command."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.cli.test_errors import complaint
+from tests.helpers import TINY, inside, output
+
+PAGE = (Path(__file__).parents[1] / "docs/extending.md").read_text(encoding="utf-8")
+IDEAS = {
+    "salient": "--model.encoder.projection my_ideas.Salient --model.encoder.projection_options {sharpness:\\ 2.0}",
+    "window": "--model.encoder.attention my_ideas.Window --model.encoder.attention_options.reach 3",
+}
+SAID = {"salient": "linformer, k = 8, layerwise, my_ideas.Salient", "window": "my_ideas.Window, reach = 3"}
+
+
+def words(text):
+    return [word.replace("\\ ", " ") for word in re.split(r"(?<!\\) ", text)]
+
+
+@pytest.fixture(scope="module")
+def ideas(tmp_path_factory, corpus, cache):
+    """A folder with the page's file and a run of each idea; what they printed."""
+    folder = tmp_path_factory.mktemp("ideas")
+    (folder / "my_ideas.py").write_text(re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)[1])
+    (folder / "tiny.yaml").write_text(TINY)
+    data = ["--data.source", str(corpus), "--data.cache_dir", str(cache), "--trainer.max_steps", "8"]
+    with inside(folder):
+        printed = {
+            name: output(
+                ["fit", "--config", "tiny.yaml", "--name", name, *data, "--progress.every_n_steps", "4", *words(text)], folder
+            )
+            for name, text in IDEAS.items()
+        }
+    return folder, printed
+
+
+@pytest.fixture
+def here(ideas, monkeypatch):
+    monkeypatch.chdir(ideas[0])
+    return ideas[0]
+
+
+@pytest.mark.parametrize("name", IDEAS)
+def test_trains_resumes_and_validates_under_its_own_name(name, ideas, here, tmp_path):
+    printed = ideas[1][name]
+    assert any(line.startswith(f"{SAID[name]}, n = 32, ") for line in printed.splitlines())
+    throughput = json.loads((here / f"runs/{name}/result.json").read_text())["throughput"]
+    counted = name == "salient"  # which tells its operations; the other's are not known, and not guessed
+    assert ("GFLOP/s" in printed) is ("gflops_per_second" in throughput) is counted
+    shutil.copytree(here / "runs" / name, tmp_path / "runs" / name)
+    argv = ["--config", f"runs/{name}/config.yaml", "--trainer.default_root_dir", str(tmp_path / "runs" / name)]
+    assert "resuming at step 8" in output(["fit", *argv, "--ckpt_path", "last", "--trainer.max_steps", "10"], tmp_path)
+    assert "val/perplexity" in output(["validate", *argv], tmp_path)
+
+
+def test_draws_or_says_that_there_are_no_slots(here, tmp_path):
+    pytest.importorskip("matplotlib")
+    argv = ["draw", "--text", "a b", "--output", str(tmp_path / "slots.png"), "--ckpt_path"]
+    assert "slot 0: " in output([*argv, "runs/salient", "--slots", "8"], tmp_path) and (tmp_path / "slots.png").is_file()
+    expected = "whose attention is 'my_ideas.Window'; allowed: linformer, or one that has `matrix`"
+    assert expected in complaint([*argv, "runs/window"], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "form"), [("salient", "huggingface"), ("salient", "torch"), ("window", "safetensors"), ("window", "onnx")]
+)
+def test_exports(name, form, here, tmp_path):
+    pytest.importorskip({"huggingface": "transformers", "onnx": "onnxruntime"}.get(form, "torch"))
+    shown = output(["export", "--ckpt_path", f"runs/{name}", "--format", form, "--output", str(tmp_path / "out")], tmp_path)
+    assert shown.startswith(f"{name}: {SAID[name]}, n = 32")  # and it was held against the checkpoint
+    card = (tmp_path / "out/README.md").read_text()
+    assert ("It needs my_ideas." in card) is (form in ("safetensors", "huggingface"))
+    assert ("An encoder with the attention my_ideas.Window" in card) is (name == "window") is ("projection_dim" not in card)
+
+
+def test_benchmark_spectrum_and_report_name_them(here, tmp_path):
+    sizes = (
+        "--lengths 32 --projection_dims 8 --hidden_size 16 --num_heads 2 --num_layers 1 --tokens 64 --rounds 1 --memory false"
+    )
+    own = ["--models", "fused", "linformer", "my_ideas.Window", "--projection", "my_ideas.Salient"]
+    output(["benchmark", *sizes.split(), *own], tmp_path)
+    (cell,) = json.loads((here / "runs/benchmark/benchmark.json").read_text())["cells"].values()
+    assert list(cell["models"]) == ["fused", "linformer 8", "my_ideas.Window"]
+    assert {entry["status"] for entry in cell["models"].values()} == {"ok"}
+    counts = {name: "operation_counts" in found["fused"] for name, found in cell["ratios"].items()}
+    assert counts == {"linformer 8": True, "my_ideas.Window": False}
+    output(["spectrum", "--run", "runs/window", "--run", "runs/salient", "--num_sentences", "2"], tmp_path)
+    output(["report", "--source", "runs", "--output", str(tmp_path / "report")], tmp_path)
+    page = (tmp_path / "report/report.md").read_text()
+    assert all(said in page for said in SAID.values()) and "| k = 8 | my_ideas.Window |" in re.sub(" +", " ", page)
+
+
+def test_a_transformer_is_converted_to_it(here, tmp_path, corpus, cache):
+    data = ["--data.source", str(corpus), "--data.cache_dir", str(cache), "--trainer.max_steps", "2"]
+    output(["fit", "--config", "tiny.yaml", "--name", "full", *data, "--model.encoder.attention", "full"], tmp_path)
+    shown = output(["convert", "--from", "runs/full", "--name", "near", "--attention", "my_ideas.Window"], tmp_path)
+    assert "near: my_ideas.Window, n = 32" in shown
+    weights = [torch.load(f"runs/{name}/checkpoints/last.ckpt", weights_only=True)["state_dict"] for name in ("full", "near")]
+    assert weights[0].keys() == weights[1].keys() and all(torch.equal(a, weights[1][name]) for name, a in weights[0].items())
+
+
+def test_a_checkpoint_elsewhere_says_what_is_missing_and_runs_nothing_that_it_names(here, tmp_path, monkeypatch):
+    run = here / "runs/salient"
+    checkpoint = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
+    monkeypatch.chdir(tmp_path)
+    argv = ["export", "--format", "torch", "--output", "out", "--ckpt_path"]
+    line = complaint([*argv, str(run / "checkpoints/last.ckpt")], tmp_path)
+    assert "whose projection is 'my_ideas.Salient', but there is no module my_ideas in the working directory" in line
+    for name, expected in (("os.system", "but os is Python's own"), ("torch.hub.load", "which is no subclass of Projection")):
+        checkpoint["hyper_parameters"]["encoder"]["projection"] = name
+        torch.save(checkpoint, tmp_path / "bad.ckpt")
+        assert f"bad.ckpt, whose projection is '{name}', {expected}" in complaint([*argv, "bad.ckpt"], tmp_path)
+
+
+def test_unknown_names_list_what_there_is(tiny, tmp_path):
+    line = complaint(["fit", *tiny, "--model.encoder.projection", "pool"], tmp_path)
+    assert "projection is 'pool'; allowed: linear, conv, mean, max, gaussian, or the path of a subclass" in line
+    assert "attention is 'flash'; allowed: full, linformer, or" in complaint(
+        ["fit", *tiny, "--model.encoder.attention", "flash"], tmp_path
+    )
+
+
+def test_every_row_of_the_page_names_a_test_that_is_there():
+    tests = re.findall(r"\| `(tests/\S+\.py)` \|", PAGE)
+    assert tests and all((Path(__file__).parents[1] / name).is_file() for name in tests)
