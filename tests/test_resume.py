@@ -1,9 +1,11 @@
 """kill -9 at any step, --ckpt_path last, and the run goes on as if nothing had been: bit for bit."""
 
 import json
+import shutil
 
 import pytest
 
+from lit_linformer.runs.checkpoints import check_checkpoint
 from lit_linformer.studies.files import read_rows
 from tests.helpers import assert_same, load, read_log, run_forked
 
@@ -133,3 +135,16 @@ def test_validation_or_end_that_was_killed_is_made_up_for(hook, step, tiny, tmp_
         found.append([[row | {"seconds": 0} for row in rows], result])
     assert found[0] == found[1]
     assert [row["step"] for row in found[0][0]] == [0, 7] and "val/perplexity" in found[0][1]["metrics"]
+
+
+def test_last_save_that_was_killed_is_finished(tiny, tmp_path):
+    assert fit(tiny, "run", tmp_path / "run") == 0
+    folder = tmp_path / "runs/run/checkpoints"
+    names = {path.name for path in folder.iterdir()}
+    (best,) = folder.glob("best-*.ckpt")
+    # As it lies there between two renames of the last save, the beaten best not yet gone.
+    (folder / "last.ckpt").rename(folder / "new.ckpt")
+    shutil.copy(best, folder / "best-00000003-900.0000.ckpt")
+    assert fit(tiny, "run", tmp_path / "run", "--ckpt_path", "auto") == 0
+    assert {path.name for path in folder.iterdir()} == names
+    assert check_checkpoint(folder / "last.ckpt")["global_step"] == 12
