@@ -84,9 +84,6 @@ class LastCheckpoint(Checkpoint):
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._settle(trainer)  # of a run with no step left
 
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._settle(trainer)  # of a run that was killed in its last save: it goes on at its end, and no training begins
-
     def save(self, trainer: Trainer) -> None:
         """Writes last.ckpt, unless this step's is there."""
         if trainer.fast_dev_run or trainer.global_step == self._saved_step:
