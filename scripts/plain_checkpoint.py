@@ -7,7 +7,7 @@ import argparse
 from pathlib import Path
 
 from lit_linformer.callbacks import AtomicCheckpointIO
-from lit_linformer.runs.sharded import load_sharded
+from lit_linformer.runs.checkpoints import check_checkpoint
 
 
 def main() -> None:
@@ -15,7 +15,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="the sharded checkpoint")
     parser.add_argument("file", type=Path, help="the plain one to write")
     args = parser.parse_args()
-    AtomicCheckpointIO().save_checkpoint(load_sharded(args.folder), args.file)
+    AtomicCheckpointIO().save_checkpoint(check_checkpoint(args.folder, "folder"), args.file)
 
 
 if __name__ == "__main__":

@@ -254,7 +254,9 @@ class LinformerCLI(LightningCLI):
 def add_run_arguments(parser: LightningArgumentParser) -> None:
     """What every command has beside Lightning's own: the run's name and the callbacks that are always there."""
     parser.add_argument("--name", type=str, default="run", help="Name of the run; it lives in runs/NAME.")
-    parser.add_argument("--overwrite", type=bool, default=False, help="Let fit delete a run of the same name first.")
+    parser.add_argument(
+        "--overwrite", type=bool, default=False, help="Let fit delete a run of the same name, when it begins to train."
+    )
     parser.add_lightning_class_args(best_checkpoint, "best")
     parser.add_lightning_class_args(LastCheckpoint, "last")  # after best, whose state it keeps
     parser.add_lightning_class_args(Throughput, "throughput")

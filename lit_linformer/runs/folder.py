@@ -164,10 +164,10 @@ class Claim:
 
     def begin(self) -> None:
         """Training begins: the earlier run goes, or what was left half-written of it, and the folder says what it is."""
+        write_marker(self.folder)  # first: killed in the midst of what follows, the folder still is a run
         for path in self._before:
             if (self._clear and path.name != MARKER) or path.suffix == ".tmp":
                 remove(path)
-        write_marker(self.folder)
 
     def release(self) -> None:
         """The lock goes; and, if training never began, whatever this start has written."""

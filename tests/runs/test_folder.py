@@ -119,6 +119,26 @@ def test_overwriting_deletes_what_a_run_wrote_and_nothing_else(tmp_path):
     assert files(folder) == {"run.json", *FOREIGN} and files(outside) == {"last.ckpt", "meta.pt"}
 
 
+def test_killed_while_it_overwrites_a_folder_still_is_a_run(tmp_path, monkeypatch):
+    folder = make(tmp_path / "run", *OWN)
+    (folder / "config.yaml").write_text(yaml.safe_dump(CONFIG))
+    claim = Claim(folder)
+    claim.start_anew(overwrite=True, goes_on=False)
+    removed = []
+
+    def kill_at_the_third(path):
+        if len(removed) == 2:
+            raise KeyboardInterrupt
+        removed.append(path)
+        path.unlink()
+
+    monkeypatch.setattr("lit_linformer.runs.folder.remove", kill_at_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        claim.begin()
+    claim.lock.release()
+    assert is_run(folder) and folder / "config.yaml" in removed
+
+
 @pytest.mark.parametrize("name", ["checkpoints/last.ckpt", "config.yaml", "tokenizer.json", "result.json"])
 def test_a_folder_that_is_no_run_is_left_alone(name, tmp_path):
     folder = make(tmp_path / "run", name, "notes.txt")
