@@ -136,7 +136,7 @@ def test_unfinished_and_failed_cells_are_listed_with_what_they_said(page):
     assert (
         "- Linformer, k = 8 · 32 · 2: unfinished; validated up to step 8; planned: 12 steps; the end of its log: `step" in found
     )
-    assert "- broken · 32 · 1: failed; the end of its log: `error: model.lr is 0.0; allowed: more than 0`" in found
+    assert "- broken · 32 · 1: failed; the end of its log: `error: model.lr is 0.0; allowed: more than 0, up to 10000`" in found
 
 
 def test_each_section_tells_command_hardware_versions_and_budget(page):
