@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from lit_linformer.data.pieces import pieces_of, size_of
 
 MOST_CHARACTERS = 100_000_000
-MOST_DISTINCT_BYTES = 3_500_000
+MOST_DISTINCT_BYTES = 3_000_000
 PIECE_CHARACTERS = 10_000  # the trainer takes in 256 pieces at once, and splits as many at once as there are cores
 # Each merge looks through all words that it occurs in: those of half a million letters would take hours.
 LONGEST_WORD = 20_000
