@@ -14,6 +14,10 @@ from tests.helpers import TINY, write_corpus
 torch.set_num_threads(1)
 CHECKED = tempfile.TemporaryDirectory()
 os.environ["LIT_LINFORMER_CACHE"] = CHECKED.name  # not the home of the one who tests
+# Nor what another session has compiled, for other instructions perhaps: pytest's processes share a cache of their own.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    COMPILED = tempfile.TemporaryDirectory()
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = COMPILED.name
 
 
 @pytest.fixture(scope="session")

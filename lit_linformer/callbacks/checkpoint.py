@@ -5,6 +5,7 @@ best-STEP-METRIC.ckpt. runs/checkpoints.py finds them again.
 """
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from lit_linformer.callbacks.observing import validation_follows
@@ -157,8 +157,9 @@ class BestCheckpoint(ModelCheckpoint):
         scores = {os.path.join(self.dirpath, Path(path).name): score for path, score in state_dict["best_k_models"].items()}
         # One answer for all processes, or they would wait for each other at the next validation.
         gone = self._trainer.strategy.broadcast([path for path in scores if not Path(path).exists()])
-        if gone and self._trainer.state.fn == "fit":
-            rank_zero_warn(f"{gone[0]}, the best checkpoint so far, is not there; the best of what follows is kept")
+        if gone and self._trainer.state.fn == "fit" and self._trainer.is_global_zero:
+            there = "the best checkpoint so far, is not there; the best of what follows is kept"
+            print(f"warning: {gone[0]}, {there}", file=sys.stderr, flush=True)
         scores = {path: score for path, score in scores.items() if path not in gone}
         worst, best = (max, min) if self.mode == "min" else (min, max)
         kth, first = (choose(scores, key=scores.get, default="") for choose in (worst, best))
