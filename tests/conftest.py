@@ -1,6 +1,7 @@
 """One thread a process: tests run beside each other, and two ranks on two cores."""
 
 import os
+import signal
 import tempfile
 
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -18,6 +19,9 @@ os.environ["LIT_LINFORMER_CACHE"] = CHECKED.name  # not the home of the one who 
 if "PYTEST_XDIST_WORKER" not in os.environ:
     COMPILED = tempfile.TemporaryDirectory()
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = COMPILED.name
+    # Under nohup, or in a shell's background, the tests' processes would ignore these from their start.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
