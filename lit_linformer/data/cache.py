@@ -32,6 +32,8 @@ def make_once(folder: Path, make: Callable[[Path], None]) -> Path:
     temporary folder what `write_progress` has recorded.
     """
     if folder.is_dir():
+        with suppress(OSError):  # its maker was killed right after the rename
+            (folder / PROGRESS).unlink()
         return folder
     from filelock import FileLock, Timeout
 

@@ -193,6 +193,14 @@ def test_killed_maker_leaves_nothing_that_is_taken_for_finished(tmp_path):
     assert [path.name for path in folder.iterdir()] == ["file"]
 
 
+def test_maker_killed_right_after_the_rename_leaves_nothing_beside_its_files(tmp_path):
+    (tmp_path / "thing-1").mkdir()
+    for name in ("file", "progress.json"):
+        (tmp_path / "thing-1" / name).write_text("{}")
+    make_once(tmp_path / "thing-1", lambda made: pytest.fail("it is there"))
+    assert [path.name for path in (tmp_path / "thing-1").iterdir()] == ["file"]
+
+
 def test_what_another_process_is_making_is_not_swept_up(tmp_path):
     process = maker(tmp_path / "thing-1", 40)
     assert process.stdout.readline() == "making\n"
