@@ -25,9 +25,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # it works without installing the project, as run.py does
 
-from lit_linformer.studies.environment import environment, without_folders  # noqa: E402
-from lit_linformer.studies.files import write_text  # noqa: E402
 from lit_linformer.studies.settings import device  # noqa: E402
+from lit_linformer.utils.environment import environment, without_folders  # noqa: E402
+from lit_linformer.utils.files import write_text  # noqa: E402
 
 RUN = str(ROOT / "run.py")
 STEPS = ("tests", "throughput", "roberta", "benchmark", "linformer", "transformer", "curves")

@@ -23,12 +23,12 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it works without installing the project, as run.py does
 
-from lit_linformer.studies.environment import environment, without_folders
-from lit_linformer.studies.files import write_text
 from lit_linformer.studies.measure import Job, measure
-from lit_linformer.studies.peaks import device_peak
 from lit_linformer.studies.settings import device
 from lit_linformer.studies.training_steps import MODELS, step_flops
+from lit_linformer.utils.environment import environment, without_folders
+from lit_linformer.utils.files import write_text
+from lit_linformer.utils.peaks import device_peak
 
 # What is compared with what.
 RATIOS = (

@@ -52,8 +52,8 @@ from torture_runs import (  # noqa: E402
 )
 
 from lit_linformer.data import blocks  # noqa: E402
-from lit_linformer.studies.environment import environment, without_folders  # noqa: E402
-from lit_linformer.studies.files import write_text  # noqa: E402
+from lit_linformer.utils.environment import environment, without_folders  # noqa: E402
+from lit_linformer.utils.files import write_text  # noqa: E402
 
 # What each start would import again.
 IMPORTED = "lit_linformer.cli.app omegaconf attr torch.utils.tensorboard torch.profiler torch.distributed.fsdp".split()

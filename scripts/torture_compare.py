@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from lit_linformer.runs.checkpoints import find_checkpoint
 from lit_linformer.runs.sharded import load_sharded
-from lit_linformer.studies.files import read_rows
+from lit_linformer.utils.files import read_rows
 
 # Of the clock; what Lightning does not restore, and reads nowhere; validation's own counter of batches.
 UNEQUAL = {"seconds", "current_score", "epoch_loop.val_loop.batch_progress"}

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from lit_linformer.runs.checkpoints import check_checkpoint
-from lit_linformer.studies.files import read_rows
+from lit_linformer.utils.files import read_rows
 from tests.helpers import assert_same, load, read_log, run_forked
 
 CASES = {

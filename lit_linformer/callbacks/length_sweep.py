@@ -20,8 +20,8 @@ from torch.utils._pytree import tree_leaves
 
 from lit_linformer.callbacks.observing import say, tensorboard, unnoticed, write_csv
 from lit_linformer.model.ranges import Count, Natural, Range, check_ranges
-from lit_linformer.studies.figures import draw_sweep, figure_class
 from lit_linformer.tasks.perplexity import Perplexity
+from lit_linformer.utils.figures import draw_sweep, figure_class
 
 COLUMNS = ("step", "tokens", "length", "perplexity", "tokens_per_second", "peak_memory_mib")
 SHORTEST = 8  # as data.max_length

@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from lit_linformer.studies.files import write_text
+from lit_linformer.utils.files import write_text
 
 
 @contextmanager

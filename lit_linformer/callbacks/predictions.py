@@ -5,7 +5,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lit_linformer.studies.files import json_text
+from lit_linformer.utils.files import json_text
 
 
 class PredictionWriter(Callback):

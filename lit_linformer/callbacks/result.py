@@ -8,8 +8,8 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_linformer.callbacks.throughput import Throughput
-from lit_linformer.studies.environment import environment
-from lit_linformer.studies.files import json_text, write_text
+from lit_linformer.utils.environment import environment
+from lit_linformer.utils.files import json_text, write_text
 
 
 class RunResult(Callback):

@@ -8,7 +8,7 @@ from torch import Tensor
 from torchmetrics.functional.classification import multiclass_confusion_matrix
 
 from lit_linformer.callbacks.observing import tensorboard, write_csv
-from lit_linformer.studies.figures import figure_class
+from lit_linformer.utils.figures import figure_class
 
 
 class TaskScores(Callback):

@@ -15,9 +15,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_linformer.callbacks.observing import say, tensorboard, unnoticed
 from lit_linformer.model.ranges import Count, Natural, Range, check_ranges
-from lit_linformer.studies.figures import draw_spectra, figure_class
-from lit_linformer.studies.files import json_text, write_text
 from lit_linformer.studies.lowrank import Measured, check_index, check_layers, check_maps, full_rows, measure, summary
+from lit_linformer.utils.figures import draw_spectra, figure_class
+from lit_linformer.utils.files import json_text, write_text
 
 
 class Spectrum(Callback):

@@ -1,7 +1,7 @@
 """How fast a model trains: tokens/s, model FLOPs utilisation, waiting for data, memory; Progress and TensorBoard show it.
 
 Model FLOPs utilisation (MFU) is the operations that the model needs (model/flops.py; nothing that is computed twice counts)
-a second, over what the devices can do at most (studies/peaks.py). With an unknown device, or a CPU, there is no MFU, only the
+a second, over what the devices can do at most (utils/peaks.py). With an unknown device, or a CPU, there is no MFU, only the
 operations a second.
 """
 
@@ -14,8 +14,8 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_linformer.model.ranges import Range, check_ranges
-from lit_linformer.studies.environment import process_memory
-from lit_linformer.studies.peaks import device_peak
+from lit_linformer.utils.environment import process_memory
+from lit_linformer.utils.peaks import device_peak
 
 GIB = 2**30
 
@@ -51,7 +51,7 @@ class Throughput(Callback):
 
     Args:
         peak_tflops: the device's dense peak, 10¹² operations a second in the precision that is trained in, for a device
-            that is not in the table of studies/peaks.py.
+            that is not in the table of utils/peaks.py.
     """
 
     def __init__(self, peak_tflops: Annotated[float, Range(above=0, most=1e9)] | None = None) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 
 from lit_linformer.data.cache import damaged
 from lit_linformer.data.progress import Progress
-from lit_linformer.studies.files import write_text
+from lit_linformer.utils.files import write_text
 
 VERIFY = ("once", "always", "never")
 SHARD_BYTES = 50_000_000

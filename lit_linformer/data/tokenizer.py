@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from lit_linformer.data.training_text import training_text
-from lit_linformer.studies.files import write_text
+from lit_linformer.utils.files import write_text
 
 # The roles that a masked language model needs, and the names they go by.
 ROLES = {

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from lit_linformer.interop.source import TrainedModel, own_classes
 from lit_linformer.model import ATTENTIONS, count_parameters
-from lit_linformer.studies.figures import spread
+from lit_linformer.utils.figures import spread
 
 NOT_ALONE = ("safetensors", "huggingface")  # weights, which a class of the user's own makes a model of; the others are graphs
 ROWS = 24  # of the perplexity table; a longer curve is thinned

@@ -50,8 +50,8 @@ def main(argv: list[str]) -> None:
     head = int(check_number("head", given["head"], whole=True)) if "head" in given else None
 
     from lit_linformer.interop.source import open_checkpoint
-    from lit_linformer.studies.figures import figure_class
     from lit_linformer.studies.lowrank import check_layers
+    from lit_linformer.utils.figures import figure_class
 
     if (figure := figure_class()) is None:
         raise ValueError(f"output is {output}, which needs matplotlib; allowed after: pip install 'lit-linformer[plots]'")

@@ -11,7 +11,7 @@ from lit_linformer.data.tokenizer import Tokenizer, load_tokenizer
 from lit_linformer.model import ATTENTIONS, PROJECTIONS, EncoderConfig, MaskedLanguageModel, SequenceClassifier
 from lit_linformer.runs.checkpoints import check_checkpoint, config_of, encoder_of, find_checkpoint, is_sharded
 from lit_linformer.runs.folder import TOKENIZER
-from lit_linformer.studies.files import read_rows
+from lit_linformer.utils.files import read_rows
 from lit_linformer.utils.finite import check_finite
 
 

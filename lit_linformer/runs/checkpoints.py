@@ -24,7 +24,7 @@ from lit_linformer.model import EncoderConfig
 from lit_linformer.model.registry import UnknownKind
 from lit_linformer.runs.folder import CONFIG, checkpoints, own_files, replace
 from lit_linformer.runs.sharded import META, METADATA, check_sharded, load_sharded, verify_plain, verify_sharded
-from lit_linformer.studies.files import read_rows
+from lit_linformer.utils.files import read_rows
 from lit_linformer.utils.signals import is_first_process
 
 BEST = re.compile(r"best-(\d+)-(-?\d+\.\d+|nan|-?inf)(?:-v\d+)?\.ckpt")  # best-STEP-METRIC.ckpt

@@ -20,7 +20,7 @@ from pathlib import Path
 import yaml
 
 from lit_linformer.runs.lock import LOCK, RunLock
-from lit_linformer.studies.files import write_text
+from lit_linformer.utils.files import write_text
 
 PROJECT, FORMAT = "lit-linformer", 1
 MARKER, CONFIG, TOKENIZER, CONVERSION = "run.json", "config.yaml", "tokenizer.json", "conversion.json"

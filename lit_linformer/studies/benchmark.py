@@ -24,10 +24,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lit_linformer.studies.environment import commit, cores, versions
-from lit_linformer.studies.files import json_text, write_text
 from lit_linformer.studies.gridfile import read_json
 from lit_linformer.studies.settings import check_choice, check_number, device, help_shown, meant
+from lit_linformer.utils.environment import commit, cores, versions
+from lit_linformer.utils.files import json_text, write_text
 
 # kind: what a value is; a kind that ends in … takes several, apart or with commas between them.
 SETTINGS = {

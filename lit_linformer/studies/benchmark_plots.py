@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from lit_linformer.studies.benchmark_report import BASELINES, OURS, SAVED, column, compared, digits, ratio_text
-from lit_linformer.studies.figures import COLOURS
+from lit_linformer.utils.figures import COLOURS
 
 STYLES = ["-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1))]
 MARKERS = "os^Dv<"

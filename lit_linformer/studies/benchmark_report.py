@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from lit_linformer.studies.figures import figure_class
 from lit_linformer.studies.gridfile import aligned
 from lit_linformer.studies.paper_values import MEMORY_SAVED, TIME_SAVED, allowed_ratio
+from lit_linformer.utils.figures import figure_class
 
 VALUES = {"time": "median", "memory": "bytes", "largest_batch": "batch"}
 SAVED = {"time": "Time saved", "memory": "Memory saved (peak)", "largest_batch": "Memory saved (largest batch)"}

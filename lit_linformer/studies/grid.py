@@ -28,9 +28,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lit_linformer.studies.files import json_text, last_line, write_text
 from lit_linformer.studies.gridfile import Cell, Grid, aligned, read_grid
 from lit_linformer.studies.settings import check_choice, check_number, help_shown, parse
+from lit_linformer.utils.files import json_text, last_line, write_text
 
 SETTINGS = {
     "config": ("FILE", "the grid file; required"),

@@ -35,7 +35,7 @@ from lit_linformer.studies.benchmark_models import (
     run,
     timed,
 )
-from lit_linformer.studies.environment import cpu, hardware
+from lit_linformer.utils.environment import cpu, hardware
 
 PATIENCE = 1.0  # seconds beyond the limit before a process is killed: in time a model that is over it says so itself
 

@@ -13,8 +13,8 @@ The same input gives the same bytes. Nothing is trained or measured.
 
 from pathlib import Path
 
-from lit_linformer.studies.environment import command_line, without_folders
 from lit_linformer.studies.settings import help_shown, parse
+from lit_linformer.utils.environment import command_line, without_folders
 
 SETTINGS = {
     "source": ("FOLDER", "what to report; may stand several times (default: all that is found in runs/)"),
@@ -34,10 +34,10 @@ def main(argv: list[str]) -> None:
         raise ValueError(f"output is {output}, which is no folder; allowed: a folder, or a name that is free")
 
     from lit_linformer.studies import report_sections as sections
-    from lit_linformer.studies.figures import figure_class
-    from lit_linformer.studies.files import write_bytes, write_text
     from lit_linformer.studies.report_page import Page, plain
     from lit_linformer.studies.report_sources import find
+    from lit_linformer.utils.figures import figure_class
+    from lit_linformer.utils.files import write_bytes, write_text
 
     words = given.get("source", ["runs"])
     sources, unread = find(words)

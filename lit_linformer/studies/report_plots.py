@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from lit_linformer.studies.figures import COLOURS, STYLES, open_frame, plain_numbers
 from lit_linformer.studies.report_sources import Group, Run
+from lit_linformer.utils.figures import COLOURS, STYLES, open_frame, plain_numbers
 
 TRANSFORMER = COLOURS[-1]  # black, as in the benchmark's figures; the others share the rest
 UNFINISHED = {"marker": "x", "markersize": 8, "markeredgewidth": 1.8, "linestyle": "none"}

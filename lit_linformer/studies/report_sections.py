@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lit_linformer.studies.environment import without_folders
-from lit_linformer.studies.figures import figure_class
 from lit_linformer.studies.gridfile import aligned, read_json
 from lit_linformer.studies.paper_values import FIGURE1, FIGURE3, TABLE2, TASKS
 from lit_linformer.studies.report_page import Page, code, demoted, plain
 from lit_linformer.studies.report_sources import Group, Run, Source
 from lit_linformer.studies.report_tables import conversion_table, counted, curve_table, facts, number, run_facts, unfinished
+from lit_linformer.utils.environment import without_folders
+from lit_linformer.utils.figures import figure_class
 
 MOST_CURVES = 8  # of runs that belong to no grid, in one figure
 
@@ -32,7 +32,7 @@ def spectrum(page: Page, source: Source) -> None:
     except (OSError, ValueError, LookupError):
         page.add("Its curves are not drawn: spectrum.npz is missing or not whole.")
     else:
-        from lit_linformer.studies.figures import draw_spectra
+        from lit_linformer.utils.figures import draw_spectra
 
         what = "Cumulative share of the singular values by index, and the share at one index by layer and head"
         draw(page, "figure1", what, lambda figure: draw_spectra(figure, named, indices, content["threshold"]))

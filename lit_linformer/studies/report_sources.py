@@ -12,10 +12,10 @@ from typing import Any
 
 import yaml
 
-from lit_linformer.studies.environment import without_folders
-from lit_linformer.studies.files import last_line, read_rows
 from lit_linformer.studies.gridfile import Cell, Grid, read_json, read_table
 from lit_linformer.studies.report_page import code
+from lit_linformer.utils.environment import without_folders
+from lit_linformer.utils.files import last_line, read_rows
 
 HOLDS = "the folder of a grid (table.json), a benchmark (benchmark.json), a spectrum (spectrum.json) or a run (config.yaml)"
 

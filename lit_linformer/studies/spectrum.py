@@ -18,9 +18,9 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lit_linformer.studies.environment import environment
-from lit_linformer.studies.files import json_text
 from lit_linformer.studies.settings import check_number, device, help_shown, parse, whole_numbers
+from lit_linformer.utils.environment import environment
+from lit_linformer.utils.files import json_text
 
 if TYPE_CHECKING:  # the help needs no torch
     from lit_linformer.studies.spectrum_run import Run
@@ -78,7 +78,7 @@ def write(
     """spectrum.md, spectrum.json, spectrum.npz, spectrum.csv and figure1.png."""
     import numpy as np
 
-    from lit_linformer.studies.figures import draw_spectra, figure_class
+    from lit_linformer.utils.figures import draw_spectra, figure_class
 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "spectrum.md").write_text(markdown(runs, threshold, command), encoding="utf-8")

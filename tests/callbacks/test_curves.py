@@ -7,8 +7,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lit_linformer.callbacks import LastCheckpoint
-from lit_linformer.studies.files import read_rows
 from lit_linformer.tasks import MLM
+from lit_linformer.utils.files import read_rows
 from tests.helpers import after, output, run_forked
 from tests.utils.test_signals import send
 

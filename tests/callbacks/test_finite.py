@@ -10,9 +10,9 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.plugins.precision import MixedPrecision
 
 from lit_linformer.callbacks import Finite, LastCheckpoint
-from lit_linformer.studies.files import json_text
 from lit_linformer.tasks import MLM
 from lit_linformer.tasks.perplexity import Perplexity
+from lit_linformer.utils.files import json_text
 from lit_linformer.utils.finite import all_finite
 from tests.helpers import after, load, output
 from tests.test_distributed import FORKED

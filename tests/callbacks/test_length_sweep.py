@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from lit_linformer.callbacks import LengthSweep
 from lit_linformer.callbacks.length_sweep import AllocatedTensors
 from lit_linformer.callbacks.observing import unnoticed
-from lit_linformer.studies.figures import draw_sweep, figure_class
+from lit_linformer.utils.figures import draw_sweep, figure_class
 from tests.helpers import assert_same, load, read_log, run_forked
 
 TWO = ["--trainer.strategy", "ddp_fork", "--trainer.devices", "2"]

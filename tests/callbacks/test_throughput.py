@@ -12,8 +12,8 @@ from lit_linformer.callbacks import Throughput, throughput
 from lit_linformer.data import PretrainingData
 from lit_linformer.model import EncoderConfig
 from lit_linformer.model.flops import training_flops
-from lit_linformer.studies.peaks import matmul_precision, peak_flops
 from lit_linformer.tasks import MLM
+from lit_linformer.utils.peaks import matmul_precision, peak_flops
 from tests.helpers import assert_same, output
 
 NAMES = {"tokens_per_second", "samples_per_second", "gflops_per_second", "data_wait", "peak_memory_gib"}

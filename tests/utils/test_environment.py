@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lit_linformer.studies import environment
+from lit_linformer.utils import environment
 
 ROOT = Path(__file__).parents[2]
 
