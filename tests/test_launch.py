@@ -1,8 +1,6 @@
 """Starting and ending: torchrun on two nodes, Lightning's own start, Slurm; a killed process, SIGTERM and SIGUSR1."""
 
 import os
-import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -201,25 +199,6 @@ def test_more_processes_than_the_settings_say_are_one_line(tiny, tmp_path, monke
         line
         == "error: trainer.devices × trainer.num_nodes is 1 × 1; allowed: 2 in all, the processes that torchrun has started"
     )
-
-
-# What the README and scripts/slurm.sh start
-
-
-def commands() -> list[list[str]]:
-    """Arguments of run.py in the README's blocks of commands for several GPUs, which no test can run as they are."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    lines = [line for block in re.findall(r"```sh\n(.*?)```", readme, re.DOTALL) for line in block.splitlines()]
-    return [shlex.split(line.partition("run.py ")[2]) for line in lines if "run.py " in line]
-
-
-def test_readmes_commands_for_several_gpus_parse(tmp_path, monkeypatch):
-    assert len(commands()) == 5
-    monkeypatch.chdir(ROOT)
-    for command in {tuple(command): command for command in commands()}.values():
-        assert (
-            "find_unused_parameters: false" in (shown := output([*command, "--print_config"], tmp_path)) or "Sharded" in shown
-        )
 
 
 def test_slurm_script_starts_the_run(tmp_path):

@@ -1,0 +1,132 @@
+"""Commands and code of README.md and docs/, as they stand: run, on a model shrunk by what a test appends.
+
+A ``bash`` block is run, after README's ``fit``s; an ``sh`` block (several GPUs, hours, the reader's own files) is parsed.
+``python`` runs by itself, ``py`` on what the page's commands have left.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lit_linformer.cli import INTEROP, STUDIES
+from tests.data.glue import write_glue
+from tests.helpers import inside, output, run_forked, write_corpus
+from tests.test_conf import SHRINK
+
+ROOT = Path(__file__).parents[1]
+INDEX = (ROOT / "docs/README.md").read_text(encoding="utf-8")
+PAGES = ["README.md", *(f"docs/{name}" for name in re.findall(r"^\| \[(\w+\.md)\]", INDEX, re.MULTILINE) if name != "LOG.md")]
+TEXT = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
+
+
+def blocks(page, language):
+    return re.findall(rf"```{language}\n(.*?)```", TEXT[page], re.DOTALL)
+
+
+def commands(page, language="bash"):
+    """Arguments of run.py."""
+    parts = [part for block in blocks(page, language) for line in block.splitlines() for part in line.split("&&")]
+    return [shlex.split(part.partition("run.py ")[2], comments=True) for part in parts if "run.py " in part]
+
+
+def trains(command):
+    return command[0] == "fit" and "--help" not in command
+
+
+def check(command, folder, cache):
+    """Runs it in the working directory, small; it must succeed."""
+    extra = []
+    if command[0] == "benchmark":
+        extra = "--hidden_size 32 --num_heads 2 --num_layers 1 --tokens 2048 --rounds 1 --memory false".split()
+    elif "--help" not in command and command[0] not in STUDIES + INTEROP:
+        extra = ["--data.cache_dir", str(cache)]
+        if "finetune" in command[2]:
+            extra += ["--trainer.max_epochs", "1", "--trainer.accelerator", "cpu"]
+        elif "convert" in command[2]:
+            extra += ["--trainer.max_steps", "2", "--trainer.val_check_interval", "2", "--data.validation_fraction", "0.1"]
+        elif command[2].startswith("conf/"):
+            extra += [*SHRINK, *([] if "--data.source" in command else ["--data.source", "texts/text.txt"])]
+    log = folder / "out.txt"
+    if command[0] in STUDIES:  # in a process of their own: benchmark starts helpers, which a fork of pytest cannot wait for
+        done = subprocess.run([sys.executable, ROOT / "run.py", *command, *extra], capture_output=True, text=True)
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
+    else:
+        assert run_forked([*command, *extra], log) == 0, (command, log.read_text())
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, cache):
+    """A folder in which README's models were trained, beside a text and a task."""
+    folder = tmp_path_factory.mktemp("reader")
+    os.symlink(ROOT / "conf", folder / "conf")
+    (folder / "texts").mkdir()
+    write_corpus(folder / "texts/text.txt")
+    write_glue(folder / "glue", "SST-2")
+    fits = [command for command in commands("README.md") if trains(command)]
+    assert len(fits) >= 4 and fits[0] == ["fit", "--config", "conf/quickstart.yaml"]
+    with inside(folder):
+        for command in fits:
+            check(command, folder, cache)
+    return folder
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_runs(page, trained, cache, tmp_path, monkeypatch):
+    shutil.copytree(trained, tmp_path, symlinks=True, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    for command in commands(page):
+        if page != "README.md" or not trains(command):
+            check(command, tmp_path, cache)
+    for code in blocks(page, "python") + blocks(page, "py"):
+        exec(compile(code, page, "exec"), {"__name__": page})
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "sh")])
+def test_what_cannot_be_run_is_parsed(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    parsed = {"fit": "--print_config", "grid": "--print_commands=true"}
+    for command in dict.fromkeys(map(tuple, commands(page, "sh"))):
+        shown = output([*command, parsed[command[0]]], tmp_path)
+        assert "conf/trainer/ddp" not in " ".join(command) or "find_unused_parameters: false" in shown
+    scripts = [line.split() for block in blocks(page, "sh") for line in block.splitlines() if "scripts/" in line]
+    for line in scripts:
+        path = next(word for word in line if word.startswith("scripts/"))
+        code = (ROOT / path).read_text(encoding="utf-8")
+        after = line[line.index(path) :]
+        assert path.endswith(".sh") or all(f'"{word}"' in code for word in after if word.startswith("--")), line
+    assert scripts or commands(page, "sh")
+
+
+def test_two_install_commands_are_the_ones_that_ci_runs():
+    installs = [line for block in blocks("README.md", "bash") for line in block.splitlines() if line.startswith("pip install")]
+    assert len(installs) == 2 and all(line.startswith("pip install -c constraints.txt") for line in installs)
+
+
+def test_readme_is_short_and_the_index_is_complete():
+    assert TEXT["README.md"].count("\n") <= 150
+    told = {Path(page).name for page in PAGES} | {"LOG.md"}  # README.md is both README and index
+    assert {path.name for path in (ROOT / "docs").glob("*.md")} == told
+
+
+def test_paths_and_links_lead_somewhere():
+    pages = [*PAGES, "docs/README.md", "docs/LOG.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+    for page in pages:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        for link in re.findall(r"\]\((?!https?:)([^)#]+)", text):
+            assert ((ROOT / page).parent / link).exists(), (page, link)
+    for page, text in TEXT.items():
+        for path in re.findall(r"`((?:conf|lit_linformer|scripts|docs|tests|examples)/[\w/.]+?)/?`", text):
+            assert (ROOT / path).exists(), (page, path)
+
+
+def test_every_config_is_told():
+    text = "\n".join(TEXT.values())
+    for path in (ROOT / "conf").rglob("*.yaml"):
+        name = str(path.relative_to(ROOT))
+        assert name in text or re.search(rf"`{re.escape(path.name)}`", text), name
