@@ -119,14 +119,28 @@ def test_perplexity_file_of_a_resumed_run_is_that_of_a_whole_one(saved_every, ti
     assert [row[0] for row in rows[0]] == ["step", "0", "7"]
 
 
-@pytest.mark.parametrize("hook, step", [("on_validation_batch_start", 7), ("on_fit_end", 10)])
-def test_validation_or_end_that_was_killed_is_made_up_for(hook, step, tiny, tmp_path):
-    # Validated, and saved, at step 7.
-    tiny = [*tiny, *"--trainer.val_check_interval 7 --last.every_n_steps 1 --trainer.max_steps 10".split()]
+KILLS = {  # validated after batches 7 and 14, and saved after every step
+    "validation": ("on_validation_batch_start", 7, 10),
+    "last step's validation": ("on_validation_batch_start", 14, 14),
+    "validation done but not saved": ("on_validation_end", 7, 10),
+    "end": ("on_fit_end", 10, 10),
+}
+
+
+@pytest.mark.parametrize("case", KILLS)
+def test_what_was_killed_after_a_step_is_made_up_for_without_doing_the_step_again(case, tiny, tmp_path):
+    hook, step, steps = KILLS[case]
+    tiny = [*tiny, "--last.every_n_steps", "1", "--trainer.max_steps", str(steps)]
     assert fit(tiny, "whole", tmp_path / "whole") == 0
     kill = ["--trainer.callbacks+", "tests.helpers.KillAt", "--trainer.callbacks.hook", hook]
     assert fit(tiny, "killed", tmp_path / "killed", *kill, "--trainer.callbacks.step", str(step)) == -9
     assert fit(tiny, "killed", tmp_path / "killed", "--ckpt_path", "last") == 0
+    assert f"resuming at step {step}\n" in (tmp_path / "killed.out").read_text()
+    whole, killed = (load(tmp_path / f"runs/{name}/checkpoints/last.ckpt") for name in ("whole", "killed"))
+    assert_same(whole["state_dict"], killed["state_dict"])
+    assert_same(whole["metrics"], killed["metrics"])
+    names = [{path.name for path in (tmp_path / f"runs/{name}/checkpoints").iterdir()} for name in ("whole", "killed")]
+    assert names[0] == names[1]
     found = []
     for name in ("whole", "killed"):
         rows = read_rows(tmp_path / f"runs/{name}/perplexity.csv")
@@ -134,7 +148,7 @@ def test_validation_or_end_that_was_killed_is_made_up_for(hook, step, tiny, tmp_
         result = {key: result[key] for key in ("step", "metrics", "best_step", "best_metrics")}
         found.append([[row | {"seconds": 0} for row in rows], result])
     assert found[0] == found[1]
-    assert [row["step"] for row in found[0][0]] == [0, 7] and "val/perplexity" in found[0][1]["metrics"]
+    assert [row["step"] for row in found[0][0]] == [0, *range(7, steps + 1, 7)] and "val/perplexity" in found[0][1]["metrics"]
 
 
 def test_last_save_that_was_killed_is_finished(tiny, tmp_path):

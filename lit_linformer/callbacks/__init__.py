@@ -4,6 +4,7 @@ from lit_linformer.callbacks.checkpoint import AtomicCheckpointIO, LastCheckpoin
 from lit_linformer.callbacks.curves import CurveLogger, Curves
 from lit_linformer.callbacks.finite import Finite
 from lit_linformer.callbacks.length_sweep import LengthSweep
+from lit_linformer.callbacks.owed import OwedValidation
 from lit_linformer.callbacks.perplexity import PerplexityCurve
 from lit_linformer.callbacks.predictions import PredictionWriter
 from lit_linformer.callbacks.preemption import Preemption
@@ -20,6 +21,7 @@ __all__ = [
     "Finite",
     "LastCheckpoint",
     "LengthSweep",
+    "OwedValidation",
     "PerplexityCurve",
     "PredictionWriter",
     "Preemption",

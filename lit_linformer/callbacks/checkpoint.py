@@ -34,10 +34,11 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 class LastCheckpoint(Checkpoint):
-    """Keeps last.ckpt, written after an optimiser step (and after its validation, if it has one), and previous.ckpt.
+    """Keeps last.ckpt, written after an optimiser step, and previous.ckpt, the one of an earlier step.
 
     Lightning's ModelCheckpoint may save in the middle of a gradient accumulation, from where no run resumes exactly. And a run
-    that is saved between a step and its validation, and killed in that, goes on without it: its point is lost for good.
+    that is saved between a step and its validation, and killed in that, goes on without it: its point is lost for good. Here
+    such a checkpoint says that it owes the validation, which callbacks/owed.py runs first; after it last.ckpt is written anew.
 
     Args:
         every_n_steps: optimiser steps between two of them.
@@ -47,17 +48,24 @@ class LastCheckpoint(Checkpoint):
         check_ranges("last.", LastCheckpoint.__init__, locals())
         self.every_n_steps = every_n_steps
         self._step_before_batch = -1
-        self._saved_step = -1
-        self._due = False  # after the validation that follows the step
+        self._saved = (-1, False)  # last.ckpt's step, and whether it owes that step's validation
+        self._due = False  # before the validation that follows the step, and after it
         self._settled = False
+        self.owes_validation = False  # does a checkpoint that is written now
 
     @property
     def saved_step(self) -> int:
         """Of last.ckpt; of a run that has written none yet, the step at which it started."""
-        return self._saved_step
+        return self._saved[0]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"owes_validation": self.owes_validation}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.owes_validation = state_dict["owes_validation"]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._saved_step = trainer.global_step
+        self._saved, self._due = (trainer.global_step, self.owes_validation), self.owes_validation
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self._step_before_batch = trainer.global_step
@@ -73,9 +81,19 @@ class LastCheckpoint(Checkpoint):
             if not self._due:
                 self.save(trainer)
 
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # Not at the end of the batch: from here Lightning goes on as after the validation, in the middle of an epoch and at
+        # its end.
+        if self._due and not self.owes_validation:
+            self.save(trainer, owing=True)
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.owes_validation = False  # before the best checkpoints are written, which hold its point
+
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._due:
             self._due = False
+            self._settle(trainer)  # of a run that goes on with its validation
             self.save(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -84,22 +102,23 @@ class LastCheckpoint(Checkpoint):
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._settle(trainer)  # of a run with no step left
 
-    def save(self, trainer: Trainer) -> None:
-        """Writes last.ckpt, unless this step's is there."""
-        if trainer.fast_dev_run or trainer.global_step == self._saved_step:
+    def save(self, trainer: Trainer, owing: bool = False) -> None:
+        """Writes last.ckpt, unless it is there; ``owing``: before the validation of its step, which is to come."""
+        if trainer.fast_dev_run or (trainer.global_step, owing) == self._saved:
             return
+        self.owes_validation = owing
         self._write(trainer)
-        self._saved_step = trainer.global_step
+        self._saved = trainer.global_step, owing
 
     def _write(self, trainer: Trainer) -> None:
-        """Writes last.ckpt; the one that is there becomes previous.ckpt."""
+        """Writes last.ckpt; the one that is there becomes previous.ckpt, unless it is the same step's."""
         folder = Path(trainer.default_root_dir) / "checkpoints"
         new, last = folder / "new.ckpt", folder / "last.ckpt"
         # The old two stay until the new one is whole: after a fall-back previous.ckpt may be the only good one. All
         # processes are done with it: save_checkpoint ends with a barrier.
         trainer.save_checkpoint(new)
         if trainer.is_global_zero:
-            if last.exists():
+            if last.exists() and trainer.global_step != self._saved[0]:
                 replace(last, folder / "previous.ckpt")
             replace(new, last)
             for best in _best_callbacks(trainer):
@@ -179,8 +198,8 @@ class BestCheckpoint(ModelCheckpoint):
         self._beaten = []
 
     def drop_others(self) -> None:
-        """For the first process of a run that goes on: those of steps that it does again, and those that were beaten."""
-        kept = {Path(path).name for path in self.best_k_models}
+        """For the first process of a run that goes on: those of steps that it does again, and those that were beaten before."""
+        kept = {Path(path).name for path in [*self.best_k_models, *self._beaten]}
         for path in Path(self.dirpath).glob("best-*.ckpt"):
             if path.name not in kept and BEST.fullmatch(path.name):
                 remove(path)

@@ -5,7 +5,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from lit_linformer.callbacks.observing import tensorboard, validation_follows
+from lit_linformer.callbacks.observing import owes_validation, tensorboard, validation_follows
 
 
 class CurveLogger(TensorBoardLogger):
@@ -22,7 +22,7 @@ class CurveLogger(TensorBoardLogger):
         self.place: int | None = None  # where the points stand, whatever Lightning says; below 0: nowhere
         self.holding = False  # what is logged is kept, and written later
         self._held: dict[str, Any] = {}
-        self._step, self._written = -1, set()
+        self._step, self.written = -1, {}  # the latest step and its points
 
     @property
     def experiment(self) -> Any:
@@ -38,9 +38,9 @@ class CurveLogger(TensorBoardLogger):
         if step is not None and step < 0:
             return
         if step != self._step:
-            self._step, self._written = step, set()
-        new = {name: value for name, value in metrics.items() if name not in self._written}
-        self._written.update(new)
+            self._step, self.written = step, {}
+        new = {name: float(value) for name, value in metrics.items() if name not in self.written}
+        self.written.update(new)
         super().log_metrics(new, step)
 
     def release(self, step: int | None) -> None:
@@ -54,7 +54,11 @@ class Curves(Callback):
     """Writes a step's points before its checkpoint, not after it, and has TensorBoard drop those that are done again.
 
     Lightning writes them when all callbacks are done with the batch: a run that ends with its checkpoint would lose them.
+    TensorBoard drops all points of a step: where only the step's validation is done again, the others are in the checkpoint.
     """
+
+    def __init__(self) -> None:
+        self._points: dict[str, float] = {}
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for logger in trainer.loggers:
@@ -66,8 +70,12 @@ class Curves(Callback):
         if (found := tensorboard(trainer)) is not None:
             from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
-            start = Event(step=trainer.global_step, session_log=SessionLog(status=SessionLog.START))
-            found[0].experiment.file_writer.add_event(start)
+            logger, place = found
+            first = place if owes_validation(trainer) else trainer.global_step
+            start = Event(step=first, session_log=SessionLog(status=SessionLog.START))
+            logger.experiment.file_writer.add_event(start)
+            if owes_validation(trainer) and self._points:
+                logger.log_metrics(self._points, place)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -98,6 +106,11 @@ class Curves(Callback):
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if (found := tensorboard(trainer)) is not None:
             found[0].experiment.flush()
+        if owes_validation(trainer):
+            checkpoint["points"] = next((dict(logger.written) for logger in _own(trainer)), {})
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self._points = checkpoint.get("points", {})
 
 
 def _own(trainer: Trainer) -> list[CurveLogger]:

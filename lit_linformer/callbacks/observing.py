@@ -52,6 +52,11 @@ def validation_follows(trainer: Trainer) -> bool:
     return loop.epoch_loop._should_check_val_fx(loop._data_fetcher)
 
 
+def owes_validation(trainer: Trainer) -> bool:
+    """Whether a checkpoint that is written now, or that the run goes on from, comes before its step's validation."""
+    return any(getattr(callback, "owes_validation", False) for callback in trainer.callbacks)
+
+
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:
     """A table with a header line; like write_text it never stands there in part."""
     text = io.StringIO(newline="")

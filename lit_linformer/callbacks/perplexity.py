@@ -9,7 +9,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from lit_linformer.callbacks.observing import axis, write_csv
+from lit_linformer.callbacks.observing import axis, owes_validation, write_csv
 
 COLUMNS = ("step", "tokens", "seconds", "perplexity", "best")
 
@@ -43,7 +43,7 @@ class PerplexityCurve(Callback):
         from torch.utils.tensorboard import SummaryWriter
 
         # A folder of its own: what is dropped goes by step, and would take the points that stand at their tokens along.
-        again = pl_module.tokens_seen + 1 if trainer.global_step else 0
+        again = pl_module.tokens_seen + (not owes_validation(trainer)) if trainer.global_step else 0
         self._by_tokens = SummaryWriter(os.path.join(logger.log_dir, "by_tokens"), purge_step=again)
         if trainer.global_step == 0 and self.rows:  # against steps it would stand where the first step's stands
             self._by_tokens.add_scalar("val/perplexity_by_tokens", self.rows[0]["perplexity"], self.rows[0]["tokens"])

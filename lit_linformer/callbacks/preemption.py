@@ -20,7 +20,8 @@ from lit_linformer.utils.signals import Stopped, requeue, watch
 class Preemption(Checkpoint):
     """Stops all processes of a run after the same optimiser step: on a signal with last.ckpt written, on a bad loss without.
 
-    Not a signal later than the step: that one is finished, and so is a validation that has begun. Lightning's own handlers
+    Not a signal later than the step: that one is finished, and so is a validation that has begun; one that has not is done by
+    the run that goes on. Lightning's own handlers
     (which RunTrainer leaves out) send messages to the other processes from within the signal, which may hang, and save in
     the middle of an accumulation.
     """
@@ -60,10 +61,13 @@ class Preemption(Checkpoint):
         if step:
             self._take_answer()
             self._finite.refuse(trainer, step, kind)
-        # Where a validation follows, the run ends after it, so that its point is in the curves; and after its last step it
-        # is about to end anyway.
+        # After its last step the run is about to end anyway.
         if self._agreed and trainer.global_step != trainer.max_steps and not validation_follows(trainer):
             self._stop(trainer)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._agreed and not trainer.sanity_checking and trainer.global_step != trainer.max_steps:
+            self._stop(trainer, owing=True)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         last = trainer.global_step in (self._step_before_batch, trainer.max_steps)  # or within an accumulation
@@ -110,11 +114,11 @@ class Preemption(Checkpoint):
         work.wait()
         return tuple(answer.tolist())
 
-    def _stop(self, trainer: Trainer) -> None:
+    def _stop(self, trainer: Trainer, owing: bool = False) -> None:
         self._take_answer()
         for callback in trainer.checkpoint_callbacks:
             if isinstance(callback, LastCheckpoint):
-                callback.save(trainer)
+                callback.save(trainer, owing)
         trainer.strategy.barrier()  # the checkpoint is whole before any process ends, which ends the others
         name = signal.Signals(self._agreed).name
         if trainer.is_global_zero:

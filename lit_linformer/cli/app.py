@@ -20,6 +20,7 @@ from lit_linformer.callbacks import (
     Curves,
     Finite,
     LastCheckpoint,
+    OwedValidation,
     PredictionWriter,
     Preemption,
     Progress,
@@ -27,6 +28,7 @@ from lit_linformer.callbacks import (
     Throughput,
     best_checkpoint,
 )
+from lit_linformer.callbacks.owed import finish
 from lit_linformer.cli.checks import check_settings
 from lit_linformer.cli.failures import failure
 from lit_linformer.cli.machines import check_machine
@@ -57,6 +59,12 @@ class RunTrainer(Trainer):
             if (line := failure(error, self)) is None:
                 raise
             raise ValueError(line) from error
+
+    def _run_stage(self) -> Any:
+        results = super()._run_stage()
+        if self.state.fn == "fit":
+            finish(self)
+        return results
 
     def prepare(self, datamodule: LightningDataModule) -> None:
         """Makes the tokenizer and the token blocks; trains nothing."""
@@ -225,7 +233,7 @@ class LinformerCLI(LightningCLI):
         if self.subcommand == "fit":
             # Points first, before others add to the curves; the end of the program after the checkpoints' callbacks.
             finite = Finite()
-            trainer.callbacks[:] = [Curves(), finite, *trainer.callbacks, Preemption(finite)]
+            trainer.callbacks[:] = [Curves(), finite, *trainer.callbacks, Preemption(finite), OwedValidation()]
         return trainer
 
     def _run_subcommand(self, subcommand: str) -> None:

@@ -7,6 +7,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lit_linformer.callbacks import LastCheckpoint
+from lit_linformer.callbacks.checkpoint import BestCheckpoint
 from lit_linformer.tasks import MLM
 from lit_linformer.utils.files import read_rows
 from tests.helpers import after, output, run_forked
@@ -25,10 +26,11 @@ def curves(run):
 
 
 def kill(step):
-    """What kills the process right after last.ckpt of that step was put in place."""
+    """What kills the process at that step, with all points that were told by then in the file."""
 
-    def then(last, trainer):
+    def then(_, trainer, *arguments):
         if trainer.global_step == step:
+            trainer.logger.experiment.flush()
             os.killpg(0, signal.SIGKILL)
 
     return then
@@ -47,7 +49,12 @@ def whole(tiny, tmp_path):
 def test_no_ending_loses_a_point_or_has_one_twice(whole, tiny, tmp_path, monkeypatch):
     endings = {
         "after-a-checkpoint": (kill(5), LastCheckpoint, "_write", -9),
-        "after-that-of-a-validation": (kill(7), LastCheckpoint, "_write", -9),
+        "after-that-before-a-validation": (kill(7), LastCheckpoint, "_write", -9),
+        "before-that-after-a-validation": (kill(7), BestCheckpoint, "on_validation_end", -9),
+        "after-that-of-a-validation": (kill(7), LastCheckpoint, "on_validation_end", -9),
+        "by-a-signal-before-a-validation": (
+            send(signal.SIGTERM, lambda module, *_: module.batches_seen == 6), MLM, "on_train_batch_start", 143
+        ),
         "by-a-signal": (send(signal.SIGTERM, lambda module, *_: module.batches_seen == 8), MLM, "on_train_batch_start", 143),
         "before-the-first": (
             send(signal.SIGKILL, lambda module, *_: module.batches_seen == 3), MLM, "on_train_batch_start", -9
@@ -55,7 +62,7 @@ def test_no_ending_loses_a_point_or_has_one_twice(whole, tiny, tmp_path, monkeyp
     }  # fmt: skip
     for how, (then, owner, name, status) in endings.items():
         run = ["fit", *tiny, "--name", how, "--ckpt_path", "auto"]
-        run += ["--last.every_n_steps", "7"] if "validation" in how else []
+        run += ["--last.every_n_steps", "7"] if "a-validation" in how else []
         with monkeypatch.context() as patched:
             after(patched, owner, name, then)
             assert run_forked(run, tmp_path / "log") == status, how
