@@ -19,10 +19,10 @@ from pathlib import Path
 
 import numpy as np
 
-from lit_linformer.data.blocks import _pieces, write_tokens
 from lit_linformer.data.checksums import ShardWriter
-from lit_linformer.data.corpus import Corpus
 from lit_linformer.data.pieces import batches_of
+from lit_linformer.data.pretraining.corpus import Corpus
+from lit_linformer.data.pretraining.token_files import _pieces, write_tokens
 from lit_linformer.data.tokenizer import load_tokenizer, train_tokenizer
 
 SPLITS = ("train",)

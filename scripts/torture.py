@@ -51,7 +51,7 @@ from torture_runs import (  # noqa: E402
     launch,
 )
 
-from lit_linformer.data import blocks  # noqa: E402
+from lit_linformer.data.pretraining import token_files as blocks  # noqa: E402
 from lit_linformer.utils.environment import environment, without_folders  # noqa: E402
 from lit_linformer.utils.files import write_text  # noqa: E402
 

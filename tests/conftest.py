@@ -12,6 +12,8 @@ import torch
 
 from tests.helpers import TINY, write_corpus
 
+pytest_plugins = ["tests.trained_runs"]
+
 torch.set_num_threads(1)
 CHECKED = tempfile.TemporaryDirectory()
 os.environ["LIT_LINFORMER_CACHE"] = CHECKED.name  # not the home of the one who tests

@@ -11,6 +11,7 @@ from typing import Any, get_args
 import pytest
 import yaml
 
+from lit_linformer.cli import PROGRAMS
 from lit_linformer.cli.app import LinformerCLI
 from lit_linformer.cli.messages import settings_of
 from tests.helpers import in_one_process
@@ -91,8 +92,7 @@ STUDIES = {
 def test_numbers_of_studies(start, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     command = STUDIES[start]
-    package = "interop" if command in ("convert", "draw") else "studies"
-    settings = importlib.import_module(f"lit_linformer.{package}.{command}").SETTINGS
+    settings = importlib.import_module(PROGRAMS[command]).SETTINGS
     numbers = ("N", "K", "J", "H", "S", "ROWS", "GIB", "SECONDS", "0,", "128", "0.9")
     keys = [key for key, (kind, *_) in settings.items() if kind.startswith(numbers) and kind != "NAME"]
     words = shlex.split(start)

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from lit_linformer.studies.gridfile import read_grid
-from tests.data.glue import FILES, write_glue
+from tests.data.finetuning.glue import FILES, write_glue
 from tests.helpers import TINY, inside, read_log, run_forked
 from tests.test_resume import fit
 

@@ -16,10 +16,10 @@ import yaml
 from torch import nn
 
 from lit_linformer.data import PretrainingData
-from lit_linformer.interop.source import open_checkpoint
 from lit_linformer.model import EncoderConfig, MaskedLanguageModel
 from lit_linformer.model.linformer import SHARINGS
 from lit_linformer.runs.checkpoints import find_checkpoint
+from lit_linformer.runs.trained_model import open_checkpoint
 from lit_linformer.tasks import MLM
 from tests.helpers import HANGS, assert_same, load, output, read_log
 from tests.test_resume import fit

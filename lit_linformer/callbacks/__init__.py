@@ -5,13 +5,13 @@ from lit_linformer.callbacks.curves import CurveLogger, Curves
 from lit_linformer.callbacks.finite import Finite
 from lit_linformer.callbacks.length_sweep import LengthSweep
 from lit_linformer.callbacks.owed import OwedValidation
-from lit_linformer.callbacks.perplexity import PerplexityCurve
+from lit_linformer.callbacks.perplexity_curve import PerplexityCurve
 from lit_linformer.callbacks.predictions import PredictionWriter
 from lit_linformer.callbacks.preemption import Preemption
 from lit_linformer.callbacks.progress import Progress
 from lit_linformer.callbacks.result import RunResult
-from lit_linformer.callbacks.scores import TaskScores
 from lit_linformer.callbacks.spectrum import Spectrum
+from lit_linformer.callbacks.task_scores import TaskScores
 from lit_linformer.callbacks.throughput import Throughput
 
 __all__ = [

@@ -26,9 +26,10 @@ COMMANDS = {
     "convert": "RoBERTa, BERT and DistilBERT in; a Transformer to a Linformer; a longer n",
     "draw": "a Linformer's attention for a text: what each slot reads, and who reads it",
 }
-STUDIES = ("grid", "benchmark", "spectrum", "report")
-INTEROP = ("export", "convert", "draw")
 LIGHTNING = ("fit", "validate", "test", "predict", "prepare")
+# The others' modules, each with main(argv): they parse their own settings, and print their help without importing torch.
+PROGRAMS = {name: f"lit_linformer.studies.{name}" for name in ("grid", "benchmark", "spectrum", "report", "draw")}
+PROGRAMS |= {name: f"lit_linformer.{name}.command" for name in ("export", "convert")}
 MAIN_HELP = """usage: python run.py COMMAND --config FILE [--config OVERLAY …] [--SETTING VALUE …]
 
 {commands}
@@ -63,9 +64,8 @@ def main(argv: list[str] | None = None) -> None:
             watch.begin(argv[0])
         if argv[0] not in COMMANDS:
             raise ValueError(f"the command is {argv[0]!r}; allowed: {', '.join(COMMANDS)}")
-        if argv[0] in STUDIES + INTEROP:  # they parse their own settings, and print their help without importing torch
-            package = "studies" if argv[0] in STUDIES else "interop"
-            importlib.import_module(f"lit_linformer.{package}.{argv[0]}").main(argv[1:])
+        if argv[0] in PROGRAMS:
+            importlib.import_module(PROGRAMS[argv[0]]).main(argv[1:])
             return
         if {"-h", "--help"} & set(argv):
             from lit_linformer.cli.messages import settings_help

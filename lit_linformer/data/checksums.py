@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from lit_linformer.data.cache import damaged
-from lit_linformer.data.progress import Progress
+from lit_linformer.data.progress_bar import Progress
 from lit_linformer.utils.files import write_text
 
 VERIFY = ("once", "always", "never")

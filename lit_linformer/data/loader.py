@@ -16,41 +16,12 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, SequentialSampler
 
-from lit_linformer.data.blocks import TokenBlocks
-from lit_linformer.data.masking import IGNORED, Masker
-
 # The second word of Philox's key; masks use 0, so that they and the order of buckets share no random numbers.
 BUCKET_STREAM = 2
 ROUNDS = 8  # of the shuffle
 AHEAD = 4096  # samples that are looked up at once
 FILLER = -1
 WINDOW = 64  # global batches that are sorted by length together
-
-
-class MaskedBlocks(Dataset):
-    """Token blocks with masks. An item is a whole batch, its key the (epoch, index) of every row.
-
-    Items hold input_ids (B, N), positions (B, M), labels (B, M; -100 = no target), all int64, and, only where a row has
-    pads, attention_mask (B, N) bool: full rows need none, and fused attention is faster without.
-    """
-
-    def __init__(self, blocks: TokenBlocks, masker: Masker):
-        self.blocks, self.masker = blocks, masker
-
-    def __len__(self) -> int:
-        return len(self.blocks)
-
-    def __getitem__(self, keys: list[tuple[int, int]]) -> dict[str, torch.Tensor]:
-        keys = [(int(epoch), int(index)) for epoch, index in keys]
-        fillers = [row for row, (_, index) in enumerate(keys) if index == FILLER]
-        keys = [(epoch, max(index, 0)) for epoch, index in keys]
-        ids = self.blocks.rows([index for _, index in keys])
-        real = ids != self.blocks.pad_id
-        batch = self.masker(ids, keys)
-        batch["labels"][fillers] = IGNORED
-        if not real.all():
-            batch["attention_mask"] = real
-        return {name: torch.from_numpy(array) for name, array in batch.items()}
 
 
 # Lightning replaces a loader's sampler by its own unless it is a DistributedSampler (with several ranks) and a

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_linformer.data.blocks import TokenBlocks
+from lit_linformer.data.pretraining.token_files import TokenBlocks
 from lit_linformer.model import Encoder, EncoderConfig
 from lit_linformer.model.attention import attend, split_heads
 from lit_linformer.model.starts import initial_matrix

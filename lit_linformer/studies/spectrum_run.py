@@ -13,7 +13,7 @@ from lit_linformer.model import PROJECTIONS, Encoder, EncoderConfig
 from lit_linformer.model.linformer import SHARINGS
 from lit_linformer.runs.checkpoints import check_checkpoint, find_checkpoint
 from lit_linformer.studies.lowrank import Measured, check_index, check_layers, check_maps, full_rows, measure
-from lit_linformer.tasks.checkpoints import read_pretrained
+from lit_linformer.tasks.pretrained import read_pretrained
 
 
 @dataclass

@@ -1,8 +1,8 @@
 """LightningModules: what is trained, and how."""
 
+from lit_linformer.tasks.base import TrainingModule
 from lit_linformer.tasks.classification import SequenceClassification
 from lit_linformer.tasks.distillation import Distillation
 from lit_linformer.tasks.mlm import MLM
-from lit_linformer.tasks.module import TrainingModule
 
 __all__ = ["MLM", "Distillation", "SequenceClassification", "TrainingModule"]

@@ -14,10 +14,10 @@ from lit_linformer.model.encoder import layer_outputs
 from lit_linformer.model.flops import forward_flops
 from lit_linformer.model.heads import IGNORED
 from lit_linformer.model.ranges import Range, check_ranges
-from lit_linformer.tasks.checkpoints import read_pretrained
+from lit_linformer.tasks.base import Batch
 from lit_linformer.tasks.mlm import MLM, inputs
-from lit_linformer.tasks.module import Batch
 from lit_linformer.tasks.perplexity import Perplexity
+from lit_linformer.tasks.pretrained import read_pretrained
 
 WEIGHTS = ("logits_weight", "hidden_weight", "labels_weight")
 Weight = Annotated[float, Range(least=0, largest=1e6)]

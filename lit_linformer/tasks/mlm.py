@@ -11,10 +11,10 @@ from torch import Tensor
 from lit_linformer.model import EncoderConfig, MaskedLanguageModel
 from lit_linformer.model.flops import training_flops
 from lit_linformer.model.ranges import Count, Natural, Share, check_ranges
-from lit_linformer.tasks.checkpoints import check_same_tokenizer, pretrained_encoder, read_pretrained
-from lit_linformer.tasks.module import Batch, TrainingModule, check_schedule
+from lit_linformer.tasks.base import Batch, TrainingModule, check_schedule
 from lit_linformer.tasks.optim import Beta, Epsilon, LearningRate, Multiple, Power, WeightDecay
 from lit_linformer.tasks.perplexity import Perplexity
+from lit_linformer.tasks.pretrained import check_same_tokenizer, pretrained_encoder, read_pretrained
 
 
 class MLM(TrainingModule):

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from lit_linformer.data import checksums
-from lit_linformer.data.blocks import Holdout, make_token_files, verify_token_files
 from lit_linformer.data.checksums import ShardWriter, shard_of
-from lit_linformer.data.corpus import Corpus
-from lit_linformer.data.encoding import FILES, make_text_files, verify_text_files
-from lit_linformer.data.rows import LabelledSource
-from lit_linformer.data.text_tasks import own_task
-from tests.data.test_rows import write_json
+from lit_linformer.data.finetuning.encoded_texts import FILES, make_text_files, verify_text_files
+from lit_linformer.data.finetuning.labelled_rows import LabelledSource
+from lit_linformer.data.finetuning.text_tasks import own_task
+from lit_linformer.data.pretraining.corpus import Corpus
+from lit_linformer.data.pretraining.token_files import Holdout, make_token_files, verify_token_files
+from tests.data.finetuning.test_labelled_rows import write_json
 from tests.helpers import output
 
 
@@ -22,7 +22,7 @@ from tests.helpers import output
 def folder(tmp_path, text_file, tokenizer, monkeypatch):
     """Token files in shards of 3 kB of text, that no machine has checked."""
     monkeypatch.setenv("LIT_LINFORMER_CACHE", str(tmp_path / "home"))
-    for name, value in {"blocks.SHARD_BYTES": 3000, "pieces.BATCH_BYTES": 1000}.items():
+    for name, value in {"pretraining.token_files.SHARD_BYTES": 3000, "pieces.BATCH_BYTES": 1000}.items():
         monkeypatch.setattr(f"lit_linformer.data.{name}", value)
     corpora = {"train": Corpus(str(text_file))}
     folder = make_token_files(tmp_path / "cache", corpora, Holdout(0.1, 0.1), tokenizer, progress=False)

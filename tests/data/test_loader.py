@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from lit_linformer.data.blocks import Holdout, TokenBlocks, make_token_files
-from lit_linformer.data.corpus import Corpus
-from lit_linformer.data.loader import EvaluationLoader, MaskedBlocks, ResumableLoader, StreamOrder, shuffled
-from lit_linformer.data.masking import IGNORED, Masker
+from lit_linformer.data.loader import EvaluationLoader, ResumableLoader, StreamOrder, shuffled
+from lit_linformer.data.pretraining.corpus import Corpus
+from lit_linformer.data.pretraining.masking import IGNORED, MaskedBlocks, Masker
+from lit_linformer.data.pretraining.token_files import Holdout, TokenBlocks, make_token_files
 
 
 @pytest.fixture(scope="module")

@@ -12,18 +12,18 @@ import pyarrow.parquet
 import pytest
 
 from lit_linformer.data import long_json
-from lit_linformer.data.corpus import Corpus
+from lit_linformer.data.finetuning.labelled_rows import LabelledSource
+from lit_linformer.data.finetuning.text_tasks import own_task
 from lit_linformer.data.long_json import text_of_line
-from lit_linformer.data.rows import LabelledSource
-from lit_linformer.data.text_tasks import own_task
+from lit_linformer.data.pretraining.corpus import Corpus
 
 
 @pytest.fixture
 def short(monkeypatch):
     """Lines of more than 100 bytes are long."""
-    for module in ("files", "rows"):
+    for module in ("reading", "finetuning.labelled_rows"):
         monkeypatch.setattr(f"lit_linformer.data.{module}.LONGEST_LINE", 100)
-    monkeypatch.setattr("lit_linformer.data.corpus.PARSED_AT_ONCE", 50)
+    monkeypatch.setattr("lit_linformer.data.pretraining.corpus.PARSED_AT_ONCE", 50)
 
 
 LONG = {
@@ -82,7 +82,7 @@ def test_long_rows_are_whole_documents_up_to_the_longest(short, tmp_path, monkey
     table = pyarrow.table({"text": [*texts[:3], None]})
     pyarrow.parquet.write_table(table, tmp_path / "b.parquet")
     assert list(Corpus(str(tmp_path))) == texts[:3] * 2
-    monkeypatch.setattr("lit_linformer.data.corpus.LONGEST_DOCUMENT", 300)
+    monkeypatch.setattr("lit_linformer.data.pretraining.corpus.LONGEST_DOCUMENT", 300)
     monkeypatch.setattr("lit_linformer.data.long_json.SLICE", 90)
     parts = list(Corpus(str(tmp_path / "a.jsonl")))
     assert "".join(parts) == "".join(texts) and len(parts) > 4

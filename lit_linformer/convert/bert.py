@@ -1,0 +1,327 @@
+"""A RoBERTa, BERT or DistilBERT in, from its Hugging Face folder: the same model as this project's Transformer.
+
+The folder is read without transformers: config.json, then model.safetensors or pytorch_model.bin (weights only, in one file or
+in shards with an index), its tensors renamed. Position i of a RoBERTa is row pad_token_id + 1 + i of its table. The first
+token type's embedding, which every token of a single text gets, is added to the positions': not to the tokens', for that matrix
+is the output's too.
+"""
+
+import json
+import pickle
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_linformer.data.tokenizer import load_tokenizer
+from lit_linformer.model import EncoderConfig, MaskedLanguageModel
+from lit_linformer.runs.checkpoints import UNREADABLE, first_line
+from lit_linformer.runs.trained_model import TrainedModel, version
+from lit_linformer.utils.finite import check_finite
+
+CONFIG = "config.json"
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+
+
+@dataclass(frozen=True)
+class Family:
+    """How one architecture names things.
+
+    Args:
+        settings: EncoderConfig's names, and activation, to those of config.json.
+        layer: the modules of a layer, and what they are called here.
+        layers: the layers, by number.
+        head: the same for the masked-language-model head.
+        decoder: the head's output matrix, without .weight and .bias.
+        spare: what a checkpoint may hold and a masked language model has no use for, as the beginnings of names.
+    """
+
+    settings: dict[str, str]
+    layer: dict[str, str]
+    layers: str
+    head: dict[str, str]
+    decoder: str
+    spare: tuple[str, ...]
+
+
+_BERT_SETTINGS = {
+    "hidden_size": "hidden_size",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "intermediate_size": "intermediate_size",
+    "dropout": "hidden_dropout_prob",
+    "attention_dropout": "attention_probs_dropout_prob",
+    "activation": "hidden_act",
+}
+_BERT_LAYER = {
+    "attention.self.query": "attention.query",
+    "attention.self.key": "attention.key",
+    "attention.self.value": "attention.value",
+    "attention.output.dense": "attention.out",
+    "attention.output.LayerNorm": "attention_norm",
+    "intermediate.dense": "up",
+    "output.dense": "down",
+    "output.LayerNorm": "feed_forward_norm",
+}
+_EMBEDDINGS = {
+    "embeddings.word_embeddings.weight": "encoder.tokens.weight",
+    "embeddings.position_embeddings.weight": "encoder.positions.weight",
+    "embeddings.LayerNorm.weight": "encoder.embedding_norm.weight",
+    "embeddings.LayerNorm.bias": "encoder.embedding_norm.bias",
+}
+TYPES = "embeddings.token_type_embeddings.weight"
+FAMILIES = {
+    "roberta": Family(
+        settings=_BERT_SETTINGS,
+        layer=_BERT_LAYER,
+        layers="encoder.layer.",
+        head={"lm_head.dense": "head.dense", "lm_head.layer_norm": "head.norm", "lm_head.bias": "head.bias"},
+        decoder="lm_head.decoder",
+        spare=("pooler.", "classifier.", "qa_outputs.", "embeddings.position_ids"),
+    ),
+    "bert": Family(
+        settings=_BERT_SETTINGS,
+        layer=_BERT_LAYER,
+        layers="encoder.layer.",
+        head={
+            "cls.predictions.transform.dense": "head.dense",
+            "cls.predictions.transform.LayerNorm": "head.norm",
+            "cls.predictions.bias": "head.bias",
+        },
+        decoder="cls.predictions.decoder",
+        spare=("pooler.", "classifier.", "qa_outputs.", "embeddings.position_ids", "cls.seq_relationship."),
+    ),
+    "distilbert": Family(
+        settings={
+            "hidden_size": "dim",
+            "num_layers": "n_layers",
+            "num_heads": "n_heads",
+            "intermediate_size": "hidden_dim",
+            "dropout": "dropout",
+            "attention_dropout": "attention_dropout",
+            "activation": "activation",
+        },
+        layer={
+            "attention.q_lin": "attention.query",
+            "attention.k_lin": "attention.key",
+            "attention.v_lin": "attention.value",
+            "attention.out_lin": "attention.out",
+            "sa_layer_norm": "attention_norm",
+            "ffn.lin1": "up",
+            "ffn.lin2": "down",
+            "output_layer_norm": "feed_forward_norm",
+        },
+        layers="transformer.layer.",
+        head={"vocab_transform": "head.dense", "vocab_layer_norm": "head.norm", "vocab_projector.bias": "head.bias"},
+        decoder="vocab_projector",
+        spare=("pre_classifier.", "classifier.", "qa_outputs.", "embeddings.position_ids"),
+    ),
+}
+
+
+def from_hub(name: str) -> Path:
+    """The folder of a model of the Hugging Face hub, downloaded unless it is there already; ValueError where that fails."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    def fetch(*patterns: str) -> Path:
+        return Path(snapshot_download(name, allow_patterns=[*patterns, CONFIG, "tokenizer*.json", "vocab.*", "merges.txt"]))
+
+    try:
+        folder = fetch("model*.safetensors", "model.safetensors.index.json")
+        return folder if any(folder.glob("*.safetensors")) else fetch("pytorch_model*.bin", "pytorch_model.bin.index.json")
+    except LocalEntryNotFoundError as error:
+        raise ValueError(f"from is hub:{name}, which is not here, and the hub cannot be reached; allowed: a folder") from error
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        raise ValueError(f"from is hub:{name}, which cannot be read ({first_line(error)}); allowed: hub:OWNER/NAME") from error
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a folder's config.json names an architecture, whichever, that is not this project's."""
+    return (path / CONFIG).is_file() and _json(path / CONFIG, path).get("model_type") not in (None, "lit_linformer")
+
+
+def open_folder(folder: Path, tokenizer: str | None = None) -> tuple[TrainedModel, list[str]]:
+    """The model, float32, in evaluation mode, and lines that say what was left out or is new.
+
+    Args:
+        folder: a Hugging Face folder.
+        tokenizer: what `load_tokenizer` reads, where the folder has none.
+
+    Raises ValueError, in one line that names `from`, for an architecture, a setting or a file that cannot be taken over.
+    """
+    settings = _json(folder / CONFIG, folder)
+    family = _family(folder, settings)
+    encoder, offset = _encoder(folder, settings, family)
+    weights = {_modern(name): tensor.float() for name, tensor in _weights(folder).items()}
+    found, lines = _renamed(folder, weights, family, settings, offset)
+    facts = {"version": version(), "step": 0}
+    net = MaskedLanguageModel(encoder)
+    expected = net.state_dict()
+    if not any(name.startswith("head.") for name in found):
+        lines.append("no masked-language-model head there: one with random weights was made")
+        facts["new_head"] = True
+        found |= {name: tensor for name, tensor in expected.items() if name.startswith("head.")}
+    for name, tensor in expected.items():
+        if name not in found:
+            raise ValueError(f"from is {folder}, which lacks {name} of this project's Transformer; allowed: a whole checkpoint")
+        if found[name].shape != tensor.shape:
+            raise ValueError(
+                f"from is {folder}, whose {name} is {list(found[name].shape)}, by its {CONFIG} {list(tensor.shape)}; "
+                "allowed: weights and settings that fit"
+            )
+    net.load_state_dict(found)
+    text = load_tokenizer(tokenizer or str(folder))
+    if len(text) > encoder.vocab_size:
+        raise ValueError(
+            f"tokenizer has {len(text)} tokens, the model of {folder} {encoder.vocab_size}; allowed: the tokenizer that it was "
+            "trained with"
+        )
+    return TrainedModel(folder.resolve().name, net.eval(), text, encoder.max_length, facts=facts), lines
+
+
+def _json(path: Path, folder: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"from is {folder}, whose {path.name} cannot be read ({first_line(error)})") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"from is {folder}, whose {path.name} is no object; allowed: a Hugging Face model's folder")
+    return found
+
+
+def _family(folder: Path, settings: dict[str, Any]) -> Family:
+    """ValueError for what is no encoder of one of the families."""
+    kind, allowed = settings.get("model_type"), f"allowed: {', '.join(FAMILIES)}"
+    if kind not in FAMILIES:
+        raise ValueError(f"from is {folder}, whose architecture is {kind!r}; {allowed}")
+    for name in ("is_decoder", "is_encoder_decoder", "add_cross_attention"):
+        if settings.get(name):
+            raise ValueError(f"from is {folder}, whose {name} is true: no encoder; {allowed}, bidirectional, alone")
+    if (positions := settings.get("position_embedding_type", "absolute")) != "absolute":
+        raise ValueError(f"from is {folder}, whose position_embedding_type is {positions!r}; allowed: absolute")
+    family = FAMILIES[kind]
+    if (activation := settings.get(family.settings["activation"], "gelu")) != "gelu":
+        raise ValueError(f"from is {folder}, whose {family.settings['activation']} is {activation!r}; allowed: gelu")
+    return family
+
+
+def _encoder(folder: Path, settings: dict[str, Any], family: Family) -> tuple[EncoderConfig, int]:
+    """The shape, and the row of the position table that the first token has."""
+    try:
+        offset = settings.get("pad_token_id", 1) + 1 if settings["model_type"] == "roberta" else 0
+        taken = {ours: settings[theirs] for ours, theirs in family.settings.items() if ours != "activation"}
+        return EncoderConfig(
+            vocab_size=settings["vocab_size"],
+            max_length=settings["max_position_embeddings"] - offset,
+            attention="full",
+            norm="post",
+            layer_norm_eps=settings.get("layer_norm_eps", 1e-12),
+            initializer_range=settings.get("initializer_range", 0.02),
+            **taken,
+        ), offset
+    except KeyError as error:
+        raise ValueError(f"from is {folder}, whose {CONFIG} lacks {error}; allowed: a whole one") from error
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"from is {folder}, whose {CONFIG} makes no encoder: {first_line(error)}") from error
+
+
+def _renamed(
+    folder: Path, weights: dict[str, Tensor], family: Family, settings: dict[str, Any], offset: int
+) -> tuple[dict[str, Tensor], list[str]]:
+    """MaskedLanguageModel's state dict, without a head if there is none; and lines about what was not taken."""
+    base = f"{settings['model_type']}."
+    weights = {name.removeprefix(base): tensor for name, tensor in weights.items()}
+    table = weights.get("embeddings.word_embeddings.weight")
+    output, bias = weights.pop(f"{family.decoder}.weight", None), weights.get(f"{family.decoder}.bias")
+    untied = not settings.get("tie_word_embeddings", True)
+    if output is None and untied and any(name.startswith(tuple(family.head)) for name in weights):
+        raise ValueError(f"from is {folder}, whose head is untied by its {CONFIG}, but {family.decoder}.weight is not there")
+    if output is not None and table is not None and not torch.equal(output, table):
+        said = "false" if untied else "true, but they differ"
+        raise ValueError(
+            f"from is {folder}, whose output matrix is not its token embedding (tie_word_embeddings is {said}); allowed: tied"
+        )
+    found, left = {}, []
+    for name, tensor in weights.items():
+        if (ours := _our_name(name, family)) is not None:
+            found[ours] = tensor
+        elif name not in (TYPES, f"{family.decoder}.bias"):
+            left.append(name)
+    if bias is not None and (untied or "head.bias" not in found):  # else both are one, and either may be in the file
+        found["head.bias"] = bias
+    if strange := [name for name in left if not name.startswith(family.spare)]:
+        raise ValueError(
+            f"from is {folder}, which holds {strange[0]}: nothing that a {settings['model_type']} has; allowed: a plain model, "
+            "without adapters or cross-attention"
+        )
+    if (positions := found.get("encoder.positions.weight")) is not None:
+        types = weights.get(TYPES)
+        found["encoder.positions.weight"] = positions[offset:] + (0.0 if types is None else types[0])
+    spare = sorted({name.rpartition(".")[0] or name for name in left if "position_ids" not in name})
+    return found, [f"not taken: {', '.join(spare)}"] if spare else []
+
+
+def _our_name(name: str, family: Family) -> str | None:
+    if name in _EMBEDDINGS:
+        return _EMBEDDINGS[name]
+    if name in family.head:
+        return family.head[name]
+    module, _, kind = name.rpartition(".")
+    if module in family.head:
+        return f"{family.head[module]}.{kind}"
+    if layer := re.fullmatch(re.escape(family.layers) + r"(\d+)\.(.+)", module):
+        if (ours := family.layer.get(layer[2])) is not None:
+            return f"encoder.layers.{layer[1]}.{ours}.{kind}"
+    return None
+
+
+def _modern(name: str) -> str:
+    """TensorFlow's names of a LayerNorm's parameters, which checkpoints of 2018 have."""
+    return re.sub(r"LayerNorm\.(gamma|beta)$", lambda old: f"LayerNorm.{'weight' if old[1] == 'gamma' else 'bias'}", name)
+
+
+def _weights(folder: Path) -> dict[str, Tensor]:
+    """All tensors of the folder's first set of weights: safetensors before pickled ones."""
+    file = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
+    if file is None:
+        raise ValueError(f"from is {folder}, which holds no weights; allowed: a folder with one of {', '.join(WEIGHTS)}")
+    files = [file.name]
+    if file.suffix == ".json":
+        shards = _json(file, folder).get("weight_map")
+        if not isinstance(shards, dict):
+            raise ValueError(f"from is {folder}, whose {file.name} has no weight_map; allowed: a whole index")
+        if strange := [shard for shard in shards.values() if not isinstance(shard, str) or Path(shard).name != shard]:
+            raise ValueError(f"from is {folder}, whose {file.name} names {strange[0]!r}; allowed: files of that folder")
+        files = sorted(set(shards.values()))
+    weights = {name: tensor for file in files for name, tensor in _read(folder / file, folder).items()}
+    check_finite(weights, f"from is {folder}")
+    return weights
+
+
+def _read(file: Path, folder: Path) -> dict[str, Tensor]:
+    try:
+        if file.suffix == ".safetensors":
+            from safetensors import SafetensorError
+            from safetensors.torch import load_file
+
+            try:
+                return load_file(file)
+            except SafetensorError as error:
+                raise OSError(error) from error
+        found = torch.load(file, map_location="cpu", weights_only=True)
+    except ModuleNotFoundError as error:
+        raise ValueError(f"from is {folder}, which needs safetensors; allowed after: pip install safetensors") from error
+    except pickle.UnpicklingError as error:
+        raise ValueError(
+            f"from is {folder}, whose {file.name} holds other objects than weights and plain values: they are not loaded, for "
+            "that may run code; allowed: weights only, better as safetensors"
+        ) from error
+    except UNREADABLE as error:
+        raise ValueError(f"from is {folder}, whose {file.name} cannot be read ({first_line(error)})") from error
+    if not isinstance(found, dict) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
+        raise ValueError(f"from is {folder}, whose {file.name} is no state dict; allowed: names and tensors alone")
+    return found

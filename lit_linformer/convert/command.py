@@ -1,0 +1,245 @@
+"""A model of another kind: `python run.py convert --from roberta-base/ --attention linformer --source texts/ --name linbert`.
+
+    --from roberta-base/, --from hub:roberta-base     a RoBERTa, BERT or DistilBERT of Hugging Face: this project's Transformer
+    --from runs/transformer --attention linformer     a Transformer: a Linformer with its weights, and new E and F
+    --from runs/linformer --max_length 4096           longer n, of either kind
+
+These can be asked for together. runs/NAME is written as a run that has trained nothing: other runs start from it with
+--model.pretrained, `validate`, `predict`, `export`, `draw` and `spectrum` read it. conversion.json tells what was done.
+
+With --source the perplexity at 15 % masking is printed before and after, on the same text, at the old n and at the new one.
+A Linformer just converted has lost much of it, and gets it back by training on: conf/convert/distill.yaml learns from the
+Transformer, conf/convert/mlm.yaml from text alone.
+
+A Hugging Face folder is read without transformers. Where that is installed, the result is held against it on random inputs
+with padding; more than 1e-4 of the largest logit is an error.
+"""
+
+import importlib.util
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lit_linformer.runs.folder import CONVERSION, check_name, foreign_files, is_run
+from lit_linformer.studies.settings import check_choice, check_number, device, help_shown, parse
+
+if TYPE_CHECKING:  # the help needs no torch
+    from lit_linformer.model import EncoderConfig
+    from lit_linformer.runs.trained_model import TrainedModel
+
+EXTENSIONS = ("interpolate", "repeat")
+START = "strided"
+SETTINGS = {
+    "from": ("FOLDER|hub:NAME|FILE", "a Hugging Face folder, a run (its best checkpoint), or a checkpoint; required"),
+    "name": ("NAME", "what is written is runs/NAME; required"),
+    "attention": ("NAME", "linformer gives a Transformer E and F; or a class path (default: as it is)"),
+    "projection_dim": ("K|[K,K,…]", "with attention=linformer: k, or one a layer (default: n/4)"),
+    "sharing": ("HOW", "which E and F are one and the same, as model.encoder.sharing (default: none)"),
+    "projection": ("KIND", "as model.encoder.projection (default: linear)"),
+    "projection_init": ("START", "of E and F, as model.encoder.projection_init; or svd (default: strided)"),
+    "max_length": ("N", "n, more than the model has (default: as it is)"),
+    "positions": ("interpolate|repeat", "how position embeddings get longer (default: repeat)"),
+    "projections": ("interpolate|repeat", "how E and F get longer; repeat: k grows with n (default: repeat)"),
+    "source": (
+        "TEXT|validation",
+        "measure perplexity on this text (as for data.source), or on the run's own; svd needs one",
+    ),
+    "num_rows": ("ROWS", "how many rows of n tokens to measure on (default: 64)"),
+    "tokenizer": ("FILE|FOLDER", "tokenizer of a Hugging Face folder that holds none"),
+    "device": ("auto|cpu|cuda", "where to measure (default: auto)"),
+    "overwrite": ("true|false", "replace an earlier conversion of that name (default: false)"),
+}
+WITH_LINFORMER = ("projection_dim", "sharing", "projection", "projection_init")
+
+
+def main(argv: list[str]) -> None:
+    """Converts, measures and says so; raises ValueError, in one line, for bad input."""
+    if help_shown(argv, "convert --from FOLDER --name NAME [--SETTING VALUE …]", SETTINGS, 40, __doc__):
+        return
+    given = {key: values[-1] for key, values in parse("convert", SETTINGS, argv).items()}
+    for key in ("from", "name"):
+        if key not in given:
+            raise ValueError(f"--{key} is not given; allowed: {SETTINGS[key][0]}")
+    _check(given)
+    output = Path("runs", check_name(given["name"]))
+    check_output(output, given.get("overwrite") == "true")
+
+    from lit_linformer.convert.new_run import write
+    from lit_linformer.export.command import describe, staged
+
+    where = device(given.get("device", "auto"))
+    model, lines = open_model(given)
+    for line in lines:
+        print(line)
+    with staged(output, "name") as folder:
+        content = {"command": shlex.join(["python", "run.py", "convert", *argv]), "from": model.name}
+        content |= {"settings": given, "perplexity": convert(model, given, folder, where)}
+        model.name = output.name
+        write(model, folder, output, content)
+    print(describe(model))
+    print(f"→ {output}/: train on from it with --model.pretrained {output}", flush=True)
+
+
+def _check(given: dict[str, str]) -> None:
+    """ValueError for a value that is none, or a setting that does nothing without another."""
+    from lit_linformer.convert.surgery import FILLS
+    from lit_linformer.model import ATTENTIONS, PROJECTIONS
+    from lit_linformer.model.linformer import SHARINGS
+    from lit_linformer.model.starts import PROJECTION_INITS
+
+    for key, known in (("attention", ATTENTIONS), ("projection", PROJECTIONS)):
+        if key in given:
+            known.find(given[key])
+    choices = {"sharing": SHARINGS, "projection_init": (*PROJECTION_INITS, *FILLS)}
+    choices |= {"positions": EXTENSIONS, "projections": EXTENSIONS, "overwrite": ("true", "false")}
+    for key, allowed in choices.items():
+        if key in given:
+            check_choice(key, given[key], allowed)
+    for key in ("max_length", "num_rows"):
+        if key in given:
+            check_number(key, given[key], whole=True, least=1)
+    if "projection_dim" in given:
+        _dims(given["projection_dim"])
+    read = ATTENTIONS.find(given["attention"]).settings if "attention" in given else ()
+    for key in WITH_LINFORMER:
+        if key in given and key not in read:
+            kind = f"with attention={given['attention']}" if "attention" in given else "without attention"
+            raise ValueError(f"{key} is {given[key]} {kind}; allowed: with --attention linformer")
+    for key in ("positions", "projections"):
+        if key in given and "max_length" not in given:
+            raise ValueError(f"{key} is {given[key]} without max_length; allowed: with --max_length")
+    if given.get("projection_init") in FILLS and "source" not in given:
+        raise ValueError(
+            f"projection_init is {given['projection_init']!r} without source; allowed: with --source, the text whose "
+            "attention is decomposed"
+        )
+
+
+def _dims(text: str) -> int | list[int]:
+    """k: one for all layers, or [128,64,…]."""
+    found = [int(check_number("projection_dim", word, whole=True, least=1)) for word in text.strip("[] ").split(",")]
+    return found if "," in text else found[0]
+
+
+def check_output(output: Path, overwrite: bool) -> None:
+    """ValueError where something stands at output that is not to be replaced."""
+    if output.is_file():
+        raise ValueError(f"name: {output} is a file; allowed: another --name")
+    if not output.is_dir() or not any(output.iterdir()):
+        return
+    if not overwrite:
+        raise ValueError(f"name: {output} already holds something; allowed: another --name, or --overwrite true")
+    if not (output / CONVERSION).is_file() or not is_run(output):
+        raise ValueError(f"name: {output} holds no conversion; allowed with overwrite: an earlier one")
+    if foreign := foreign_files(output):
+        raise ValueError(
+            f"name: {output} holds {foreign[0].relative_to(output)}, and no conversion wrote that; allowed: another --name"
+        )
+
+
+def open_model(given: dict[str, str]) -> "tuple[TrainedModel, list[str]]":
+    """What --from names, and lines to print."""
+    from lit_linformer.convert import bert
+    from lit_linformer.runs.trained_model import open_checkpoint
+
+    name = given["from"].removeprefix("hub:")
+    folder = Path(given["from"]) if name == given["from"] else bert.from_hub(name)
+    if not folder.exists():
+        raise ValueError(
+            f"from is {folder}, which does not exist; allowed: a Hugging Face folder or hub:NAME, a run, or a checkpoint"
+        )
+    if folder.is_dir() and bert.is_folder(folder):
+        model, lines = bert.open_folder(folder, given.get("tokenizer"))
+        if importlib.util.find_spec("transformers") is None:
+            return model, [*lines, "not held against transformers, which is not installed"]
+        from lit_linformer.export.verify import difference_from_transformers
+
+        difference = difference_from_transformers(model, folder)
+        return model, [*lines, f"largest difference from transformers, on random inputs with padding: {difference:.2g}"]
+    if "tokenizer" in given:
+        raise ValueError(f"tokenizer is {given['tokenizer']}; allowed: with a Hugging Face folder, for a run has its own")
+    if folder.is_dir() and not any((folder / name).exists() for name in ("checkpoints", "config.yaml", ".metadata")):
+        raise ValueError(
+            f"from is {folder}, which is no model; allowed: a Hugging Face folder with config.json, the folder of a run, or a "
+            "checkpoint"
+        )
+    model = open_checkpoint(folder, "from")
+    if model.classifies:
+        raise ValueError(f"from is {folder}, a classifier; allowed: a masked language model, to be fine-tuned after conversion")
+    return model, []
+
+
+def convert(model: "TrainedModel", given: dict[str, str], folder: Path, where: str) -> list[dict[str, Any]]:
+    """Changes the model as asked, and prints and gives the perplexities on the way, if there is a text."""
+    from lit_linformer.convert import surgery as conversion
+    from lit_linformer.tasks import evaluation as text
+
+    source = given.get("source")
+    if source == "validation" and not model.data.get("class_path", "").endswith("PretrainingData"):
+        raise ValueError(f"source is 'validation', but {given['from']} names no text of its own; allowed: a text")
+    old, new = model.encoder.max_length, int(given.get("max_length", model.encoder.max_length))
+    measured: list[dict[str, Any]] = []
+    data = split = None
+    if source is not None:
+        model.tokenizer.save(folder / "tokenizer.json")
+        data, split = text.open_text(model.data, None if source == "validation" else source, folder / "tokenizer.json", old)
+
+    def measure(what: str, max_length: int) -> None:
+        if data is None:
+            return
+        rows = max(1, int(given.get("num_rows", 64)) * old // max_length)
+        batches = text.masked_batches(data, split, max_length, rows)
+        found = text.perplexity(model.net.to(where), batches)
+        model.net.to("cpu")
+        measured.append({"what": what, "max_length": max_length, "perplexity": found})
+        print(f"perplexity {what + ', n = ' + str(max_length):<44}{found:10.2f}", flush=True)
+
+    measure("as it was", old)
+    if given.get("attention") not in (None, model.encoder.attention):
+        _change_attention(model, given, None if data is None else data.blocks[split])
+        measure(f"as a {_said(model.encoder, given)}", old)
+    elif "attention" in given and any(key in given for key in WITH_LINFORMER):
+        raise ValueError(f"attention is {given['attention']!r}, and {given['from']} is one already; allowed: a Transformer")
+    if "projections" in given and not conversion.has_projections(model.net):
+        raise ValueError(f"projections is {given['projections']}, but {given['from']} has none; allowed: for a Linformer")
+    if "max_length" in given:
+        how = [given.get(key, "repeat") for key in ("positions", "projections")]
+        model.net = conversion.to_longer(model.net, new, *how)
+        model.max_length = new
+        if "batch_size" in model.data:  # as many tokens a step
+            model.data["batch_size"] = max(1, model.data["batch_size"] * old // new)
+        measure("made longer", old)
+        measure("made longer", new)
+    return measured
+
+
+def _change_attention(model: "TrainedModel", given: dict[str, str], blocks: Any) -> None:
+    """A Transformer's weights under another attention. blocks: of the text that is measured on; None if there is none."""
+    from lit_linformer.convert import surgery as conversion
+    from lit_linformer.model import ATTENTIONS
+
+    kind, before = ATTENTIONS.find(given["attention"]), model.encoder.attention_kind
+    if not before.exact:
+        raise ValueError(
+            f"attention is {given['attention']!r}, but {given['from']} is a {before.title or model.encoder.attention}; "
+            f"allowed: {model.encoder.attention}"
+        )
+    settings = {"sharing": "none", "projection": "linear", "projection_dim": str(max(1, model.encoder.max_length // 4))}
+    settings = {key: given.get(key, value) for key, value in settings.items() if key in kind.settings}
+    if "projection_dim" in settings:
+        settings["projection_dim"] = _dims(settings["projection_dim"])
+    start, rows = given.get("projection_init", START), None
+    if start in conversion.FILLS:
+        from lit_linformer.studies.lowrank import full_rows
+
+        rows = full_rows(blocks, int(given.get("num_rows", 64)))
+    model.net = conversion.to_linformer(model.net, start, rows, given["attention"], **settings)
+
+
+def _said(encoder: "EncoderConfig", given: dict[str, str]) -> str:
+    """What it is now: Linformer, k = 16, strided."""
+    kind = encoder.attention_kind
+    words = [kind.title or encoder.attention]
+    if kind.slots:
+        words += [f"k = {encoder.projection_dim}", given.get("projection_init", START)]
+    return ", ".join(words)

@@ -1,0 +1,62 @@
+"""A model as the folder of a run that has trained nothing: other runs and commands start from it."""
+
+import json
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lit_linformer.runs.checkpoints import write_checkpoint
+from lit_linformer.runs.folder import CONFIG, CONVERSION, TOKENIZER, write_marker
+from lit_linformer.runs.trained_model import TrainedModel
+
+HEAD = """# Written by `convert` (conversion.json). The model as it is:
+#   python run.py predict --config {run}/config.yaml --data.text "…"
+# Trained on, as another run:
+#   python run.py fit --config {run}/config.yaml --name NAME --data.source texts/ --trainer.max_steps 1000
+"""
+
+
+def write(model: TrainedModel, folder: Path, run: Path, conversion: dict[str, Any]) -> None:
+    """run.json, config.yaml, tokenizer.json, conversion.json and checkpoints/last.ckpt.
+
+    Args:
+        model: a masked language model.
+        folder: where to write.
+        run: what the folder will be called.
+        conversion: what was done.
+    """
+    data = {key: value for key, value in model.data.items() if key not in ("class_path", "text", "file")}
+    data |= {"tokenizer": str(run / TOKENIZER), "max_length": model.max_length}
+    config = {
+        "seed_everything": 0,
+        "name": run.name,
+        "trainer": {
+            "accelerator": "auto",
+            "devices": 1,
+            "gradient_clip_val": 1.0,
+            "val_check_interval": 250,
+            "check_val_every_n_epoch": None,
+            "callbacks": [{"class_path": "lit_linformer.callbacks.PerplexityCurve"}],
+        },
+        "model": {"class_path": "lit_linformer.tasks.MLM", "init_args": {"pretrained": str(run)}},
+        "data": {"class_path": "lit_linformer.data.PretrainingData", "init_args": data},
+    }
+    text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+    model.tokenizer.save(folder / TOKENIZER)
+    (folder / CONFIG).write_text(HEAD.format(run=run) + text, encoding="utf-8")
+    (folder / CONVERSION).write_text(json.dumps(conversion, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_marker(folder, run.name)
+    checkpoint = {
+        "state_dict": {f"net.{name}": tensor for name, tensor in model.net.state_dict().items()},
+        "hyper_parameters": {"encoder": asdict(model.encoder), "vocab_size": model.encoder.vocab_size},
+        "pytorch-lightning_version": metadata.version("lightning"),
+        "epoch": 0,
+        "global_step": 0,
+        "tokenizer": model.tokenizer.to_str(),
+        "config": text,
+        "conversion": conversion,
+    }
+    write_checkpoint(checkpoint, folder / "checkpoints" / "last.ckpt")

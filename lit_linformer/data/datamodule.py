@@ -1,0 +1,200 @@
+"""What the LightningDataModules share: a tokenizer that may be trained, loaders for every rank, and exact resuming."""
+
+import warnings
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated
+
+import torch
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities import rank_zero_warn
+
+from lit_linformer.data.cache import damaged, fingerprint, make_once
+from lit_linformer.data.checksums import VERIFY
+from lit_linformer.data.loader import ResumableLoader
+from lit_linformer.data.pieces import size_of
+from lit_linformer.data.progress_bar import Progress
+from lit_linformer.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from lit_linformer.model.ranges import Range
+
+TRAINED = ("bpe", "wordpiece")  # tokenizers that are trained, not loaded
+VocabularySize = Annotated[int, Range(least=1, largest=2**24)]
+RowLength = Annotated[int, Range(least=8, largest=2**24)]
+BatchSize = Annotated[int, Range(least=1, largest=2**16)]  # more in a step: data.global_batch_size
+Workers = Annotated[int, Range(least=0, most=256)]
+# So many rows a batch may have however few there are to train with: they come again in it.
+SMALL_BATCH = 4096
+
+
+class ResumableDataModule(LightningDataModule):
+    """A data module whose training stream is one sequence of samples, counted in its state.
+
+    A subclass sets tokenizer_name, vocab_size, batch_size, global_batch_size, num_workers, seed, cache_dir and verify, and
+    `data_name` once it knows what it reads: a checkpoint tells by it whether a resumed run sees the same data, and the
+    processes of a run whether they all do. Its setup begins a fit with `_start_anew` and ends with `_compare_processes`.
+    """
+
+    tokenizer_name: str
+    vocab_size: int
+    batch_size: int
+    global_batch_size: int | None = None
+    num_workers: int
+    seed: int
+    cache_dir: Path
+    verify: str
+
+    def __init__(self):
+        super().__init__()
+        self.data_name: str | None = None
+        self._loader: ResumableLoader | None = None
+        self._samples = 0
+        self._divided = False
+
+    def _check_verify(self) -> None:
+        if self.verify not in VERIFY:
+            raise ValueError(f"data.verify is {self.verify!r}; allowed: {', '.join(VERIFY)}")
+
+    # The tokenizer
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer; loaded, or trained under a lock, at first use."""
+        if self.tokenizer_name not in TRAINED:
+            return load_tokenizer(self.tokenizer_name)
+        return self._train_tokenizer()
+
+    def _train_tokenizer(self) -> Tokenizer:
+        raise NotImplementedError
+
+    def _trained_tokenizer(self, source: str, inputs: dict, documents: Callable[[], Iterator[tuple[str, float]]]) -> Tokenizer:
+        """Trains one or finds it again.
+
+        Args:
+            source: What progress messages call the text.
+            inputs: JSON-able description of all that shapes the text.
+            documents: Gives an iterator of (text, share of the source read so far).
+        """
+        inputs = {"kind": self.tokenizer_name, "vocab_size": self.vocab_size} | inputs
+
+        def make(folder: Path) -> None:
+            with Progress(f"Training a {self.tokenizer_name} tokenizer on {source}") as progress:
+
+                def texts():
+                    for text, fraction in documents():
+                        progress.update(size_of(text), fraction)
+                        yield text
+
+                train_tokenizer(self.tokenizer_name, texts(), self.vocab_size).save(folder / "tokenizer.json")
+
+        folder = make_once(self.cache_dir / f"tokenizer-{fingerprint(inputs)}", make)
+        try:
+            return Tokenizer.from_file(folder / "tokenizer.json")
+        except ValueError as error:
+            raise damaged(folder / "tokenizer.json", "it is no tokenizer") from error
+
+    @property
+    def num_tokens(self) -> int:
+        """Real size of the vocabulary: the rows that a model's embedding needs."""
+        return len(self.tokenizer)
+
+    # Loaders
+
+    def _training_loader(self, dataset, lengths=None) -> ResumableLoader:
+        trainer, parallel = self.trainer, self._parallel()
+        if self.batch_size > max(len(dataset), SMALL_BATCH):
+            most, rows = max(len(dataset), SMALL_BATCH), f"{len(dataset)} training rows"
+            raise ValueError(f"data.batch_size is {self.batch_size}; allowed: up to {most}, with {rows}")
+        num_samples = None
+        if trainer and trainer.overfit_batches > 0:  # as many batches, and always the same rows
+            wanted, global_batch = trainer.overfit_batches, self.batch_size * parallel["world_size"]
+            wanted = max(1, int(wanted * (len(dataset) // global_batch))) if isinstance(wanted, float) else wanted
+            num_samples = min(len(dataset), wanted * global_batch)
+        self._loader = ResumableLoader(
+            dataset,
+            self.batch_size,
+            num_samples=num_samples,
+            seed=self.seed,
+            accumulate=trainer.accumulate_grad_batches if trainer else 1,
+            samples=self.state_dict()["samples"],
+            lengths=lengths,
+            **parallel,
+        )
+        return self._loader
+
+    def _parallel(self) -> dict:
+        # Lightning's advice to use workers: measured, they gain nothing for rows that cost 25 µs each.
+        warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+        ranks = (self.trainer.distributed_sampler_kwargs if self.trainer else None) or {"num_replicas": 1, "rank": 0}
+        on_gpu = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
+        return {
+            "rank": ranks["rank"],
+            "world_size": ranks["num_replicas"],
+            "num_workers": self.num_workers,
+            "pin_memory": on_gpu,
+        }
+
+    # Several processes
+
+    @property
+    def rows_per_step(self) -> int:
+        """Rows of an optimiser step, over all devices and the micro-batches it accumulates."""
+        accumulate = self.trainer.accumulate_grad_batches if self.trainer else 1
+        return self.batch_size * self._parallel()["world_size"] * accumulate
+
+    def _divide_global_batch(self) -> None:
+        """Sets how many micro-batches the trainer accumulates, before it counts steps; val_check_interval counts steps."""
+        trainer, rows = self.trainer, self.global_batch_size
+        if trainer is None or rows is None or self._divided:
+            return
+        if trainer.accumulate_grad_batches != 1:
+            raise ValueError(
+                f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches} must be left out beside "
+                f"data.global_batch_size={rows}, from which it follows"
+            )
+        devices = self._parallel()["world_size"]
+        if rows < 1 or rows % (self.batch_size * devices):
+            raise ValueError(
+                f"data.global_batch_size={rows} must be a multiple of {self.batch_size * devices}: "
+                f"data.batch_size={self.batch_size} × {devices} device{'s' * (devices > 1)}"
+            )
+        trainer.accumulate_grad_batches = rows // (self.batch_size * devices)
+        if isinstance(trainer.val_check_interval, int) and trainer.check_val_every_n_epoch is None:
+            trainer.val_check_interval *= trainer.accumulate_grad_batches
+        self._divided = True
+
+    def _compare_processes(self) -> None:
+        """ValueError where the processes of a run have prepared different data, or are not of one age."""
+        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+            return
+        mine = {"data": self.data_name, "tokenizer": self.tokenizer.sha256[:16], "seed": self.seed}
+        everyones: list = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(everyones, mine)
+        for name, first in everyones[0].items():
+            for rank, theirs in enumerate(everyones):
+                if theirs[name] != first:
+                    raise ValueError(
+                        f"data.cache_dir={str(self.cache_dir)!r}: process 0 has {name} {first}, process {rank} {theirs[name]}; "
+                        "allowed: the same prepared data on every node (share data.source and data.cache_dir between them, or "
+                        "copy both with their times, as rsync -a does)"
+                    )
+
+    # State: how many samples training has seen. The loader holds it as well; Lightning does not always restore a
+    # loader's.
+
+    def _start_anew(self) -> None:
+        """For setup of a fit: a checkpoint's state, if there is one, is loaded after it."""
+        self._loader, self._samples = None, 0
+        self._divide_global_batch()
+
+    def state_dict(self) -> dict:
+        samples = self._loader.samples if self._loader is not None else self._samples
+        return {"samples": samples} | ({"tokens": self.data_name} if self.data_name else {})
+
+    def load_state_dict(self, state: dict) -> None:
+        self._samples = int(state["samples"])
+        if self._loader is not None:
+            self._loader.load_state_dict(state)
+        here = self.state_dict().get("tokens")
+        if here and state.get("tokens", here) != here:
+            rank_zero_warn(f"the checkpoint saw other data ({state['tokens']}, now {here}): order and text differ")

@@ -1,0 +1,1 @@
+"""Labelled texts: tasks, rows and their labels, encoded texts (→ memory-mapped tokens), row layout, data module."""

@@ -1,0 +1,322 @@
+"""Fine-tuning data: from labelled texts, or pairs of texts, to batches, as a LightningDataModule.
+
+    data = FineTuningData(task="SST-2", source="glue/", tokenizer="runs/linformer/tokenizer.json", max_length=512)
+    data.prepare_data()                     # tokenised once, found again by fingerprint
+    data.setup("fit")
+    batch = next(iter(data.train_dataloader()))
+
+Shapes: B rows of the data set, R rows of tokens (B, more only with data.max_windows > 1), L tokens of the longest one.
+Batches: input_ids (R, L) int64; attention_mask (R, L) bool only where a row has pads; labels (B,) int64, or float32 of a
+regression, unless the split has none; index (B,) int64, the row's number in its file, -1 for a filler row; document (R,)
+int64, only with data.max_windows > 1; for predict also texts, a list of B strings or pairs.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
+
+from lit_linformer.data.datamodule import TRAINED, BatchSize, ResumableDataModule, RowLength, VocabularySize, Workers
+from lit_linformer.data.finetuning.encoded_texts import EncodedTexts, TextFiles, make_text_files, text_hash, verify_text_files
+from lit_linformer.data.finetuning.labelled_rows import LabelledSource
+from lit_linformer.data.finetuning.prompts import read_texts, text_loader
+from lit_linformer.data.finetuning.row_layout import RowLayout
+from lit_linformer.data.finetuning.selection import Selection, select_rows
+from lit_linformer.data.finetuning.text_tasks import TASKS, TextTask, find_task, own_task
+from lit_linformer.data.loader import EvaluationLoader, ResumableLoader
+from lit_linformer.data.tokenizer import Tokenizer, check_vocab_size
+from lit_linformer.model.ranges import Count, Natural, Range, Seed, check_ranges
+
+
+class FineTuningData(ResumableDataModule):
+    """Labelled texts for classification or regression: GLUE, IMDB or a task of your own.
+
+    Args:
+        task: CoLA, SST-2, MRPC, STS-B, QQP, MNLI, QNLI, RTE, WNLI or IMDB; none: columns and labels describe your own.
+        source: Where the rows are. None: the task's data set on the Hugging Face hub; "hub:NAME" or "hub:NAME:CONFIG":
+            another one, by name or as a local folder in the hub's layout; else a folder with train, validation (or dev)
+            and test as GLUE's .tsv, JSON lines (also .gz .xz .zst), Parquet or a folder of texts for each class, there or
+            in a folder below that is called like the task.
+        columns: Your own task's column of texts, or its two columns of pairs.
+        label_column: Your own task's column of labels.
+        labels: Your own task's classes, in the order of their numbers; rows hold a name or a number. None: regression.
+        metrics: Your own task's: accuracy, f1, matthews (none given: accuracy); for regression pearson, spearman (both).
+        validation_fraction: Share of the training rows, 0 to 1, to hold out where source has no validation split; always
+            the same rows. None: 0.1 for IMDB and your own task; GLUE's tasks must have the split.
+        drop_leaked: Drop training rows whose texts are in validation or test too.
+        tokenizer: "bpe" or "wordpiece": train one on the training texts; else a tokenizer.json, a checkpoint that carries
+            one, or a folder with tokenizer.json, RoBERTa's vocab.json and merges.txt or BERT's vocab.txt. On the command
+            line model.pretrained gives its own.
+        vocab_size: Tokens asked of a tokenizer that is trained.
+        max_length: Most tokens of a row, bos and eos included. None: 512; on the command line, the encoder's. Another one
+            needs no new preparation.
+        truncation: Of pairs that are too long: longest_first (cut the longer text until both fit), only_first or
+            only_second. Of one text, the beginning is kept.
+        max_windows: A text longer than max_length is read in up to so many rows, whose results the model joins; 1: it is
+            cut. Not for pairs.
+        window_overlap: Tokens that consecutive windows share.
+        batch_size: Rows on each device in each micro-batch; training puts rows of about the same length together.
+        global_batch_size: Rows of an optimiser step over all devices, which accumulate micro-batches as needed; then
+            trainer.val_check_interval counts optimiser steps, and nothing changes with the number of devices. None:
+            batch_size × devices × trainer.accumulate_grad_batches.
+        eval_batch_size: The same for validation, test and predict; none: batch_size.
+        limit_train: Use only so many training rows, always the same ones; none: all.
+        empty_texts: "error" refuses rows with an empty text, "keep" takes them.
+        num_workers: Processes that load batches. 0 loads in the training process.
+        seed: Of the order of training; neither the held-out rows nor those of limit_train depend on it.
+        cache_dir: Folder for trained tokenizers and tokenised rows.
+        verify: Whether to check the checksums of tokenised rows: "once", when a machine first reads them (a second for some
+            2 GB); "always"; "never".
+        text: For predict: a text, or a list of them.
+        text_pair: For predict, of a task on pairs: the second text, or a list of them.
+        file: For predict: a file with one text a line, or a pair's two with a tab between.
+    """
+
+    def __init__(
+        self,
+        task: str | None = None,
+        source: str | None = None,
+        columns: list[str] | None = None,
+        label_column: str = "label",
+        labels: list[str] | None = None,
+        metrics: list[str] | None = None,
+        validation_fraction: Annotated[float, Range(least=0, below=1)] | None = None,
+        drop_leaked: bool = False,
+        tokenizer: str | None = None,
+        vocab_size: VocabularySize = 8192,
+        max_length: RowLength | None = None,
+        truncation: str = "longest_first",
+        max_windows: Annotated[int, Range(least=1, largest=10000)] = 1,
+        window_overlap: Natural = 32,
+        batch_size: BatchSize = 32,
+        global_batch_size: Count | None = None,
+        eval_batch_size: BatchSize | None = None,
+        limit_train: Count | None = None,
+        empty_texts: str = "error",
+        num_workers: Workers = 0,
+        seed: Seed = 0,
+        cache_dir: str = "data/cache",
+        verify: str = "once",
+        text: str | list[str] | None = None,
+        text_pair: str | list[str] | None = None,
+        file: str | None = None,
+    ):
+        check_ranges("data.", FineTuningData.__init__, locals())
+        super().__init__()
+        self.text_task = _task(task, columns, label_column, labels, metrics)
+        if source is None:
+            if self.text_task.hub is None:
+                raise ValueError("data.source is not given: it must be a folder, 'hub:NAME' or 'hub:NAME:CONFIG'")
+            source = "hub:" + ":".join(self.text_task.hub)
+        self.source = LabelledSource(source, self.text_task, empty_texts, Path(cache_dir))
+        self.validation_fraction, self.drop_leaked, self.limit_train = validation_fraction, drop_leaked, limit_train
+        self.vocab_size, self.max_length = vocab_size, 512 if max_length is None else max_length
+        self.truncation, self.max_windows, self.window_overlap = truncation, max_windows, window_overlap
+        self.batch_size, self.eval_batch_size = batch_size, batch_size if eval_batch_size is None else eval_batch_size
+        self.global_batch_size = global_batch_size
+        self.num_workers, self.seed, self.cache_dir = num_workers, seed, Path(cache_dir)
+        self.verify, self.text, self.text_pair, self.file = verify, text, text_pair, file
+        if tokenizer is None:
+            raise ValueError(
+                "data.tokenizer is not given; allowed: bpe, wordpiece, a tokenizer.json, a folder or a checkpoint with one "
+                "(on the command line, model.pretrained carries one over)"
+            )
+        self.tokenizer_name = tokenizer
+        self._check()
+        self.sets: dict[str, EncodedTexts] = {}
+
+    def _check(self) -> None:
+        if self.tokenizer_name in TRAINED:
+            check_vocab_size(self.tokenizer_name, self.vocab_size)
+        self._check_verify()
+        self._layout(0, 0, 0)
+
+    def _layout(self, bos_id: int, eos_id: int, pad_id: int) -> RowLayout:
+        pair = len(self.text_task.columns) == 2
+        windows = (self.truncation, self.max_windows, self.window_overlap)
+        return RowLayout(bos_id, eos_id, pad_id, self.max_length, pair, *windows)
+
+    @property
+    def layout(self) -> RowLayout:
+        return self._layout(self.tokenizer.bos_id, self.tokenizer.eos_id, self.tokenizer.pad_id)
+
+    # What the model asks for
+
+    @property
+    def num_labels(self) -> int:
+        """Classes; 1 for regression."""
+        return len(self.text_task.labels) if self.text_task.labels else 1
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return self.text_task.metrics
+
+    @property
+    def evaluation_names(self) -> tuple[str, ...]:
+        """Names of the evaluation sets: ("",), or MNLI's two."""
+        return self.text_task.evaluation
+
+    # Which rows
+
+    def _validation(self) -> tuple[list[str], float]:
+        """The validation splits, and the share of the training rows to hold out where there are none."""
+        wanted, there = self.text_task.splits("validation"), self.source.splits()
+        found = [split for split in wanted if split in there]
+        asked = self.validation_fraction
+        if found == wanted:
+            if asked is not None:
+                rank_zero_warn(f"data.validation_fraction={asked} is ignored: {self.source.source} has a validation split")
+            return found, 0.0
+        fraction = self.text_task.validation_fraction if asked is None else asked
+        if found or len(wanted) > 1 or fraction is None:
+            instead = ", or data.validation_fraction a share of the training rows" if len(wanted) == 1 else ""
+            raise self.source.missing(next(split for split in wanted if split not in found), instead)
+        return [], fraction
+
+    def _others(self, validation: list[str]) -> list[str]:
+        """Splits whose texts must not be in training."""
+        test = [split for split in self.text_task.splits("test") if split in self.source.splits()]
+        return [*validation, *test] if self.drop_leaked else []
+
+    def _select(self, hashes_of) -> Selection:
+        validation, fraction = self._validation()
+        others = [hashes_of(split) for split in self._others(validation)]
+        hashes = np.concatenate(others) if others else np.zeros(0, np.uint64)
+        return select_rows(hashes_of("train"), fraction, hashes if self.drop_leaked else None, self.limit_train)
+
+    def _train_tokenizer(self) -> Tokenizer:
+        source = self.source
+        validation, fraction = self._validation()
+        others = self._others(validation)
+        # it learns from the rows that train only
+        inputs = {
+            "source": [source.stamp(split) for split in ["train", *others]],
+            "columns": self.text_task.columns,
+            "selection": [fraction, self.drop_leaked, self.limit_train, source.keep_empty],
+        }
+
+        def documents():
+            hashes = {s: np.array([text_hash(r[1]) for r in source.texts(s)], np.uint64) for s in ["train", *others]}
+            chosen = np.zeros(len(hashes["train"]), dtype=bool)
+            chosen[self._select(hashes.get).train] = True
+            for i, (_, texts, _) in enumerate(source.texts("train")):
+                if chosen[i]:
+                    yield from ((text.strip(), i / len(chosen)) for text in texts)
+
+        return self._trained_tokenizer(source.source, inputs, documents)
+
+    # Preparation
+
+    def prepare_data(self) -> None:
+        trainer = self.trainer
+        if trainer is None:  # `prepare`: everything, and find out now whether training could start
+            for split in self.source.splits():
+                self._prepare(split)
+            self._training_sets()
+        elif trainer.state.fn != "predict":
+            for split in self._needed(trainer.state.fn):
+                self._prepare(split)
+
+    def _needed(self, stage: str) -> list[str]:
+        if stage == "test":
+            return self.text_task.splits("test")
+        validation, _ = self._validation()
+        return validation or ["train"] if stage == "validate" else ["train", *validation, *self._others(validation)]
+
+    def _folder(self, split: str) -> Path:
+        if self.source.find(split) is None:
+            raise self.source.missing(split)
+        return make_text_files(self.cache_dir, self.source, split, self.tokenizer)
+
+    def _prepare(self, split: str) -> None:
+        verify_text_files(self._folder(split), self.tokenizer, self.verify)
+        self._files(split)
+
+    def _files(self, split: str) -> TextFiles:
+        return TextFiles(self._folder(split), self.text_task.labels is not None)
+
+    def setup(self, stage: str | None = None) -> None:
+        if stage == "predict":
+            self.prompts = read_texts(self.text, self.text_pair, self.file, len(self.text_task.columns) == 2)
+            return
+        if stage in ("fit", None):
+            self._start_anew()
+            self.sets = self._training_sets()
+        elif stage == "validate":
+            self.sets = self._validation_sets()
+        else:
+            self.sets = {split: self._set(split, self._files(split), by_length=True) for split in self._needed("test")}
+            for split, rows in self.sets.items():
+                if not rows.labelled and not self.text_task.unlabelled_test:
+                    raise ValueError(
+                        f"data.source={self.source.source!r}: its {split} split has no labels: it must have them to be scored "
+                        "(`predict` with data.file classifies texts without)"
+                    )
+        self._compare_processes()
+
+    def _training_sets(self) -> dict[str, EncodedTexts]:
+        files = {split: self._files(split) for split in self._needed("fit")}
+        selection = self._select(lambda split: files[split].hashes)
+        if self.drop_leaked:
+            _tell(f"{selection.leaked} training rows dropped: their texts are in validation or test too")
+        rows = hashlib.sha256(selection.train.tobytes()).hexdigest()[:8]
+        self.data_name = f"{files['train'].folder.name}-{rows}"
+        return {"train": self._set("train", files["train"], selection.train)} | self._validation_sets()
+
+    def _validation_sets(self) -> dict[str, EncodedTexts]:
+        validation, fraction = self._validation()
+        if validation:
+            return {split: self._set(split, self._files(split), by_length=True) for split in validation}
+        if fraction == 0:
+            return {}
+        files = self._files("train")
+        held_out = select_rows(files.hashes, fraction).held_out
+        return {"validation": self._set("train", files, held_out, by_length=True)}
+
+    def _set(self, split: str, files: TextFiles, rows: np.ndarray | None = None, by_length: bool = False) -> EncodedTexts:
+        rows = np.arange(files.rows) if rows is None else rows
+        if (bad := self.layout.too_long(files.lengths[rows])) is not None:
+            raise ValueError(
+                f"data.truncation={self.truncation!r}: row {rows[bad]} (from 0) of the {split} split has a text too long: "
+                f"the one that is not cut must leave room in data.max_length={self.max_length} (longest_first cuts both)"
+            )
+        return EncodedTexts(files, self.layout, rows, by_length)
+
+    # Loaders
+
+    def train_dataloader(self) -> ResumableLoader:
+        rows = self.sets["train"]
+        return self._training_loader(rows, rows.lengths)
+
+    def val_dataloader(self):
+        return self._evaluation("validation")
+
+    def test_dataloader(self):
+        return self._evaluation("test")
+
+    def predict_dataloader(self):
+        return text_loader(self.prompts, self.tokenizer, self.layout, self.eval_batch_size)
+
+    def _evaluation(self, kind: str):
+        sets = [self.sets[split] for split in self.text_task.splits(kind) if split in self.sets]
+        loaders = [EvaluationLoader(rows, self.eval_batch_size, **self._parallel()) for rows in sets]
+        return loaders[0] if len(loaders) == 1 else loaders
+
+
+def _task(task, columns, label_column, labels, metrics) -> TextTask:
+    if task is not None:
+        own = {"columns": columns, "labels": labels, "metrics": metrics}
+        if given := [name for name, value in own.items() if value is not None]:
+            raise ValueError(f"data.{given[0]}={own[given[0]]} must be left out for data.task={task!r}: the task says it")
+        return find_task(task)
+    if columns is None:
+        names = ", ".join(task.name for task in TASKS)
+        raise ValueError(f"data.task is not given; allowed: {names}, or data.columns, which describes a task of your own")
+    return own_task(columns, label_column, labels, metrics)
+
+
+@rank_zero_only
+def _tell(line: str) -> None:
+    print(line, flush=True)

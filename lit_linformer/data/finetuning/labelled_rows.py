@@ -1,0 +1,317 @@
+"""Rows: a source of labelled texts, named by one string, as a stream of (texts, label) for each of its splits.
+
+LabelledSource("hub:nyu-mll/glue:sst2", find_task("SST-2"))     a Hugging Face data set, or a local copy in its layout
+LabelledSource("glue/", find_task("SST-2"))                     a folder, which may hold, there or one folder below:
+    train.tsv                        GLUE's own files: no quoting, split at tabs only
+    train.jsonl                      JSON lines (.jsonl .ndjson .json, each also .gz .xz .zst)
+    train-00000-of-00001.parquet     the hub's layout
+    train/pos/0_9.txt                a folder for each class, as aclImdb has them
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import repeat
+from pathlib import Path
+from typing import NamedTuple
+
+from lit_linformer.data.cache import fingerprint, make_once, read_json
+from lit_linformer.data.finetuning.labels import label_of
+from lit_linformer.data.finetuning.text_tasks import TextTask
+from lit_linformer.data.reading import (
+    JSON,
+    LONGEST_LINE,
+    cells,
+    hub_stamp,
+    json_objects,
+    load_hub,
+    parquet_batches,
+    stamps,
+    text_lines,
+)
+
+ALIASES = {"train": ("train",), "validation": ("validation", "dev", "valid", "val"), "test": ("test",)}
+SHARD = r"(?:-\d{5}-of-(?P<shards>\d{5})(?:-[0-9a-f]{16})?)?"  # older data sets have a hash there
+FILE = r"(?P<kind>\.tsv|\.jsonl|\.ndjson|\.json|\.parquet)(?P<packed>\.gz|\.xz|\.zst)?"
+EMPTY_TEXTS = ("error", "keep")
+
+
+class Row(NamedTuple):
+    texts: tuple[str, ...]
+    label: int | float | None
+
+
+@dataclass
+class Layout:
+    """Where a split was found: the kind of its files (".tsv", …, "folders" or "hub"), and the files."""
+
+    kind: str
+    name: str
+    files: list[Path]
+
+
+class LabelledSource:
+    """Rows of a source, split by split; every split can be read again and again.
+
+    Args:
+        source: "hub:NAME", "hub:NAME:CONFIG", or a folder.
+        task: Its columns and labels.
+        empty_texts: "error" refuses a row with a blank text, "keep" takes it as it is.
+        cache: Folder to keep the names of a hub data set's splits in, so that a second start does without the hub.
+    """
+
+    setting = "data.source"  # what error messages call it
+
+    def __init__(self, source: str, task: TextTask, empty_texts: str = "error", cache: Path | None = None):
+        self.source, self.task, self.cache = source, task, cache
+        if empty_texts not in EMPTY_TEXTS:
+            raise ValueError(f"data.empty_texts={empty_texts!r} must be 'error' or 'keep'")
+        self.keep_empty = empty_texts == "keep"
+        self.hub: list[str | None] | None = None
+        self.skipped = 0  # ragged lines in the split that was read last
+        self.fraction = 0.0  # of the split read so far, for progress bars
+        self._found: dict[str, Layout | None] = {}
+        if source.startswith("hub:"):
+            name, _, config = source[4:].partition(":")
+            if not name or ":" in config or source.endswith(":"):
+                raise ValueError(f"{self.setting}={source!r}: a data set must be written hub:NAME or hub:NAME:CONFIG")
+            self.hub = [name, config or None]
+        elif not source:
+            raise ValueError(f"{self.setting} is empty: it must be a folder, 'hub:NAME' or 'hub:NAME:CONFIG'")
+
+    # Which splits there are
+
+    def splits(self) -> list[str]:
+        """The task's splits that the source has."""
+        wanted = [split for kind in ALIASES for split in self.task.splits(kind)]
+        return [split for split in wanted if self.find(split) is not None]
+
+    def find(self, split: str) -> Layout | None:
+        """Where a split is; None where there is none."""
+        if split not in self._found:
+            self._found[split] = self._find(split)
+        return self._found[split]
+
+    def _find(self, split: str) -> Layout | None:
+        if self.hub:
+            found = [name for name in _names(split) if name in self._hub_splits]
+            return Layout("hub", found[0], []) if found else None
+        found = [layout for folder in self._folders() for name in _names(split) for layout in self._layouts(folder, name)]
+        if len(found) > 1:
+            names = " and ".join(layout.name for layout in found)
+            raise ValueError(f"{self.setting}={self.source!r} has the {split} split twice, in {names}: it must be there once")
+        return found[0] if found else None
+
+    def missing(self, split: str, instead: str = "") -> ValueError:
+        """The error to raise for a split that must be there; `instead`: what else would do."""
+        if self.hub:
+            must = f"must be one of {', '.join(self._hub_splits)}"
+        else:
+            name = _names(split)[0]
+            files = [f"{other}.tsv" for other in _names(split)[:2]] + [f"{name}.jsonl", f"{name}-00000-of-00001.parquet"]
+            must = f"must be {', '.join(files)} or {name}/LABEL/*.txt, there or in {', '.join(self._below())}"
+        return ValueError(f"{self.setting}={self.source!r} has no {split} split: it {must}{instead}")
+
+    def _below(self) -> list[str]:
+        config = self.task.hub[1] if self.task.hub else None
+        return [name for name in dict.fromkeys((self.task.folder, config, "plain_text", "data")) if name]
+
+    def _folders(self) -> list[Path]:
+        root = Path(self.source)
+        if not root.is_dir():
+            must = "be the folder it is in, not a file" if root.is_file() else "be a folder that exists, or hub:NAME"
+            raise ValueError(f"{self.setting}={self.source!r} must {must}")
+        folders = [root, *(root / name for name in self._below() if (root / name).is_dir())]
+        # CoLA and cola are one folder where case does not count
+        return list({folder.stat().st_ino: folder for folder in reversed(folders)}.values())[::-1]
+
+    def _layouts(self, folder: Path, name: str) -> Iterator[Layout]:
+        found: dict[tuple, list[Path]] = {}  # plain and compressed, in one piece and in shards: each is a layout of its own
+        for path in sorted(folder.iterdir()):
+            match = re.fullmatch(re.escape(name) + SHARD + FILE, path.name)
+            if match and path.is_file():
+                found.setdefault(match.group("kind", "packed", "shards"), []).append(path)
+        for (kind, _, shards), files in found.items():
+            if shards and len(files) != int(shards):
+                raise ValueError(
+                    f"{self.setting}: {files[0]} must be one of {int(shards)} files beside it, of which {len(files)} are there"
+                )
+            yield Layout(kind, str(files[0]), files)
+        classes = [folder / name / label for label in self.task.labels or () if "/" not in label]
+        if any(path.is_dir() for path in classes):
+            files = [file for path in classes if path.is_dir() for file in sorted(path.glob("*.txt"))]
+            yield Layout("folders", str(folder / name), files)
+
+    @cached_property
+    def _hub_rows(self):
+        return load_hub(*self.hub, None, self.source, self.setting)
+
+    @cached_property
+    def _hub_splits(self) -> list[str]:
+        if self.cache is None:
+            return list(self._hub_rows)
+
+        def make(folder: Path) -> None:
+            (folder / "splits.json").write_text(json.dumps(list(self._hub_rows)))
+
+        folder = make_once(self.cache / f"splits-{fingerprint(self.stamp())}", make)
+        return read_json(folder / "splits.json")
+
+    def stamp(self, split: str | None = None) -> dict:
+        """JSON-able description of a split's content, without reading it. A hub data set has one for all its splits."""
+        if self.hub:
+            return hub_stamp(*self.hub)
+        layout = self.find(split)
+        return {"files": stamps(layout.files, Path(self.source))} if layout else {}
+
+    # Its rows
+
+    def rows(self, split: str) -> Iterator[Row]:
+        """Checked rows of a split, with labels as class numbers or values."""
+        labels: set[bool] = set()
+        for where, texts, value in self.texts(split):
+            try:
+                label = label_of(value, self.task)
+            except ValueError as error:
+                raise ValueError(f"{self.setting}: {_at(where)}: {error}") from error
+            labels.add(label is not None)
+            if not split.startswith("test"):
+                if label is None:
+                    raise ValueError(f"{self.setting}: {_at(where)} has no label: every {split} row must have one")
+            elif len(labels) == 2:
+                other = "no label, though others have one" if label is None else "a label, though others have none"
+                raise ValueError(f"{self.setting}: {_at(where)} has {other}: all rows of a split must have one, or none")
+            yield Row(texts, label)
+        if not labels:
+            raise ValueError(f"{self.setting}={self.source!r}: its {split} split must have at least one row")
+
+    def texts(self, split: str) -> Iterator[tuple[tuple, tuple[str, ...], object]]:
+        """((file, "line", number), texts, label as it is written) of a split's rows."""
+        layout = self.find(split)
+        if layout is None:
+            raise self.missing(split)
+        self.skipped = 0
+        for where, texts, value in self._read(layout, needs_label=not split.startswith("test")):
+            for column, text in zip(self.task.columns, texts, strict=True):
+                if isinstance(text, Iterator):  # Arrow's, in parts
+                    raise self._too_long(where)
+                if not isinstance(text, str):
+                    kind = "nothing" if text is None else type(text).__name__
+                    raise ValueError(f"{self.setting}: {_at(where)}: {column[0]!r} must be text, it is {kind}")
+                if not self.keep_empty and (not text or text.isspace()):
+                    raise ValueError(
+                        f"{self.setting}: {_at(where)}: {column[0]!r} is empty: it must hold text, "
+                        "unless data.empty_texts is 'keep'"
+                    )
+            yield where, tuple(texts), value
+
+    def _read(self, layout: Layout, needs_label: bool) -> Iterator[tuple[tuple, Sequence, object]]:
+        if layout.kind == "hub":
+            yield from self._hub(layout.name, needs_label)
+        for number, path in enumerate(layout.files):
+            if layout.kind == "folders":
+                self.fraction = number / len(layout.files)
+                yield (path, "row", 1), (self._whole(path),), path.parent.name
+                continue
+            read = self._tsv if layout.kind == ".tsv" else self._json if layout.kind in JSON else self._parquet
+            for fraction, *row in read(path, needs_label):
+                self.fraction = (number + fraction) / len(layout.files)
+                yield row
+
+    def _tsv(self, path: Path, needs_label: bool):
+        places, width, size = None, 0, path.stat().st_size
+        for number, line, position in text_lines(path, self.setting):
+            fields = line.split("\t")
+            if places is None:
+                names = fields
+                if self.task.headerless and not set(self.task.columns[0]) & set(fields):
+                    names = list(self.task.headerless)
+                chosen, width = self._columns(path, names, needs_label), len(names)
+                places = [None if name is None else names.index(name) for name in chosen]
+                if names is fields:
+                    continue
+            if not line:
+                continue
+            if len(fields) != width:
+                if self.task.ragged:
+                    self.skipped += 1
+                    continue
+                raise ValueError(f"{self.setting}: {path}, line {number} must have {width} fields, it has {len(fields)}")
+            *texts, label = (None if place is None else fields[place] for place in places)
+            yield position / size, (path, "line", number), texts, label
+
+    def _json(self, path: Path, needs_label: bool):
+        size = path.stat().st_size
+        for number, row, position in json_objects(path, self.setting):
+            *texts, label = self._columns(f"{path}, line {number}", row, needs_label)
+            yield position / size, (path, "line", number), [row[name] for name in texts], None if label is None else row[label]
+
+    def _parquet(self, path: Path, needs_label: bool):
+        chosen: list[str | None] = []
+
+        def columns(names: list[str]) -> list[str]:
+            chosen[:] = self._columns(path, names, needs_label)
+            return [name for name in chosen if name is not None]
+
+        for batch, read, size in parquet_batches(path, columns, self.setting):
+            for number, (*texts, label) in enumerate(self._cells(batch, chosen, read + 1, path), read + 1):
+                yield number / size, (path, "row", number), texts, label
+
+    def _hub(self, split: str, needs_label: bool):
+        rows, read = self._hub_rows[split], 0
+        place = f"{self.source!r}, split {split}"
+        chosen = self._columns(place, rows.column_names, needs_label)
+        # class numbers are the data set's own: where it has the task's classes in another order, their names count
+        names = getattr(rows.features[chosen[-1]], "names", None) if chosen[-1] else None
+        by_name = names is not None and set(names) == set(self.task.labels or ())
+        wanted = [name for name in chosen if name is not None]
+        for table in rows.select_columns(wanted).with_format("arrow").iter(batch_size=1000):  # a view of the file
+            for number, (*texts, label) in enumerate(self._cells(table, chosen, read + 1, place), read + 1):
+                if by_name and label is not None and label >= 0:
+                    label = names[label]
+                self.fraction = number / len(rows)
+                yield (place, "row", number), texts, label
+            read += table.num_rows
+
+    def _cells(self, table, chosen: list[str | None], first: int, where) -> Iterator[tuple]:
+        columns = (
+            repeat(None, table.num_rows) if name is None else cells(table.column(name), first, where, self.setting)
+            for name in chosen
+        )
+        return zip(*columns, strict=True)
+
+    def _whole(self, path: Path) -> str:
+        if path.stat().st_size > LONGEST_LINE:
+            raise self._too_long((path, "row", 1))
+        return "\n".join(line for _, line, _ in text_lines(path, self.setting))
+
+    def _too_long(self, where: tuple) -> ValueError:
+        return ValueError(f"{self.setting}: {_at(where)} has a text of more than {LONGEST_LINE:,} bytes; allowed: up to that")
+
+    def _columns(self, where, names: Iterable[str], needs_label: bool) -> list[str | None]:
+        """The name of each text's column and the label's, as they are here; None for a label that need not be here."""
+        chosen: list[str | None] = []
+        for aliases in (*self.task.columns, self.task.label_column):
+            found = next((name for name in aliases if name in names), None)
+            is_label = aliases == self.task.label_column
+            if found is None and (needs_label or not is_label):
+                setting = "data.label_column" if is_label else "data.columns"
+                raise ValueError(
+                    f"{self.setting}: {where} has no column {' or '.join(map(repr, aliases))} ({setting}); "
+                    f"it must be one of those that are there: {', '.join(map(repr, names))}"
+                )
+            chosen.append(found)
+        return chosen
+
+
+def _names(split: str) -> list[str]:
+    """What a split may be called: validation_matched → validation_matched, dev_matched, …"""
+    kind, _, rest = split.partition("_")
+    return [f"{alias}_{rest}" if rest else alias for alias in ALIASES[kind]]
+
+
+def _at(where: tuple) -> str:
+    place, unit, number = where
+    return f"{place}, {unit} {number}"

@@ -1,0 +1,51 @@
+"""Labels: what stands in a file → class number or value."""
+
+import math
+
+from lit_linformer.data.finetuning.text_tasks import TextTask
+
+
+def label_of(value, task: TextTask) -> int | float | None:
+    """Class number, or value of a regression; None where there is no label: nothing, or -1 as on the hub."""
+    if value is None:
+        return None
+    return _number(value, task.label_range) if task.labels is None else _class(value, task.labels)
+
+
+def _class(value, labels: tuple[str, ...]) -> int | None:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    text = str(value)
+    if text in labels:
+        return labels.index(text)
+    if isinstance(value, bool):
+        text = str(int(value))
+    allowed = ", ".join(map(repr, labels))
+    # Names that are numbers themselves, stars from 1 to 5 say: a 0 is then none of them, not the first one.
+    if not any(_is_integer(label) for label in labels):
+        if _is_integer(text) and -1 <= int(text) < len(labels):
+            return int(text) if int(text) >= 0 else None
+        allowed += f", or their numbers 0 to {len(labels) - 1} (-1: no label)"
+    elif text == "-1":
+        return None
+    raise ValueError(f"label {value!r} must be one of {allowed}")
+
+
+def _number(value, allowed: tuple[float, float] | None) -> float | None:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if allowed is None:
+        if not math.isfinite(number):
+            raise ValueError(f"label {value!r} must be a finite number (give data.labels for names of classes)")
+        return number
+    if number == -1:
+        return None
+    if not allowed[0] <= number <= allowed[1]:
+        raise ValueError(f"label {value!r} must be a number from {allowed[0]:g} to {allowed[1]:g}")
+    return number
+
+
+def _is_integer(text: str) -> bool:
+    return text.removeprefix("-").isdecimal()

@@ -1,0 +1,264 @@
+"""Corpus: a source of text, named by one string, as a stream of documents.
+
+    Corpus("embedded")                            the documentation that every Python carries
+    Corpus("texts/")                              a folder, a file or a glob
+    Corpus("hub:wikitext:wikitext-103-raw-v1:train")   a Hugging Face data set, or a local folder in the hub's layout
+
+Plain text holds a document between blank lines; JSON lines, Parquet and the hub hold one a row. Everything streams:
+memory does not grow with the corpus.
+"""
+
+import glob
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import chain, groupby
+from operator import itemgetter
+from pathlib import Path
+
+from lit_linformer.data.long_json import PARSED_AT_ONCE, text_of_line
+from lit_linformer.data.reading import (
+    COMPRESSED,
+    JSON,
+    PARQUET,
+    cells,
+    hub_stamp,
+    json_object,
+    load_hub,
+    parquet_batches,
+    raw_parts,
+    stamps,
+    text_parts,
+)
+
+TEXT = {"", ".txt", ".text", ".tokens", ".md", ".raw"}
+SUPPORTED = "text (.txt .text .tokens .md .raw or none), .jsonl .ndjson .json, each also .gz .xz .zst, and .parquet"
+# Characters. What is longer is cut here (a file at a line's end), so that memory stays flat whatever the text is.
+LONGEST_DOCUMENT = 16_000_000
+
+
+class Corpus:
+    """Documents of a source; can be iterated again and again.
+
+    Args:
+        source: "embedded", "hub:NAME:SPLIT", "hub:NAME:CONFIG:SPLIT", or a file, folder or glob.
+        column: Where the text is, in JSON lines, Parquet and hub data sets.
+        document_start: Regular expression; a line (or row) that it matches at its start begins a document, and blank
+            lines are dropped instead of separating.
+        setting: What error messages call `source`.
+    """
+
+    def __init__(self, source: str, column: str = "text", document_start: str | None = None, setting: str = "data.source"):
+        if not source:
+            raise ValueError(f"{setting} is empty: give 'embedded', 'hub:NAME:SPLIT', or a file, folder or glob")
+        self.source, self.column, self.setting, self.document_start = source, column, setting, document_start
+        try:
+            self.starts = re.compile(document_start).match if document_start is not None else None
+        except re.error as error:
+            raise ValueError(f"data.document_start={document_start!r} is no regular expression: {error}") from error
+        self.hub = _parse_hub(source, setting) if source.startswith("hub:") else None
+        self.fraction = 0.0  # of the source read so far, for progress bars
+
+    def __iter__(self) -> Iterator[str]:
+        self.fraction = 0.0
+        empty = True
+        for document in self._documents():
+            if document and not document.isspace():
+                empty = False
+                yield document
+            del document  # it may be large, and the next one is being read
+        if empty:
+            raise ValueError(f"{self.setting}={self.source!r} holds no text")
+
+    def stamp(self) -> dict:
+        """JSON-able description of all that shapes the documents, without reading them."""
+        stamp: dict = {"column": self.column, "document_start": self.document_start}
+        if self.source == "embedded":
+            return {"embedded": list(sys.version_info[:3])}
+        if self.hub:
+            return stamp | hub_stamp(*self.hub)
+        root = Path(self.source)
+        return stamp | {"files": stamps(self.files(), root if root.is_dir() else None)}
+
+    def files(self) -> list[Path]:
+        """The files of a local source, sorted."""
+        root = Path(self.source)
+        if root.is_file():
+            candidates = [root]
+        elif root.is_dir():
+            candidates = [p for p in root.rglob("*") if not any(part[0] == "." for part in p.relative_to(root).parts)]
+        else:
+            candidates = [Path(match) for match in glob.glob(self.source, recursive=True)]
+            if not candidates:
+                raise ValueError(f"{self.setting}={self.source!r}: no such file, folder, glob, 'embedded' or 'hub:…'")
+        files = sorted(p for p in candidates if p.is_file() and _kind(p))
+        if not files:
+            raise ValueError(f"{self.setting}={self.source!r}: no file of a kind that is read: {SUPPORTED}")
+        return files
+
+    def _documents(self) -> Iterator[str]:
+        if self.source == "embedded":
+            from lit_linformer.data.pretraining.embedded import embedded_documents
+
+            documents = embedded_documents()
+            for i, document in enumerate(documents):
+                self.fraction = i / len(documents)
+                yield document
+        elif self.hub:
+            yield from self._group_rows(self._hub_rows(*self.hub))
+        else:
+            files = self.files()
+            total, done = sum(p.stat().st_size for p in files) or 1, 0
+            for path in files:
+                kind = _kind(path)
+                if kind == "parquet":
+                    yield from self._group_rows(self._parquet_rows(path, done, total))
+                elif kind == "json":
+                    yield from self._group_rows(self._json_rows(path, done, total))
+                else:
+                    yield from self._group_lines(self._lines(path, done, total))
+                done += path.stat().st_size
+
+    # Grouping lines and rows into documents
+
+    def _group_lines(self, lines: Iterable[tuple[str, bool]]) -> Iterator[str]:
+        """Documents of (line, whole?); the parts of a line that is too long are documents of their own."""
+        if self.starts is not None:
+            yield from self._group_rows(line for line, _ in lines)
+            return
+        paragraphs: list[str] = []
+        size = 0
+        for line, whole in lines:
+            if whole and line and not line.isspace():
+                paragraphs.append(line)
+                size += len(line) + 1
+                if size < LONGEST_DOCUMENT:
+                    continue
+            if paragraphs:
+                yield _joined(paragraphs)
+                size = 0
+            if not whole:
+                yield line
+        yield _joined(paragraphs)
+
+    def _group_rows(self, rows: Iterable[str]) -> Iterator[str]:
+        if self.starts is None:
+            yield from rows
+            return
+        document: list[str] = []
+        size = 0
+        for row in rows:
+            if not row or row.isspace():
+                continue
+            if document and (self.starts(row) or size >= LONGEST_DOCUMENT):
+                yield _joined(document)
+                size = 0
+            document.append(row)
+            size += len(row) + 1
+        yield _joined(document)
+
+    # Reading
+
+    def _lines(self, path: Path, done: int, total: int) -> Iterator[tuple[str, bool]]:
+        for line, position, whole in text_parts(path, self.setting):
+            self.fraction = (done + position) / total
+            yield line, whole
+
+    def _json_rows(self, path: Path, done: int, total: int) -> Iterator[str]:
+        for number, parts in groupby(raw_parts(path, self.setting), key=itemgetter(0)):
+            _, line, position, whole = next(parts)
+            self.fraction = (done + position) / total
+            where = f"{path}:{number}"
+            if not whole or len(line) > PARSED_AT_ONCE:
+                yield from self._long_row(chain([line], (part for _, part, _, _ in parts)), where)
+            elif not line.isspace():
+                row = json_object(line, where, self.setting)
+                if self.column not in row:
+                    raise self._no_column(where, row)
+                yield from self._text(row[self.column], where)
+
+    def _long_row(self, line: Iterable[bytes], where: str) -> Iterator[str]:
+        try:
+            yield from _regrouped(text_of_line(line, self.column))
+        except KeyError as error:
+            raise self._no_column(where, error.args) from error
+        except TypeError as error:
+            raise self._no_text(error, where) from error
+        except NotImplementedError as error:
+            raise ValueError(f"{self.setting}: {where} must hold one JSON object a line") from error
+        except ValueError as error:
+            raise ValueError(f"{self.setting}: {where} is not a line of JSON: {error}") from error
+
+    def _parquet_rows(self, path: Path, done: int, total: int) -> Iterator[str]:
+        def only_text(names: list[str]) -> list[str]:
+            if self.column not in names:
+                raise self._no_column(path, names)
+            return [self.column]
+
+        for batch, read, rows in parquet_batches(path, only_text, self.setting):
+            self.fraction = (done + path.stat().st_size * read / max(rows, 1)) / total
+            for value in cells(batch.column(0), read + 1, path, self.setting):
+                yield from self._text(value, path)
+
+    def _hub_rows(self, name: str, config: str | None, split: str) -> Iterator[str]:
+        rows = load_hub(name, config, split, self.source, self.setting)
+        if self.column not in rows.column_names:
+            raise self._no_column(self.source, rows.column_names)
+        rows, read = rows.select_columns([self.column]).with_format("arrow"), 0
+        for table in rows.iter(batch_size=1000):  # a view of the file
+            self.fraction = read / len(rows)
+            for value in cells(table.column(0), read + 1, self.source, self.setting):
+                yield from self._text(value, self.source)
+            read += table.num_rows
+
+    def _text(self, value, where) -> Iterator[str]:
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, Iterator):
+            yield from _regrouped(value)
+        elif value is not None:
+            raise self._no_text(type(value).__name__, where)
+
+    def _no_text(self, kind, where) -> ValueError:
+        return ValueError(f"data.column={self.column!r} holds {kind}, not text, in {where}: name another column")
+
+    def _no_column(self, where, columns: Iterable[str]) -> ValueError:
+        return ValueError(f"data.column={self.column!r} is not in {where}: there are {', '.join(map(repr, columns))}")
+
+
+def _joined(lines: list[str]) -> str:
+    """The document that these lines are; the list is emptied, so that nothing holds them any longer."""
+    document = "\n".join(lines)
+    lines.clear()
+    return document
+
+
+def _regrouped(pieces: Iterable[str]) -> Iterator[str]:
+    """One text that comes in pieces; of more than LONGEST_DOCUMENT characters several."""
+    held: list[str] = []
+    size = 0
+    for piece in pieces:
+        held.append(piece)
+        size += len(piece)
+        if size >= LONGEST_DOCUMENT:
+            yield "".join(held)
+            held, size = [], 0
+    yield "".join(held)
+
+
+def _parse_hub(source: str, setting: str) -> list:
+    """hub:NAME[:CONFIG]:SPLIT → [name, config or None, split]; a colon in brackets is the split's own (train[:1%])."""
+    parts = re.split(r":(?![^\[]*\])", source)[1:]
+    if len(parts) not in (2, 3) or not all(parts):
+        raise ValueError(f"{setting}={source!r}: a data set is written hub:NAME:SPLIT or hub:NAME:CONFIG:SPLIT")
+    return [parts[0], parts[1] if len(parts) == 3 else None, parts[-1]]
+
+
+def _kind(path: Path) -> str | None:
+    suffixes = [suffix.lower() for suffix in path.suffixes[-2:]]
+    last = suffixes.pop() if suffixes else ""
+    if last in PARQUET:
+        return "parquet"
+    if last in COMPRESSED:
+        last = suffixes.pop() if suffixes else ""
+    return "json" if last in JSON else "text" if last in TEXT else None

@@ -1,0 +1,231 @@
+"""Pretraining data: from a source of text to batches of masked rows, as a LightningDataModule.
+
+    data = PretrainingData(source="texts/", tokenizer="bpe", vocab_size=16384, max_length=512)
+    data.prepare_data()                     # tokenizer and token files; done once, found again by fingerprint
+    data.setup("fit")
+    batch = next(iter(data.train_dataloader()))
+
+Batches: input_ids (B, N), positions (B, M), labels (B, M) with -100 for no target, all int64; attention_mask (B, N)
+bool only where a row has pads (the last row of a set).
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+from lit_linformer.data.datamodule import TRAINED, BatchSize, ResumableDataModule, RowLength, VocabularySize, Workers
+from lit_linformer.data.loader import EvaluationLoader, ResumableLoader
+from lit_linformer.data.pretraining.corpus import Corpus
+from lit_linformer.data.pretraining.masking import MaskedBlocks, Masker
+from lit_linformer.data.pretraining.prompts import encode_prompts, prompt_loader
+from lit_linformer.data.pretraining.token_files import (
+    SPLITS,
+    Holdout,
+    TokenBlocks,
+    make_token_files,
+    read_meta,
+    verify_token_files,
+)
+from lit_linformer.data.prompts import read_prompts
+from lit_linformer.data.tokenizer import Tokenizer, check_vocab_size
+from lit_linformer.model.ranges import Count, Range, Seed, check_ranges
+
+# Validation masks are the same in every run, whatever training uses: perplexities stay comparable.
+VALIDATION_MASK_RATE, VALIDATION_SEED = 0.15, 20200608
+STAGES = {"fit": ("train", "validation"), "validate": ("validation",), "test": ("test",), "predict": ()}
+
+
+class PretrainingData(ResumableDataModule):
+    """Text for masked language modelling: tokenised once, read in rows of max_length tokens, masked anew in each pass.
+
+    Args:
+        source: Where the text is. "embedded": the documentation that comes with Python (2 MB); "hub:NAME:SPLIT" or
+            "hub:NAME:CONFIG:SPLIT": a Hugging Face data set, by name or as a local folder; else a file, a folder (with
+            all below it) or a glob, of plain text (a blank line between documents), JSON lines or Parquet (a document a
+            row), the first two also compressed (.gz .xz .zst).
+        validation_source: The same for validation; none: validation_fraction of source's documents is held out.
+        test_source: The same for the test; none: test_fraction of source's documents is held out.
+        validation_fraction: Share of source's documents, 0 to 1, held out for validation if validation_source is not
+            given.
+        test_fraction: Share of source's documents, 0 to 1, held out for the test if test_source is not given.
+        column: Which column or key of JSON lines, Parquet and hub data sets holds the text.
+        document_start: Regular expression. A line (or row) that it matches at its start begins a document, and blank
+            lines no longer separate documents. For WikiText: "^ = [^=]".
+        tokenizer: "bpe" or "wordpiece": train byte-level BPE or lower-cased WordPiece on source; else a tokenizer.json,
+            or a folder with one, with RoBERTa's vocab.json and merges.txt or with BERT's vocab.txt.
+        vocab_size: Tokens asked of a tokenizer that is trained; a small corpus gives fewer. Up to 65,536 take 2 bytes a
+            token on disk, more take 4.
+        max_length: n, the tokens of a row, its first (bos) included. Another n needs no new preparation. None: the n of
+            model.pretrained.
+        batch_size: Rows on each device in each micro-batch.
+        global_batch_size: Rows of an optimiser step over all devices, which accumulate micro-batches as needed; then
+            trainer.val_check_interval counts optimiser steps, and nothing changes with the number of devices. None:
+            batch_size × devices × trainer.accumulate_grad_batches.
+        mask_rate: Share of a row's tokens to predict in training; validation always has 0.15.
+        whole_word: Mask whole words instead of single tokens, in training.
+        num_workers: Processes that load batches. 0 loads in the training process, which costs about 25 µs a row of 512.
+        seed: Of the order and the masks of training; which documents are held out does not depend on it.
+        cache_dir: Folder for trained tokenizers and token files.
+        verify: Whether to check the token files' checksums: "once", when a machine first reads them (a second for some 2
+            GB); "always"; "never".
+        text: For predict: a text, or a list of them, with mask tokens to fill in.
+        file: For predict: a file with one such text a line.
+    """
+
+    def __init__(
+        self,
+        source: str = "embedded",
+        validation_source: str | None = None,
+        test_source: str | None = None,
+        validation_fraction: Annotated[float, Range(least=0, below=1)] = 0.01,
+        test_fraction: Annotated[float, Range(least=0, below=1)] = 0.01,
+        column: str = "text",
+        document_start: str | None = None,
+        tokenizer: str = "bpe",
+        vocab_size: VocabularySize = 16384,
+        max_length: RowLength | None = 512,
+        batch_size: BatchSize = 32,
+        global_batch_size: Count | None = None,
+        mask_rate: Annotated[float, Range(above=0, below=1)] = 0.15,
+        whole_word: bool = False,
+        num_workers: Workers = 0,
+        seed: Seed = 0,
+        cache_dir: str = "data/cache",
+        verify: str = "once",
+        text: str | list[str] | None = None,
+        file: str | None = None,
+    ):
+        check_ranges("data.", PretrainingData.__init__, locals())
+        super().__init__()
+        self.validation_fraction = 0.0 if validation_source else validation_fraction
+        self.test_fraction = 0.0 if test_source else test_fraction
+        self.tokenizer_name, self.vocab_size, self.max_length = tokenizer, vocab_size, max_length
+        self.batch_size, self.global_batch_size = batch_size, global_batch_size
+        self.mask_rate, self.whole_word = mask_rate, whole_word
+        self.num_workers, self.seed, self.cache_dir = num_workers, seed, Path(cache_dir)
+        self.verify, self.text, self.file = verify, text, file
+        self._check()
+
+        sources = {"train": source, "validation": validation_source, "test": test_source}
+        names = {"train": "data.source", "validation": "data.validation_source", "test": "data.test_source"}
+        self.corpora = {s: Corpus(v, column, document_start, names[s]) for s, v in sources.items() if v is not None}
+        self.holdout = Holdout(self.validation_fraction, self.test_fraction)
+        self.blocks: dict[str, TokenBlocks] = {}
+        self.folder: Path | None = None
+
+    def _check(self) -> None:
+        if self.validation_fraction + self.test_fraction >= 1:
+            fractions = f"{self.validation_fraction} + {self.test_fraction}"
+            raise ValueError(f"data.validation_fraction + data.test_fraction is {fractions}; allowed: less than 1 in all")
+        if self.max_length is None:
+            raise ValueError("data.max_length is None; allowed: a number of tokens, or None with model.pretrained")
+        if self.tokenizer_name in TRAINED:
+            check_vocab_size(self.tokenizer_name, self.vocab_size)
+        self._check_verify()
+
+    # The tokenizer
+
+    def _train_tokenizer(self) -> Tokenizer:
+        corpus = self.corpora["train"]
+        # it learns from training documents only
+        inputs = {"source": corpus.stamp(), "holdout": [self.holdout.validation, self.holdout.test]}
+
+        def documents():
+            return ((document, corpus.fraction) for document in self.holdout.training(corpus))
+
+        return self._trained_tokenizer(corpus.source, inputs, documents)
+
+    @property
+    def mask_id(self) -> int:
+        return self.tokenizer.mask_id
+
+    @property
+    def pad_id(self) -> int:
+        return self.tokenizer.pad_id
+
+    # Preparation
+
+    def prepare_data(self) -> None:
+        trainer = self.trainer
+        if trainer is not None and trainer.state.fn == "predict":
+            return  # the tokenizer is made when it is first asked for
+        self._make_token_files()
+        # of the files that are read; `prepare` checks all
+        splits = SPLITS if trainer is None else STAGES.get(trainer.state.fn, SPLITS)
+        verify_token_files(self.folder, splits, self.tokenizer, self.verify)
+        if trainer is None:  # `prepare`: find out now whether training could start
+            for split in STAGES["fit"]:
+                self._open(split)
+
+    def _make_token_files(self) -> None:
+        self.folder = make_token_files(self.cache_dir, self.corpora, self.holdout, self.tokenizer)
+        self.data_name = self.folder.name
+
+    def setup(self, stage: str | None = None) -> None:
+        if stage == "predict":
+            self.prompts = encode_prompts(read_prompts(self.text, self.file), self.tokenizer, self.max_length)
+            return
+        if stage in ("fit", None):
+            self._start_anew()
+        self._make_token_files()
+        for split in STAGES[stage] if stage else STAGES["fit"]:
+            self.blocks[split] = self._open(split)
+        self._compare_processes()
+
+    def _open(self, split: str) -> TokenBlocks:
+        tokenizer = self.tokenizer
+        blocks = TokenBlocks(self.folder, split, self.max_length, tokenizer.bos_id, tokenizer.pad_id)
+        counts = read_meta(self.folder)["splits"]
+        if split == "train" and blocks.full == 0:
+            raise ValueError(
+                f"data.max_length={self.max_length} is more than the training text has: {counts['train']['tokens']} "
+                f"tokens in {counts['train']['documents']} documents are not one full row"
+            )
+        fraction = getattr(self, f"{split}_fraction", 0.0)
+        if fraction > 0 and len(blocks) == 0:
+            documents = sum(count["documents"] for count in counts.values())
+            raise ValueError(
+                f"data.{split}_fraction={fraction} holds out none of the {documents} documents: raise it, give "
+                f"data.{split}_source, or set data.document_start if there should be more documents"
+            )
+        return blocks
+
+    # Loaders
+
+    def train_dataloader(self) -> ResumableLoader:
+        masker = self._masker(self.mask_rate, self.seed, self.whole_word)
+        return self._training_loader(MaskedBlocks(self.blocks["train"], masker))
+
+    def val_dataloader(self):
+        return self._evaluation("validation")
+
+    def test_dataloader(self):
+        return self._evaluation("test")
+
+    def predict_dataloader(self):
+        return prompt_loader(self.prompts, self.tokenizer, self.batch_size)
+
+    def evaluation_loader(self, split: str, max_length: int, batch_size: int | None = None) -> EvaluationLoader:
+        """A held-out set in rows of another length: batches as `validate --data.max_length` has them, loaded in this process.
+
+        Args:
+            split: "validation" or "test", which setup has opened.
+            max_length: Tokens of a row, bos included.
+            batch_size: Rows a rank and batch; None: data.batch_size.
+        """
+        tokenizer = self.tokenizer
+        blocks = TokenBlocks(self.folder, split, max_length, tokenizer.bos_id, tokenizer.pad_id)
+        dataset = MaskedBlocks(blocks, self._masker(VALIDATION_MASK_RATE, VALIDATION_SEED))
+        # No workers: a loader that lives for one pass would only start and stop them.
+        return EvaluationLoader(dataset, batch_size or self.batch_size, **{**self._parallel(), "num_workers": 0})
+
+    def _evaluation(self, split: str):
+        blocks = self.blocks[split]
+        if len(blocks) == 0:
+            return []
+        dataset = MaskedBlocks(blocks, self._masker(VALIDATION_MASK_RATE, VALIDATION_SEED))
+        return EvaluationLoader(dataset, self.batch_size, **self._parallel())
+
+    def _masker(self, mask_rate: float, seed: int, whole_word: bool = False) -> Masker:
+        tokenizer = self.tokenizer
+        tables = tokenizer.word_tables() if whole_word else None
+        return Masker(len(tokenizer), tokenizer.special_ids, tokenizer.mask_id, mask_rate, seed, tables)

@@ -1,0 +1,124 @@
+"""Masks: which tokens of a block are hidden, and what stands in their place.
+
+A pure function of (seed, epoch, index): masks change with every pass over the data, and yet a resumed run, another
+number of workers or of processes sees exactly the same ones. No state is kept anywhere.
+
+Shapes: B rows, N tokens a row, M masked positions a row (the same in every row: static shapes, and a language-model
+head that multiplies by the vocabulary for M tokens instead of N).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from lit_linformer.data.loader import FILLER
+from lit_linformer.data.pretraining.token_files import TokenBlocks
+
+IGNORED = -100  # a label without a target: what torch's cross_entropy ignores by default
+
+
+class Masker:
+    """BERT's masking: of the chosen tokens 80 % become the mask token, 10 % a random one, 10 % stay.
+
+    Args:
+        vocab_size: Number of token ids.
+        special_ids: Ids that are never chosen and never drawn as a random replacement.
+        mask_id: Id of the mask token.
+        mask_rate: Share of a block's N tokens that is chosen: M = max(1, round(mask_rate · N)) in every row. A row with
+            fewer candidates has fillers at its front: position 0, label -100.
+        seed: With epoch and index the only source of chance.
+        word_tables: `Tokenizer.word_tables()` to choose whole words (the last one is cut where M is reached); None:
+            tokens.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        special_ids: Sequence[int],
+        mask_id: int,
+        mask_rate: float = 0.15,
+        seed: int = 0,
+        word_tables: tuple[np.ndarray, np.ndarray] | None = None,
+    ):
+        self.special = np.zeros(vocab_size, dtype=bool)
+        self.special[list(special_ids)] = True
+        self.ordinary = np.flatnonzero(~self.special)
+        self.mask_id, self.mask_rate, self.seed, self.word_tables = mask_id, mask_rate, seed, word_tables
+
+    def count(self, length: int) -> int:
+        """M for blocks of `length` tokens."""
+        return max(1, round(self.mask_rate * length))
+
+    def __call__(self, ids: np.ndarray, keys: Sequence[tuple[int, int]]) -> dict[str, np.ndarray]:
+        """Masks a batch.
+
+        Args:
+            ids: (B, N) int64, changed in place. Position 0 must hold a special token (bos): fillers point to it.
+            keys: (epoch, index) of each row.
+
+        Returns:
+            input_ids (B, N), positions (B, M) in ascending order, labels (B, M).
+        """
+        length = ids.shape[1]
+        m = self.count(length)
+        chance = np.stack([random_numbers(self.seed, epoch, index, length + 2 * m) for epoch, index in keys])
+        order, action, replacement = np.split(chance, [length, length + m], axis=1)
+
+        forbidden = self.special[ids]
+        if self.word_tables is None:
+            chosen = np.argpartition(np.where(forbidden, np.inf, order), m - 1, axis=1)[:, :m]
+        else:
+            # every token of a word takes the number of its first one, so words stay together when sorted
+            order = np.take_along_axis(order, word_starts(ids, *self.word_tables), axis=1)
+            chosen = np.argsort(np.where(forbidden, np.inf, order), axis=1, kind="stable")[:, :m]
+        positions = np.sort(np.where(np.take_along_axis(forbidden, chosen, axis=1), 0, chosen), axis=1)
+        originals = np.take_along_axis(ids, positions, axis=1)
+        filler = self.special[originals]
+
+        random_ids = self.ordinary[(replacement * len(self.ordinary)).astype(np.int64)]
+        new = np.where(action < 0.8, self.mask_id, np.where(action < 0.9, random_ids, originals))
+        np.put_along_axis(ids, positions, np.where(filler, originals, new), axis=1)
+        return {"input_ids": ids, "positions": positions, "labels": np.where(filler, IGNORED, originals)}
+
+
+def random_numbers(seed: int, epoch: int, index: int, count: int) -> np.ndarray:
+    """`count` uniform numbers in [0, 1) that depend on nothing but (seed, epoch, index)."""
+    # Philox is counter-based: key and counter ARE its state, so unlike SeedSequence-based seeding this costs no
+    # hashing. The counter's low word is left at 0 for the generator to count in.
+    generator = np.random.Philox(key=[seed, 0], counter=[0, 0, epoch, index])
+    return np.random.Generator(generator).random(count)
+
+
+def word_starts(ids: np.ndarray, joins: np.ndarray, ends_word: np.ndarray) -> np.ndarray:
+    """(B, N): for each token the position where its word starts."""
+    continues = np.zeros(ids.shape, dtype=bool)
+    continues[:, 1:] = joins[ids[:, 1:]] & ends_word[ids[:, :-1]]
+    return np.maximum.accumulate(np.where(continues, 0, np.arange(ids.shape[1])), axis=1)
+
+
+class MaskedBlocks(Dataset):
+    """Token blocks with masks. An item is a whole batch, its key the (epoch, index) of every row.
+
+    Items hold input_ids (B, N), positions (B, M), labels (B, M; -100 = no target), all int64, and, only where a row has
+    pads, attention_mask (B, N) bool: full rows need none, and fused attention is faster without.
+    """
+
+    def __init__(self, blocks: TokenBlocks, masker: Masker):
+        self.blocks, self.masker = blocks, masker
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def __getitem__(self, keys: list[tuple[int, int]]) -> dict[str, torch.Tensor]:
+        keys = [(int(epoch), int(index)) for epoch, index in keys]
+        fillers = [row for row, (_, index) in enumerate(keys) if index == FILLER]
+        keys = [(epoch, max(index, 0)) for epoch, index in keys]
+        ids = self.blocks.rows([index for _, index in keys])
+        real = ids != self.blocks.pad_id
+        batch = self.masker(ids, keys)
+        batch["labels"][fillers] = IGNORED
+        if not real.all():
+            batch["attention_mask"] = real
+        return {name: torch.from_numpy(array) for name, array in batch.items()}

@@ -1,0 +1,236 @@
+"""Blocks: documents → one file of token ids on the disk → rows of exactly n tokens.
+
+The file is the stream itself: the tokens of every document, each followed by eos. A block is bos and the next n-1
+tokens of the stream, a view that is made when it is read: no token is lost or repeated, and another n needs no
+tokenising. The last block is filled up with pads.
+
+    tokens-<fingerprint>/train.bin, validation.bin, test.bin    uint16, or uint32 for more than 65,536 ids
+    tokens-<fingerprint>/meta.json                              counts, checksums, and all that shaped the files
+
+They are made in shards of 100 MB of text: a preparation that was killed goes on after the last shard it has finished.
+"""
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from lit_linformer.data.cache import damaged, fingerprint, make_once, read_json, read_progress, write_progress
+from lit_linformer.data.checksums import ShardWriter, mark_verified, shard_of, verify
+from lit_linformer.data.pieces import batches_of, pieces_of
+from lit_linformer.data.pretraining.corpus import Corpus
+from lit_linformer.data.progress_bar import Progress
+from lit_linformer.data.tokenizer import Tokenizer
+
+FORMAT = 1  # raise it when the files' meaning changes: old caches are then not found
+SPLITS = ("train", "validation", "test")
+FILES = {split: f"{split}.bin" for split in SPLITS}
+SHARD_BYTES = 100_000_000
+
+
+class Holdout:
+    """Which split a document of the training source belongs to: a hash of its number, the same in every run.
+
+    It does not depend on `data.seed`: runs with different seeds are compared on the same validation text.
+    """
+
+    def __init__(self, validation_fraction: float, test_fraction: float):
+        self.validation, self.test = validation_fraction, validation_fraction + test_fraction
+
+    def split(self, number: int) -> str:
+        digest = hashlib.blake2b(number.to_bytes(8, "little"), digest_size=8).digest()
+        chance = int.from_bytes(digest, "little") / 2**64
+        return "validation" if chance < self.validation else "test" if chance < self.test else "train"
+
+    def training(self, documents: Iterable[str]) -> Iterator[str]:
+        return (document for i, document in enumerate(documents) if self.split(i) == "train")
+
+
+def make_token_files(
+    cache: Path, corpora: Mapping[str, Corpus], holdout: Holdout, tokenizer: Tokenizer, progress: bool = True
+) -> Path:
+    """The folder of token files, made if it is not there.
+
+    Args:
+        cache: Folder that holds it.
+        corpora: "train", and "validation" or "test" where these have a source of their own.
+        holdout: How the training source is divided.
+        tokenizer: Its whole content is part of the fingerprint.
+        progress: False for silence.
+    """
+    inputs = {
+        "format": FORMAT,
+        "tokenizer": tokenizer.sha256,
+        "sources": {split: corpus.stamp() for split, corpus in corpora.items()},
+        "holdout": [holdout.validation, holdout.test],
+    }
+
+    def make(folder: Path) -> None:
+        dtype = np.dtype(np.uint16 if len(tokenizer) <= 1 << 16 else np.uint32)
+        read, counts, files = _open_files(folder, dtype, corpora)
+        made.append(folder)
+        if progress and sum(read.values()):
+            print(f"going on after {sum(read.values())} documents that are tokenised", file=sys.stderr, flush=True)
+        try:
+            for name, corpus in corpora.items():
+                with Progress(f"Tokenising {corpus.source}", show=progress) as shown:
+                    split_of = holdout.split if name == "train" else lambda _, name=name: name
+                    texts, in_shard = _pieces(corpus, tokenizer, split_of, read[name]), 0
+                    for done, documents, whole in write_tokens(texts, tokenizer, files, counts, dtype):
+                        shown.update(done, corpus.fraction)
+                        read[name], in_shard = read[name] + documents, in_shard + done
+                        if in_shard >= SHARD_BYTES and whole:
+                            _finish_shard(folder, files, read, counts)
+                            in_shard = 0
+            for file in files.values():
+                file.end_shard()
+        finally:
+            for file in files.values():
+                file.close()
+        checksums = {f"{split}.bin": file.shards for split, file in files.items()}
+        meta = {"format": FORMAT, "dtype": dtype.name, "splits": counts, "checksums": checksums, "inputs": inputs}
+        (folder / "meta.json").write_text(json.dumps(meta, indent=1))
+
+    made: list[Path] = []
+    folder = make_once(cache / f"tokens-{fingerprint(inputs)}", make)
+    if made:
+        mark_verified(folder, list(FILES.values()))
+    return folder
+
+
+def verify_token_files(folder: Path, splits: Iterable[str], tokenizer: Tokenizer, when: str) -> None:
+    """ValueError where these splits' files are not what was written; `when` as `checksums.verify` has it."""
+    verify(folder, read_meta(folder), [FILES[split] for split in splits], len(tokenizer), when)
+
+
+def _open_files(folder: Path, dtype: np.dtype, corpora: Iterable[str]) -> tuple[dict[str, int], dict, dict]:
+    """Documents read of each source, counts and open token files: of nothing, or after the last shard that was finished."""
+    found = read_progress(folder)
+    paths = {split: folder / name for split, name in FILES.items()}
+    if found is not None:
+        try:
+            read, counts = found["read"], found["counts"]
+            sizes = {split: counts[split]["tokens"] * dtype.itemsize for split in SPLITS}
+            if all(path.is_file() and path.stat().st_size >= sizes[split] for split, path in paths.items()):
+                # an unfinished preparation of before there were checksums has none
+                shards = found.get("checksums") or {split: [shard_of(paths[split], sizes[split])] for split in SPLITS}
+                return read, counts, {split: ShardWriter(path, shards[split]) for split, path in paths.items()}
+        except (KeyError, TypeError):
+            pass  # no progress.json of ours
+    counts = {split: {"documents": 0, "tokens": 0, "bytes": 0} for split in SPLITS}
+    return dict.fromkeys(corpora, 0), counts, {split: ShardWriter(path) for split, path in paths.items()}
+
+
+def _finish_shard(folder: Path, files: dict, read: dict[str, int], counts: dict) -> None:
+    for file in files.values():
+        file.end_shard()
+    shards = {split: file.shards for split, file in files.items()}
+    write_progress(folder, {"read": read, "counts": counts, "checksums": shards})
+
+
+def write_tokens(pieces: Iterable[tuple], tokenizer: Tokenizer, files, counts, dtype) -> Iterator[tuple[int, int, bool]]:
+    """Tokenises pieces (split, text, ends a document) into the files.
+
+    Yields, batch by batch, the bytes done, the documents that ended, and whether the last one did.
+
+    Reading the next batch and writing the last one go on in threads beside the tokenizer, which itself uses all cores
+    but leaves them idle while it takes in and hands out Python objects.
+    """
+
+    def write(batch, encodings) -> tuple[int, int, bool]:
+        ids: dict[str, list[int]] = {split: [] for split in files}
+        done = 0
+        for (split, _, ends, size), encoding in zip(batch, encodings, strict=True):
+            tokens, count = ids[split], counts[split]
+            before = len(tokens)
+            tokens.extend(encoding.ids)
+            if ends:
+                tokens.append(tokenizer.eos_id)
+                count["documents"] += 1
+            count["tokens"] += len(tokens) - before
+            count["bytes"] += size
+            done += size
+        for split, tokens in ids.items():
+            files[split].write(np.fromiter(tokens, dtype, len(tokens)))
+        return done, sum(ends for _, _, ends, _ in batch), batch[-1][2]
+
+    batches = batches_of(pieces, text=1)
+    with ThreadPoolExecutor(2) as pool:
+        reading, writing = pool.submit(next, batches, None), None
+        while (batch := reading.result()) is not None:
+            reading = pool.submit(next, batches, None)
+            encodings = tokenizer.encode_plain([text for _, text, _, _ in batch])
+            if writing is not None:
+                yield writing.result()
+            writing = pool.submit(write, batch, encodings)
+            del encodings
+        if writing is not None:
+            yield writing.result()
+
+
+def _pieces(documents: Iterable[str], tokenizer: Tokenizer, split_of, first: int = 0) -> Iterator[tuple[str, str, bool]]:
+    number = -1
+    for document in documents:
+        number += 1
+        if number < first:
+            continue
+        split, last = split_of(number), None
+        for piece in pieces_of(document, tokenizer.splits_at_newlines):
+            if last is not None:
+                yield split, last, False
+            last = piece
+        del document  # it may be large, and the next one is read while its last piece waits
+        yield split, last, True
+
+
+class TokenBlocks:
+    """Rows of exactly `length` tokens from one of the token files, memory-mapped.
+
+    Args:
+        folder: What `make_token_files` returned.
+        split: "train", "validation" or "test".
+        length: n, bos included.
+        bos_id: First token of every row.
+        pad_id: Fills up the last row.
+    """
+
+    def __init__(self, folder: Path, split: str, length: int, bos_id: int, pad_id: int):
+        self.path, self.length, self.bos_id, self.pad_id = folder / FILES[split], length, bos_id, pad_id
+        meta = read_meta(folder)
+        self.dtype, self.tokens = np.dtype(meta["dtype"]), meta["splits"][split]["tokens"]
+        if self.path.stat().st_size != self.tokens * self.dtype.itemsize:
+            expected = self.tokens * self.dtype.itemsize
+            raise damaged(self.path, f"it has {self.path.stat().st_size:,} bytes of {expected:,}")
+        self._stream = None
+
+    def __len__(self) -> int:
+        return -(-self.tokens // (self.length - 1))
+
+    @property
+    def full(self) -> int:
+        """Number of rows without pads."""
+        return self.tokens // (self.length - 1)
+
+    def rows(self, indices) -> np.ndarray:
+        """(B, n) int64."""
+        if self._stream is None:
+            self._stream = np.memmap(self.path, self.dtype, "r") if self.tokens else np.zeros(0, self.dtype)
+        rows = np.full((len(indices), self.length), self.pad_id, dtype=np.int64)
+        rows[:, 0] = self.bos_id
+        for row, index in zip(rows, indices, strict=True):
+            tokens = self._stream[index * (self.length - 1) : (index + 1) * (self.length - 1)]
+            row[1 : 1 + len(tokens)] = tokens
+        return rows
+
+    def __getstate__(self):
+        # a memmap would be pickled with all that it maps: spawned workers open the file again
+        return self.__dict__ | {"_stream": None}
+
+
+def read_meta(folder: Path) -> dict:
+    """meta.json: counts of documents, tokens and bytes a split, and the inputs of the fingerprint."""
+    return read_json(folder / "meta.json")

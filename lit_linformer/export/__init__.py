@@ -1,0 +1,16 @@
+"""Trained models, out: as safetensors, for Hugging Face, ONNX and torch.export.
+
+python run.py export --ckpt_path runs/quickstart --format huggingface --output out/quickstart
+module, tokenizer = lit_linformer.export.load("out/quickstart")
+"""
+
+from pathlib import Path
+from typing import Any
+
+
+def load(folder: str | Path) -> tuple[Any, Any]:
+    """The plain PyTorch module, in evaluation mode, and the tokenizer of a folder that `export` wrote as safetensors or
+    huggingface: (MaskedLanguageModel or SequenceClassifier, lit_linformer.data.tokenizer.Tokenizer). Needs safetensors."""
+    from lit_linformer.export.safetensors_folder import load
+
+    return load(folder)

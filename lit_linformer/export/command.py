@@ -1,0 +1,206 @@
+"""A trained model, out: `python run.py export --ckpt_path runs/quickstart --format huggingface --output out/quickstart`.
+
+    safetensors   model.safetensors, for lit_linformer.export.load and --model.pretrained; plain PyTorch
+    huggingface   what the Auto classes and pipelines of transformers load: pip install 'lit-linformer[hf]'
+    onnx          model.onnx, any batch and length up to n, checked with onnxruntime: pip install 'lit-linformer[onnx]'
+    torch         model.pt2, a torch.export program, any batch and length up to n
+
+Beside it config.json, tokenizer.json, and README.md, a model card with the training's numbers. Every export is loaded again and
+held against the checkpoint on random inputs with padding; the largest difference of the logits is printed, and more than 1e-4
+of the largest logit is an error. Until then nothing stands at --output. Weights are float32.
+
+--quantize int8 (onnx) makes the weights of linear layers 8-bit and prints what it costs: the perplexity, or a classifier's
+changed answers, on the run's validation text or on --source.
+"""
+
+import errno
+import importlib
+import importlib.util
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lit_linformer.studies.settings import check_choice, help_shown, parse
+
+if TYPE_CHECKING:  # the help needs no torch
+    from lit_linformer.runs.trained_model import TrainedModel
+
+SETTINGS = {
+    "ckpt_path": ("FILE|RUN", "checkpoint, or the folder of a run (its best checkpoint); required"),
+    "format": ("safetensors|huggingface|onnx|torch", "required"),
+    "output": ("FOLDER", "where to write; required"),
+    "overwrite": ("true|false", "replace an earlier export at --output (default: false)"),
+    "quantize": ("int8", "with onnx: 8-bit weights beside the float32 ones, model.int8.onnx"),
+    "source": ("TEXT", "with quantize: text to measure on, as for data.source (default: the run's validation text)"),
+}
+# All that an export may write.
+FILES = {"config.json", "tokenizer.json", "README.md", "model.safetensors", "model.onnx", "model.int8.onnx", "model.pt2"}
+FILES |= {"tokenizer_config.json", "special_tokens_map.json", "generation_config.json"}  # by transformers
+# What each format needs beyond torch, and how to get it.
+NEEDS = {
+    "safetensors": ({"safetensors": "safetensors"}, "safetensors"),
+    "huggingface": ({"transformers": "transformers", "safetensors": "safetensors"}, "'lit-linformer[hf]'"),
+    "onnx": ({name: name for name in ("onnx", "onnxscript", "onnxruntime")}, "'lit-linformer[onnx]'"),
+    "torch": ({}, ""),
+}
+# Each has write(model, folder), and logits(model, folder): what was written, as a function of input_ids and attention_mask.
+MODULES = {"safetensors": "safetensors_folder", "huggingface": "huggingface_folder", "onnx": "onnx", "torch": "graph"}
+
+
+def main(argv: list[str]) -> None:
+    """Writes, checks and says so; raises ValueError, in one line, for bad input."""
+    if help_shown(argv, "export --ckpt_path RUN --format FORMAT --output FOLDER", SETTINGS, 46, __doc__):
+        return
+    given = {key: values[-1] for key, values in parse("export", SETTINGS, argv).items()}
+    for key in ("ckpt_path", "format", "output"):
+        if key not in given:
+            raise ValueError(f"--{key} is not given; allowed: {SETTINGS[key][0]}")
+    form = check_choice("format", given["format"], tuple(NEEDS))
+    overwrite = check_choice("overwrite", given.get("overwrite", "false"), ("true", "false")) == "true"
+    if "quantize" in given:
+        check_choice("quantize", given["quantize"], ("int8",))
+        if form != "onnx":
+            raise ValueError(f"quantize is {given['quantize']!r} with format={form!r}; allowed: with format=onnx")
+    if "source" in given and "quantize" not in given:
+        raise ValueError(f"source is {given['source']!r} without quantize; allowed: with --quantize int8")
+    output = Path(given["output"])
+    check_output(output, overwrite)
+    check_installed(form)
+
+    from lit_linformer.runs.trained_model import open_checkpoint
+
+    model = open_checkpoint(given["ckpt_path"])
+    with staged(output) as folder:
+        lines = write(model, form, folder, given)
+    print(describe(model))
+    for line in lines:
+        print(line)
+    print(f"→ {output}/: {', '.join(sorted(path.name for path in output.iterdir()))}", flush=True)
+
+
+def write(model: "TrainedModel", form: str, folder: Path, given: dict[str, str]) -> list[str]:
+    """The folder's files, checked; lines that tell how it went. Raises ValueError where what was written differs."""
+    from lit_linformer.export import card
+    from lit_linformer.export.verify import largest_difference
+
+    module = importlib.import_module(f"lit_linformer.export.{MODULES[form]}")
+    module.write(model, folder)
+    written = module.logits(model, folder)
+    difference = largest_difference(model, written)
+    lines = [f"largest difference of logits from the checkpoint's, on random inputs with padding: {difference:.2g}"]
+    if form == "onnx":
+        sessions, measured = {"onnxruntime": written}, []
+        if "quantize" in given:
+            from lit_linformer.export import quantize
+
+            batches = quantize.read_batches(model, given.get("source"), folder / "tokenizer.json")
+            quantize.write(folder)
+            sessions["onnxruntime int8"] = module.logits(model, folder, module.INT8)
+            measured = [quantize.cost(model, batches, *sessions.values())]
+        lines += [*measured, module.compare_speed(model, sessions)]
+    card.write(model, folder, form, lines)
+    return lines
+
+
+def describe(model: "TrainedModel") -> str:
+    from lit_linformer.model import count_parameters
+
+    e = model.encoder
+    head = f"vocabulary of {e.vocab_size}"
+    if model.classifies:
+        head = "regression" if model.num_labels == 1 else f"{model.num_labels} labels"
+    millions = count_parameters(model.net) / 1e6
+    kind = e.attention_kind.describe(e)
+    return f"{model.name}: {kind}, n = {e.max_length}, {head}, {millions:.1f} M parameters, step {model.facts['step']}"
+
+
+def check_installed(form: str) -> None:
+    """ValueError, with the pip command, where a format's packages are missing."""
+    packages, extra = NEEDS[form]
+    if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
+        raise ValueError(
+            f"format is {form!r}, which needs {' and '.join(missing)}, not installed here; allowed after: pip install {extra}"
+        )
+
+
+def check_output(output: Path, overwrite: bool) -> None:
+    """ValueError where something stands at output that is not to be replaced."""
+    if output.is_dir() and not any(output.iterdir()):
+        return
+    if output.is_dir():
+        if not overwrite:
+            raise ValueError(f"output is {output}, which is not empty; allowed: a new folder, or --overwrite true")
+        if not is_export(output):
+            raise ValueError(f"output is {output}, which holds no export; allowed with overwrite: the folder of an earlier one")
+        if foreign := sorted(path.name for path in output.iterdir() if path.name not in FILES):
+            raise ValueError(f"output is {output}, which holds {foreign[0]}, and no export wrote that; allowed: another folder")
+    elif output.exists() or output.is_symlink():
+        raise ValueError(f"output is {output}, which is a file; allowed: a folder")
+
+
+def is_export(folder: Path) -> bool:
+    """By the model card and by config.json, which a model of other origin has not."""
+    try:
+        card = (folder / "README.md").read_text(encoding="utf-8")
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    ours = isinstance(config, dict) and (config.get("model_type") == "lit_linformer" or "lit_linformer" in config)
+    return ours and "exported with lit-linformer" in card
+
+
+@contextmanager
+def staged(output: Path, setting: str = "output") -> Iterator[Path]:
+    """A folder beside output that takes its name at the end, whole, or is gone.
+
+    Raises ValueError, in one line that names the setting, where nothing can be written.
+    """
+    output = output.resolve()  # of a link what it leads to is replaced
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
+    except OSError as error:
+        raise ValueError(
+            f"{setting}: cannot write {output}: {error.strerror}; allowed: a folder that is open to writing"
+        ) from error
+    before = folder.with_name(folder.name + ".before")
+    try:
+        yield folder
+        _open_to_others(folder)
+        if output.exists():
+            output.rename(before)
+        folder.rename(output)
+        shutil.rmtree(before, ignore_errors=True)
+    except Exception as error:
+        if not _is_full(error, folder):
+            raise
+        raise ValueError(
+            f"{setting}: cannot write {output}: No space left on device; allowed: a disk with more room"
+        ) from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if before.exists() and not output.exists():
+            before.rename(output)
+
+
+def _is_full(error: Exception, folder: Path) -> bool:
+    """Whether it was the disk: each library says it in another way, torch with the place in its own code."""
+    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(error):
+        return True
+    by_torch = isinstance(error, OSError | RuntimeError) and re.search("inline_container|PytorchStreamWriter", str(error))
+    return bool(by_torch) and shutil.disk_usage(folder).free < 2**20
+
+
+def _open_to_others(folder: Path) -> None:
+    """The permissions that new files have here: mkdtemp's folder, and safetensors' file, would be their owner's alone."""
+    umask = os.umask(0)
+    os.umask(umask)
+    folder.chmod(0o777 & ~umask)
+    for path in folder.iterdir():
+        path.chmod(0o666 & ~umask)

@@ -1,0 +1,74 @@
+"""The torch format, a torch.export program, and what it shares with onnx: one graph for any batch and length."""
+
+import copy
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from lit_linformer.export.safetensors_folder import write_config
+from lit_linformer.model import Projection
+from lit_linformer.runs.trained_model import TrainedModel, own_classes
+
+PROGRAM = "model.pt2"
+
+
+class Graph(nn.Module):
+    """Logits of input_ids and attention_mask, (B, N) int64 each, with nothing in it that depends on N but sizes."""
+
+    def __init__(self, model: TrainedModel):
+        super().__init__()
+        self.net = copy.deepcopy(model.net).requires_grad_(False)
+        for parent in list(self.net.modules()):
+            for name, module in list(parent.named_children()):
+                if isinstance(module, Projection):
+                    setattr(parent, name, module.any_length())
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        return self.net(input_ids, attention_mask.bool())
+
+
+def example(model: TrainedModel) -> tuple[tuple[Tensor, Tensor], dict]:
+    """Inputs to trace with, and the sizes that are free: the batch, and the length up to n."""
+    longest = model.encoder.max_length
+    length = max(2, min(longest - 1, longest // 2 + 3))  # not n itself, nor 1, which a trace may take for constants
+    ids = torch.zeros(2, length, dtype=torch.int64)
+    mask = torch.ones_like(ids)
+    mask[0, length // 2 :] = 0
+    sizes = {0: torch.export.Dim("batch", min=1, max=2**20), 1: torch.export.Dim("length", min=1, max=longest)}
+    return (ids, mask), {"input_ids": sizes, "attention_mask": sizes}
+
+
+@contextmanager
+def traceable(model: TrainedModel, form: str) -> Iterator[None]:
+    """A class of the user's own that a trace cannot take is told in one line; one of this project's is an error of ours."""
+    try:
+        yield
+    except Exception as error:
+        if not (own := own_classes(model.encoder)):
+            raise
+        said = str(error).strip().partition("\n")[0]
+        raise ValueError(
+            f"format is {form!r}, but {' and '.join(own)} cannot be traced for every length ({said}); allowed: safetensors, "
+            "huggingface, or a forward without branches on tensors and lengths"
+        ) from error
+
+
+def write(model: TrainedModel, folder: Path) -> None:
+    """config.json, tokenizer.json and model.pt2."""
+    write_config(model, folder)
+    inputs, sizes = example(model)
+    with traceable(model, "torch"):
+        program = torch.export.export(Graph(model), inputs, dynamic_shapes=sizes, strict=False)
+    # By way of memory: on a full disk torch's own file would abort the process when it is closed.
+    content = io.BytesIO()
+    torch.export.save(program, content)
+    (folder / PROGRAM).write_bytes(content.getbuffer())
+
+
+def logits(model: TrainedModel, folder: Path) -> nn.Module:
+    """What was written, as a function of input_ids and attention_mask (B, N)."""
+    return torch.export.load(folder / PROGRAM).module()

@@ -1,0 +1,229 @@
+"""This project's models in transformers: import this module, and the Auto classes and pipelines know them.
+
+    import lit_linformer.export.huggingface
+    from transformers import AutoModelForMaskedLM, pipeline
+
+    model = AutoModelForMaskedLM.from_pretrained("out/quickstart")
+    pipeline("fill-mask", "out/quickstart")("Return the <mask> of the object.")
+
+Thin: the encoder and the heads are those of lit_linformer.model. Tokens must be padded on the right, as the tokenizer does.
+Shapes: B rows, N tokens, D hidden width, V vocabulary, C classes, K slots.
+"""
+
+from contextlib import nullcontext
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lit_linformer.model import ClassificationHead, Encoder, EncoderConfig, MaskedLMHead
+from lit_linformer.model.encoder import layer_outputs
+from lit_linformer.model.heads import pool
+
+try:
+    from transformers import (
+        AutoConfig,
+        AutoModel,
+        AutoModelForMaskedLM,
+        AutoModelForSequenceClassification,
+        AutoTokenizer,
+        PreTrainedConfig,
+        PreTrainedModel,
+        PreTrainedTokenizerFast,
+    )
+    from transformers import initialization as init
+    from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput, SequenceClassifierOutput
+except ImportError as error:
+    message = f"lit_linformer.export.huggingface needs transformers 5 ({error}); allowed after: pip install 'lit-linformer[hf]'"
+    raise ModuleNotFoundError(message) from error
+
+
+class LinformerConfig(PreTrainedConfig):
+    """EncoderConfig's settings under their own names, but max_length, which means something else in transformers.
+
+    Args:
+        max_position_embeddings: EncoderConfig's max_length.
+        pooling: of classifiers, first or mean.
+        lit_linformer: what is known of the training: version, step, tokens, perplexity …
+    """
+
+    model_type = "lit_linformer"
+    attribute_map = {"num_hidden_layers": "num_layers", "num_attention_heads": "num_heads"}  # noqa: RUF012
+
+    def __init__(self, pooling: str = "first", **kwargs: Any):
+        settings = {field.name: kwargs.pop(_name(field.name), field.default) for field in fields(EncoderConfig)}
+        for name, value in vars(EncoderConfig(**settings)).items():  # which checks them
+            setattr(self, _name(name), value)
+        self.pooling = pooling
+        super().__init__(**kwargs)
+
+    def encoder(self) -> EncoderConfig:
+        return EncoderConfig(**{field.name: getattr(self, _name(field.name)) for field in fields(EncoderConfig)})
+
+
+def _fresh(config: EncoderConfig, name: str) -> nn.Module:
+    """The encoder's module of that name as it starts: of an encoder of that one layer."""
+    if name.startswith("layers."):
+        _, layer, rest = name.split(".", 2)
+        name, config = f"layers.0.{rest}", replace(config, projection_dim=config.projection_dims[int(layer)])
+    else:
+        config = replace(config, projection_dim=config.projection_dims[0])
+    return Encoder(replace(config, num_layers=1, vocab_size=1)).get_submodule(name)
+
+
+def _name(setting: str) -> str:
+    return "max_position_embeddings" if setting == "max_length" else setting
+
+
+class LinformerPreTrainedModel(PreTrainedModel):
+    """What the models share: how weights start, and activation checkpointing."""
+
+    config_class = LinformerConfig
+    base_model_prefix = "linformer"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["EncoderLayer"]  # noqa: RUF012
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """For what a loaded folder lacks, a classifier's head say; linear, embedding and norm are as transformers has them."""
+        super()._init_weights(module)
+        if isinstance(module, MaskedLMHead):
+            init.zeros_(module.bias)
+        elif not isinstance(module, nn.Linear | nn.Embedding | nn.LayerNorm):
+            own = {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
+            encoder = self.base_model.encoder
+            name = next((name for name, part in encoder.named_modules() if part is module), "") if own else ""
+            if name:  # E, a local convolution, a class of the user's own
+                fresh = _fresh(self.config.encoder(), name).state_dict()
+                for key in own.keys() & fresh.keys():
+                    init.copy_(own[key], fresh[key].to(own[key].device))
+
+    def _set_gradient_checkpointing(self, enable: bool = True, *args: Any, **kwargs: Any) -> None:
+        """The encoder recomputes its layers by itself (use_reentrant=False); how transformers would do it is not used."""
+        encoder = self.base_model.encoder
+        encoder.config.activation_checkpointing = encoder.gradient_checkpointing = enable
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.base_model.encoder.tokens
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        self.base_model.encoder.tokens = value
+
+    def get_output_embeddings(self) -> None:
+        """None: the head multiplies by the input embeddings themselves, so that there is nothing to tie."""
+
+
+class LinformerModel(LinformerPreTrainedModel):
+    """The encoder alone."""
+
+    def __init__(self, config: LinformerConfig):
+        super().__init__(config)
+        self.encoder = Encoder(config.encoder())
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> BaseModelOutput | tuple:
+        """Encode.
+
+        Args:
+            input_ids: (B, N) int64.
+            attention_mask: (B, N), 1 at real tokens; None when all are.
+            output_hidden_states: also the embeddings and what each layer gives, (B, N, D) each; of norm="pre" the last is
+                normalised.
+            output_attentions: also each layer's maps, (B, H, N, K), or (B, H, N, N) for full attention.
+            return_dict: False for a tuple.
+        """
+        output_hidden_states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        output_attentions = self.config.output_attentions if output_attentions is None else output_attentions
+        with layer_outputs(self.encoder) if output_hidden_states else nullcontext() as states:
+            hidden, maps = self.encoder(input_ids, attention_mask, True if output_attentions else ())
+        output = BaseModelOutput(
+            last_hidden_state=hidden,
+            hidden_states=(*states[:-1], hidden) if states else None,
+            attentions=tuple(maps.values()) or None,
+        )
+        return output if _as_dict(self, return_dict) else output.to_tuple()
+
+
+class LinformerForMaskedLM(LinformerPreTrainedModel):
+    """The encoder and RoBERTa's head, whose output matrix is the token embedding."""
+
+    def __init__(self, config: LinformerConfig):
+        super().__init__(config)
+        self.linformer = LinformerModel(config)
+        self.lm_head = MaskedLMHead(config.encoder())
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        return_dict: bool | None = None,
+        **kwargs: Any,
+    ) -> MaskedLMOutput | tuple:
+        """Logits (B, N, V), and the loss if there are labels (B, N), -100 where there is nothing to predict."""
+        found = self.linformer(input_ids, attention_mask, output_hidden_states, output_attentions, return_dict=True)
+        features = self.lm_head(found.last_hidden_state)
+        logits = nn.functional.linear(features, self.linformer.encoder.tokens.weight, self.lm_head.bias)
+        loss = None if labels is None else self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
+        output = MaskedLMOutput(loss=loss, logits=logits, hidden_states=found.hidden_states, attentions=found.attentions)
+        return output if _as_dict(self, return_dict) else output.to_tuple()
+
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
+        """As transformers' own; the head's bias grows with zeros, or is cut."""
+        tokens, bias = super().resize_token_embeddings(*args, **kwargs), self.lm_head.bias
+        sized = bias.new_zeros(tokens.num_embeddings)
+        both = min(len(sized), len(bias))
+        sized[:both] = bias.detach()[:both]
+        self.lm_head.bias = nn.Parameter(sized, requires_grad=bias.requires_grad)
+        return tokens
+
+
+class LinformerForSequenceClassification(LinformerPreTrainedModel):
+    """The encoder and RoBERTa's classification head; num_labels = 1 is a regression."""
+
+    def __init__(self, config: LinformerConfig):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.linformer = LinformerModel(config)
+        self.classifier = ClassificationHead(config.encoder(), config.num_labels)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> SequenceClassifierOutput | tuple:
+        """Logits (B, C), and the loss if there are labels (B,): cross entropy, or squared error of a regression."""
+        found = self.linformer(input_ids, attention_mask, output_hidden_states, output_attentions, return_dict=True)
+        mask = None if attention_mask is None else attention_mask.bool()
+        logits = self.classifier(pool(found.last_hidden_state, mask, self.config.pooling))
+        loss = None if labels is None else self.loss_function(labels, logits, self.config)
+        states = {"hidden_states": found.hidden_states, "attentions": found.attentions}
+        output = SequenceClassifierOutput(loss=loss, logits=logits, **states)
+        return output if _as_dict(self, return_dict) else output.to_tuple()
+
+
+def _as_dict(model: PreTrainedModel, asked: bool | None) -> bool:
+    return model.config.return_dict if asked is None else asked
+
+
+AutoConfig.register(LinformerConfig.model_type, LinformerConfig, exist_ok=True)
+AutoModel.register(LinformerConfig, LinformerModel, exist_ok=True)
+AutoModelForMaskedLM.register(LinformerConfig, LinformerForMaskedLM, exist_ok=True)
+AutoModelForSequenceClassification.register(LinformerConfig, LinformerForSequenceClassification, exist_ok=True)
+AutoTokenizer.register(LinformerConfig, fast_tokenizer_class=PreTrainedTokenizerFast, exist_ok=True)

@@ -1,0 +1,90 @@
+"""The huggingface format: what AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer and pipelines load."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from lit_linformer.data.tokenizer import Tokenizer
+from lit_linformer.export.huggingface import (
+    LinformerConfig,
+    LinformerForMaskedLM,
+    LinformerForSequenceClassification,
+    LinformerPreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+from lit_linformer.export.verify import transformers_quiet
+from lit_linformer.runs.trained_model import TrainedModel
+
+
+def write(model: TrainedModel, folder: Path) -> None:
+    """config.json, model.safetensors, tokenizer.json and tokenizer_config.json."""
+    with transformers_quiet():
+        as_transformers(model).save_pretrained(folder)
+    fast_tokenizer(model).save_pretrained(folder)
+
+
+def as_transformers(model: TrainedModel) -> LinformerPreTrainedModel:
+    """The same weights in transformers' classes."""
+    ids = {f"{role}_token_id": getattr(model.tokenizer, f"{role}_id") for role in ("bos", "pad", "eos")}
+    settings = dict(vars(model.encoder))
+    settings["max_position_embeddings"] = settings.pop("max_length")
+    if model.classifies:
+        labels = model.labels or [f"LABEL_{i}" for i in range(model.num_labels)]
+        settings |= {"pooling": model.net.pooling, "id2label": dict(enumerate(labels))}
+        settings |= {"label2id": {label: i for i, label in enumerate(labels)}}
+        if model.num_labels == 1:
+            settings["problem_type"] = "regression"  # or pipelines would squash the value
+    made = LinformerForSequenceClassification if model.classifies else LinformerForMaskedLM
+    found = made(LinformerConfig(**settings, **ids, lit_linformer=model.facts))
+    head = "classifier." if model.classifies else "lm_head."
+    found.load_state_dict(
+        {
+            (head + name.removeprefix("head.") if name.startswith("head.") else f"linformer.{name}"): tensor
+            for name, tensor in model.net.state_dict().items()
+        }
+    )
+    return found.eval()
+
+
+def fast_tokenizer(model: TrainedModel) -> Any:
+    """One that puts texts together as this project does: bos A eos, or bos A eos eos B eos; padded on the right.
+
+    Of a masked language model names of special tokens in a text become those tokens, as `predict` has it; of a classifier
+    they are plain text, and white space around a text is dropped.
+    """
+    from tokenizers import normalizers, processors
+
+    backend = Tokenizer.from_str(model.tokenizer.to_str(), model.name).backend  # a copy, for it is changed
+    vocabulary = {i: name for name, i in backend.get_vocab(with_added_tokens=True).items()}
+    added = backend.get_added_tokens_decoder()
+    names = {role: getattr(model.tokenizer, f"{role}_id") for role in ("bos", "eos", "pad", "unk", "mask")}
+    special = {role: added.get(i, vocabulary[i]) for role, i in names.items() if i is not None}
+    bos, eos = vocabulary[names["bos"]], vocabulary[names["eos"]]
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{bos} $A {eos}",
+        pair=f"{bos} $A {eos} {eos} $B {eos}",
+        special_tokens=[(bos, names["bos"]), (eos, names["eos"])],
+    )
+    if model.classifies:
+        backend.normalizer = normalizers.Sequence([normalizers.Strip(), *([backend.normalizer] if backend.normalizer else [])])
+    special |= {"cls": special["bos"], "sep": special["eos"]}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        model_max_length=model.max_length,
+        padding_side="right",
+        truncation_side="right",
+        model_input_names=["input_ids", "attention_mask"],
+        clean_up_tokenization_spaces=False,
+        split_special_tokens=model.classifies,
+        **{f"{role}_token": token for role, token in special.items()},
+    )
+
+
+def logits(model: TrainedModel, folder: Path) -> Callable[[Tensor, Tensor], Tensor]:
+    """What was written, as a function of input_ids and attention_mask (B, N)."""
+    made = LinformerForSequenceClassification if model.classifies else LinformerForMaskedLM
+    with transformers_quiet():
+        loaded = made.from_pretrained(folder).eval()
+    return lambda ids, mask: loaded(ids, mask).logits

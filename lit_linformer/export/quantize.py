@@ -1,0 +1,104 @@
+"""8-bit weights for the onnx format, and what they cost: perplexity, or a classifier's changed answers, on a text.
+
+Shapes: B rows, N tokens, M masked positions a row, V vocabulary, C classes.
+"""
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from lit_linformer.data import FineTuningData
+from lit_linformer.export.onnx import INT8, MODEL, quiet
+from lit_linformer.runs.trained_model import TrainedModel
+from lit_linformer.tasks.evaluation import BATCH, masked_batches, open_text
+
+ROWS, TEXTS = 64, 256  # measured on; TEXTS for classifiers, whose rows are short
+Logits = Callable[[Tensor, Tensor], Tensor]
+
+
+def write(folder: Path) -> None:
+    """model.int8.onnx from model.onnx: weights of linear layers as 8-bit integers a channel, activations at run time."""
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    graph = onnx.load(folder / MODEL)
+    del graph.graph.value_info[:]  # the quantiser transposes a Gemm's weight, and would then find its shape to be wrong
+    with quiet():
+        quantize_dynamic(
+            graph,
+            folder / INT8,
+            op_types_to_quantize=["MatMul", "Gemm"],
+            per_channel=True,
+            weight_type=QuantType.QInt8,
+        )
+
+
+def read_batches(model: TrainedModel, source: str | None, tokenizer: Path) -> list[dict[str, Tensor]]:
+    """ROWS rows of the run's validation text, or of another text, as validation reads them: with its masks.
+
+    Raises ValueError where there is no such text.
+    """
+    own = "FineTuningData" if model.classifies else "PretrainingData"
+    settings = {key: value for key, value in model.data.items() if key != "class_path"}
+    if not model.data["class_path"].endswith(own):
+        raise ValueError(
+            f"quantize is 'int8'; allowed: for a checkpoint whose data is {own}, for there is no other text to measure on"
+        )
+    try:
+        batches = (_texts if model.classifies else _blocks)(settings, source, tokenizer, model.max_length)
+    except (ValueError, OSError) as error:
+        if source is not None:
+            raise
+        line = " ".join(str(error).split())
+        raise ValueError(f"source is not given, and the run's own text cannot be read ({line}); allowed: a text") from error
+    if not batches:
+        raise ValueError("source is not given, and the run held out no text; allowed: a text, as for data.source")
+    return batches
+
+
+def _blocks(settings: dict[str, Any], source: str | None, tokenizer: Path, max_length: int) -> list[dict[str, Tensor]]:
+    return masked_batches(*open_text(settings, source, tokenizer, max_length), max_length, ROWS)
+
+
+def _texts(settings: dict[str, Any], source: str | None, tokenizer: Path, max_length: int) -> list[dict[str, Tensor]]:
+    settings |= {"tokenizer": str(tokenizer), "max_length": max_length, "text": None, "file": None, "num_workers": 0}
+    settings |= {"text_pair": None, "max_windows": 1, "eval_batch_size": BATCH} | ({"source": source} if source else {})
+    data = FineTuningData(**settings)
+    data.setup("validate")
+    loaders = data.val_dataloader()
+    return list(itertools.islice(loaders[0] if isinstance(loaders, list) else loaders, TEXTS // BATCH))
+
+
+@torch.inference_mode()
+def cost(model: TrainedModel, batches: list[dict[str, Tensor]], before: Logits, after: Logits) -> str:
+    """One line: what the second function of input_ids and attention_mask does worse than the first."""
+    rows = sum(len(batch["input_ids"]) for batch in batches)
+    if not model.classifies:
+        a, b = (perplexity(logits, batches) for logits in (before, after))
+        return f"perplexity float32 {a:.2f} → int8 {b:.2f} ({b / a - 1:+.1%}), on {rows} rows at 15 % masking"
+    a, b = (torch.cat([logits(*_inputs(batch)) for batch in batches]) for logits in (before, after))
+    if model.num_labels == 1:
+        return f"values change by {(a - b).abs().mean():.3f} on average, {(a - b).abs().max():.3f} at most, on {rows} texts"
+    kept = (a.argmax(-1) == b.argmax(-1)).sum()
+    return f"int8 gives float32's answer for {kept} of {rows} texts"
+
+
+def perplexity(logits: Logits, batches: list[dict[str, Tensor]]) -> float:
+    """exp(Σ nll / Σ masked tokens)."""
+    nll, count = 0.0, 0
+    for batch in batches:
+        at_masks = logits(*_inputs(batch)).take_along_dim(batch["positions"][..., None], dim=1)  # (B, M, V)
+        nll += functional.cross_entropy(at_masks.flatten(0, 1).double(), batch["labels"].flatten(), reduction="sum").item()
+        count += (batch["labels"] >= 0).sum().item()
+    return torch.tensor(nll / count).exp().item()
+
+
+def _inputs(batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    ids = batch["input_ids"]
+    mask = batch.get("attention_mask")
+    return ids, torch.ones_like(ids) if mask is None else mask.long()

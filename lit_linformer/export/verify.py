@@ -1,0 +1,80 @@
+"""Each export against its checkpoint: the largest difference of logits on random inputs with padding."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lit_linformer.runs.trained_model import TrainedModel
+
+TOLERANCE = 1e-4  # of logits, float32, as a share of the largest one where that is more than 1
+
+
+def random_inputs(model: TrainedModel) -> Iterator[tuple[Tensor, Tensor]]:
+    """input_ids (B, N) int64 and attention_mask (B, N) int64: one token, full length, lengths between, rows padded and not."""
+    longest = model.encoder.max_length
+    draw = torch.Generator().manual_seed(0)
+    for rows, length in ((1, 1), (3, 2), (2, min(17, longest)), (3, longest // 2 + 1), (2, longest), (1, longest)):
+        ids = torch.randint(0, model.encoder.vocab_size, (rows, length), generator=draw)
+        lengths = torch.randint(1, length + 1, (rows, 1), generator=draw)
+        lengths[-1] = length
+        yield ids, (torch.arange(length) < lengths).long()
+
+
+@torch.inference_mode()
+def largest_difference(model: TrainedModel, other: Callable[[Tensor, Tensor], Tensor]) -> float:
+    """Largest absolute difference of the logits; ValueError where it is more than TOLERANCE allows."""
+    return max(
+        _difference("the export differs from the checkpoint", model.net(ids, mask.bool()), other(ids, mask), ids)
+        for ids, mask in random_inputs(model)
+    )
+
+
+@torch.inference_mode()
+def difference_from_transformers(model: TrainedModel, folder: Path) -> float:
+    """Of a converted model and what transformers loads from its folder: the largest difference of logits at real tokens.
+
+    Of hidden states, where the folder has no head. ValueError where it is more than TOLERANCE allows.
+    """
+    from transformers import AutoModelForMaskedLM
+
+    with transformers_quiet():
+        theirs = AutoModelForMaskedLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()
+    pad, worst = theirs.config.pad_token_id, 0.0
+    for ids, mask in random_inputs(model):
+        real = mask.bool()
+        ids = ids.where(ids != pad, model.tokenizer.mask_id).where(real, pad)  # RoBERTa counts positions of what is no pad
+        if "new_head" in model.facts:
+            expected, found = theirs(ids, mask, output_hidden_states=True).hidden_states[-1], model.net.encoder(ids, real)
+        else:
+            expected, found = theirs(ids, mask).logits, model.net(ids, real)
+        worst = max(worst, _difference(f"the conversion differs from {folder}", expected[real], found[real], ids))
+    return worst
+
+
+def _difference(what: str, expected: Tensor, found: Tensor, ids: Tensor) -> float:
+    """The largest; ValueError, "WHAT by so much", where it is too much."""
+    difference = (expected - found).abs().max().item()
+    allowed = TOLERANCE * max(1.0, expected.abs().max().item())
+    if not difference <= allowed:  # NaN too
+        size = f"{ids.shape[0]} × {ids.shape[1]} tokens"
+        raise ValueError(f"{what} by {difference:.2g} on {size}; allowed: {allowed:.2g}")
+    return difference
+
+
+@contextmanager
+def transformers_quiet() -> Iterator[None]:
+    """Of transformers no progress bars, and of its log errors alone."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()

@@ -1,0 +1,162 @@
+"""A Linformer's slots for a text, as a picture: `python run.py draw --ckpt_path runs/quickstart --text "…" --output slots.png`.
+
+A layer of the picture is three maps, a column a token of the text:
+
+    what feeds a slot       E, the k × n projection of that layer, at the text's tokens: slot by token
+    who reads a slot        the share of a token's attention that goes to it, mean of the heads or one --head: slot by token
+    which token reaches     both together, P |E| with rows that sum to 1: reading token by token that is read
+
+Of k slots those are drawn that get most of the attention, in their order (--slots). The same as text is printed: of each slot
+its share, the tokens that feed it most and those that read it most. Short texts leave most slots of a learned E nearly empty.
+"""
+
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lit_linformer.studies.settings import check_number, help_shown, parse, whole_numbers
+
+if TYPE_CHECKING:  # the help needs no torch
+    from torch import Tensor
+
+    from lit_linformer.model import EncoderConfig
+
+
+SETTINGS = {
+    "ckpt_path": ("FILE|RUN", "checkpoint, or the folder of a run (its best checkpoint); required"),
+    "text": ("TEXT", "what the model reads, mask tokens included; required"),
+    "output": ("FILE.png", "also .pdf or .svg; required"),
+    "layers": ("0,3", "layers to draw, from 0 (default: the first and the last)"),
+    "head": ("H", "one head's attention, from 0 (default: the mean of all)"),
+    "slots": ("S", "how many slots to draw (default: 24)"),
+}
+SUFFIXES = (".png", ".pdf", ".svg")
+MOST_NAMES = 64  # tokens whose names fit under a map; of a longer text every other one, and so on
+
+
+def main(argv: list[str]) -> None:
+    """Draws and prints; raises ValueError, in one line, for bad input."""
+    if help_shown(argv, 'draw --ckpt_path RUN --text "…" --output FILE.png', SETTINGS, 24, __doc__):
+        return
+    given = {key: values[-1] for key, values in parse("draw", SETTINGS, argv).items()}
+    for key in ("ckpt_path", "text", "output"):
+        if key not in given:
+            raise ValueError(f"--{key} is not given; allowed: {SETTINGS[key][0]}")
+    output = Path(given["output"])
+    if output.suffix not in SUFFIXES or output.is_dir():
+        raise ValueError(f"output is {output}; allowed: a file that ends in {', '.join(SUFFIXES)}")
+    count = int(check_number("slots", given.get("slots", "24"), whole=True, least=1))
+    layers = whole_numbers("layers", given.get("layers"))
+    head = int(check_number("head", given["head"], whole=True)) if "head" in given else None
+
+    from lit_linformer.runs.trained_model import open_checkpoint
+    from lit_linformer.studies.lowrank import check_layers
+    from lit_linformer.utils.figures import figure_class
+
+    if (figure := figure_class()) is None:
+        raise ValueError(f"output is {output}, which needs matplotlib; allowed after: pip install 'lit-linformer[plots]'")
+    model = open_checkpoint(given["ckpt_path"])
+    config, tokenizer = model.encoder, model.tokenizer
+    ids = [tokenizer.bos_id, *tokenizer.encode(given["text"]), tokenizer.eos_id]
+    if len(ids) > config.max_length:
+        raise ValueError(f"text has {len(ids)} tokens with bos and eos; allowed: up to max_length = {config.max_length}")
+    layers = check_layers("layers", [0, config.num_layers - 1] if layers is None else layers, config)
+    if head is not None and head >= config.num_heads:
+        raise ValueError(f"head is {head}; allowed: 0 to {config.num_heads - 1}")
+
+    names = [tokenizer.decode([i]).strip() or repr(tokenizer.decode([i])) for i in ids]
+    maps = [slot_maps(model.net.encoder, ids, layer, head) for layer in layers]
+    if any(found is None for found in maps):
+        raise ValueError(f"ckpt_path is {given['ckpt_path']}, {_why_not(config)}")
+    for layer, (feeds, reads) in zip(layers, maps, strict=True):
+        print(as_text(layer, feeds, reads, names, count))
+    output.parent.mkdir(parents=True, exist_ok=True)
+    picture = io.BytesIO()
+    draw(figure, layers, maps, names, count).savefig(picture, dpi=120, format=output.suffix[1:])
+    output.write_bytes(picture.getvalue())
+    print(f"→ {output}", flush=True)
+
+
+def slot_maps(encoder: Any, ids: list[int], layer: int, head: int | None) -> "tuple[Tensor, Tensor] | None":
+    """What feeds each slot and who reads it, of one row of N tokens: E (K, N), of keys, and attention (K, N), its columns
+    summing to 1. head: None for the mean of all. None for attention that has no such matrix, or gives no maps."""
+    import torch
+
+    seen: list[Tensor] = []
+    module = encoder.layers[layer].attention
+    hook = module.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    try:
+        with torch.inference_mode():
+            _, maps = encoder(torch.tensor([ids]), need_weights=[layer])
+            E = module.matrix(seen[0], **encoder.shared)  # (K, N), or (H, K, N)
+    finally:
+        hook.remove()
+    if E is None or layer not in maps:
+        return None
+    E, attention = E.detach(), maps[layer][0]  # (H, N, K)
+    if head is None:
+        E, attention = E if E.dim() == 2 else E.mean(0), attention.mean(0)
+    else:
+        E, attention = E if E.dim() == 2 else E[head], attention[head]
+    return E, attention.T
+
+
+def _why_not(config: "EncoderConfig") -> str:
+    """What has no slots to draw, and what has."""
+    from lit_linformer.model import ATTENTIONS, PROJECTIONS, Attention
+
+    drawn = [name for name, kind in ATTENTIONS.items() if kind.matrix is not Attention.matrix]
+    if config.attention_kind.matrix is Attention.matrix:
+        return f"whose attention is {config.attention!r}; allowed: {', '.join(drawn)}, or one that has `matrix`"
+    return f"whose projection is {config.projection!r}; allowed: {', '.join(PROJECTIONS)}, or one that has `matrix`"
+
+
+def most_read(reads: "Tensor", count: int) -> list[int]:
+    """The slots that get most of the attention, in their order."""
+    return sorted(reads.sum(1).topk(min(count, len(reads))).indices.tolist())
+
+
+def as_text(layer: int, feeds: "Tensor", reads: "Tensor", names: list[str], count: int) -> str:
+    """A line a slot."""
+
+    def strongest(row: "Tensor") -> str:
+        found = row.abs().topk(min(3, len(names)))
+        return ", ".join(f"{names[i]} {row[i]:.3g}" for i in found.indices.tolist())
+
+    shares = reads.mean(1)
+    lines = [f"layer {layer}"]
+    for slot in most_read(reads, count):
+        fed, read = strongest(feeds[slot]), strongest(reads[slot])
+        lines.append(f"  slot {slot}: {shares[slot]:.1%} of the attention; fed by {fed}; read by {read}")
+    return "\n".join(lines)
+
+
+def draw(figure_class: Any, layers: list[int], maps: list, names: list[str], count: int) -> Any:
+    """The picture: a row of three maps a layer."""
+    width = min(2.5 + 0.13 * len(names), 8)
+    figure = figure_class(figsize=(3 * width, len(layers) * (width * 0.9 + 0.6)), layout="constrained")
+    axes = figure.subplots(len(layers), 3, squeeze=False)
+    every = -(-len(names) // MOST_NAMES)
+    ticks, shown = range(0, len(names), every), names[::every]
+    for row, layer, (feeds, reads) in zip(axes, layers, maps, strict=True):
+        slots = most_read(reads, count)
+        reach = reads.T @ feeds.abs()
+        reach = reach / reach.sum(1, keepdim=True).clamp(min=1e-12)
+        most = max(feeds[slots].abs().max().item(), 1e-12)
+        images = [
+            row[0].imshow(feeds[slots], cmap="RdBu_r", vmin=-most, vmax=most, aspect="auto"),
+            row[1].imshow(reads[slots], cmap="viridis", vmin=0, aspect="auto"),
+            row[2].imshow(reach, cmap="viridis", vmin=0, aspect="auto"),
+        ]
+        titles = ("what feeds a slot (E)", "who reads a slot (attention)", "which token reaches which")
+        for place, (axis, image, title) in enumerate(zip(row, images, titles, strict=True)):
+            axis.set_title(f"layer {layer}: {title}", fontsize=10)
+            axis.set_xticks(ticks, shown, rotation=90, fontsize=7)
+            if place < 2:
+                axis.set_yticks(range(len(slots)), slots, fontsize=7)
+                axis.set_ylabel("slot", fontsize=8)
+            else:
+                axis.set_yticks(ticks, shown, fontsize=7)
+                axis.set_ylabel("reads", fontsize=8)
+            figure.colorbar(image, ax=axis, shrink=0.7)
+    return figure

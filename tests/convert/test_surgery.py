@@ -1,0 +1,129 @@
+"""What conversions do to weights, each against an independent computation."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from lit_linformer.convert.surgery import to_linformer, to_longer
+from lit_linformer.model import EncoderConfig, MaskedLanguageModel
+
+SHAPE = {"vocab_size": 40, "max_length": 12, "hidden_size": 8, "num_layers": 2, "num_heads": 2, "intermediate_size": 16}
+
+
+def model(**settings):
+    torch.manual_seed(0)
+    net = MaskedLanguageModel(EncoderConfig(**SHAPE | settings)).eval()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter += 0.3 * torch.randn_like(parameter)
+    return net
+
+
+def rows(count=5, length=12):
+    return torch.randint(0, 40, (count, length), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("settings", [{}, {"norm": "pre", "local_width": 3}])
+@pytest.mark.parametrize("sharing", ["none", "headwise", "key-value", "layerwise"])
+@pytest.mark.parametrize("start", ["strided", "block_mean"])
+def test_with_as_many_slots_as_tokens_it_is_the_transformer(settings, sharing, start):
+    net = model(attention="full", **settings)
+    made = to_linformer(net, start, None, projection_dim=12, sharing=sharing)
+    assert torch.allclose(made(rows()), net(rows()), atol=1e-5)
+    assert made.encoder.config.attention == "linformer" and not made.training
+
+
+@pytest.mark.parametrize(("sharing", "names"), [("none", "EF"), ("headwise", "EF"), ("key-value", "E"), ("layerwise", "E")])
+def test_svd_is_numpys_of_the_maps_that_share_a_matrix(sharing, names):
+    net = model(attention="full")
+    made = to_linformer(net, "svd", rows(7), projection_dim=[3, 5] if sharing != "layerwise" else 4, sharing=sharing)
+    maps = {layer: map.detach().double().numpy() for layer, map in net.encoder(rows(7), need_weights=True)[1].items()}
+    for layer, found in enumerate(made.encoder.layers):
+        for name in names:
+            E = made.encoder.E if sharing == "layerwise" else getattr(found.attention, name)
+            E = E.weight.detach().double().numpy()
+            assert np.allclose(np.abs(E).sum(-1), 1, atol=1e-6) and (E.sum(-1) > -1e-6).all()
+            heads = maps[layer] if sharing != "layerwise" else np.concatenate([maps[0], maps[1]], axis=1)
+            groups = [heads[:, h] for h in range(2)] if sharing == "none" else [heads]
+            for matrix, group in zip(E if sharing == "none" else [E], groups, strict=True):
+                V = np.linalg.svd(group.reshape(-1, 12), full_matrices=False)[2][: len(matrix)]
+                mine = matrix / np.linalg.norm(matrix, axis=1, keepdims=True)
+                assert np.allclose(mine.T @ mine, V.T @ V, atol=1e-5)  # the same projection
+
+
+def test_only_a_matrix_can_be_made_of_singular_vectors():
+    with pytest.raises(ValueError, match=r"projection_init is 'svd' with projection='conv'; allowed: with projection=linear"):
+        to_linformer(model(attention="full"), "svd", rows(), projection_dim=4, sharing="none", projection="conv")
+
+
+def test_repeated_positions_and_slots():
+    net = model(projection_dim=4, sharing="headwise")
+    made = to_longer(net, 36, "repeat", "repeat")
+    assert made.encoder.config == replace(net.encoder.config, max_length=36, projection_dim=12)
+    old, new = net.state_dict(), made.state_dict()
+    for block in range(3):
+        assert torch.equal(new["encoder.positions.weight"][12 * block :][:12], old["encoder.positions.weight"])
+    for name in ("E", "F"):
+        key = f"encoder.layers.1.attention.{name}.weight"
+        assert torch.equal(new[key], torch.block_diag(old[key], old[key], old[key]))
+
+
+def test_interpolated_positions_and_columns():
+    net = model(projection_dim=4, sharing="none")
+    made = to_longer(net, 30, "interpolate", "interpolate")
+    assert made.encoder.config == replace(net.encoder.config, max_length=30)
+    old, new = net.state_dict(), made.state_dict()
+    # Between the centres of neighbours, as numpy has it.
+    places = (np.arange(30) + 0.5) * 12 / 30 - 0.5
+
+    def spread(row):
+        return np.interp(places, np.arange(12), row)
+
+    expected = np.apply_along_axis(spread, 0, old["encoder.positions.weight"].numpy())
+    assert np.allclose(new["encoder.positions.weight"].numpy(), expected, atol=1e-6)
+    key = "encoder.layers.0.attention.F.weight"
+    expected = np.apply_along_axis(spread, -1, old[key].numpy()) * 12 / 30
+    assert np.allclose(new[key].numpy(), expected, atol=1e-6)
+
+
+def test_a_mean_stays_one_when_its_window_is_spread():
+    net = MaskedLanguageModel(EncoderConfig(**SHAPE, projection_dim=4, sharing="layerwise"))
+    E = to_longer(net, 48, "repeat", "interpolate").encoder.E.weight
+    assert torch.allclose(E.sum(-1), torch.ones(4))
+
+
+@pytest.mark.parametrize(("how", "k", "width"), [("repeat", 8, 3), ("interpolate", 4, 6)])
+def test_convolutions_keep_or_spread_their_windows(how, k, width):
+    net = model(projection_dim=4, projection="conv", sharing="none")
+    made = to_longer(net, 24, "repeat", how)
+    before, after = (one.encoder.layers[0].attention.E.weight for one in (net, made))
+    assert made.encoder.config.projection_dim == k and after.shape == (2, width, 4)
+    assert torch.allclose(after.sum(1), before.sum(1), atol=1e-5) and (how == "interpolate" or torch.equal(before, after))
+    made(rows(2, 24))
+
+
+@pytest.mark.parametrize("projection", ["mean", "max", "gaussian"])
+@pytest.mark.parametrize("how", ["repeat", "interpolate"])
+def test_what_has_no_weights_or_fixed_ones_gets_longer_too(projection, how):
+    net = model(projection_dim=4, projection=projection)
+    made = to_longer(net, 24, "interpolate", how)
+    assert made(rows(2, 24)).isfinite().all() and made.encoder.config.projection_dim == (8 if how == "repeat" else 4)
+
+
+def test_a_longer_transformer_is_the_same_on_short_inputs_if_positions_are_repeated():
+    net = model(attention="full")
+    made = to_longer(net, 24, "repeat", "repeat")
+    assert torch.equal(made(rows()), net(rows()))
+
+
+def test_lengths_that_do_not_go():
+    net = model(projection_dim=4)
+    with pytest.raises(ValueError, match=r"max_length is 12; allowed: more than the model's 12"):
+        to_longer(net, 12, "repeat", "repeat")
+    with pytest.raises(
+        ValueError, match=r"max_length is 20; allowed where something is repeated: a multiple of the model's 12"
+    ):
+        to_longer(net, 20, "interpolate", "repeat")
+    assert to_longer(net, 20, "interpolate", "interpolate").encoder.config.max_length == 20

@@ -1,0 +1,104 @@
+"""The table of tasks, and tasks that are not in it."""
+
+import pytest
+
+from lit_linformer.data.finetuning.labels import label_of
+from lit_linformer.data.finetuning.text_tasks import CLASSIFICATION_METRICS, REGRESSION_METRICS, TASKS, find_task, own_task
+
+
+def test_the_table_is_whole():
+    assert [task.name for task in TASKS] == ["CoLA", "SST-2", "MRPC", "STS-B", "QQP", "MNLI", "QNLI", "RTE", "WNLI", "IMDB"]
+    for task in TASKS:
+        allowed = REGRESSION_METRICS if task.labels is None else CLASSIFICATION_METRICS
+        assert set(task.metrics) <= set(allowed) and task.metrics
+        assert len(task.submission) == len(task.evaluation) and len(task.columns) in (1, 2)
+        assert task.unlabelled_test == (task.hub[0] == "nyu-mll/glue")
+    assert [task.name for task in TASKS if task.submits_names] == ["MNLI", "QNLI", "RTE", "IMDB"]
+    assert find_task("MNLI").splits("validation") == ["validation_matched", "validation_mismatched"]
+    assert find_task("MNLI").splits("train") == ["train"] and find_task("RTE").splits("test") == ["test"]
+
+
+@pytest.mark.parametrize("name", ["SST-2", "sst2", "SST2", "sst_2", "Sst 2"])
+def test_names_are_found_whatever_their_case_and_punctuation(name):
+    assert find_task(name).name == "SST-2"
+
+
+def test_unknown_names_are_one_line_with_the_nearest():
+    allowed = "CoLA, SST-2, MRPC, STS-B, QQP, MNLI, QNLI, RTE, WNLI, IMDB"
+    for name, meant in {"ssst2": "; did you mean 'SST-2'?", "IMBD": "; did you mean 'IMDB'?", "xyz": ""}.items():
+        with pytest.raises(ValueError) as caught:
+            find_task(name)
+        assert str(caught.value) == f"data.task is {name!r}; allowed: {allowed}{meant}"
+
+
+def test_a_task_of_ones_own():
+    task = own_task(["title", "body"], "topic", ["World", "Sports"], ["accuracy", "f1"])
+    assert task.columns == (("title",), ("body",)) and task.labels == ("World", "Sports")
+    assert own_task(["text"], labels=["a", "b"]).metrics == ("accuracy",)
+    assert own_task(["text"]).metrics == ("pearson", "spearman") and own_task(["text"]).labels is None
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"columns": []}, r"^data.columns=\[\] must name one column of texts, or two of pairs$"),
+        ({"columns": ["a", "b", "c"]}, r"^data.columns=.* must name"),
+        ({"columns": ["a", "a"]}, r"^data.columns=.* must name"),
+        ({"columns": ["label"]}, r"^data.label_column='label' must be another column than data.columns$"),
+        ({"labels": ["one"]}, r"^data.labels=\['one'\] must be two or more different names"),
+        ({"labels": ["a", "a"]}, r"^data.labels=.* must be two or more different"),
+        ({"metrics": []}, r"^data.metrics=\[\] must be one or more of pearson, spearman$"),
+        ({"metrics": ["accuracy"]}, r"^data.metrics: 'accuracy' is not for a regression .*must be one of pearson, spearman$"),
+        ({"labels": ["a", "b"], "metrics": ["pearson"]}, r"^data.metrics: 'pearson' is not for a classification: it must be"),
+        ({"labels": ["a", "b"], "metrics": ["acuracy"]}, r"data.metrics has 'acuracy'; .*; did you mean 'accuracy'\?$"),
+    ],
+)
+def test_what_does_not_fit_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        own_task(**({"columns": ["text"]} | arguments))
+
+
+STARS = own_task(["text"], labels=["1", "2", "3", "4", "5"])
+
+
+@pytest.mark.parametrize(
+    "task, value, label",
+    [
+        (find_task("MNLI"), "contradiction", 2),
+        (find_task("MNLI"), 2, 2),
+        (find_task("MNLI"), "2", 2),
+        (find_task("MNLI"), 2.0, 2),
+        (find_task("SST-2"), True, 1),
+        (find_task("SST-2"), -1, None),
+        (find_task("SST-2"), "-1", None),
+        (find_task("SST-2"), None, None),
+        (STARS, 5, 4),  # a name, not a number
+        (STARS, "1", 0),
+        (find_task("STS-B"), "3.800", 3.8),
+        (find_task("STS-B"), -1.0, None),
+        (own_task(["text"]), -1.0, -1.0),  # a value like any other
+        (own_task(["text"]), None, None),
+    ],
+)
+def test_labels(task, value, label):
+    assert label_of(value, task) == label
+
+
+@pytest.mark.parametrize(
+    "task, value, message",
+    [
+        (find_task("SST-2"), "good", r"^label 'good' must be one of 'negative', 'positive', or their numbers 0 to 1"),
+        (find_task("SST-2"), 2, r"^label 2 must be one of"),
+        (find_task("SST-2"), 0.5, r"^label 0.5 must be one of"),
+        (find_task("SST-2"), float("nan"), r"^label nan must be one of"),
+        (find_task("SST-2"), "", r"^label '' must be one of"),
+        (STARS, 0, r"^label 0 must be one of '1', '2', '3', '4', '5'$"),
+        (find_task("STS-B"), "nan", r"^label 'nan' must be a number from 0 to 5$"),
+        (find_task("STS-B"), 5.1, r"^label 5.1 must be a number from 0 to 5$"),
+        (own_task(["text"]), "inf", r"^label 'inf' must be a finite number"),
+        (own_task(["text"]), "good", r"^label 'good' must be a finite number \(give data.labels"),
+    ],
+)
+def test_bad_labels(task, value, message):
+    with pytest.raises(ValueError, match=message):
+        label_of(value, task)

@@ -1,0 +1,210 @@
+"""Sources of text: every format gives the same documents, and what is broken is said in one line."""
+
+import gzip
+import json
+import lzma
+import os
+import subprocess
+import sys
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from lit_linformer.data.pretraining.corpus import LONGEST_DOCUMENT, Corpus
+
+DOCUMENTS = ["First paragraph.\nSecond, with naïve café.", "Another document.", "Third\none\nhere."]
+TEXT = "\n\n".join(DOCUMENTS).encode()
+JSON = "\n".join(json.dumps({"id": i, "text": text}) for i, text in enumerate(DOCUMENTS)).encode() + b"\n"
+
+
+def zstd(data: bytes) -> bytes:
+    return pyarrow.compress(data, codec="zstd", asbytes=True)
+
+
+def halves(compress):
+    """Two frames, one after the other, as `cat a.gz b.gz` makes them."""
+    return lambda data: compress(data[: len(data) // 2]) + compress(data[len(data) // 2 :])
+
+
+COMPRESSIONS = {"": bytes, ".gz": halves(gzip.compress), ".xz": halves(lzma.compress), ".zst": halves(zstd)}
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+@pytest.mark.parametrize("suffix", ["", ".txt", ".tokens", ".md", ".jsonl", ".ndjson", ".json"])
+def test_every_format_gives_the_same_documents(tmp_path, suffix, compression):
+    path = tmp_path / f"corpus{suffix}{compression}"
+    path.write_bytes(COMPRESSIONS[compression](JSON if "js" in suffix else TEXT))
+    corpus = Corpus(str(path))
+    assert list(corpus) == DOCUMENTS
+    assert list(corpus) == DOCUMENTS  # a second pass
+    assert corpus.fraction == pytest.approx(1)
+
+
+def test_parquet(tmp_path):
+    table = pyarrow.table({"id": [1, 2, 3, 4], "body": [*DOCUMENTS, None]})
+    pyarrow.parquet.write_table(table, tmp_path / "rows.parquet", row_group_size=2)
+    assert list(Corpus(str(tmp_path), column="body")) == DOCUMENTS
+    with pytest.raises(ValueError, match=r"data.column='text' is not in .*rows.parquet: there are 'id', 'body'"):
+        list(Corpus(str(tmp_path)))
+    with pytest.raises(ValueError, match=r"data.column='id' holds int, not text"):
+        list(Corpus(str(tmp_path), column="id"))
+    (tmp_path / "rows.parquet").write_bytes(b"PAR1 but not really PAR1")
+    with pytest.raises(ValueError, match=r"rows.parquet is no Parquet file"):
+        list(Corpus(str(tmp_path), column="body"))
+
+
+def test_folder_is_read_recursively_and_sorted_and_glob(tmp_path):
+    for name, text in {"b.txt": "two", "a/z.txt": "one", "c.csv": "never", ".hidden.txt": "never"}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert list(Corpus(str(tmp_path))) == ["one", "two"]
+    assert list(Corpus(str(tmp_path / "*.txt"))) == ["two"]
+    assert list(Corpus(str(tmp_path / "**/*.txt"))) == ["one", "two"]
+
+
+def test_line_ends_byte_order_mark_and_blank_lines(tmp_path):
+    path = tmp_path / "windows.txt"
+    path.write_bytes(b"\xef\xbb\xbf\r\nOne\r\ntwo\r\n \t\r\n\r\nThree\r\n")
+    assert list(Corpus(str(path))) == ["One\ntwo", "Three"]
+
+
+def test_document_start_joins_what_blank_lines_divide(tmp_path):
+    path = tmp_path / "wiki.tokens"
+    path.write_text(" \n = Title = \n \n Text of it . \n \n = = Section = = \n \n More . \n \n = Other = \n \n Last . \n")
+    first, second = Corpus(str(path), document_start="^ = [^=]")
+    assert first == " = Title = \n Text of it . \n = = Section = = \n More . "
+    assert second == " = Other = \n Last . "
+
+
+def test_document_start_on_rows(tmp_path):
+    rows = ["= A", "text", "", "= B", "more"]
+    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps({"text": row}) for row in rows))
+    assert list(Corpus(str(tmp_path), document_start="=")) == ["= A\ntext", "= B\nmore"]
+
+
+def test_a_file_without_blank_lines_is_cut_so_that_memory_stays_flat(tmp_path):
+    line = "x" * 999_999 + "\n"
+    (tmp_path / "log.txt").write_text(line * 20)
+    documents = list(Corpus(str(tmp_path)))
+    assert [len(d) for d in documents] == [16 * 1_000_000 - 1, 4 * 1_000_000 - 1]
+    assert len(documents[0]) <= LONGEST_DOCUMENT
+
+
+def test_embedded_corpus_is_large_and_repeatable():
+    corpus = Corpus("embedded")
+    documents = list(corpus)
+    assert sum(len(document.encode()) for document in documents) > 2_000_000
+    assert len(documents) > 500
+    assert len(set(documents)) == len(documents)
+    assert any("context manager" in document for document in documents)
+    assert documents == list(corpus)
+
+
+@pytest.fixture
+def hub_folder(tmp_path):
+    """A data set in the hub's layout: a card that names configurations and their files."""
+    root = tmp_path / "my-data"
+    (root / "large").mkdir(parents=True)
+    for split, texts in {"train": DOCUMENTS, "validation": ["Held out."]}.items():
+        (root / "large" / f"{split}.jsonl").write_text("\n".join(json.dumps({"body": t, "n": 1}) for t in texts))
+    files = "".join(f"  - split: {split}\n    path: large/{split}.jsonl\n" for split in ("train", "validation"))
+    (root / "README.md").write_text(f"---\nconfigs:\n- config_name: large\n  data_files:\n{files}---\n")
+    return root
+
+
+def test_hub_layout(hub_folder, tmp_path, monkeypatch):
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "hf-cache")
+    assert list(Corpus(f"hub:{hub_folder}:large:train", column="body")) == DOCUMENTS
+    assert list(Corpus(f"hub:{hub_folder}:validation", column="body")) == ["Held out."]
+    assert list(Corpus(f"hub:{hub_folder}:large:train[:1]", column="body")) == DOCUMENTS[:1]
+    with pytest.raises(ValueError, match=r"data.column='text' is not in 'hub:.*there are 'body', 'n'|there are 'body', 'n'"):
+        list(Corpus(f"hub:{hub_folder}:large:train"))
+    with pytest.raises(ValueError, match=r"^data.source='hub:.*small.*cannot be loaded: .*large.*$"):
+        list(Corpus(f"hub:{hub_folder}:small:train", column="body"))
+    stamp = Corpus(f"hub:{hub_folder}:large:train").stamp()
+    assert {name for name, _, _ in stamp["files"]} == {"README.md", "large/train.jsonl", "large/validation.jsonl"}
+
+
+def test_hub_out_of_reach_is_one_line_with_a_remedy():
+    program = "from lit_linformer.data.pretraining.corpus import Corpus\nlist(Corpus('hub:nobody/nothing:train'))"
+    env = os.environ | {"HF_HUB_OFFLINE": "1"}
+    result = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True)
+    assert result.returncode == 1
+    last = result.stderr.strip().splitlines()[-1]
+    assert last.startswith("ValueError: data.source='hub:nobody/nothing:train' cannot be loaded: ")
+    assert "give the path of a local copy" in last
+
+
+@pytest.mark.parametrize("source", ["hub:name", "hub:a:b:c:d", "hub::train"])
+def test_hub_names_are_checked(source):
+    with pytest.raises(ValueError, match="a data set is written hub:NAME:SPLIT"):
+        Corpus(source)
+
+
+def test_missing_and_empty(tmp_path):
+    with pytest.raises(ValueError, match=r"data.source='.*nothing.txt': no such file"):
+        list(Corpus(str(tmp_path / "nothing.txt")))
+    with pytest.raises(ValueError, match=r"data.validation_source='.*': no file of a kind that is read: text"):
+        list(Corpus(str(tmp_path), setting="data.validation_source"))
+    (tmp_path / "blank.txt").write_text("\n \n\n")
+    with pytest.raises(ValueError, match="holds no text"):
+        list(Corpus(str(tmp_path)))
+    with pytest.raises(ValueError, match="is empty: give"):
+        Corpus("")
+    with pytest.raises(ValueError, match=r"data.document_start='\(' is no regular expression"):
+        Corpus("embedded", document_start="(")
+
+
+def test_what_is_not_utf8_is_named_by_file_and_line(tmp_path):
+    (tmp_path / "latin.txt").write_bytes("gut\n\nBücher\n".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"data.source: .*latin.txt, line 3 is not UTF-8: byte 0xfc at its position 1"):
+        list(Corpus(str(tmp_path)))
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
+@pytest.mark.parametrize("damage", ["cut", "changed", "other"])
+def test_damaged_compressed_files(tmp_path, suffix, damage):
+    if (suffix, damage) == (".zst", "changed"):
+        pytest.skip("zstd frames carry no checksum unless asked to")
+    text = os.urandom(200_000).hex().encode()
+    data = {".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstd}[suffix](text)
+    middle = len(data) // 2
+    damaged = {"cut": data[:middle], "changed": data[:middle] + b"\0\xff" * 50 + data[middle + 100 :], "other": b"plain"}
+    (tmp_path / f"text.txt{suffix}").write_bytes(damaged[damage])
+    with pytest.raises(ValueError, match=rf"data.source: .*text.txt{suffix} cannot be read: "):
+        list(Corpus(str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        (b'{"text": "broken', r"rows.jsonl:2 is not a line of JSON"),
+        (b'{"text": "\xff"}', r"rows.jsonl:2 is not a line of JSON"),
+        (b'["text"]', r"rows.jsonl:2 must hold one JSON object a line, not list"),
+        (b'{"body": "x", "id": 1}', r"data.column='text' is not in .*rows.jsonl:2: there are 'body', 'id'"),
+        (b'{"text": 3}', r"data.column='text' holds int, not text, in .*rows.jsonl:2"),
+    ],
+)
+def test_bad_json_is_named_by_file_and_line(tmp_path, line, message):
+    (tmp_path / "rows.jsonl").write_bytes(b'{"text": "fine"}\n' + line + b"\n")
+    with pytest.raises(ValueError, match=message):
+        list(Corpus(str(tmp_path)))
+
+
+def test_stamp_changes_with_the_files_and_only_with_them(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("text")
+    os.utime(path, ns=(1, 1))
+    before = Corpus(str(tmp_path)).stamp()
+    assert Corpus(str(tmp_path)).stamp() == before == json.loads(json.dumps(before))
+    (tmp_path / "unread.csv").write_text("x")
+    assert Corpus(str(tmp_path)).stamp() == before
+    os.utime(path, ns=(1, 2))
+    touched = Corpus(str(tmp_path)).stamp()
+    assert touched != before
+    (tmp_path / "b.txt").write_text("more")
+    assert Corpus(str(tmp_path)).stamp() not in (before, touched)
+    assert Corpus(str(tmp_path), column="body").stamp() != Corpus(str(tmp_path)).stamp()

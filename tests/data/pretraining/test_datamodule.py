@@ -1,0 +1,318 @@
+"""The data module: with Lightning and without, resumed, on two processes, and what it says about bad settings."""
+
+import json
+import os
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from lit_linformer.data import PretrainingData
+from lit_linformer.data.pretraining.masking import IGNORED
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture
+def make(text_file, cache):
+    def make(**settings):
+        small = {"vocab_size": 400, "max_length": 64, "batch_size": 8}
+        settings = {"source": str(text_file), "cache_dir": cache} | small | settings
+        if "validation_source" not in settings:
+            settings = {"validation_fraction": 0.1} | settings
+        return PretrainingData(**({"test_fraction": 0.05} | settings))
+
+    return make
+
+
+class Recorder(LightningModule):
+    """Writes down what it is given: a line a batch and stage, a file a rank."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.weight, self.folder = torch.nn.Parameter(torch.zeros(1)), folder
+
+    def record(self, stage, batch):
+        line = {"stage": stage} | {k: v.tolist() if torch.is_tensor(v) else v for k, v in batch.items()}
+        with open(self.folder / f"rank{self.global_rank}.jsonl", "a") as file:
+            print(json.dumps(line), file=file)
+
+    def training_step(self, batch, _):
+        self.record("train", batch)
+        return self.weight.sum()
+
+    def validation_step(self, batch, _):
+        self.record("validation", batch)
+
+    test_step = predict_step = lambda self, batch, _: self.record("other", batch)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def trainer(**settings):
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    return Trainer(**({"enable_checkpointing": False, "devices": 1} | quiet | settings))
+
+
+def recorded(folder, stage="train", rank=0):
+    lines = map(json.loads, (folder / f"rank{rank}.jsonl").read_text().splitlines())
+    return [line for line in lines if line["stage"] == stage]
+
+
+def test_without_a_trainer(make):
+    data = make()
+    data.prepare_data()
+    data.setup("fit")
+    batch = next(iter(data.train_dataloader()))
+    assert batch["input_ids"].shape == (8, 64) and batch["positions"].shape == batch["labels"].shape == (8, 10)
+    assert data.num_tokens == len(data.tokenizer) <= 400
+    assert (batch["input_ids"] == data.mask_id).any() and not (batch["input_ids"] == data.pad_id).any()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("steps", [3, 5, 11])
+def test_lightning_resumes_exactly(make, tmp_path, num_workers, steps):
+    """Stopped in and at the end of epochs, with accumulation and with validation in mid-epoch."""
+    settings = {"accumulate_grad_batches": 2, "val_check_interval": 3, "check_val_every_n_epoch": None}
+    for name in ("whole", "parts"):
+        (tmp_path / name).mkdir()
+    module = Recorder(tmp_path / "whole")
+    data = make(num_workers=num_workers, batch_size=12, max_length=300)
+    trainer(max_steps=16, num_sanity_val_steps=0, **settings).fit(module, data)
+    assert len(data.train_dataloader()) in range(4, 16)  # so 32 micro-batches are several epochs
+
+    module = Recorder(tmp_path / "parts")
+    checkpoint = ModelCheckpoint(tmp_path, save_last=True, every_n_train_steps=1, save_top_k=0)
+    first = trainer(max_steps=steps, callbacks=[checkpoint], enable_checkpointing=True, num_sanity_val_steps=0, **settings)
+    first.fit(module, make(num_workers=num_workers, batch_size=12, max_length=300))
+    resumed = make(num_workers=num_workers, batch_size=12, max_length=300)
+    trainer(max_steps=16, num_sanity_val_steps=0, **settings).fit(
+        Recorder(tmp_path / "parts"), resumed, ckpt_path=tmp_path / "last.ckpt", weights_only=True
+    )
+    whole, parts = recorded(tmp_path / "whole"), recorded(tmp_path / "parts")
+    assert len(whole) == 32 and whole == parts
+    assert resumed.state_dict()["samples"] == 32 * 12
+
+
+def test_a_second_fit_starts_anew(make, tmp_path):
+    data = make()
+    for _ in range(2):
+        trainer(max_steps=3, num_sanity_val_steps=0).fit(Recorder(tmp_path), data)
+    lines = recorded(tmp_path)
+    assert len(lines) == 6 and lines[:3] == lines[3:]
+
+
+def test_two_processes_read_what_one_reads(make, tmp_path, monkeypatch):
+    """Also with Lightning's use_distributed_sampler left on: it must leave our samplers alone."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    trainer(max_steps=9, num_sanity_val_steps=-1).fit(Recorder(tmp_path / "one"), make(batch_size=16))
+    two = trainer(max_steps=9, num_sanity_val_steps=-1, devices=2, strategy="ddp_fork")
+    two.fit(Recorder(tmp_path / "two"), make(batch_size=8))
+
+    def rows(batches):
+        return [
+            (ids, positions, labels)
+            for batch in batches
+            for ids, positions, labels in zip(batch["input_ids"], batch["positions"], batch["labels"], strict=True)
+            if set(labels) != {IGNORED}
+        ]
+
+    one = recorded(tmp_path / "one")
+    ranks = [recorded(tmp_path / "two", rank=r) for r in range(2)]
+    assert len(one) == len(ranks[0]) == len(ranks[1]) == 9
+    for together, *parts in zip(one, *ranks, strict=True):
+        assert sorted(rows([together])) == sorted(rows(parts))
+    validations = [recorded(tmp_path / "two", "validation", r) for r in range(2)]
+    assert len(validations[0]) == len(validations[1])
+    expected = rows(recorded(tmp_path / "one", "validation"))
+    assert sorted(expected) == sorted(rows(validations[0]) + rows(validations[1]))
+
+
+def test_overfit_batches_repeats_the_same_rows(make, tmp_path):
+    trainer(overfit_batches=2, max_epochs=3).fit(Recorder(tmp_path), make(batch_size=4, mask_rate=0.01))
+    epochs = [recorded(tmp_path)[i : i + 2] for i in (0, 2, 4)]
+
+    def unmasked(batches):
+        texts = []
+        for ids, positions, labels in ((r, p, y) for b in batches for r, p, y in zip(*(b[k] for k in KEYS), strict=True)):
+            for position, label in zip(positions, labels, strict=True):
+                ids[position] = label
+            texts.append(ids)
+        return sorted(texts)
+
+    assert unmasked(epochs[0]) == unmasked(epochs[1]) == unmasked(epochs[2])
+
+
+KEYS = ("input_ids", "positions", "labels")
+
+
+def test_validation_is_the_same_whatever_training_uses(make):
+    batches = []
+    for settings in ({}, {"mask_rate": 0.4, "whole_word": True, "seed": 7, "num_workers": 2}):
+        data = make(**settings)
+        data.prepare_data()
+        data.setup("validate")
+        batches.append(list(data.val_dataloader()))
+    for a, b in zip(*batches, strict=True):
+        assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_sources_of_their_own_for_validation_and_test(make, tmp_path):
+    (tmp_path / "validation.txt").write_text("held out the matrix\n\nof attention")
+    data = make(validation_source=str(tmp_path / "validation.txt"), test_fraction=0)
+    data.prepare_data()
+    data.setup("fit")
+    blocks = data.blocks["validation"]
+    encode, eos = data.tokenizer.encode, data.tokenizer.eos_id
+    expected = [*encode("held out the matrix"), eos, *encode("of attention"), eos]
+    assert blocks.rows([0])[0, 1 : 1 + blocks.tokens].tolist() == expected
+
+
+@pytest.mark.parametrize("stage", ["validate", "test"])
+def test_each_stage_stands_alone(make, tmp_path, stage):
+    getattr(trainer(), stage)(Recorder(tmp_path), make())
+    assert recorded(tmp_path, "validation" if stage == "validate" else "other")
+
+
+def test_no_validation_where_none_is_asked_for(make, tmp_path):
+    trainer(max_steps=2).fit(Recorder(tmp_path), make(validation_fraction=0))
+    assert len(recorded(tmp_path)) == 2 and not recorded(tmp_path, "validation")
+
+
+def test_another_length_needs_no_new_preparation(make, cache):
+    make().prepare_data()
+    before = sorted(os.listdir(cache))
+    data = make(max_length=32, batch_size=3, mask_rate=0.3, seed=5, whole_word=True)
+    data.prepare_data()
+    data.setup("fit")
+    assert next(iter(data.train_dataloader()))["input_ids"].shape == (3, 32)
+    assert sorted(os.listdir(cache)) == before
+
+
+def test_tokenizer_learns_from_training_documents_only(tmp_path):
+    words = [f"{'abcdefgh'[i % 8] * 6}{i}" for i in range(300)]
+    (tmp_path / "text.txt").write_text("\n\n".join(f"{word} {word} {word}" for word in words))
+    data = PretrainingData(str(tmp_path / "text.txt"), cache_dir=str(tmp_path / "c"), vocab_size=5000, validation_fraction=0.3)
+    held_out = [word for i, word in enumerate(words) if data.holdout.split(i) != "train"]
+    learnt = set(data.tokenizer.backend.get_vocab())
+    assert held_out and not {f"Ġ{word}" for word in held_out} & learnt
+    assert {f"Ġ{word[:6]}" for word in words if word not in held_out} & learnt
+
+
+def test_predict_through_lightning_builds_no_token_files(make, tmp_path):
+    tokenizer = make().tokenizer
+    tokenizer.save(tmp_path / "tokenizer.json")
+    (tmp_path / "lines.txt").write_text("of <mask> attention\n\nthe matrix is <mask> and <mask> of the sequence\n")
+    data = make(
+        source="nowhere.txt",  # predict with a tokenizer's file needs no corpus
+        tokenizer=str(tmp_path / "tokenizer.json"),
+        cache_dir=str(tmp_path / "cache"),
+        text="the <mask> of",
+        file=str(tmp_path / "lines.txt"),
+        batch_size=2,
+    )
+    trainer().predict(Recorder(tmp_path), data)
+    first, second = recorded(tmp_path, "other")
+    assert first["texts"] + second["texts"] == [
+        "the <mask> of", "of <mask> attention", "the matrix is <mask> and <mask> of the sequence",
+    ]  # fmt: skip
+    for batch in (first, second):
+        masked = [(r, c) for r, ids in enumerate(batch["input_ids"]) for c, i in enumerate(ids) if i == tokenizer.mask_id]
+        assert list(zip(batch["rows"], batch["columns"], strict=True)) == masked
+        for ids, mask, text in zip(batch["input_ids"], batch["attention_mask"], batch["texts"], strict=True):
+            real = [i for i, kept in zip(ids, mask, strict=True) if kept]
+            assert real == [tokenizer.bos_id, *tokenizer.encode(text), tokenizer.eos_id]
+            assert all(i == tokenizer.pad_id for i in ids[len(real) :])
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"text": "nothing missing"}, r"data.text: 'nothing missing' has nothing to fill in: write <mask> where"),
+        ({"text": ["a <mask>", "b"]}, r"data.text: 'b' has nothing to fill in"),
+        ({"text": "<mask> " * 70}, r"data.text: \d+ tokens with bos and eos, more than data.max_length=64"),
+        ({}, r"nothing to predict: give data.text .* or data.file"),
+        ({"text": "<mask> " * 200_000}, r"data.text has 1,400,000 characters; allowed: up to 1,000,000"),
+        ({"file": "no/such/file"}, r"data.file: no/such/file cannot be read: No such file"),
+    ],
+)
+def test_bad_prompts(make, settings, message):
+    with pytest.raises(ValueError, match=message):
+        make(**settings).setup("predict")
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"validation_fraction": 1.0}, r"^data.validation_fraction is 1.0; allowed: 0 up to, not including, 1$"),
+        ({"test_fraction": -0.1}, r"^data.test_fraction is -0.1; allowed: 0 up to"),
+        ({"validation_fraction": 0.5, "test_fraction": 0.5}, r"is 0.5 \+ 0.5; allowed: less than 1 in all$"),
+        ({"mask_rate": 0.0}, r"^data.mask_rate is 0.0; allowed: more than 0, less than 1$"),
+        ({"mask_rate": 1.0}, r"^data.mask_rate is 1.0; allowed"),
+        ({"max_length": 7}, r"^data.max_length is 7; allowed: 8 or more$"),
+        ({"batch_size": 0}, r"^data.batch_size is 0; allowed: 1 or more$"),
+        ({"num_workers": -1}, r"^data.num_workers is -1; allowed: 0 to 256$"),
+        ({"seed": -1}, r"^data.seed is -1; allowed: 0 to 4294967295$"),
+        ({"vocab_size": 100}, r"^data.vocab_size is 100; allowed: 261 or more with data.tokenizer bpe$"),
+        ({"source": ""}, r"^data.source is empty"),
+        ({"verify": "maybe"}, r"^data.verify is 'maybe'; allowed: once, always, never$"),
+        ({"document_start": "["}, r"^data.document_start='\[' is no regular expression"),
+        ({"validation_source": "hub:x"}, r"^data.validation_source='hub:x': a data set is written"),
+    ],
+)
+def test_bad_settings_are_refused_when_the_object_is_built(make, settings, message):
+    with pytest.raises(ValueError, match=message):
+        make(**settings)
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"max_length": 100_000}, r"^data.max_length=100000 is more than the training text has: \d+ tokens in \d+ documents"),
+        ({"validation_fraction": 1e-9}, r"^data.validation_fraction=1e-09 holds out none of the 200 documents: raise it"),
+        ({"source": "no/such/file.txt"}, r"^data.source='no/such/file.txt': no such file"),
+        ({"test_source": "no/such/file.txt"}, r"^data.test_source='no/such/file.txt': no such file"),
+        ({"tokenizer": "no/such/folder"}, r"^data.tokenizer='no/such/folder': neither 'bpe' nor"),
+    ],
+)
+def test_bad_corpora_are_refused_in_preparation(make, settings, message):
+    with pytest.raises(ValueError, match=message):
+        make(**settings).prepare_data()
+
+
+def test_a_batch_of_far_more_rows_than_there_are_is_refused(make):
+    data = make(batch_size=50_000, max_length=32)
+    data.setup("fit")
+    rows = len(data.blocks["train"])
+    with pytest.raises(ValueError, match=rf"^data.batch_size is 50000; allowed: up to 4096, with {rows} training rows$"):
+        data.train_dataloader()
+    few = make(batch_size=rows + 10, max_length=32)  # as one tries things out: some rows come twice
+    few.setup("fit")
+    assert len(next(iter(few.train_dataloader()))["input_ids"]) == rows + 10
+
+
+def test_a_damaged_tokenizer_in_the_cache_is_one_line(text_file, tmp_path):
+    settings = {"source": str(text_file), "cache_dir": str(tmp_path), "vocab_size": 300}
+    assert PretrainingData(**settings).tokenizer
+    (file,) = tmp_path.glob("tokenizer-*/tokenizer.json")
+    file.write_text(file.read_text()[:1000])
+    with pytest.raises(
+        ValueError, match=r"tokenizer.json is damaged: it is no tokenizer; delete the folder .*, it will be made"
+    ):
+        _ = PretrainingData(**settings).tokenizer
+
+
+def test_other_data_on_resume_is_announced(make):
+    data = make()
+    data.setup("fit")
+    with pytest.warns(UserWarning, match=r"the checkpoint saw other data \(tokens-0123, now tokens-"):
+        data.load_state_dict({"samples": 40, "tokens": "tokens-0123"})
+    assert data.train_dataloader().samples == 40

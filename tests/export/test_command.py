@@ -1,0 +1,349 @@
+"""`export` as a user runs it: every format, what it prints and leaves, and what it refuses."""
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+
+from lit_linformer.export import load
+from lit_linformer.export.card import plain
+from lit_linformer.export.verify import largest_difference, random_inputs
+from lit_linformer.model import EncoderConfig, MaskedLanguageModel, SequenceClassifier
+from lit_linformer.runs.trained_model import TrainedModel, open_checkpoint
+from lit_linformer.tasks.pretrained import read_pretrained
+from tests.cli.test_errors import complaint
+from tests.helpers import assert_same, output, small_disk
+
+ROOT = Path(__file__).parents[2]
+NEEDED = {"safetensors": "safetensors", "huggingface": "transformers", "onnx": "onnxruntime", "torch": "torch"}
+FORMATS = list(NEEDED)
+SHAPE = {"vocab_size": 50, "max_length": 16, "hidden_size": 8, "num_layers": 1, "num_heads": 2, "intermediate_size": 16}
+# Of logits of equal weights: memory mapped from a file lies at other addresses than torch's own, where sums are added up in
+# another order. 16 float32 roundings of numbers up to 4.
+ROUNDING = 16 * 4 * 2**-24
+VARIANTS = [
+    {"attention": "full", "local_width": 3, "norm": "pre"},
+    {"sharing": "layerwise", "norm": "post"},
+    {"sharing": "none", "mass_bias": True},
+    {"sharing": "headwise", "order": "project_first"},
+    {"sharing": "key-value", "num_layers": 2, "projection_dim": [4, 8], "local_width": 3, "norm": "pre", "mass_bias": True},
+    {"projection": "conv", "sharing": "none"},
+    {"projection": "mean", "mass_bias": True},
+    {"projection": "max"},
+    {"projection": "gaussian", "sharing": "headwise"},
+]
+
+
+def export(run, form, folder, tmp_path, *extra, status=0):
+    pytest.importorskip(NEEDED[form])
+    argv = ["export", "--ckpt_path", str(run), "--format", form, "--output", str(folder), *extra]
+    return output(argv, tmp_path, status)
+
+
+def model_of(settings, classes=None):
+    """A model of random weights, as `open_checkpoint` gives a trained one."""
+    torch.manual_seed(0)
+    config = EncoderConfig(**{**SHAPE, "projection_dim": 4, **settings})
+    net = MaskedLanguageModel(config) if classes is None else SequenceClassifier(config, classes, "mean")
+    for tensor in net.state_dict().values():
+        tensor.add_(0.2 * torch.randn_like(tensor))
+    return TrainedModel("random", net.eval(), None, config.max_length)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("kind", ["pretrained", "finetuned"])
+def test_every_format_is_written_and_held_against_the_checkpoint(form, kind, request, tmp_path):
+    run = request.getfixturevalue(kind)
+    shown = export(run, form, tmp_path / "out", tmp_path)
+    (difference,) = re.findall(r"largest difference of logits .*: (\S+)\n", shown)
+    assert float(difference) <= 1e-4 and f"→ {tmp_path}/out/: README.md, config.json, " in shown
+    files = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"README.md", "config.json", "tokenizer.json"} < files
+    written = "".join(path.read_text() for path in (tmp_path / "out").iterdir() if path.suffix in (".json", ".md"))
+    assert str(run.parents[1]) not in written and str(ROOT) not in written  # no paths of this machine
+    assert not list(tmp_path.glob(".out*"))
+    if form in ("safetensors", "huggingface"):
+        assert float(difference) <= ROUNDING
+    if form in ("onnx", "torch"):
+        (code,) = re.findall(r"```python\n(.*?)```", (tmp_path / "out/README.md").read_text(), re.DOTALL)
+        names = {}
+        exec(code.replace("path/to/this/folder", str(tmp_path / "out")), names)
+        assert names["logits"].shape == ((1, 5, 300) if kind == "pretrained" else (1, 2))
+    if form == "onnx":
+        assert "on one thread: PyTorch" in shown and "onnxruntime" in shown
+
+
+@pytest.mark.parametrize("form", ["safetensors", "huggingface"])
+@pytest.mark.parametrize("kind", ["pretrained", "finetuned"])
+def test_folder_comes_back_as_plain_pytorch_and_starts_a_fine_tuning(form, kind, request, tmp_path):
+    run = request.getfixturevalue(kind)
+    export(run, form, tmp_path / "out", tmp_path)
+    model = open_checkpoint(run)
+    net, tokenizer = load(tmp_path / "out")
+    assert net.state_dict().keys() == model.net.state_dict().keys() and not net.training
+    assert all(torch.equal(tensor, model.net.state_dict()[name]) for name, tensor in net.state_dict().items())
+    texts = ["a <mask> here", "of  the film"]
+    assert [e.ids for e in tokenizer.encode_plain(texts)] == [e.ids for e in model.tokenizer.encode_plain(texts)]
+    source = read_pretrained(tmp_path / "out")
+    assert asdict(source.encoder) == asdict(model.encoder) and source.own_tokenizer.sha256
+    assert all(torch.equal(tensor, model.net.encoder.state_dict()[name]) for name, tensor in source.encoder_weights.items())
+
+
+def test_fine_tuning_from_an_exported_folder(pretrained, tmp_path, cache, monkeypatch):
+    from tests.test_finetuning import CONFIG, write_sst2
+
+    monkeypatch.chdir(tmp_path)
+    export(pretrained, "safetensors", tmp_path / "out", tmp_path)
+    write_sst2(tmp_path / "glue/SST-2")
+    text = re.sub(r"    encoder:\n(      .*\n)+|    tokenizer: .*\n|    vocab_size: .*\n", "", CONFIG)
+    (tmp_path / "task.yaml").write_text(text)
+    argv = ["fit", "--config", "task.yaml", "--data.cache_dir", str(cache), "--trainer.max_steps", "2"]
+    output([*argv, "--model.pretrained", "out"], tmp_path)
+    assert list((tmp_path / "runs/task/checkpoints").glob("last.ckpt"))
+
+
+def test_config_and_card_tell_what_was_trained(pretrained, finetuned, tmp_path):
+    export(pretrained, "safetensors", tmp_path / "mlm", tmp_path)
+    export(finetuned, "safetensors", tmp_path / "task", tmp_path)
+    mlm, task = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("mlm", "task"))
+    assert mlm["task"] == "masked-lm" and mlm["encoder"]["projection_dim"] == 8
+    facts = mlm["lit_linformer"]
+    assert facts["step"] in (4, 8) and facts["tokens"] == facts["step"] * 4 * 32 and facts["text"] == "text.txt"
+    assert facts["perplexity"] == facts["best_perplexity"] > 1 and facts["version"]
+    assert task["labels"] == ["negative", "positive"] and task["pooling"] == "mean" and task["lit_linformer"]["task"] == "SST-2"
+    card = (tmp_path / "mlm/README.md").read_text()
+    assert f"| {facts['step']} | {facts['tokens']} | {facts['perplexity']:.2f} |" in card and "| projection_dim | 8 |" in card
+    (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    exec(code.replace("path/to/this/folder", str(tmp_path / "mlm")), {"torch": torch})
+    scores = task["lit_linformer"]["scores"]
+    assert f"| validation accuracy | {scores['accuracy']:.4f} |" in (tmp_path / "task/README.md").read_text()
+
+
+def test_a_name_in_a_card_is_only_a_name():
+    from markdown import markdown
+
+    name = "# <script>alert(1)</script> | [a](javascript:b) *c* `d` & _e_ a_b \\\n# f"
+    shown = markdown(f"# {plain(name)}")
+    assert shown.startswith("<h1># &lt;script&gt;") and shown.count("<") == 2 and "<em>" not in shown and "\n" not in shown
+    assert plain("runs/quick_start-2") == "runs/quick_start-2"
+
+
+def test_a_checkpoint_file_alone_is_enough(pretrained, tmp_path):
+    (tmp_path / "alone.ckpt").write_bytes((pretrained / "checkpoints/last.ckpt").read_bytes())
+    assert "alone: linformer, k = 8" in export(tmp_path / "alone.ckpt", "safetensors", tmp_path / "out", tmp_path)
+    facts = json.loads((tmp_path / "out/config.json").read_text())["lit_linformer"]
+    assert facts["step"] == 8 and facts["best_perplexity"] > 1  # the checkpoint carries the curve
+
+
+@pytest.mark.parametrize("settings", VARIANTS, ids=[" ".join(map(str, v.values())) for v in VARIANTS])
+def test_one_program_for_every_length_whatever_the_model(settings, tmp_path, monkeypatch):
+    from lit_linformer.export import graph
+
+    monkeypatch.setattr(graph, "write_config", lambda model, folder: None)
+    model = model_of(settings, classes=3)
+    graph.write(model, tmp_path)
+    assert largest_difference(model, graph.logits(model, tmp_path)) < 1e-5
+
+
+@pytest.mark.parametrize("settings", VARIANTS[:1] + VARIANTS[4:5], ids=["full", "key-value"])
+def test_onnx_graph_for_every_length(settings, tmp_path, monkeypatch):
+    pytest.importorskip("onnxruntime")
+    from lit_linformer.export import onnx
+
+    monkeypatch.setattr(onnx, "write_config", lambda model, folder: None)
+    model = model_of(settings)
+    onnx.write(model, tmp_path)
+    written = onnx.logits(model, tmp_path)
+    assert largest_difference(model, written) < 1e-5
+    ids, mask = list(random_inputs(model))[3]
+    other = ids.masked_fill(mask == 0, 7)  # what stands at pads never matters
+    assert torch.equal(written(ids, mask)[mask.bool()], written(other, mask)[mask.bool()])
+
+
+@pytest.mark.parametrize("settings", VARIANTS, ids=[" ".join(map(str, v.values())) for v in VARIANTS])
+def test_transformers_model_has_equal_weights_whatever_the_model(settings, tmp_path):
+    pytest.importorskip("transformers")
+    from lit_linformer.export import huggingface_folder as hf_folder
+    from lit_linformer.export.safetensors_folder import read_weights
+
+    for classes in (None, 1):
+        model = model_of(settings, classes)
+        model.tokenizer = type("Ids", (), {"bos_id": 0, "pad_id": 1, "eos_id": 2})
+        with hf_folder.transformers_quiet():
+            hf_folder.as_transformers(model).save_pretrained(tmp_path / str(classes))
+        assert_same(dict(model.net.state_dict()), read_weights(tmp_path / str(classes)))
+        assert largest_difference(model, hf_folder.logits(model, tmp_path / str(classes))) <= ROUNDING
+
+
+def test_int8_tells_its_cost(pretrained, tmp_path):
+    shown = export(pretrained, "onnx", tmp_path / "out", tmp_path, "--quantize", "int8")
+    ((before, after),) = re.findall(r"perplexity float32 ([\d.]+) → int8 ([\d.]+) ", shown)
+    assert float(after) == pytest.approx(float(before), rel=0.1) and "onnxruntime int8" in shown
+    assert (tmp_path / "out/model.int8.onnx").is_file() and "perplexity float32" in (tmp_path / "out/README.md").read_text()
+
+
+def test_int8_of_a_classifier(finetuned, tmp_path):
+    pytest.importorskip("onnxruntime")
+    from lit_linformer.export import onnx, quantize
+
+    model = open_checkpoint(finetuned)
+    onnx.write(model, tmp_path)
+    batches = quantize.read_batches(model, None, tmp_path / "tokenizer.json")
+    assert sum(len(batch["input_ids"]) for batch in batches) == 37
+    quantize.write(tmp_path)
+    before, after = (onnx.logits(model, tmp_path, file) for file in (onnx.MODEL, onnx.INT8))
+    ((same, of),) = re.findall(
+        r"int8 gives float32's answer for (\d+) of (\d+) texts", quantize.cost(model, batches, before, after)
+    )
+    assert 33 <= int(same) <= int(of) == 37
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_int8_perplexity_is_the_projects_own(elsewhere, pretrained, corpus, tmp_path):
+    """Of the run's validation text, or another text: what `validate` computes from the same rows."""
+    pytest.importorskip("onnxruntime")
+    from lit_linformer.export import quantize
+
+    model = open_checkpoint(pretrained)
+    (tmp_path / "tokenizer.json").write_text(model.tokenizer.to_str())
+    batches = quantize.read_batches(model, str(corpus) if elsewhere else None, tmp_path / "tokenizer.json")
+    found = quantize.perplexity(lambda ids, mask: model.net(ids, mask.bool()), batches)
+    nll = sum(model.net.nll(b["input_ids"], b["positions"], b["labels"], b.get("attention_mask")).sum() for b in batches)
+    count = sum((b["labels"] >= 0).sum() for b in batches)
+    assert found == pytest.approx((nll / count).exp().item(), rel=1e-5)
+
+
+def test_nothing_is_left_where_an_export_differs(pretrained, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "lit_linformer.export.safetensors_folder.logits",
+        lambda model, folder: lambda ids, mask: model.net(ids, mask.bool()) + 1,
+    )
+    line = complaint(["export", "--ckpt_path", str(pretrained), "--format", "safetensors", "--output", "out"], tmp_path)
+    assert "differs from the checkpoint by 1" in line
+    assert not list(Path().glob("*out*")) and not list(Path().glob(".out*"))
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"ckpt_path": "nowhere"}, "ckpt_path is nowhere, which does not exist; allowed: the folder of a run"),
+        ({"ckpt_path": "."}, "ckpt_path is ., a folder without checkpoints/; allowed: a run"),
+        ({"ckpt_path": "text.ckpt"}, "ckpt_path is text.ckpt, which is truncated or no checkpoint"),
+        ({"ckpt_path": "pickled.ckpt"}, "ckpt_path is pickled.ckpt, which holds other objects than weights"),
+        ({"ckpt_path": "other.ckpt"}, "ckpt_path is other.ckpt, which holds no training state; allowed"),
+        ({"ckpt_path": "strange.ckpt"}, "ckpt_path is strange.ckpt, whose weights are of another model"),
+        ({"format": "tensorflow"}, "format is 'tensorflow'; allowed: safetensors, huggingface, onnx, torch"),
+        ({"format": "onx"}, "format is 'onx'; did you mean 'onnx'?"),
+        ({"format": None}, "format is not given; allowed: safetensors|huggingface"),
+        ({"output": "full"}, "output is full, which is not empty; allowed: a new folder, or --overwrite true"),
+        ({"output": "full", "overwrite": "true"}, "output is full, which holds no export; allowed with overwrite"),
+        ({"output": "text.ckpt"}, "output is text.ckpt, which is a file; allowed: a folder"),
+        ({"overwrite": "yes"}, "overwrite is 'yes'; allowed: true, false"),
+        ({"quantize": "int8"}, "quantize is 'int8' with format='safetensors'; allowed: with format=onnx"),
+        ({"format": "onnx", "quantize": "int4"}, "quantize is 'int4'; did you mean 'int8'?; allowed: int8"),
+        ({"source": "x.txt"}, "source is 'x.txt' without quantize; allowed"),
+        ({"formt": "onnx"}, "unknown setting '--formt' of export; did you mean '--format'?"),
+    ],
+)
+def test_bad_setting(change, expected, pretrained, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.ckpt").write_text("hello")
+    torch.save({"state_dict": {}, "global_step": 0, "path": tmp_path}, tmp_path / "pickled.ckpt")
+    torch.save({"weights": {}}, tmp_path / "other.ckpt")
+    strange = torch.load(pretrained / "checkpoints/last.ckpt", weights_only=True)
+    strange["state_dict"].popitem()
+    torch.save(strange, tmp_path / "strange.ckpt")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/mine.txt").write_text("mine")
+    before = sorted(path.name for path in tmp_path.rglob("*"))
+    settings = {"ckpt_path": str(pretrained), "format": "safetensors", "output": "out"} | change
+    argv = [word for key, value in settings.items() if value is not None for word in (f"--{key}", value)]
+    assert expected in complaint(["export", *argv], tmp_path)
+    (tmp_path / "complaint.txt").unlink()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("form", "missing", "expected"),
+    [
+        (
+            "huggingface",
+            "transformers",
+            "needs transformers, not installed here; allowed after: pip install 'lit-linformer[hf]'",
+        ),
+        ("onnx", "onnxruntime", "needs onnxruntime, not installed here; allowed after: pip install 'lit-linformer[onnx]'"),
+        ("safetensors", "safetensors", "allowed after: pip install safetensors"),
+    ],
+)
+def test_missing_extra_names_the_pip_command(form, missing, expected, monkeypatch, tmp_path):
+    from importlib import util
+
+    found = util.find_spec
+    monkeypatch.setattr(util, "find_spec", lambda name, *rest: None if name == missing else found(name, *rest))
+    line = complaint(["export", "--ckpt_path", "run", "--format", form, "--output", "out"], tmp_path)
+    assert expected in line
+
+
+def test_overwrite_replaces_an_export(pretrained, tmp_path):
+    export(pretrained, "safetensors", tmp_path / "out", tmp_path)
+    (tmp_path / "out/model.onnx").touch()  # of an export before
+    (tmp_path / "link").symlink_to(tmp_path / "out")
+    export(pretrained, "safetensors", tmp_path / "link", tmp_path, "--overwrite", "true")
+    assert not (tmp_path / "out/model.onnx").exists() and (tmp_path / "out/model.safetensors").is_file()
+    assert (tmp_path / "link").is_symlink() and {path.name for path in tmp_path.iterdir()} >= {"link", "out"}
+    assert (tmp_path / "out").stat().st_mode & 0o777 != 0o700 or (tmp_path / "output.txt").stat().st_mode & 0o077 == 0
+
+
+def test_overwrite_leaves_what_no_export_wrote(pretrained, tmp_path):
+    argv = ["export", "--ckpt_path", str(pretrained), "--format", "safetensors", "--output", str(tmp_path / "out")]
+    argv += ["--overwrite", "true"]
+    export(pretrained, "safetensors", tmp_path / "out", tmp_path)
+    (tmp_path / "out/notes.txt").touch()
+    assert "out, which holds notes.txt, and no export wrote that" in complaint(argv, tmp_path)
+    (tmp_path / "out/notes.txt").unlink()
+    # A model of ours that was trained on elsewhere, and a foreign one.
+    card = (tmp_path / "out/README.md").read_text()
+    (tmp_path / "out/README.md").write_text("# Fine-tuned")
+    assert "which holds no export" in complaint(argv, tmp_path)
+    (tmp_path / "out/README.md").write_text(card)
+    (tmp_path / "out/config.json").write_text('{"model_type": "bert"}')
+    assert "which holds no export" in complaint(argv, tmp_path)
+    assert (tmp_path / "out/model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("form", ["safetensors", "torch"])
+def test_a_full_disk_is_one_line(form, pretrained, tmp_path):
+    with small_disk(tmp_path / "small", "40k") as folder:
+        argv = ["export", "--ckpt_path", str(pretrained), "--format", form, "--output", str(folder / "out")]
+        assert f"output: cannot write {folder}/out: No space left on device; allowed" in complaint(argv, tmp_path)
+        assert not list(folder.iterdir())
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(pretrained, tmp_path):
+    (tmp_path / "file").touch()
+    argv = ["export", "--ckpt_path", str(pretrained), "--format", "safetensors", "--output", str(tmp_path / "file/out")]
+    assert f"output: cannot write {tmp_path}/file/out: " in complaint(argv, tmp_path)
+
+
+def test_folder_that_is_no_export(tmp_path):
+    with pytest.raises(ValueError, match=r"config\.json cannot be read"):
+        load(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(ValueError, match="another project's; allowed"):
+        load(tmp_path)
+
+
+def test_help_imports_no_torch():
+    for command in ("export", "draw"):
+        code = (
+            f"import sys; sys.argv = ['run.py', {command!r}, '--help']; import runpy; "
+            "runpy.run_path('run.py', run_name='__main__'); "
+            "print([m for m in ('torch', 'lightning', 'jsonargparse', 'transformers') if m in sys.modules])"
+        )
+        shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True).stdout
+        assert shown.splitlines()[-1] == "[]" and "--ckpt_path" in shown

@@ -1,0 +1,74 @@
+"""`draw`: the maps are the model's own, the picture is one, bad input is one line."""
+
+import pytest
+import torch
+
+from lit_linformer.model import Encoder, EncoderConfig, make_projection
+from lit_linformer.runs.trained_model import open_checkpoint
+from lit_linformer.studies.draw import slot_maps
+from tests.cli.test_errors import complaint
+from tests.helpers import output
+
+
+@pytest.mark.parametrize(("kind", "heads"), [("linear", None), ("linear", 2), ("gaussian", None), ("mean", None), ("conv", 2)])
+def test_a_projection_as_a_matrix_does_what_the_projection_does(kind, heads):
+    projection = make_projection(kind, 12, 4, num_heads=heads, channels=1, noise=0.1)
+    x = torch.randn(2, 9, 1) if heads is None else torch.randn(2, heads, 9, 1)
+    assert torch.allclose(projection.matrix(x[:1]) @ x, projection(x), atol=1e-6)
+
+
+def test_maps_are_the_encoders():
+    torch.manual_seed(0)
+    shape = {"vocab_size": 20, "max_length": 12, "hidden_size": 8, "num_layers": 2, "num_heads": 2, "intermediate_size": 8}
+    encoder = Encoder(EncoderConfig(**shape, projection_dim=4, sharing="none")).eval()
+    ids = [0, 5, 6, 7, 2]
+    _, maps = encoder(torch.tensor([ids]), need_weights=True)
+    feeds, reads = slot_maps(encoder, ids, 1, 1)
+    assert torch.equal(feeds, encoder.layers[1].attention.E.weight[1, :, :5])
+    assert torch.allclose(reads, maps[1][0, 1].T) and torch.allclose(reads.sum(0), torch.ones(5))
+    mean_feeds, mean_reads = slot_maps(encoder, ids, 1, None)
+    assert mean_feeds.shape == mean_reads.shape == (4, 5) and torch.allclose(mean_reads, maps[1][0].mean(0).T)
+
+
+def test_draws_and_tells_a_text(pretrained, tmp_path):
+    pytest.importorskip("matplotlib")
+    argv = ["draw", "--ckpt_path", str(pretrained), "--text", "one <mask> here", "--slots", "3"]
+    shown = output([*argv, "--output", str(tmp_path / "new/slots.png")], tmp_path)
+    assert (tmp_path / "new/slots.png").read_bytes()[:4] == b"\x89PNG"
+    lines = shown.splitlines()
+    assert [line for line in lines if line.startswith("layer")] == ["layer 0", "layer 1"] and "fed by" in lines[1]
+    assert len(lines) == 2 + 2 * 3 + 1 and "<mask>" in shown
+    argv += ["--layers", "1", "--head", "1", "--output", str(tmp_path / "slots.svg")]
+    assert "layer 0" not in output(argv, tmp_path) and (tmp_path / "slots.svg").is_file()
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"layers": "0,2"}, "layers is [0, 2]; allowed: layers from 0 to 1"),
+        ({"layers": "last"}, "layers is 'last'; allowed: whole numbers from 0, as 0,3"),
+        ({"head": "2"}, "head is 2; allowed: 0 to 1"),
+        ({"slots": "0"}, "slots is '0'; allowed: a whole number, 1 or more"),
+        ({"output": "slots"}, "output is slots; allowed: a file that ends in .png"),
+        ({"text": "word " * 40}, "tokens with bos and eos; allowed: up to max_length = 32"),
+        ({"text": None}, "text is not given; allowed: TEXT"),
+        ({"ckpt_path": "nowhere"}, "ckpt_path is nowhere, which does not exist"),
+    ],
+)
+def test_bad_setting(change, expected, pretrained, tmp_path):
+    pytest.importorskip("matplotlib")
+    settings = {"ckpt_path": str(pretrained), "text": "a", "output": str(tmp_path / "slots.png")} | change
+    argv = [word for key, value in settings.items() if value is not None for word in (f"--{key}", value)]
+    assert expected in complaint(["draw", *argv], tmp_path)
+    assert not list(tmp_path.glob("slots*"))
+
+
+def test_a_transformer_has_no_slots(pretrained, tmp_path):
+    checkpoint = torch.load(pretrained / "checkpoints/last.ckpt", weights_only=True)
+    encoder = checkpoint["hyper_parameters"]["encoder"]
+    encoder["attention"] = "full"
+    checkpoint["state_dict"].pop("net.encoder.E.weight")
+    torch.save(checkpoint, tmp_path / "full.ckpt")
+    argv = ["draw", "--ckpt_path", str(tmp_path / "full.ckpt"), "--text", "a", "--output", str(tmp_path / "slots.png")]
+    assert "whose attention is 'full'; allowed: linformer" in complaint(argv, tmp_path)
+    assert open_checkpoint(tmp_path / "full.ckpt").encoder.attention == "full"

@@ -1,0 +1,99 @@
+"""What fine-tuning takes over from a pretraining run."""
+
+import shutil
+
+import pytest
+import torch
+
+from lit_linformer.data.tokenizer import load_tokenizer
+from lit_linformer.model import EncoderConfig
+from lit_linformer.runs.checkpoints import find_checkpoint
+from lit_linformer.tasks import MLM, SequenceClassification
+from lit_linformer.tasks.pretrained import read_pretrained
+from tests.helpers import TINY, inside, load, run_forked
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, corpus, cache):
+    """A pretraining run's directory."""
+    folder = tmp_path_factory.mktemp("pretrained")
+    (folder / "tiny.yaml").write_text(TINY)
+    with inside(folder):
+        assert run_forked(["fit", "--config", "tiny.yaml", "--data.source", str(corpus), "--data.cache_dir", str(cache)]) == 0
+    return folder / "runs/tiny"
+
+
+def test_run_directory_gives_its_best_checkpoint(run):
+    source = read_pretrained(run)
+    assert source.path == find_checkpoint(run, "best") and source.path.name.startswith("best-00000007")
+    weights = load(source.path)["state_dict"]
+    module = SequenceClassification(pretrained=str(run), num_labels=3)
+    for name, tensor in module.net.encoder.state_dict().items():
+        assert torch.equal(tensor, weights[f"net.encoder.{name}"]), name
+    assert module.net.head.output.weight.shape == (3, 16)
+
+
+def test_a_checkpoint_file_alone_carries_settings_and_tokenizer(run, tmp_path):
+    shutil.copy(run / "checkpoints/last.ckpt", tmp_path / "elsewhere.ckpt")
+    source = read_pretrained(tmp_path / "elsewhere.ckpt")
+    assert source.encoder == MLM.load_from_checkpoint(run / "checkpoints/last.ckpt", weights_only=True).net.encoder.config
+    assert source.own_tokenizer.sha256 == load_tokenizer(str(run)).sha256
+
+
+def test_a_checkpoint_without_a_tokenizer_has_the_one_beside_it(run, tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    checkpoint = load(run / "checkpoints/last.ckpt")
+    del checkpoint["tokenizer"]
+    torch.save(checkpoint, tmp_path / "checkpoints/last.ckpt")
+    assert read_pretrained(tmp_path).tokenizer is None
+    shutil.copy(run / "tokenizer.json", tmp_path)
+    assert read_pretrained(tmp_path).own_tokenizer.sha256 == load_tokenizer(str(run)).sha256
+
+
+def test_settings_without_weights(run):
+    torch.manual_seed(0)
+    module = SequenceClassification(pretrained=str(run), load_weights=False)
+    there = load(find_checkpoint(run, "best"))["state_dict"]["net.encoder.tokens.weight"]
+    mine = module.net.encoder.tokens.weight
+    assert mine.shape == there.shape and not torch.equal(mine, there)
+
+
+def test_dropout_is_the_recipes_not_the_checkpoints(run):
+    config = SequenceClassification(pretrained=str(run), dropout=0.3, attention_dropout=0.0).net.encoder.config
+    assert (config.dropout, config.attention_dropout) == (0.3, 0.0) and read_pretrained(run).encoder.dropout == 0.2
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("num_layers", 3), ("max_length", 64), ("local_width", 0), ("attention", "full"), ("norm", "post")]
+)
+def test_another_encoder_is_refused(run, setting, value):
+    encoder = EncoderConfig(**{**vars(read_pretrained(run).encoder), setting: value})
+    with pytest.raises(ValueError, match=rf"model.encoder.{setting} is .*, in the checkpoint .*; allowed: the same"):
+        SequenceClassification(pretrained=str(run), encoder=encoder)
+
+
+def test_the_same_encoder_is_not(run):
+    SequenceClassification(pretrained=str(run), encoder=read_pretrained(run).encoder)
+
+
+def test_what_cannot_be_taken_over_is_said(run, tmp_path):
+    with pytest.raises(ValueError, match=r"data.tokenizer has 999 tokens, model.pretrained=.* 300; allowed"):
+        SequenceClassification(pretrained=str(run), vocab_size=999)
+    with pytest.raises(ValueError, match=r"model.pretrained is nowhere, which does not exist; allowed: a run directory"):
+        SequenceClassification(pretrained="nowhere")
+    with pytest.raises(ValueError, match="a folder without checkpoints/; allowed: a run that was trained"):
+        SequenceClassification(pretrained=str(tmp_path))
+    torch.save({"state_dict": {"weight": torch.zeros(1)}, "global_step": 1}, tmp_path / "other.ckpt")
+    with pytest.raises(ValueError, match=r"which holds no encoder; allowed"):
+        SequenceClassification(pretrained=str(tmp_path / "other.ckpt"))
+    with pytest.raises(ValueError, match=r"model.pretrained is not given; allowed"):
+        SequenceClassification()
+
+
+def test_best_of_a_run_whose_metric_is_to_be_high(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    for name in ("best-00000100-0.7000.ckpt", "best-00000200--0.1000.ckpt", "best-00000300-nan.ckpt"):
+        torch.save({"state_dict": {}, "global_step": 1}, tmp_path / "checkpoints" / name)
+    assert find_checkpoint(tmp_path, "best").name == "best-00000200--0.1000.ckpt"
+    (tmp_path / "config.yaml").write_text("best: {monitor: val/score, mode: max}\n")
+    assert find_checkpoint(tmp_path, "best").name == "best-00000100-0.7000.ckpt"
