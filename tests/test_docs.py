@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from lit_linformer.cli import INTEROP, STUDIES
-from tests.data.glue import write_glue
+from tests.data.finetuning.glue import write_glue
 from tests.helpers import inside, output, run_forked, write_corpus
 from tests.test_conf import SHRINK
 
