@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_linformer.cli import INTEROP, STUDIES
+from lit_linformer.cli import PROGRAMS
 from tests.data.finetuning.glue import write_glue
 from tests.helpers import inside, output, run_forked, write_corpus
 from tests.test_conf import SHRINK
@@ -44,7 +44,7 @@ def check(command, folder, cache):
     extra = []
     if command[0] == "benchmark":
         extra = "--hidden_size 32 --num_heads 2 --num_layers 1 --tokens 2048 --rounds 1 --memory false".split()
-    elif "--help" not in command and command[0] not in STUDIES + INTEROP:
+    elif "--help" not in command and command[0] not in PROGRAMS:
         extra = ["--data.cache_dir", str(cache)]
         if "finetune" in command[2]:
             extra += ["--trainer.max_epochs", "1", "--trainer.accelerator", "cpu"]
@@ -53,7 +53,12 @@ def check(command, folder, cache):
         elif command[2].startswith("conf/"):
             extra += [*SHRINK, *([] if "--data.source" in command else ["--data.source", "texts/text.txt"])]
     log = folder / "out.txt"
-    if command[0] in STUDIES:  # in a process of their own: benchmark starts helpers, which a fork of pytest cannot wait for
+    if command[0] in (
+        "grid",
+        "benchmark",
+        "spectrum",
+        "report",
+    ):  # in a process of their own: benchmark starts helpers, which a fork of pytest cannot wait for
         done = subprocess.run([sys.executable, ROOT / "run.py", *command, *extra], capture_output=True, text=True)
         assert done.returncode == 0, (command, done.stdout, done.stderr)
     else:
