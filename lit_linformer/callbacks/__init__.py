@@ -1,6 +1,7 @@
 """Callbacks: they observe and record, and never change training."""
 
 from lit_linformer.callbacks.checkpoint import AtomicCheckpointIO, LastCheckpoint, best_checkpoint
+from lit_linformer.callbacks.copy_slices import CopySlices
 from lit_linformer.callbacks.curves import CurveLogger, Curves
 from lit_linformer.callbacks.finite import Finite
 from lit_linformer.callbacks.length_sweep import LengthSweep
@@ -16,6 +17,7 @@ from lit_linformer.callbacks.throughput import Throughput
 
 __all__ = [
     "AtomicCheckpointIO",
+    "CopySlices",
     "CurveLogger",
     "Curves",
     "Finite",

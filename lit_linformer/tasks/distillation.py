@@ -97,10 +97,11 @@ class Distillation(MLM):
         teacher = forward_flops(self.teacher.encoder, length, masked=batch["positions"].shape[1])
         return None if None in (flops, teacher) else flops + rows * teacher
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        super().validation_step(batch, batch_idx)
+    def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        found = super().validation_step(batch, batch_idx)
         if self._teacher_value is None and self.trainer.state.fn == "fit":
             self.teacher_perplexity.update(self.teacher.nll(*inputs(batch)), batch["labels"])
+        return found
 
     def on_validation_epoch_end(self) -> None:
         if self.trainer.state.fn != "fit":

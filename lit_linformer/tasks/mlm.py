@@ -133,16 +133,18 @@ class MLM(TrainingModule):
         of_row = training_flops(self.net.encoder, length, masked=batch["positions"].shape[1])
         return None if of_row is None else rows * of_row
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        self._evaluate(batch, self.val_perplexity, "val/perplexity")
+    def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        """{"nll": (B, M)}, for callbacks."""
+        return {"nll": self._evaluate(batch, self.val_perplexity, "val/perplexity")}
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
         self._evaluate(batch, self.test_perplexity, "test/perplexity")
 
-    def _evaluate(self, batch: Batch, metric: Perplexity, name: str) -> None:
+    def _evaluate(self, batch: Batch, metric: Perplexity, name: str) -> Tensor:
         nll = self.net.nll(*inputs(batch))
         metric.update(nll, batch["labels"])
         self.log(name, metric, prog_bar=True)
+        return nll
 
     def predict_step(self, batch: Batch, batch_idx: int) -> list[dict[str, Any]]:
         """The five most probable tokens of each mask: [{text, mask (1 the text's first), top: [{token, id, probability}]}]."""

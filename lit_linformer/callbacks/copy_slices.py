@@ -1,0 +1,153 @@
+"""Where a masked language model is good and where not: what each row offers to copy. copy_slices.csv and TensorBoard.
+
+    --trainer.callbacks+ CopySlices
+
+A Transformer's head finds the token whose neighbour is the masked one's, and copies it; slots blur that (docs/LOG.md).
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+from torch.nn import functional
+from torchmetrics import Metric
+
+from lit_linformer.callbacks.observing import axis, write_csv
+from lit_linformer.model.heads import IGNORED
+from lit_linformer.model.ranges import Natural, check_ranges
+
+SLICES = (
+    "nowhere_frequent", "nowhere_rare", "elsewhere_frequent", "elsewhere_rare", "beside_frequent", "beside_rare", "other",
+)  # fmt: skip
+OTHER = len(SLICES) - 1
+COLUMNS = ("step", "tokens", "slice", "share", "nll", "perplexity")
+
+
+class CopySlices(Callback):
+    """The validation's mean negative log-likelihood by whether the masked token could be copied from its own row.
+
+    Six slices, and what belongs to none of them. The masked token stands nowhere else in the row as the model sees it;
+    elsewhere, beside other neighbours; or elsewhere beside the same neighbour, left or right. Each for frequent tokens, the
+    first ones of the vocabulary (BPE's merges are ordered by frequency), and for rare ones. Other: tokens that masking left
+    as they are, and those that stand again nearby alone. With the validation's own masks a slice holds the same tokens in
+    every run on the same data. Training itself is left alone. With `validate` the file is validate_copy_slices.csv.
+
+    Args:
+        near: tokens to each side that count as nearby, not as elsewhere: the local convolution sees those.
+        frequent: ids below this are frequent.
+    """
+
+    def __init__(self, near: Natural = 8, frequent: Natural = 1000) -> None:
+        check_ranges("CopySlices.", CopySlices.__init__, locals())
+        self.near, self.frequent = near, frequent
+        self.sums = SliceSums()
+        self.rows: list[dict[str, Any]] = []
+        self._loaded_step = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rows": [dict(row) for row in self.rows]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.rows = [dict(row) for row in state_dict["rows"]]
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self._loaded_step = checkpoint["global_step"]  # `validate` does not restore the trainer's
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        net, data = getattr(pl_module, "net", None), trainer.datamodule
+        if stage in ("fit", "validate") and not (hasattr(net, "nll") and hasattr(data, "mask_id")):
+            raise ValueError(
+                f"trainer.callbacks holds CopySlices, but data is {type(data).__name__}; allowed: masked language modelling "
+                "on PretrainingData"
+            )
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.sums.to(pl_module.device).reset()
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: dict[str, Tensor],
+        batch: dict[str, Tensor],
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        ids, positions, labels = (batch[name] for name in ("input_ids", "positions", "labels"))
+        slices = copy_slices(ids, positions, labels, trainer.datamodule.mask_id, self.near, self.frequent)
+        self.sums.update(outputs["nll"], slices)
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # Not on_validation_end: the checkpoints that are written there must hold these rows.
+        if trainer.sanity_checking:
+            return
+        nll, count = (part.tolist() for part in self.sums.compute())  # on every rank: sums over all of them
+        fitting, total = trainer.state.fn == "fit", sum(count) or 1
+        step = trainer.global_step if fitting else self._loaded_step
+        rows = []
+        for name, summed, tokens in zip(SLICES, nll, count, strict=True):
+            mean = summed / tokens if tokens else math.nan
+            values = (step, pl_module.tokens_seen, name, tokens / total, mean, math.exp(min(mean, 700.0)))
+            rows.append(dict(zip(COLUMNS, values, strict=True)))
+        self.rows = [*self.rows, *rows] if fitting else rows
+        if not trainer.is_global_zero or trainer.fast_dev_run:
+            return
+        name = "copy_slices.csv" if fitting else "validate_copy_slices.csv"
+        write_csv(Path(trainer.default_root_dir) / name, COLUMNS, self.rows)
+        if fitting and trainer.logger is not None:
+            means = {f"copy/nll_{row['slice']}": row["nll"] for row in rows if math.isfinite(row["nll"])}
+            trainer.logger.log_metrics(means, axis(trainer))
+
+
+class SliceSums(Metric):
+    """Σ nll and the number of tokens of each slice, over all ranks."""
+
+    full_state_update = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        dtype = torch.float32 if torch.backends.mps.is_available() else torch.float64  # as Perplexity's
+        self.add_state("nll", torch.zeros(len(SLICES), dtype=dtype), dist_reduce_fx="sum")
+        self.add_state("count", torch.zeros(len(SLICES), dtype=torch.int64), dist_reduce_fx="sum")
+
+    def update(self, nll: Tensor, slices: Tensor) -> None:
+        """(B, M) each: negative log-likelihoods, and the slices' numbers, IGNORED where there is no target."""
+        asked = slices != IGNORED
+        found = functional.one_hot(slices[asked], len(SLICES))
+        self.nll += found.to(self.nll.dtype).T @ nll[asked].to(self.nll.dtype)
+        self.count += found.sum(0)
+
+    def compute(self) -> tuple[Tensor, Tensor]:
+        return self.nll, self.count
+
+
+def copy_slices(ids: Tensor, positions: Tensor, labels: Tensor, mask_id: int, near: int, frequent: int) -> Tensor:
+    """The slice of each masked token, a place in SLICES; IGNORED where there is no target.
+
+    Args:
+        ids: (B, N) int64, masked.
+        positions: (B, M) int64, of the masked tokens.
+        labels: (B, M) int64, what stood there.
+        mask_id: of the mask token; two of them are not the same neighbour.
+        near: tokens to each side that are not elsewhere.
+        frequent: ids below this are frequent.
+
+    Returns:
+        (B, M) int64.
+    """
+    place = torch.arange(ids.shape[1], device=ids.device)
+    again = (ids[:, None] == labels[..., None]) & (place != positions[..., None])  # (B, M, N)
+    elsewhere = again & ((place - positions[..., None]).abs() > near)
+    beside = torch.zeros_like(elsewhere)
+    for shift in (-1, 1):
+        # Beyond the row's ends, and under a mask, no neighbour is known.
+        neighbour = functional.pad(ids, (1, 1), value=mask_id)[:, 1 + shift : 1 + shift + ids.shape[1]]
+        mine = neighbour.gather(1, positions)[..., None]
+        beside |= (neighbour[:, None] == mine) & (mine != mask_id)
+    kind = elsewhere.any(-1).long() + (elsewhere & beside).any(-1).long()
+    found = 2 * kind + (labels >= frequent).long()
+    left = (ids.gather(1, positions) == labels) | (again.any(-1) & ~elsewhere.any(-1))
+    return torch.where(labels == IGNORED, IGNORED, torch.where(left, OTHER, found))

@@ -1,0 +1,142 @@
+"""Slices by what can be copied: each is what its definition says, they add up to the perplexity, training does not notice."""
+
+import csv
+import math
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from lit_linformer.callbacks import CopySlices
+from lit_linformer.callbacks.copy_slices import OTHER, SLICES, copy_slices
+from lit_linformer.model import EncoderConfig
+from lit_linformer.tasks import MLM
+from tests.helpers import TINY, assert_same, inside, load, output, read_log, run_forked
+
+SLICED = ["--trainer.callbacks+", "CopySlices", "--trainer.callbacks.near", "3", "--trainer.callbacks.frequent", "270"]
+TWO = ["--trainer.strategy", "ddp_fork", "--trainer.devices", "2"]
+MASK = 4
+
+
+def read(path):
+    with open(path, newline="") as file:
+        rows = [{key: value if key == "slice" else float(value) for key, value in row.items()} for row in csv.DictReader(file)]
+    return {(row["step"], row["slice"]): row for row in rows}
+
+
+def logged(path, kill_at=-1):
+    words = ["--trainer.callbacks+", "tests.helpers.BatchLog", "--trainer.callbacks.path", str(path)]
+    return [*words, "--trainer.callbacks.kill_at", str(kill_at)]
+
+
+def slice_of(row, place, label, near, frequent):
+    """The definition, token by token."""
+    again = [j for j, token in enumerate(row) if token == label and j != place]
+    far = [j for j in again if abs(j - place) > near]
+    if row[place] == label or (again and not far):
+        return "other"
+
+    def same(j, shift):
+        inside = 0 <= j + shift < len(row) and 0 <= place + shift < len(row)
+        return inside and row[j + shift] == row[place + shift] != MASK
+
+    kind = "nowhere" if not far else "beside" if any(same(j, -1) or same(j, 1) for j in far) else "elsewhere"
+    return f"{kind}_{'frequent' if label < frequent else 'rare'}"
+
+
+def test_slices_are_what_their_definition_says():
+    torch.manual_seed(0)
+    ids = torch.randint(5, 40, (60, 50))
+    positions = torch.stack([torch.randperm(50)[:12].sort().values for _ in range(60)])
+    labels = ids.gather(1, positions)
+    new = torch.where(torch.rand(labels.shape) < 0.8, MASK, torch.randint(5, 40, labels.shape))
+    masked = ids.scatter(1, positions, torch.where(torch.rand(labels.shape) < 0.1, labels, new))
+    labels[3, 2] = -100
+    found = copy_slices(masked, positions, labels, MASK, near=4, frequent=20)
+    assert found[3, 2] == -100
+    names = {slice_of(masked[b].tolist(), positions[b, m], labels[b, m], 4, 20) for b in range(60) for m in range(12)}
+    assert names == set(SLICES)
+    for b in range(60):
+        for m in range(12):
+            if (b, m) != (3, 2):
+                row = masked[b].tolist()
+                expected = slice_of(row, positions[b, m].item(), labels[b, m].item(), 4, 20)
+                assert SLICES[found[b, m]] == expected, (b, m)
+
+
+def test_a_row_without_targets_and_edges():
+    ids = torch.tensor([[1, 7, 8, 9, 7, MASK]])
+    found = copy_slices(ids, torch.tensor([[0, 5]]), torch.tensor([[-100, 8]]), MASK, near=1, frequent=0)
+    assert found.tolist() == [[-100, SLICES.index("beside_rare")]]
+    ids = torch.tensor([[MASK, MASK, MASK, 5, MASK, 10, MASK]])  # what lies beyond the ends is no neighbour, and no mask is
+    found = copy_slices(ids, torch.tensor([[0, 1]]), torch.tensor([[10, 10]]), MASK, near=1, frequent=50)
+    assert found.tolist() == [[SLICES.index("elsewhere_frequent"), SLICES.index("elsewhere_frequent")]]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, corpus, cache):
+    """One run without slices, one with them, and one that was killed and went on, of the same settings."""
+    folder = tmp_path_factory.mktemp("slices")
+    (folder / "tiny.yaml").write_text(TINY)
+    tiny = ["--config", str(folder / "tiny.yaml"), "--data.source", str(corpus), "--data.cache_dir", str(cache)]
+    tiny += ["--trainer.val_check_interval", "3"]
+    with inside(folder):
+        for name, words in (("without", []), ("with", SLICED)):
+            assert run_forked(["fit", *tiny, "--name", name, *words, *logged(folder / name)], folder / "out") == 0
+        killed = ["fit", *tiny, "--name", "killed", *SLICED]
+        assert run_forked([*killed, *logged(folder / "log", kill_at=8)], folder / "out") == -9
+        assert run_forked([*killed, "--ckpt_path", "last"], folder / "out") == 0
+    return folder, tiny
+
+
+def test_they_add_up_to_the_perplexity(runs):
+    folder, _ = runs
+    rows = read(folder / "runs/with/copy_slices.csv")
+    with open(folder / "runs/with/perplexity.csv") as file:
+        curve = {float(row["step"]): float(row["perplexity"]) for row in csv.DictReader(file)}
+    assert sorted({step for step, _ in rows}) == [3, 6, 9, 12]
+    for step in (3, 6, 9, 12):
+        seen = [rows[step, name] for name in SLICES]
+        assert sum(row["share"] for row in seen) == pytest.approx(1)
+        mean = sum(row["share"] * row["nll"] for row in seen if row["share"])
+        assert math.exp(mean) == pytest.approx(curve[step], rel=1e-6)
+        assert all(row["perplexity"] == pytest.approx(math.exp(row["nll"])) for row in seen if row["share"])
+    shares = [[rows[step, name]["share"] for name in SLICES] for step in (3, 6, 9, 12)]
+    assert all(one == other for one, other in pairwise(shares)) and sum(share > 0 for share in shares[0]) >= 6
+    points = EventAccumulator(str(folder / "runs/with")).Reload().Scalars("copy/nll_beside_frequent")
+    assert [point.step for point in points] == [2, 5, 8, 11]
+    assert points[-1].value == pytest.approx(rows[12, "beside_frequent"]["nll"])
+
+
+def test_training_does_not_notice_and_a_resumed_run_has_all_rows(runs):
+    folder, _ = runs
+    assert read_log(folder / "without.0") == read_log(folder / "with.0")
+    before, after = (load(folder / f"runs/{name}/checkpoints/last.ckpt") for name in ("without", "with"))
+    for part in ("state_dict", "optimizer_states", "lr_schedulers", "seen", "global_step"):
+        assert_same(before[part], after[part], part)
+    whole, killed = (folder / f"runs/{name}/copy_slices.csv" for name in ("with", "killed"))
+    assert whole.read_text() == killed.read_text()
+
+
+def test_same_on_two_processes(runs, monkeypatch):
+    folder, tiny = runs
+    monkeypatch.chdir(folder)
+    found = []
+    for words in ([], TWO):
+        assert run_forked(["validate", *tiny, "--name", "with", *SLICED, *words], folder / "out") == 0
+        found.append(read(folder / "runs/with/validate_copy_slices.csv"))
+    one, two = found
+    assert one.keys() == two.keys() and len(one) == OTHER + 1
+    for key, row in one.items():
+        assert two[key]["share"] == row["share"]
+        assert two[key]["nll"] == pytest.approx(row["nll"], rel=1e-6, nan_ok=True)
+
+
+def test_bad_settings_and_other_data_are_refused(tiny, tmp_path):
+    words = ["fit", *tiny, "--trainer.callbacks+", "CopySlices"]
+    assert "CopySlices.near is -1; allowed: 0 or more" in output([*words, "--trainer.callbacks.near", "-1"], tmp_path, 2)
+    other = SimpleNamespace(datamodule=SimpleNamespace())
+    with pytest.raises(ValueError, match="holds CopySlices, but data is SimpleNamespace; allowed: masked language"):
+        CopySlices().setup(other, MLM(EncoderConfig(vocab_size=9, hidden_size=12, num_layers=1)), "fit")
