@@ -29,11 +29,11 @@ COLUMNS = ("step", "tokens", "slice", "share", "nll", "perplexity")
 class CopySlices(Callback):
     """The validation's mean negative log-likelihood by whether the masked token could be copied from its own row.
 
-    Six slices, and what belongs to none of them. The masked token stands nowhere else in the row as the model sees it;
+    Six slices, and what belongs to none of them. The masked token occurs nowhere else in the row as the model sees it;
     elsewhere, beside other neighbours; or elsewhere beside the same neighbour, left or right. Each for frequent tokens, the
     first ones of the vocabulary (BPE's merges are ordered by frequency), and for rare ones. Other: tokens that masking left
     as they are, and those that stand again nearby alone. With the validation's own masks a slice holds the same tokens in
-    every run on the same data. Training itself is left alone. With `validate` the file is validate_copy_slices.csv.
+    every run on the same data. Training is not affected. With `validate` the file is validate_copy_slices.csv.
 
     Args:
         near: tokens to each side that count as nearby, not as elsewhere: the local convolution sees those.
@@ -130,7 +130,7 @@ def copy_slices(ids: Tensor, positions: Tensor, labels: Tensor, mask_id: int, ne
     Args:
         ids: (B, N) int64, masked.
         positions: (B, M) int64, of the masked tokens.
-        labels: (B, M) int64, what stood there.
+        labels: (B, M) int64, the original tokens.
         mask_id: of the mask token; two of them are not the same neighbour.
         near: tokens to each side that are not elsewhere.
         frequent: ids below this are frequent.

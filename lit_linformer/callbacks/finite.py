@@ -1,4 +1,4 @@
-"""A loss, weights and metrics that are numbers: within a step of the first loss that is none the run ends.
+"""Keeps loss, weights and metrics finite: the run ends within a step of the first loss that is NaN or infinite.
 
 NaN spreads: from the loss to every gradient, with the next optimiser step to every weight, and from there into each
 checkpoint. So no checkpoint is written whose weights, or whose optimiser's averages, are not finite.

@@ -1,4 +1,4 @@
-"""The validation that a run owes which goes on from a checkpoint that was written before it (callbacks/checkpoint.py)."""
+"""The validation that a run owes when it continues from a checkpoint that was written before it (callbacks/checkpoint.py)."""
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 

@@ -17,7 +17,7 @@ COLUMNS = ("step", "tokens", "seconds", "perplexity", "best")
 class PerplexityCurve(Callback):
     """Writes perplexity.csv into the run directory, one row a validation, and the curve against tokens into TensorBoard.
 
-    With trainer.num_sanity_val_steps=-1 the first row is the untrained model's. Training itself is left alone.
+    With trainer.num_sanity_val_steps=-1 the first row is the untrained model's. Training is not affected.
     """
 
     def __init__(self) -> None:
@@ -42,10 +42,10 @@ class PerplexityCurve(Callback):
             return
         from torch.utils.tensorboard import SummaryWriter
 
-        # A folder of its own: what is dropped goes by step, and would take the points that stand at their tokens along.
+        # A folder of its own: TensorBoard drops points by step, and would drop those against tokens as well.
         again = pl_module.tokens_seen + (not owes_validation(trainer)) if trainer.global_step else 0
         self._by_tokens = SummaryWriter(os.path.join(logger.log_dir, "by_tokens"), purge_step=again)
-        if trainer.global_step == 0 and self.rows:  # against steps it would stand where the first step's stands
+        if trainer.global_step == 0 and self.rows:  # against steps it would take the first step's place
             self._by_tokens.add_scalar("val/perplexity_by_tokens", self.rows[0]["perplexity"], self.rows[0]["tokens"])
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

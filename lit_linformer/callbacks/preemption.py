@@ -1,4 +1,4 @@
-"""How a run ends before its time: on a signal, or when its loss is no number, all processes end after the same step."""
+"""How a run ends early: on a signal, or when its loss is not finite, all processes end after the same step."""
 
 import signal
 import subprocess
@@ -84,7 +84,7 @@ class Preemption(Checkpoint):
         self._take_answer()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        # Of the processes that Lightning has started on this machine, the one that ended first and took the others along.
+        # Of the processes that Lightning has started on this machine, the one that ended first and took the others with it.
         started = getattr(trainer.strategy.launcher, "procs", None) or []
         processes = [process for process in started if isinstance(process, subprocess.Popen)]
         if isinstance(exception, Stopped | NotFinite):
@@ -98,7 +98,7 @@ class Preemption(Checkpoint):
     def _agree(self, bad: tuple[int, int]) -> tuple[int, int, int]:
         """The signal that any process has had, and the step and kind of a bad loss: the same numbers on all of them.
 
-        With several, what was had by the step before: the question goes round while the next step is computed.
+        With several, as of the step before: they ask each other while the next step is computed.
         """
         if self._group is None:
             return watch.received, 0, 0

@@ -1,4 +1,4 @@
-"""What one sees while it trains: a live bar on a terminal, plain lines elsewhere (a log file, a cluster's output)."""
+"""What you see while it trains: a live bar on a terminal, plain lines elsewhere (a log file, a cluster's output)."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""What a run came to, for scripts: result.json after fit, validate.json and test.json after those."""
+"""The outcome of a run, for scripts: result.json after fit, validate.json and test.json after those."""
 
 import math
 import time
@@ -18,7 +18,7 @@ class RunResult(Callback):
     Args:
         monitor: the metric that says which validation was best.
         mode: min, or max where higher is better.
-        command: the command line, to be kept; of a run that went on, the last one's, as the hardware and versions are.
+        command: the command line; of a run that was continued the last one's, as with hardware and versions.
     """
 
     def __init__(self, monitor: str = "val/perplexity", mode: str = "min", command: str | None = None) -> None:
@@ -39,12 +39,12 @@ class RunResult(Callback):
         checkpoint["metrics"] = self._metrics_before | _metrics(trainer, "")
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        # A run that goes on near its end has no validation left, or no step.
+        # A run that continues near its end has no validation left, or no step.
         self._metrics_before = checkpoint.get("metrics", {})
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._started = time.monotonic()
-        if trainer.is_global_zero:  # a run that goes on is not finished
+        if trainer.is_global_zero:  # a run that continues is not finished
             (Path(trainer.default_root_dir) / "result.json").unlink(missing_ok=True)
             # At the start: later the checkout may be at another commit than the code that runs.
             self.environment = environment(str(trainer.strategy.root_device)) | {"processes": trainer.world_size}

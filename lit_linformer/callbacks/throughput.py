@@ -35,9 +35,9 @@ class Totals:
 
 
 class Throughput(Callback):
-    """Measures training and leaves it as it is, to the last bit. On a GPU it waits for the device at its readings only.
+    """Measures training without changing a bit of it. On a GPU it waits for the device at its readings only.
 
-    TensorBoard gets, every trainer.log_every_n_steps, what was reached since the point before:
+    Every trainer.log_every_n_steps TensorBoard gets the values since the point before:
 
         throughput/tokens_per_second    over all processes, pads included
         throughput/samples_per_second   rows, or texts
@@ -111,7 +111,7 @@ class Throughput(Callback):
         return replace(self._totals)
 
     def rates(self, spent: Totals) -> dict[str, float]:
-        """What was reached in between two totals, by the names above; nothing where no time has passed."""
+        """The rates between two totals, by the names above; nothing where no time has passed."""
         if spent.seconds <= 0:
             return {}
         rates = {}

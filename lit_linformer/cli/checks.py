@@ -1,4 +1,4 @@
-"""Numbers that mean nothing, found before anything is built: data are not prepared for a run that can't be."""
+"""Checks numbers before anything is built: no data are prepared for a run that cannot start."""
 
 import importlib
 import re
@@ -84,7 +84,7 @@ def _check_class(prefix: str, spec: Any) -> None:
 
 
 def _check_whole(where: str, hint: Any, value: Any) -> None:
-    """What a dataclass says itself of its settings together, under the names that one types."""
+    """What a dataclass itself says of its settings together, under the names that users type."""
     for kind in (hint, *get_args(hint)):
         if is_dataclass(kind) and isinstance(value, Namespace):
             try:

@@ -18,7 +18,7 @@ def failure(error: BaseException, trainer: Trainer) -> str | None:
     if memory or isinstance(error, MemoryError | torch.OutOfMemoryError):
         return _memory(trainer)
     if isinstance(error, RuntimeError) and (found := WORKER.search(f"{message} {error.__cause__}")):
-        # torch's handler raises again for each further one that ends, which they all do now, in whatever is then at work.
+        # torch's handler raises again for each further one that ends, which they all do now, in whatever code is running then.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         return _worker(found[1], trainer)
     return None

@@ -194,7 +194,7 @@ def _json(path: Path, folder: Path) -> dict[str, Any]:
 
 
 def _family(folder: Path, settings: dict[str, Any]) -> Family:
-    """ValueError for what is no encoder of one of the families."""
+    """ValueError for anything but an encoder of one of the families."""
     kind, allowed = settings.get("model_type"), f"allowed: {', '.join(FAMILIES)}"
     if kind not in FAMILIES:
         raise ValueError(f"from is {folder}, whose architecture is {kind!r}; {allowed}")

@@ -1,4 +1,4 @@
-"""A model as the folder of a run that has trained nothing: other runs and commands start from it."""
+"""A model as the folder of a run that has not trained yet: other runs and commands start from it."""
 
 import json
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""Models made of models: a Transformer's weights in a Linformer, and a longer n.
+"""Models made from models: a Transformer's weights in a Linformer, and a longer n.
 
 Shapes: N tokens, n = max_length, K = k projected slots, H heads, L layers, D hidden width, S rows of text.
 """

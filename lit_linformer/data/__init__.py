@@ -1,6 +1,6 @@
 """Data: sources of text, tokenizers, token files, masks and loaders that resume exactly.
 
-What both kinds of training stand on: reading (files and hub data sets, row by row), pieces (of long texts), tokenizer,
+What both kinds of training share: reading (files and hub data sets, row by row), pieces (of long texts), tokenizer,
 cache and checksums, loader (which rows a step reads), datamodule. Above it pretraining/ and finetuning/. Heavy imports
 (Lightning here; datasets, pyarrow and tokenizers below) wait until they are used.
 """

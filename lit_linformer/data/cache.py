@@ -1,8 +1,8 @@
-"""The cache folder: each thing in it is made once, by one process, and appears whole or not at all.
+"""The cache folder: everything in it is made once, by one process, and appears complete or not at all.
 
-A thing is a folder named after a fingerprint of all that shaped it. It is made as `NAME.tmp` under a lock, flushed to
+An entry is a folder named after a fingerprint of all that shaped it. It is made as `NAME.tmp` under a lock, flushed to
 the disk and renamed: a name without `.tmp` is always complete, whatever was killed when. What takes hours leaves a
-progress.json in its `NAME.tmp`, and the next process goes on from there.
+progress.json in its `NAME.tmp`, and the next process continues from there.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 PROGRESS = "progress.json"
-KEPT_DAYS = 14  # of an unfinished thing that nobody goes on with
+KEPT_DAYS = 14  # of an unfinished thing that nobody continues
 
 
 def fingerprint(inputs) -> str:
@@ -28,11 +28,11 @@ def fingerprint(inputs) -> str:
 def make_once(folder: Path, make: Callable[[Path], None]) -> Path:
     """Returns `folder`, after `make(temporary folder)` has filled it if it was not there.
 
-    Other processes that come meanwhile wait; when the maker fails or dies, the next one starts afresh, or finds in its
+    Other processes wait meanwhile; when the one that makes it fails or dies, the next one starts afresh, or finds in its
     temporary folder what `write_progress` has recorded.
     """
     if folder.is_dir():
-        with suppress(OSError):  # its maker was killed right after the rename
+        with suppress(OSError):  # the process that made it was killed right after the rename
             (folder / PROGRESS).unlink()
         return folder
     from filelock import FileLock, Timeout
@@ -95,7 +95,7 @@ def remove_stale(cache: Path) -> None:
 
 
 def write_progress(folder: Path, progress: dict) -> None:
-    """Records in a temporary folder how far the files in it are; they must be on the disk before."""
+    """Records in a temporary folder how complete its files are; they must be on the disk before."""
     new = folder / f"{PROGRESS}.new"
     new.write_text(json.dumps(progress))
     _flush(new)

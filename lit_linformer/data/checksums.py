@@ -3,7 +3,7 @@
 A file has a CRC-32 for each of its shards, in the folder's meta.json: {"checksums": {"train.bin": [[bytes, CRC-32], …]}}. To
 check it takes about a second for 2 GB (a core computes 2.6 GB/s; a disk is slower), so it is done when a machine first
 reads the file, or when `data.verify` asks for it, and written down with the file's size, time of change and inode: a file
-that was touched is checked again. What was written down lies in ~/.cache/lit-linformer (or $LIT_LINFORMER_CACHE), by the
+that was touched is checked again. The record lies in ~/.cache/lit-linformer (or $LIT_LINFORMER_CACHE), by the
 machine's name, since homes and data may be on network file systems.
 """
 
@@ -26,15 +26,15 @@ VERIFY = ("once", "always", "never")
 SHARD_BYTES = 50_000_000
 CHUNK = 1 << 22
 IDS = ("train.bin", "validation.bin", "test.bin", "ids.bin")  # files of token ids
-TOLD = 2_000_000_000  # bytes: to check more takes long enough to be told of
+TOLD = 2_000_000_000  # bytes: to check more takes long enough to be announced
 
 
 class ShardWriter:
-    """A file that is written from its front to its end, with the checksums of its shards.
+    """A file that is written from beginning to end, with the checksums of its shards.
 
     Args:
         path: The file.
-        shards: [bytes, CRC-32] of those that are in it already; what stands behind them is cut off.
+        shards: [bytes, CRC-32] of those that are in it already; what follows them is cut off.
     """
 
     def __init__(self, path: Path, shards: list | None = None):
@@ -53,7 +53,7 @@ class ShardWriter:
         self.size += len(data)
 
     def end_shard(self, least: int = 1) -> None:
-        """Ends the shard if it has so many bytes, and sees to it that it is on the disk."""
+        """Ends the shard if it has so many bytes, and makes sure that it is on the disk."""
         if self._open >= least:
             self.shards.append([self._open, self._checksum])
             self._open, self._checksum = 0, 0
@@ -72,7 +72,7 @@ def shard_of(path: Path, size: int) -> list:
 def verify(folder: Path, meta: dict, names: list[str], vocab_size: int, when: str = "once") -> None:
     """ValueError where a file does not hold what was written to it.
 
-    A file without checksums (until version 0.1.0) is looked through for ids that the vocabulary does not have.
+    A file without checksums (until version 0.1.0) is searched for ids that the vocabulary does not have.
 
     Args:
         folder: Of the cache.

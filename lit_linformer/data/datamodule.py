@@ -23,7 +23,7 @@ VocabularySize = Annotated[int, Range(least=1, largest=2**24)]
 RowLength = Annotated[int, Range(least=8, largest=2**24)]
 BatchSize = Annotated[int, Range(least=1, largest=2**16)]  # more in a step: data.global_batch_size
 Workers = Annotated[int, Range(least=0, most=256)]
-# So many rows a batch may have however few there are to train with: they come again in it.
+# A batch may have this many rows however few there are to train with: rows then repeat in it.
 SMALL_BATCH = 4096
 
 

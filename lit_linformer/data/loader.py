@@ -1,7 +1,7 @@
 """Loaders: which rows a step reads, resumable exactly.
 
 The samples of a training run are one endless sequence: sample t belongs to pass t // S over the S blocks and is block
-t % S of that pass, shuffled by a permutation that hangs on (seed, pass) and is computed where it is asked for, never
+t % S of that pass, shuffled by a permutation that depends on (seed, pass) and is computed where it is asked for, never
 stored. A global batch is the next G = batch_size · ranks of them, of which rank r takes every `ranks`-th, so the state is
 one number, the samples handed out, and it means the same for any number of ranks and workers. Batches run on over the end
 of a pass: none is short, no sample is left out.
@@ -31,7 +31,7 @@ class _Order(SequentialSampler, DistributedSampler):
         pass
 
     def set_epoch(self, epoch: int) -> None:
-        """Lightning calls it; the order does not hang on epochs."""
+        """Lightning calls it; the order does not depend on epochs."""
 
 
 class StreamOrder(_Order):
@@ -63,7 +63,7 @@ class BucketOrder(StreamOrder):
     """The same stream in batches of rows of about the same length, so that few tokens are pads.
 
     A window of 64 global batches of the stream (or a pass, where that is less) is sorted by length, cut into its batches,
-    and these are shuffled. So a batch hangs on its number alone, and a pass still has every sample once.
+    and these are shuffled. So a batch depends on its number alone, and a pass still has every sample once.
     """
 
     def __init__(self, lengths: np.ndarray, num_samples: int, *args):
@@ -93,7 +93,7 @@ class BucketOrder(StreamOrder):
 
 
 def shuffled(places: np.ndarray, epochs: np.ndarray, size: int, seed: int) -> np.ndarray:
-    """Where a shuffle of range(size) that hangs on (seed, epoch) alone puts places (T,), each in its epoch (T,): (T,) int64.
+    """Where a shuffle of range(size) that depends on (seed, epoch) alone puts places (T,), each in its epoch (T,): (T,) int64.
 
     A Feistel network on the places' bits (Luby and Rackoff, 1988), a bijection whatever its round function is, run again
     where it leads out of range(size), which keeps it one (cycle walking: Black and Rogaway, 2002). So a pass over 1 TB of text
@@ -142,8 +142,8 @@ class FixedOrder(_Order):
 
 
 def _in_a_group_of_its_own(worker: int) -> None:
-    # A signal for all of a job's processes, from Slurm or `timeout`, is for the one that trains: it goes on to the end of
-    # its step, for which it needs its workers. They end with it.
+    # A signal for all of a job's processes, from Slurm or `timeout`, is for the one that trains: it continues to the end
+    # of its step, for which it needs its workers. They end with it.
     os.setpgrp()
 
 
@@ -187,8 +187,8 @@ class ResumableLoader(_Loader):
     """The training stream; `state_dict()` counts what was handed out, not what workers have prefetched.
 
     Its length, which Lightning calls an epoch, is a pass over the data rounded to whole optimiser steps (at least one),
-    for Lightning steps at an epoch's end whether or not it has accumulated enough. The next iteration goes on where
-    this one ended.
+    for Lightning steps at an epoch's end whether or not it has accumulated enough. The next iteration continues
+    where this one ended.
 
     Args:
         dataset: Its items are whole batches, their keys the (epoch, index) of every row.

@@ -28,7 +28,7 @@ def text_of_line(parts: Iterable[bytes], column: str) -> Iterator[str]:
         NotImplementedError: It is no object.
         ValueError: It is no JSON, as far as was looked.
     """
-    keys: list[str] = []  # the first ones, to tell of
+    keys: list[str] = []  # the first ones, to mention
     depth, key, scalar = 0, "", ""
     at_key = wanted = found = False
     for inside, text, ends in _strings(parts):

@@ -51,7 +51,7 @@ def size_of(text: str) -> int:
 
 
 def batches_of(pieces: Iterable[tuple], text: int) -> Iterator[list[tuple]]:
-    """Pieces in batches of about BATCH_BYTES, each with its size put behind it.
+    """Pieces in batches of about BATCH_BYTES, each followed by its size.
 
     Args:
         pieces: Tuples that hold a text.

@@ -7,7 +7,7 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 class Progress:
-    """Counts bytes of text and tells how far it is and how fast.
+    """Counts bytes of text and shows progress and speed.
 
     Args:
         title: What is being done, such as "Tokenising".

@@ -166,7 +166,7 @@ def load_hub(name: str, config: str | None, split: str | None, source: str, sett
 
 
 def hub_stamp(name: str, *rest: str | None) -> dict:
-    """What tells one hub data set from another; of a local copy also its files."""
+    """What distinguishes one hub data set from another; of a local copy also its files."""
     root = Path(name)
     if not root.is_dir():
         return {"hub": [name, *rest], "files": None}
@@ -174,7 +174,7 @@ def hub_stamp(name: str, *rest: str | None) -> dict:
 
 
 def stamps(files: list[Path], root: Path | None) -> list:
-    """[name, size, time of last change] of each file: other contents have another stamp."""
+    """[name, size, time of last change] of each file: different contents have a different stamp."""
     stats = [(path, path.stat()) for path in files]
     names = [path.relative_to(root).as_posix() if root else path.name for path in files]
     return [[name, stat.st_size, stat.st_mtime_ns] for name, (_, stat) in zip(names, stats, strict=True)]

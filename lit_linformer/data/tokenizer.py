@@ -311,7 +311,7 @@ def _add_special(backend, names: list[str]) -> None:
 def _special_tokens(names: list[str]) -> list:
     from tokenizers import AddedToken
 
-    # RoBERTa's mask swallows the space left of it: in "The <mask> is" the missing word is " cat", not "cat"
+    # RoBERTa's mask includes the space left of it: in "The <mask> is" the missing word is " cat", not "cat"
     return [AddedToken(name, special=True, normalized=False, lstrip=name == "<mask>") for name in names]
 
 

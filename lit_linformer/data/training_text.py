@@ -1,4 +1,4 @@
-"""Training text: as much of a source as a tokenizer is to learn from, in pieces, so that training it takes little memory.
+"""Training text: the part of a source that a tokenizer learns from, in pieces, so that training it takes little memory.
 
 A vocabulary hardly changes after 100 MB of text, and a trainer's memory grows with the distinct words: about 120 bytes for
 each byte of them (tokenizers 0.23). 100 MB of English Wikipedia hold 2.5 MB of distinct words; text that

@@ -1,4 +1,4 @@
-"""Trained models, out: as safetensors, for Hugging Face, ONNX and torch.export.
+"""Exports trained models: as safetensors, for Hugging Face, ONNX and torch.export.
 
 python run.py export --ckpt_path runs/quickstart --format huggingface --output out/quickstart
 module, tokenizer = lit_linformer.export.load("out/quickstart")

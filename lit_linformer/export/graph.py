@@ -44,7 +44,7 @@ def example(model: TrainedModel) -> tuple[tuple[Tensor, Tensor], dict]:
 
 @contextmanager
 def traceable(model: TrainedModel, form: str) -> Iterator[None]:
-    """A class of the user's own that a trace cannot take is told in one line; one of this project's is an error of ours."""
+    """A user's own class that cannot be traced is reported in one line; one of this project's is an error of ours."""
     try:
         yield
     except Exception as error:

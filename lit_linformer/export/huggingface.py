@@ -100,7 +100,7 @@ class LinformerPreTrainedModel(PreTrainedModel):
                     init.copy_(own[key], fresh[key].to(own[key].device))
 
     def _set_gradient_checkpointing(self, enable: bool = True, *args: Any, **kwargs: Any) -> None:
-        """The encoder recomputes its layers by itself (use_reentrant=False); how transformers would do it is not used."""
+        """The encoder recomputes its layers by itself (use_reentrant=False), not in transformers' way."""
         encoder = self.base_model.encoder
         encoder.config.activation_checkpointing = encoder.gradient_checkpointing = enable
 

@@ -1,4 +1,4 @@
-"""Each export against its checkpoint: the largest difference of logits on random inputs with padding."""
+"""Compares each export with its checkpoint: the largest difference of logits on random inputs with padding."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -45,7 +45,7 @@ def difference_from_transformers(model: TrainedModel, folder: Path) -> float:
     pad, worst = theirs.config.pad_token_id, 0.0
     for ids, mask in random_inputs(model):
         real = mask.bool()
-        ids = ids.where(ids != pad, model.tokenizer.mask_id).where(real, pad)  # RoBERTa counts positions of what is no pad
+        ids = ids.where(ids != pad, model.tokenizer.mask_id).where(real, pad)  # RoBERTa counts real tokens only
         if "new_head" in model.facts:
             expected, found = theirs(ids, mask, output_hidden_states=True).hidden_states[-1], model.net.encoder(ids, real)
         else:

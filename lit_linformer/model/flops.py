@@ -24,7 +24,7 @@ from .encoder import Encoder
 def forward_flops(encoder: Encoder, length: int, masked: int = 0, labels: int = 0) -> int | None:
     """Forward pass of one row of ``length`` tokens, with the head at ``masked`` tokens, or a classifier's with ``labels``.
 
-    None where the attention does not tell its own.
+    None where the attention does not count its own.
     """
     layers = _layers(encoder, length)
     return None if layers is None else layers + _heads(encoder, masked, labels)

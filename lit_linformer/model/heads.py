@@ -1,4 +1,4 @@
-"""What stands on the encoder: the masked-language-model head, and the head that classifies a sequence.
+"""The heads on top of the encoder: the masked-language-model head, and the head that classifies a sequence.
 
 Shapes: B batch, N tokens, M masked positions a row, D hidden width, V vocabulary, C classes, W windows of all documents.
 """
@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from .encoder import Encoder, EncoderConfig
 
-IGNORED = -100  # a label that counts for nothing: torch's own default for cross_entropy
+IGNORED = -100  # a label that is ignored: torch's own default for cross_entropy
 POOLINGS = ("first", "mean")
 
 
@@ -54,7 +54,7 @@ class MaskedLanguageModel(nn.Module):
         return self.head(hidden)
 
     def loss(self, input_ids: Tensor, positions: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Mean negative log-likelihood, in nats, of labels (B, M) at positions (B, M); IGNORED labels count for nothing."""
+        """Mean negative log-likelihood, in nats, of labels (B, M) at positions (B, M); IGNORED labels are left out."""
         # Not torch's linear_cross_entropy: what it saves at 15 % of the tokens is little, and its chunked path doesn't compile.
         logits = self(input_ids, attention_mask, positions)
         return functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
@@ -93,7 +93,7 @@ class SequenceClassifier(nn.Module):
     Args:
         config: the encoder's.
         num_labels: C, classes; 1 for regression.
-        pooling: what stands for a sequence: first (its first token's hidden state, RoBERTa's) | mean (over its real tokens).
+        pooling: what represents a sequence: first (its first token's hidden state, RoBERTa's) | mean (over its real tokens).
     """
 
     def __init__(self, config: EncoderConfig, num_labels: int, pooling: str = "first"):

@@ -1,7 +1,7 @@
-"""What every projection E (and F) is made from: from n tokens to k slots. The kinds are in projections.py.
+"""The base of every projection E (and F): from n tokens to k slots. The kinds are in projections.py.
 
 Shapes: B batch, N tokens of the input (N <= n), n = max_length, K = k projected slots, H heads, D hidden width, d = D/H head
-width, C channels: whatever stands last in what is compressed (D when x is compressed, d when a head's keys or values are).
+width, C channels: the last dimension of what is compressed (D when x is compressed, d when a head's keys or values are).
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .registry import Registry
 from .starts import PROJECTION_INITS
 
-# What a class tells of its forward. A subclass with a forward of its own has to tell it anew.
+# What a class says of its forward. A subclass with a forward of its own has to say it again.
 OF_FORWARD = ("commutes", "mass", "flops", "matrix", "any_length")
 
 
@@ -84,7 +84,7 @@ class Projection(nn.Module):
         """What compresses the keys and values of one input: a function as ``forward``.
 
         For projections whose weights depend on the layer's input x, (B, N, D): they are computed once for keys and values.
-        Whatever stands at pads must not matter.
+        The values at pads must not matter.
         """
         return self
 

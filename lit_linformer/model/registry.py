@@ -1,4 +1,4 @@
-"""A setting that is a name, and the class that it stands for: an entry of this package, or a class in a file of your own.
+"""A setting that is a name, and the class that it names: an entry of this package, or a class in a file of your own.
 
     --model.encoder.attention full                  a name
     --model.encoder.attention my_ideas.Window       class Window in my_ideas.py, in the working directory or installed

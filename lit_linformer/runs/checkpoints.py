@@ -83,7 +83,7 @@ def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a run could go on from it."""
+    """Whether a run could continue from it."""
     try:
         check_checkpoint(path, whole=False)
         return True
@@ -112,7 +112,7 @@ def is_sharded(path: Path) -> bool:
 def find_checkpoint(run_dir: Path, which: str) -> Path | None:
     """The run's checkpoint: ``last`` is the newest that is whole, ``best`` the one of the best validation.
 
-    Of a run that was started again from an earlier step, what the steps after that gave counts no more: ``best`` goes by the
+    Of a run that was restarted from an earlier step, the results of later steps no longer count: ``best`` goes by the
     curve that the run's folder holds.
     """
     return _find_best(run_dir) if which == "best" else _find_last(run_dir)
@@ -181,7 +181,7 @@ def checkpoint_path(subcommand: str, asked: str | None, root: Path) -> str | Non
 
 
 def _nothing_to_go_on_from(root: Path) -> None:
-    """Says so; ValueError where there is something, but damaged: to begin anew would throw it away."""
+    """Says so; ValueError where there is something, but damaged: to start over would throw it away."""
     left = [path.name for path in checkpoints(root)]
     if damaged := [name for name in left if name in ("last.ckpt", "previous.ckpt")]:
         raise ValueError(

@@ -19,7 +19,7 @@ class RunLock:
     """Held from the moment it is made until `release`.
 
     Args:
-        folder: it is locked by a file in it, which tells who holds it.
+        folder: it is locked by a file in it, which names the holder.
 
     Raises ValueError, in one line, where another process holds it, and OSError where no file can be written.
     """

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
 META = "meta.pt"  # everything but weights and AdamW's state
-METADATA = ".metadata"  # which tensor lies where
+METADATA = ".metadata"  # which tensor is where
 CHECKSUMS = "checksums.json"  # of .metadata; torch's own, one a tensor, are in the other files
 DAMAGED = "the checksum of {} does not fit: it is damaged"
 # Classes that a .metadata may name, those of torch 2.8 to 2.13.
@@ -48,7 +48,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read_metadata(folder: Path) -> Metadata:
-    """Which tensor lies where. Runs nothing.
+    """Which tensor is where. Runs nothing.
 
     Raises pickle.UnpicklingError for other objects than a checkpoint needs, OSError or ValueError for what is damaged.
     """

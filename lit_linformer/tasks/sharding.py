@@ -1,6 +1,6 @@
 """Fully sharded training (FSDP2): weights, gradients and AdamW's state divided among the processes.
 
-Its checkpoint is a folder (runs/sharded.py). It goes on with any number of processes, sharded or not.
+Its checkpoint is a folder (runs/sharded.py). A run continues from it with any number of processes, sharded or not.
 """
 
 from datetime import timedelta

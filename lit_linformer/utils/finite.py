@@ -1,4 +1,4 @@
-"""Whether weights are numbers: NaN and infinity spread to all that is computed with them."""
+"""Whether weights are finite: NaN and infinity spread to everything that is computed with them."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -14,7 +14,7 @@ import threading
 import time
 from typing import Any
 
-# What a signal is told to mean, by command, before anything is trained.
+# What a signal means, in words, by command, before anything is trained.
 BEFORE_TRAINING = {
     "fit": " before training began: nothing was trained in this start; the same command starts it again",
     "prepare": "; the same command goes on where it was",

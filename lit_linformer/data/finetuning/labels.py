@@ -1,4 +1,4 @@
-"""Labels: what stands in a file → class number or value."""
+"""Labels: what a file holds → class number or value."""
 
 import math
 

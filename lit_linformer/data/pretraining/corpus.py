@@ -1,10 +1,10 @@
 """Corpus: a source of text, named by one string, as a stream of documents.
 
-    Corpus("embedded")                            the documentation that every Python carries
+    Corpus("embedded")                            the documentation that comes with Python
     Corpus("texts/")                              a folder, a file or a glob
     Corpus("hub:wikitext:wikitext-103-raw-v1:train")   a Hugging Face data set, or a local folder in the hub's layout
 
-Plain text holds a document between blank lines; JSON lines, Parquet and the hub hold one a row. Everything streams:
+In plain text, blank lines separate documents; JSON lines, Parquet and the hub have one in each row. Everything streams:
 memory does not grow with the corpus.
 """
 

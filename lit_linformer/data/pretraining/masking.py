@@ -1,4 +1,4 @@
-"""Masks: which tokens of a block are hidden, and what stands in their place.
+"""Masks: which tokens of a block are hidden, and what replaces them.
 
 A pure function of (seed, epoch, index): masks change with every pass over the data, and yet a resumed run, another
 number of workers or of processes sees exactly the same ones. No state is kept anywhere.
