@@ -25,14 +25,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # it works without installing the project, as run.py does
 
-from lit_linformer.studies.settings import device  # noqa: E402
+from lit_linformer.utils.arguments import check_device  # noqa: E402
 from lit_linformer.utils.environment import environment, without_folders  # noqa: E402
 from lit_linformer.utils.files import write_text  # noqa: E402
 
 RUN = str(ROOT / "run.py")
-STEPS = ("tests", "throughput", "roberta", "benchmark", "linformer", "transformer", "curves")
+STEPS = ("tests", "throughput", "roberta", "benchmark", "linformer", "transformer", "report")
 # Seconds of ten minutes. Compiling a base model may take one of them: three in throughput, two in roberta, none in training.
-SHARES = {"tests": 80, "throughput": 190, "roberta": 120, "benchmark": 50, "linformer": 75, "transformer": 75, "curves": 10}
+SHARES = {"tests": 80, "throughput": 190, "roberta": 120, "benchmark": 50, "linformer": 75, "transformer": 75, "report": 10}
 # What is to be reached on a GPU of the H200's class: (step, how it is found in the results, at least, words).
 GOALS = (
     ("throughput", ("models", "linformer 512", "mfu"), 0.5, "MFU of a training step, base model, n = 512"),
@@ -49,9 +49,9 @@ GOALS = (
 def commands(args: argparse.Namespace) -> dict[str, list[str]]:
     """What each step runs in the output folder; {limit} stands for its time limit in seconds."""
     python, gpu = sys.executable, args.device != "cpu"
-    fast = "--precision bf16 --compile --rounds 5 --steps 8"
+    fast = "--precision bf16 --compile true --rounds 5 --steps 8"
     fast = (fast if gpu else "--hidden_size 32 --num_layers 1 --vocab_size 500 --tokens 8192 --rounds 1").split()
-    speed = [python, str(ROOT / "scripts/throughput.py"), "--device", args.device, *fast, "--seconds", "{limit}"]
+    speed = [python, RUN, "benchmark", "--what", "training", "--device", args.device, *fast, "--cell_seconds", "{limit}"]
     tiny = "--hidden_size 32 --num_heads 2 --num_layers 1 --tokens 1024 --rounds 2".split()
     sizes = "--precision bf16 --backward both --lengths 512 2048 8192 32768 --projection_dims 128 256 --tokens 32768".split()
     sizes += "--memory false --largest_batch false --rounds 5 --cell_seconds 20".split()
@@ -72,8 +72,8 @@ def commands(args: argparse.Namespace) -> dict[str, list[str]]:
             "--overwrite", "true",
         ],
         **{kind: training(kind, args, gpu) for kind in ("linformer", "transformer")},
-        "curves": [
-            python, str(ROOT / "scripts/plot_curves.py"), "linformer", "transformer", "--output", "curves.png",
+        "report": [
+            python, RUN, "report", "--source", "linformer", "transformer", "benchmark", "--output", "report",
         ],
     }  # fmt: skip
 
@@ -127,7 +127,7 @@ def results(step: str, folder: Path, log: Path) -> Any:
             r"^(?:=+ )?(\d+ (?:passed|failed|skipped|error).*? in [\d.]+s.*?)(?: =+)?$", log.read_text(), re.MULTILINE
         )
         return found[-1] if found else None
-    names = {"throughput": "throughput.json", "roberta": "throughput.json", "benchmark": "benchmark.json"}
+    names = {"throughput": "training.json", "roberta": "training.json", "benchmark": "benchmark.json"}
     path = folder / step / names.get(step, "result.json")
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -162,7 +162,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=STEPS, default=list(STEPS), help="steps to run (default: all)")
     args = parser.parse_args()
     try:
-        args.device = device(args.device)
+        args.device = check_device(args.device)
         for name in ("source", "tokenizer"):
             path = Path(getattr(args, name)).resolve()
             if not path.exists() and not any(character in path.name for character in "*?["):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lit_linformer.studies.gridfile import read_grid
+from lit_linformer.studies.grid.file import read_grid
 from tests.data.finetuning.glue import FILES, write_glue
 from tests.helpers import TINY, inside, read_log, run_forked
 from tests.test_resume import fit

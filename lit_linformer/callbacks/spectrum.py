@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_linformer.callbacks.observing import say, tensorboard, unnoticed
+from lit_linformer.model.lowrank import Measured, check_index, check_layers, check_maps, measure, summary
 from lit_linformer.model.ranges import Count, Natural, Range, check_ranges
-from lit_linformer.studies.lowrank import Measured, check_index, check_layers, check_maps, full_rows, measure, summary
 from lit_linformer.utils.figures import draw_spectra, figure_class
 from lit_linformer.utils.files import json_text, write_text
 
@@ -85,7 +86,7 @@ class Spectrum(Callback):
         if fitting and self.validations % self.every_n_validations:
             return
         with unnoticed(pl_module):
-            rows = full_rows(trainer.datamodule.blocks["validation"], self.num_sentences)
+            rows = torch.from_numpy(trainer.datamodule.blocks["validation"].full_rows(self.num_sentences))
             rows = rows[trainer.global_rank :: trainer.world_size]
             reduce = partial(trainer.strategy.reduce, reduce_op="sum")
             measured = measure(pl_module.net.encoder, rows, self._layers, reduce=reduce)

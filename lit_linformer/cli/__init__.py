@@ -28,8 +28,9 @@ COMMANDS = {
 }
 LIGHTNING = ("fit", "validate", "test", "predict", "prepare")
 # The others' modules, each with main(argv): they parse their own settings, and print their help without importing torch.
-PROGRAMS = {name: f"lit_linformer.studies.{name}" for name in ("grid", "benchmark", "spectrum", "report", "draw")}
+PROGRAMS = {name: f"lit_linformer.studies.{name}.command" for name in ("grid", "benchmark", "spectrum", "report")}
 PROGRAMS |= {name: f"lit_linformer.{name}.command" for name in ("export", "convert")}
+PROGRAMS |= {"draw": "lit_linformer.studies.draw"}
 MAIN_HELP = """usage: python run.py COMMAND --config FILE [--config OVERLAY …] [--SETTING VALUE …]
 
 {commands}

@@ -36,8 +36,8 @@ from lit_linformer.cli.messages import RangesInWords, classes_in_configs
 from lit_linformer.data.datamodule import TRAINED
 from lit_linformer.runs.checkpoints import checkpoint_path, config_of, lies_in
 from lit_linformer.runs.folder import CONFIG, TOKENIZER, Claim, check_name, own_files
-from lit_linformer.studies.configs import check_configs
 from lit_linformer.tasks.pretrained import read_pretrained
+from lit_linformer.utils.configs import check_configs
 from lit_linformer.utils.environment import command_line
 from lit_linformer.utils.files import write_text
 from lit_linformer.utils.signals import is_first_process

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from jsonargparse import DefaultHelpFormatter
 
-from lit_linformer.studies.configs import config_files
+from lit_linformer.utils.configs import config_files
 
 # Of the Trainer's fifty, those that one changes; `--help_all` lists every one.
 TRAINER_SETTINGS = (

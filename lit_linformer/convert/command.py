@@ -230,9 +230,9 @@ def _change_attention(model: "TrainedModel", given: dict[str, str], blocks: Any)
         settings["projection_dim"] = _dims(settings["projection_dim"])
     start, rows = given.get("projection_init", START), None
     if start in conversion.FILLS:
-        from lit_linformer.studies.lowrank import full_rows
+        import torch
 
-        rows = full_rows(blocks, int(given.get("num_rows", 64)))
+        rows = torch.from_numpy(blocks.full_rows(int(given.get("num_rows", 64))))
     model.net = conversion.to_linformer(model.net, start, rows, given["attention"], **settings)
 
 

@@ -49,8 +49,8 @@ def main(argv: list[str]) -> None:
     layers = whole_numbers("layers", given.get("layers"))
     head = int(check_number("head", given["head"], whole=True)) if "head" in given else None
 
+    from lit_linformer.model.lowrank import check_layers
     from lit_linformer.runs.trained_model import open_checkpoint
-    from lit_linformer.studies.lowrank import check_layers
     from lit_linformer.utils.figures import figure_class
 
     if (figure := figure_class()) is None:

@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,14 @@ def _git(*words: str) -> str:
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         return subprocess.run(command, capture_output=True, text=True, timeout=20).stdout.strip()
     return ""
+
+
+def run_command() -> list[str]:
+    """What starts a command of this project in a process of its own: run.py where it is, as a user types it, or the package."""
+    script = ROOT / "run.py"
+    if not script.is_file():
+        return [sys.executable, "-m", "lit_linformer"]
+    return [sys.executable, os.path.relpath(script) if script.is_relative_to(Path.cwd()) else str(script)]
 
 
 def command_line(argv: list[str]) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lit_linformer.studies.lowrank import Measured
+    from lit_linformer.model.lowrank import Measured
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart, and a line style each for those who print.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")

@@ -40,6 +40,13 @@ def _finite(content: Any) -> Any:
     return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
+def read_json(path: Path) -> dict[str, Any] | None:
+    """None for a file that is missing or not whole."""
+    with contextlib.suppress(OSError, ValueError):
+        return json.loads(path.read_text(encoding="utf-8"))
+    return None
+
+
 def read_rows(path: Path) -> list[dict[str, float]]:
     """A CSV file's rows as numbers, those that are whole; none where there is no such file."""
     found = []

@@ -4,13 +4,11 @@ import json
 
 import numpy as np
 import pytest
-import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lit_linformer.callbacks import Spectrum
 from lit_linformer.data import PretrainingData
-from lit_linformer.studies.lowrank import full_rows
-from lit_linformer.studies.spectrum import main
+from lit_linformer.studies.spectrum.command import main
 from tests.helpers import run_forked
 
 TWO = ["--trainer.strategy", "ddp_fork", "--trainer.devices", "2"]
@@ -71,9 +69,9 @@ def test_rows_are_full_spread_and_few_enough(corpus, cache):
     blocks = data.blocks["validation"]
     assert blocks.full < len(blocks)  # the last one has pads
     for most in (1, 2, blocks.full, 10_000):
-        rows = full_rows(blocks, most)
-        assert rows.shape == (min(most, blocks.full), 32) and rows.dtype == torch.int64
-        assert (rows != data.pad_id).all() and (rows != data.mask_id).all() and len(rows.unique(dim=0)) == len(rows)
+        rows = blocks.full_rows(most)
+        assert rows.shape == (min(most, blocks.full), 32) and rows.dtype == np.int64
+        assert (rows != data.pad_id).all() and (rows != data.mask_id).all() and len(np.unique(rows, axis=0)) == len(rows)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lit_linformer.model import Encoder, EncoderConfig, MaskedLanguageModel, SequenceClassifier
 from lit_linformer.model.flops import forward_flops, training_flops
-from lit_linformer.studies.paper_values import operations
+from lit_linformer.studies.paper import operations
 
 B, N, M, V = 3, 32, 5, 40
 SHARINGS = ("none", "headwise", "key-value", "layerwise")

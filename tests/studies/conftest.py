@@ -1,6 +1,6 @@
 """What several tests of the studies stand on."""
 
-from lit_linformer.studies.benchmark import read_settings
+from lit_linformer.studies.benchmark.layers import read_settings
 
 SMALL = "--lengths 32 64 --projection_dims 8 64 --hidden_size 16 --num_heads 2 --num_layers 1 --tokens 128 --rounds 3".split()
 

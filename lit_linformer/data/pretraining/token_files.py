@@ -226,6 +226,10 @@ class TokenBlocks:
             row[1 : 1 + len(tokens)] = tokens
         return rows
 
+    def full_rows(self, most: int) -> np.ndarray:
+        """(S, n) int64: at most so many rows without pads, spread evenly over the split."""
+        return self.rows(np.unique(np.linspace(0, self.full - 1, min(most, self.full)).round().astype(int)))
+
     def __getstate__(self):
         # a memmap would be pickled with all that it maps: spawned workers open the file again
         return self.__dict__ | {"_stream": None}

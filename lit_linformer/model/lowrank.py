@@ -1,0 +1,208 @@
+"""How low the rank of attention is (paper, section 3 and figure 1), and what an approximation of rank k loses.
+
+Shapes: S sentences, B of them at a time, N tokens a sentence (all of them real: only full rows are measured), K columns of a
+map (N for the Transformer, k for the Linformer), H heads, d head width, L layers measured, R = min(N, K) singular values.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .attention import attend, split_heads
+from .encoder import Encoder, EncoderConfig
+from .starts import initial_matrix
+
+SEED = 20200608  # of the random projection: one matrix for all sentences, layers and heads
+MULTIPLE = 8  # a suggested k is rounded up to it: tensor cores want such sizes
+# What stands for softmax(q kᵀ/√d) v, at rank k.
+ERRORS = {
+    "svd": "truncated SVD: P_k V, the best P of rank k (it sees P)",
+    "random": "P Rᵀ R V with a fixed R ~ N(0, 1/k), the theorems' object (it sees P)",
+    "random_linformer": "softmax(q (R K)ᵀ/√d) R V with the same R",
+    "block_mean": "softmax(q (E K)ᵀ/√d) E V with E's start, block means",
+    "learned": "the layer's own: of a Linformer its learned E and F",
+}
+
+
+@dataclass
+class Measured:
+    """Means over the sentences.
+
+    Args:
+        layers: which layers, L of them, from 0.
+        length: N.
+        columns: K of each layer.
+        sentences: S.
+        curves: (L, H, R) float64: Σ_{i ≤ j} σ_i / Σ σ_i at j - 1, each sentence normalised, then averaged. Where layers have
+            different k, R is the largest one's, and the others go on with 1.
+        ranks: the k of the errors, of each layer; empty if none were asked for.
+        errors: {name in ERRORS: (L, H) float64}: ‖approximation − P V‖_F / ‖P V‖_F.
+    """
+
+    layers: list[int]
+    length: int
+    columns: list[int]
+    sentences: int
+    curves: Tensor
+    ranks: list[int]
+    errors: dict[str, Tensor]
+
+    def at(self, index: int) -> Tensor:
+        """(L, H): the cumulative share at a singular value, counted from 1; 1 beyond the last one."""
+        return self.curves[..., min(index, self.curves.shape[-1]) - 1]
+
+    def suggested(self, threshold: float) -> list[int]:
+        """k of each layer that holds so much of the cumulative value (mean over heads), rounded up to a multiple of 8."""
+        held = rank_holding(self.curves.mean(1), threshold)
+        return [min(self.length, -(-k // MULTIPLE) * MULTIPLE) for k in held.tolist()]
+
+
+def cumulative(values: Tensor) -> Tensor:
+    """Singular values (..., R), the largest first → their normalised cumulative sums (..., R), which end at 1."""
+    sums = values.cumsum(-1)
+    return sums / sums[..., -1:]
+
+
+def rank_holding(curves: Tensor, threshold: float) -> Tensor:
+    """The smallest j whose cumulative share (..., R) reaches the threshold: (...) int64 from 1; R for a curve of NaN."""
+    short = ~(curves >= threshold - 1e-12)  # 1e-12: a sum of shares may end at 1 - 2e-16
+    return (short.sum(-1) + 1).clamp(max=curves.shape[-1])
+
+
+def approximations(q: Tensor, k: Tensor, v: Tensor, svd: tuple[Tensor, Tensor, Tensor], rank: int) -> dict[str, Tensor]:
+    """What stands for P v, each (B, H, N, d).
+
+    Args:
+        q, k, v: queries, keys, values, (B, H, N, d).
+        svd: that of P = softmax(q kᵀ/√d), as torch gives it: (B, H, N, N), (B, H, N), (B, H, N, N).
+        rank: k, up to N.
+    """
+    U, values, W = svd
+    length, P = values.shape[-1], (U * values[..., None, :]) @ W
+    R = torch.randn(rank, length, generator=torch.Generator().manual_seed(SEED), dtype=torch.float64) / math.sqrt(rank)
+    R, E = R.to(v), initial_matrix("block_mean", length, rank).to(v)
+    return {
+        "svd": (U[..., :rank] * values[..., None, :rank]) @ (W[..., :rank, :] @ v),
+        "random": (P @ R.T) @ (R @ v),
+        "random_linformer": attend(q, R @ k, R @ v, None, 0.0, False)[0],
+        "block_mean": attend(q, E @ k, E @ v, None, 0.0, False)[0],
+    }
+
+
+@torch.no_grad()
+def measure(
+    encoder: Encoder,
+    rows: Tensor,
+    layers: list[int],
+    rank: int | None = None,
+    dtype: torch.dtype | None = None,
+    reduce: Callable[[Tensor], Tensor] = lambda summed: summed,
+    progress: Callable[[int], Any] = lambda done: None,
+) -> Measured:
+    """Runs sentences through an encoder in eval mode and looks into its attention.
+
+    Args:
+        encoder: of either kind; its maps are its own, as `need_weights` gives them.
+        rows: token ids (S, N) int64, without pads.
+        layers: which layers, from 0.
+        rank: the errors' k for a Transformer; a Linformer's is its own. None: no errors.
+        dtype: of the maps and all that is done with them; None: float64 on a CPU, where it costs hardly more, else float32.
+        reduce: sums a tensor over the processes that have other sentences.
+        progress: is told how many sentences are done.
+    """
+    assert not encoder.training
+    config, device = encoder.config, encoder.tokens.weight.device
+    dtype = dtype or (torch.float64 if device.type == "cpu" else torch.float32)
+    count, length = rows.shape
+    kind = config.attention_kind
+    columns = [kind.columns(config, layer, length) for layer in layers]
+    ranks = [min(length, k if kind.slots else rank) for k in columns] if rank is not None else []
+    names = [name for name in ERRORS if not kind.exact or name != "learned"] if ranks else []
+    sums = torch.float32 if device.type == "mps" else torch.float64  # Apple's GPUs have no float64
+    shape = (len(layers), config.num_heads)
+    curves = torch.zeros(*shape, min(length, max(columns)), dtype=sums, device=device)
+    errors = torch.zeros(len(names), *shape, dtype=sums, device=device)
+
+    def observe(place: int, attention: torch.nn.Module, args: tuple, kwargs: dict, _: Any) -> None:
+        x = args[0]
+        maps = attention.forward(x, None, **{**kwargs, "need_weights": True})[1].to(dtype)  # .forward: without this hook
+        if not maps.isfinite().all():  # a model that has diverged
+            curves[place] += math.nan
+            errors[:, place] += math.nan
+            return
+        if ranks:
+            q, k, v = (split_heads(f(x), config.num_heads).to(dtype) for f in (attention.query, attention.key, attention.value))
+            exact, P = attend(q, k, v, None, 0.0, True)
+            svd = torch.linalg.svd(P, full_matrices=False)
+            stand_ins = approximations(q, k, v, svd, ranks[place])
+            if not kind.exact:
+                stand_ins["learned"] = maps @ attention.compress(x, **encoder.shared)[1].to(dtype)
+            for name, row in zip(names, errors, strict=True):
+                row[place] += (norm(stand_ins[name] - exact) / norm(exact)).sum(0)
+        values = svd[1] if ranks and kind.exact else torch.linalg.svdvals(maps)
+        curves[place, :, : values.shape[-1]] += cumulative(values).sum(0)
+        curves[place, :, values.shape[-1] :] += len(x)
+
+    handles = []
+    try:
+        for place, layer in enumerate(layers):
+
+            def hook(*found: Any, place: int = place) -> None:
+                observe(place, *found)
+
+            handles.append(encoder.layers[layer].attention.register_forward_hook(hook, with_kwargs=True))
+        # So that the maps, their singular vectors and copies take some 100 MB on a CPU, 1 GB on a GPU.
+        most = 2 ** (23 if device.type == "cpu" else 26) // (config.num_heads * length * (length if ranks else max(columns)))
+        for batch in rows.split(max(1, most)):
+            encoder(batch.to(device))
+            count -= len(batch)
+            progress(len(rows) - count)
+    finally:
+        for handle in handles:
+            handle.remove()
+    total = reduce(torch.tensor(float(len(rows)), dtype=sums, device=device))
+    curves, errors = ((reduce(summed) / total).double().cpu() for summed in (curves, errors))
+    by_name = {name: row for name, row in zip(names, errors, strict=True)}
+    return Measured(list(layers), length, columns, int(total), curves, ranks, by_name)
+
+
+def norm(x: Tensor) -> Tensor:
+    """Frobenius, (B, H, N, d) → (B, H)."""
+    return x.flatten(-2).norm(dim=-1)
+
+
+def summary(measured: Measured, index: int, threshold: float) -> dict[str, Any]:
+    """Plain numbers: the share at the index, layer × head, and each layer's k that holds the threshold."""
+    return {
+        "share_at_index": measured.at(index).numpy().round(6).tolist(),
+        "suggested_k": measured.suggested(threshold),
+    }
+
+
+def check_maps(encoder: Encoder) -> None:
+    """ValueError for attention that gives no maps to look into."""
+    if not all(layer.gives_maps for layer in encoder.layers):
+        raise ValueError(
+            f"attention is {encoder.config.attention!r}, whose forward gives no maps; allowed: one that takes need_weights"
+        )
+
+
+def check_layers(setting: str, layers: list[int] | None, config: EncoderConfig) -> list[int]:
+    """The layers that are asked for, in order, all for None; ValueError for one that the encoder has not."""
+    wanted = sorted(set(range(config.num_layers) if layers is None else layers))
+    if not wanted or wanted[0] < 0 or wanted[-1] >= config.num_layers:
+        raise ValueError(f"{setting} is {layers}; allowed: layers from 0 to {config.num_layers - 1}")
+    return wanted
+
+
+def check_index(setting: str, index: int | None, config: EncoderConfig, length: int) -> int:
+    """The index to look at: the paper's 128 of 512 singular values, or as asked; ValueError beyond n."""
+    if index is not None and not 1 <= index <= length:
+        raise ValueError(f"{setting} is {index}; allowed: 1 to n = {length}, the tokens of a row")
+    # A Linformer's map has only k of them: at k its share is 1 by definition.
+    most = min(length, *(config.attention_kind.columns(config, layer, length) for layer in range(config.num_layers)))
+    return index or max(1, most // 4)

@@ -1,0 +1,145 @@
+"""The cells of `benchmark`: which there are, how long they will take, measuring them, and going on where a start stopped."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+from lit_linformer.studies.benchmark.models import TRANSFORMERS, has_slots
+from lit_linformer.studies.benchmark.passes import measure_largest_batch, measure_memory, measure_speed, measure_time
+from lit_linformer.studies.benchmark.process import Job, measure
+from lit_linformer.studies.benchmark.tables import SHAPE, progress, with_ratios
+from lit_linformer.studies.paper import operations
+from lit_linformer.utils.files import json_text, read_json, write_text
+
+CHOOSE_CELLS = ("lengths", "backward", "memory", "largest_batch", "output", "overwrite")  # change no measurement
+# What may differ between two starts of one command: it is told in the file, and no reason to throw hours away.
+NOT_COMPARED = ("commit", "cpu", "fused", "cores", "lightning", "lit-linformer")
+KINDS = {
+    "memory": ("peak memory", measure_memory),
+    "time": ("time", measure_time),
+    "largest_batch": ("largest batch", measure_largest_batch),
+}
+START = 1.0  # seconds that a process takes to start
+Place = tuple[str, str, int]  # kind, direction, n
+
+
+def plan(settings: dict[str, Any]) -> list[Place]:
+    """Each cell, short ones first. Memory before time, which skips what memory found hopeless."""
+    directions = {False: ["forward"], True: ["forward+backward"], "both": ["forward", "forward+backward"]}
+    kinds = [kind for kind in KINDS if kind == "time" or settings[kind]]
+    return [(k, direction, n) for n in settings["lengths"] for direction in directions[settings["backward"]] for k in kinds]
+
+
+def key(place: Place) -> str:
+    return "/".join(map(str, place))
+
+
+def own_models(settings: dict[str, Any]) -> list[str]:
+    """Class paths of attention that is not this project's."""
+    return [name for name in settings["models"] if "." in name]
+
+
+def model_names(settings: dict[str, Any], n: int, fused: list[str]) -> list[str]:
+    """The models at one n, Transformers first: a Linformer takes its weights from one."""
+    dims = [k for k in settings["projection_dims"] if k <= n]
+    members = {"written-out": ["written-out"], "fused": fused, "linformer": [f"linformer {k}" for k in dims]}
+    members |= {path: [f"{path} {k}" for k in dims] if has_slots(path) else [path] for path in own_models(settings)}
+    names = [name for kind, found in members.items() if kind in settings["models"] for name in found]
+    return names + ([f"peer {k}" for k in dims] if settings["peer"] else [])
+
+
+def seconds_needed(settings: dict[str, Any], places: list[Place], fused: list[str]) -> dict[Place, float]:
+    """What each cell will take by its operation counts, at the speed of one pass; nothing for largest batches."""
+    n = settings["lengths"][0]
+    found = measure(Job(measure_speed, {**settings, "num_layers": 1, "compile": False}, n=n), ["fused"])["fused"]
+    if found["status"] != "ok":
+        return {}
+    a_second = _operations("fused", settings, n) * n / found["seconds"]
+
+    def needed(kind: str, direction: str, n: int) -> float:
+        passes = (settings["warmup"] + settings["rounds"] if kind == "time" else 1) * (1 if direction == "forward" else 3)
+        tokens = max(1, settings["tokens"] // n) * n * settings["num_layers"] * passes
+        each = [_operations(name, settings, n) for name in model_names(settings, n, fused)]
+        starts = START * (len(each) if kind == "memory" and settings["device"] == "cpu" else 1)
+        return starts + sum(min(count * tokens / a_second, settings["cell_seconds"]) for count in each)
+
+    return {place: 0.0 if place[0] == "largest_batch" else needed(*place) for place in places}
+
+
+def _operations(name: str, settings: dict[str, Any], n: int) -> float:
+    """A token and layer of a model's forward pass; an attention that does not tell is taken for the Transformer's."""
+    model, _, k = name.partition(" ")
+    shape = {key: settings[key] for key in SHAPE}
+    full = operations(n, **shape)
+    if model in TRANSFORMERS:
+        return full
+    return operations(n, projection_dim=int(k) if k else None, attention=model if "." in model else None, **shape) or full
+
+
+def words(seconds: float) -> str:
+    """40 s, 12 min, 3.4 h."""
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def measure_cells(folder: Path, data: dict[str, Any]) -> list[str]:
+    """Measures the cells that data lacks, and writes benchmark.json after each; returns what failed, and why."""
+    settings, done, failed, fused = data["settings"], data["cells"], [], data["environment"]["fused"]
+    cells = plan(settings)
+    left = seconds_needed(settings, [place for place in cells if key(place) not in done], fused)
+    if total := sum(left.values()):
+        print(f"about {words(total)} by operation counts; softmax and compiling come on top", flush=True)
+    spent, expected = 0.0, 0.0
+    for number, place in enumerate(cells, 1):
+        kind, direction, n = place
+        label = f"[{number}/{len(cells)}] {KINDS[kind][0]}, {direction}, n = {n}"
+        if key(place) in done:
+            print(f"{label}: finished before", flush=True)
+            continue
+        began = time.monotonic()
+        job = Job(KINDS[kind][1], settings, direction != "forward", n, max(1, settings["tokens"] // n))
+        names = model_names(settings, n, fused)
+        # A model whose single pass does not fit, or takes too long, needs no timing.
+        known = done.get(key(("memory", direction, n)), {"models": {}})["models"] if kind == "time" else {}
+        hopeless = {name: entry for name, entry in known.items() if entry["status"] in ("OOM", "over limit")}
+        # Resident size is the whole process's: on a CPU each model's memory is measured in one of its own.
+        alone = kind == "memory" and settings["device"] == "cpu"
+        measured = measure(job, [name for name in names if name not in hopeless], alone) | hopeless
+        cell = {"kind": kind, "direction": direction, "n": n, "batch": job.batch}
+        done[key(place)] = with_ratios({**cell, "models": {name: measured[name] for name in names}}, settings)
+        write_json(folder / "benchmark.json", data)
+        took = time.monotonic() - began
+        spent, expected = spent + took, expected + left.pop(place, 0.0)
+        rest = f"; about {words(sum(left.values()) * spent / expected)} left" if expected and sum(left.values()) else ""
+        print(f"{label}, {progress(done[key(place)])} ({took:.0f} s{rest})", flush=True)
+        failed += [f"{key(place)} {name}: {found['reason']}" for name, found in measured.items() if found["status"] == "failed"]
+    write_json(folder / "benchmark.json", data)
+    return failed
+
+
+def finished_cells(file: Path, data: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    """The cells of an earlier start; ValueError if they were measured otherwise. ``defaults``: of settings it did not know."""
+    if data["settings"]["overwrite"] or not file.exists():
+        return {}
+    before = read_json(file)
+    if before is None or not {"settings", "environment", "cells"} <= before.keys():
+        raise ValueError(f"output is {file.parent}, whose {file.name} is not whole; allowed: --overwrite true")
+    old, new = (
+        {name: value for name, value in settings.items() if name not in CHOOSE_CELLS} | place
+        for settings, place in (
+            (defaults | before["settings"], before["environment"]),
+            (data["settings"], data["environment"]),
+        )
+    )
+    for name in new:
+        if old.get(name) != new[name] and name not in NOT_COMPARED:
+            raise ValueError(
+                f"output is {file.parent}, which was measured with {name} {old.get(name)}, not {new[name]}; "
+                "allowed: another --output, or --overwrite true"
+            )
+    cells = before["cells"].values()
+    whole = [cell for cell in cells if all(entry["status"] != "failed" for entry in cell["models"].values())]
+    return {key((cell["kind"], cell["direction"], cell["n"])): cell for cell in whole}
+
+
+def write_json(path: Path, data: dict[str, Any]) -> None:
+    write_text(path, json_text(data, indent=1) + "\n")

@@ -1,0 +1,160 @@
+"""Table 3 and figure 2 of the paper, measured here: `python run.py benchmark`.
+
+Time and peak memory of layers against n and k: the Linformer's (`linformer`), the Transformer's with softmax written out as
+in the paper (`written-out`), and on fused attention (`fused`: what torch picks on a CPU, every kernel it has on a GPU). All
+have the same shape and weights, take hidden states of --tokens tokens, and have no dropout. Each round times every model once,
+in an order that moves on; a ratio is the median of the rounds' ratios. A model that runs out of memory or over the time limit
+is shown as such. Memory is the peak of a pass above weights and input, in a process of its own on a CPU. The largest batch
+that fits, on a GPU, is what the paper's "memory saved" compares. Weights and activations are cast to --precision, without
+autocast; float32 is without TF32. Beside the ratios of time stand the paper's, and those of the operation counts: what the
+Linformer would gain if every operation took the same time. Softmax counts nothing there, so against written-out attention more
+can be gained. A backward pass is taken for twice its forward pass.
+
+The folder gets benchmark.json (rewritten after every cell: the same command goes on where it stopped), benchmark.md,
+figure2.png, table3.png, and the same for TensorBoard.
+
+    python run.py benchmark --lengths 512 1024 2048 --projection_dims 128 256
+    python run.py benchmark --device cuda --precision bf16 --backward both
+"""
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+from lit_linformer.studies.benchmark.subject import CELL_SECONDS, DEVICE, ROUNDS, THREADS, WHAT, command_line, fill, output
+from lit_linformer.utils.arguments import FLAG, Kind, Setting, check_choice, choice, listed, number, parse, whole, word
+from lit_linformer.utils.environment import commit, cores, versions
+
+MODELS = ("written-out", "fused", "linformer")
+MODEL = Kind("MODEL", lambda where, name: name if "." in name else check_choice(where, name, MODELS))
+PASSES = Kind("true|false|both", lambda where, word: "both" if word == "both" else FLAG.read(where, word))
+COUNT = whole("N", 1)
+SETTINGS = {
+    "what": WHAT,
+    "lengths": Setting(listed(COUNT), "n, tokens a sequence (default 512 1024 2048 4096; on a GPU on to 65536)"),
+    "projection_dims": Setting(
+        listed(whole("K", 1)), "k, slots (default 128 256; on a GPU 128 256 512 1024 2048); k > n is left out"
+    ),
+    "models": Setting(listed(MODEL), "some of these, and attention of yours by class path", list(MODELS)),
+    "tokens": Setting(COUNT, "tokens a batch: it shrinks as n grows, to 1 (default 8192; on a GPU 65536)"),
+    "hidden_size": Setting(COUNT, "D, width", 768),
+    "num_heads": Setting(COUNT, "heads a layer", 12),
+    "num_layers": Setting(COUNT, "layers (default 2; on a GPU 12, the paper's)"),
+    "intermediate_size": Setting(COUNT, "width inside the feed-forward (default 4 D)"),
+    "sharing": Setting(choice("none", "headwise", "key-value", "layerwise"), "which E and F are one", "layerwise"),
+    "projection": Setting(word("NAME"), "of the Linformer, as model.encoder.projection", "linear"),
+    "order": Setting(choice("compress_first", "project_first"), "W_K (E x) or E (W_K x)", "compress_first"),
+    "local_width": Setting(whole("N"), "odd width of the local convolution, in all models but the peer; 0: none", 0),
+    "peer": Setting(FLAG, "the package `linformer` too, shaped alike, pre-norm and headwise", False),
+    "backward": Setting(PASSES, "with or, as the paper, without backward", False),
+    "precision": Setting(choice("float32", "bf16", "fp16"), "what weights and activations are cast to", "float32"),
+    "compile": Setting(FLAG, "torch.compile; not for the largest batch", False),
+    "device": DEVICE,
+    "threads": THREADS,
+    "rounds": ROUNDS,
+    "warmup": Setting(COUNT, "passes before these (default 1; on a GPU 3)"),
+    "memory": Setting(FLAG, "measure peak memory", True),
+    "largest_batch": Setting(FLAG, "find the largest batch that fits (GPU only; default true there)"),
+    "batch_memory": Setting(number("GIB", above=0), "memory that it may take, GiB; the paper's V100 has 16", 16.0),
+    "max_batch": Setting(COUNT, "sequences that it may have", 65536),
+    "cell_seconds": CELL_SECONDS,
+    "output": output("runs/benchmark"),
+    "overwrite": Setting(FLAG, "start anew; else finished cells are not measured again", False),
+}
+DEFAULTS = {  # where it depends on the device: (CPU, GPU)
+    "lengths": ([512, 1024, 2048, 4096], [512 << i for i in range(8)]),
+    "projection_dims": ([128, 256], [128 << i for i in range(5)]),
+    "tokens": (8192, 65536),
+    "num_layers": (2, 12),
+    "warmup": (1, 3),
+    "largest_batch": (False, True),
+}
+
+
+def main(argv: list[str]) -> None:
+    """Measures what is not measured yet, writes the folder's files, prints the tables; ValueError for a bad setting."""
+    settings = read_settings(argv)
+    from lit_linformer.studies.benchmark import tables
+    from lit_linformer.studies.benchmark.cells import finished_cells, measure_cells
+
+    folder = Path(settings["output"])
+    data = {
+        "command": command_line(argv),
+        "settings": settings,
+        "environment": environment(settings),
+        "notes": notes(settings),
+        "cells": {},
+    }
+    known = {name: setting.default for name, setting in SETTINGS.items() if setting.default is not None}
+    data["cells"] = finished_cells(folder / "benchmark.json", data, known)
+    folder.mkdir(parents=True, exist_ok=True)
+    print(tables.headline(data), flush=True)
+    for note in data["notes"]:
+        print(f"note: {note}", flush=True)
+    try:
+        failed = measure_cells(folder, data)
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from here", file=sys.stderr, flush=True)
+        raise
+    print("\n" + tables.write(folder, data), end="", flush=True)
+    if failed:
+        raise ValueError(
+            f"{len(failed)} measurements failed: {'; '.join(failed[:3])}{'; …' if len(failed) > 3 else ''}; "
+            "allowed: the same command again tries them again"
+        )
+
+
+def read_settings(argv: list[str]) -> dict[str, Any]:
+    """Every setting with its value, checked as far as can be before anything is measured."""
+    settings = fill(parse("benchmark", __doc__, SETTINGS, argv), DEFAULTS)
+    del settings["what"]
+    settings["lengths"], settings["projection_dims"] = (sorted(set(settings[key])) for key in ("lengths", "projection_dims"))
+    settings["intermediate_size"] = settings["intermediate_size"] or 4 * settings["hidden_size"]
+    _check(settings, settings["device"] != "cpu")
+    return settings
+
+
+def _check(settings: dict[str, Any], on_gpu: bool) -> None:
+    lengths, dims = settings["lengths"], settings["projection_dims"]
+    if "linformer" in settings["models"] or settings["peer"]:
+        for k in dims:
+            if k > lengths[-1]:
+                raise ValueError(f"projection_dims is {k}; allowed: at most the longest of lengths, {lengths[-1]}")
+    if settings["largest_batch"] and not on_gpu:
+        raise ValueError("largest_batch is true; allowed: false on a CPU, whose memory other programs use too")
+    if settings["peer"]:
+        if importlib.util.find_spec("linformer") is None:
+            raise ValueError("peer is true, but its package is not installed; allowed: false, or `pip install linformer` first")
+        if settings["intermediate_size"] != 4 * settings["hidden_size"]:
+            wide = 4 * settings["hidden_size"]
+            raise ValueError(f"intermediate_size is {settings['intermediate_size']}; allowed with peer: 4 hidden_size = {wide}")
+    from lit_linformer.studies.benchmark.cells import own_models
+    from lit_linformer.studies.benchmark.models import encoder_config, has_slots
+
+    # These raise for what does not fit together.
+    encoder_config(settings, lengths[-1], dims[0] if dims[0] <= lengths[-1] else None)
+    for path in own_models(settings):
+        encoder_config(settings, lengths[-1], dims[0] if has_slots(path) else None, path)
+
+
+def notes(settings: dict[str, Any]) -> list[str]:
+    """What a reader of the tables would wonder at."""
+    found = []
+    for n in settings["lengths"]:
+        if large := [str(k) for k in settings["projection_dims"] if k > n]:
+            found.append(f"n = {n} has no k = {', '.join(large)}, which is more than n: blank, as in the paper")
+    if long := [str(n) for n in settings["lengths"] if n > settings["tokens"]]:
+        found.append(f"n = {', '.join(long)} is more than tokens = {settings['tokens']}: a batch of one sequence there")
+    if settings["compile"] and settings["largest_batch"]:
+        found.append("the largest batch is found without compile: each batch would compile anew")
+    return found
+
+
+def environment(settings: dict[str, Any]) -> dict[str, Any]:
+    """Where it was measured."""
+    from lit_linformer.studies.benchmark.passes import describe
+    from lit_linformer.studies.benchmark.process import Job, measure
+
+    found = {**versions(), "cores": cores(), **measure(Job(describe, settings, settings["backward"] is not False), [""])[""]}
+    return {**found, "commit": head} if (head := commit()) else found

@@ -1,0 +1,103 @@
+"""The models that `benchmark` compares, of equal shape and equal weights, and what one pass takes: time and memory.
+
+Shapes: B batch, N tokens, H heads, D hidden width, d = D/H.
+"""
+
+import contextlib
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from lit_linformer.model import ATTENTIONS, EncoderConfig, EncoderLayer, SelfAttention
+from lit_linformer.model.attention import merge_heads, split_heads
+
+DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+BACKENDS = {
+    "fused flash": SDPBackend.FLASH_ATTENTION,
+    "fused cudnn": SDPBackend.CUDNN_ATTENTION,
+    "fused efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "fused math": SDPBackend.MATH,
+}
+
+
+TRANSFORMERS = ("written-out", "fused")  # ways to compute full attention
+
+
+class WrittenOutAttention(SelfAttention):
+    """The Transformer's attention as the paper had it: scores and softmax are (B, H, N, N) tensors in memory."""
+
+    def forward(self, x: Tensor, attention_mask: None = None, need_weights: bool = False) -> tuple[Tensor, None]:
+        q, k, v = (split_heads(linear(x), self.num_heads) for linear in (self.query, self.key, self.value))
+        # Scaling q instead of the scores saves one more N x N tensor; a baseline should be a fair one.
+        scores = (q / math.sqrt(q.shape[-1])) @ k.transpose(-2, -1)
+        local = 0.0 if self.local is None else self.local(x)
+        return self.out(merge_heads(scores.softmax(-1) @ v) + local), None
+
+
+class Layers(nn.Module):
+    """An encoder without embeddings: (B, N, D) → (B, N, D). ``backend``: the attention kernel, None: what torch picks."""
+
+    def __init__(self, config: EncoderConfig, written_out: bool = False, backend: SDPBackend | None = None):
+        super().__init__()
+        self.backend = backend
+        self.E = config.attention_kind.shared(config)
+        self.layers = nn.ModuleList(EncoderLayer(config, index) for index in range(config.num_layers))
+        if written_out:
+            for layer in self.layers:
+                shape = (config.hidden_size, config.num_heads, config.max_length, config.local_width)
+                layer.attention = WrittenOutAttention(*shape)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with contextlib.nullcontext() if self.backend is None else sdpa_kernel(self.backend):
+            for layer in self.layers:
+                x, _ = layer(x, None, self.E, False)
+        return x
+
+
+def encoder_config(settings: dict[str, Any], n: int, projection_dim: int | None, attention: str | None = None) -> EncoderConfig:
+    """The shape that the settings describe; projection_dim None: a Transformer, unless the attention is given."""
+    return EncoderConfig(
+        max_length=n,
+        attention=attention or ("full" if projection_dim is None else "linformer"),
+        projection=settings["projection"],
+        projection_dim=projection_dim or 1,
+        dropout=0.0,
+        attention_dropout=0.0,
+        **{key: settings[key] for key in ("hidden_size", "num_layers", "num_heads", "intermediate_size", "sharing", "order")},
+        local_width=settings["local_width"],
+    )
+
+
+def has_slots(attention: str) -> bool:
+    """Whether a k is to be given."""
+    return ATTENTIONS.find(attention).slots
+
+
+def build(name: str, settings: dict[str, Any], n: int, weights: dict[str, Tensor] | None = None) -> nn.Module:
+    """The model ``name``: written-out, fused, fused BACKEND, linformer K, peer K, or the class path of an attention, and its K.
+
+    ``weights``, another model's, are taken where they fit: the same tensors, not copies, so that many models need little room.
+    """
+    kind, _, detail = name.partition(" ")
+    torch.manual_seed(0)
+    with torch.device(settings["device"]):
+        if kind == "peer":
+            from linformer import Linformer
+
+            D, k, heads = settings["hidden_size"], int(detail), settings["num_heads"]
+            model = Linformer(D, n, settings["num_layers"], k=k, heads=heads)
+        else:
+            own = None if kind in TRANSFORMERS else kind
+            config = encoder_config(settings, n, int(detail) if own and detail else None, own)
+            model = Layers(config, kind == "written-out", BACKENDS.get(name))
+            if weights is not None:
+                model.load_state_dict(weights, strict=False, assign=True)
+    model = model.to(DTYPES[settings["precision"]]).eval()
+    if settings["compile"]:
+        # One code object for all models: without more room the ninth would silently run uncompiled.
+        torch._dynamo.config.recompile_limit = 64
+        model.compile(dynamic=False)
+    return model

@@ -1,0 +1,51 @@
+"""What the subjects of `benchmark` share: common settings, defaults that depend on the device, and a JSON file of results."""
+
+import shlex
+import statistics
+from pathlib import Path
+from typing import Any
+
+from lit_linformer.utils.arguments import Setting, check_device, choice, number, whole, word
+from lit_linformer.utils.environment import environment, without_folders
+from lit_linformer.utils.files import json_text, write_text
+
+SUBJECTS = {
+    "layers": "time and memory of layers against n and k",
+    "training": "training steps beside RoBERTa's",
+    "loop": "fit beside a bare PyTorch loop",
+    "parallel": "processes under DDP beside single ones",
+    "preparation": "text to token files",
+}
+WHAT = Setting(choice(*SUBJECTS), "; ".join(f"{name}: {what}" for name, what in SUBJECTS.items()), "layers")
+DEVICE = Setting(word("auto|cpu|cuda|cuda:N"), "where to measure; auto: a GPU if there is one", "auto")
+THREADS = Setting(whole("N", 1), "threads of a CPU (default: torch's)")
+ROUNDS = Setting(whole("N", 1), "timed turns of each", 7)
+CELL_SECONDS = Setting(number("SECONDS", above=0), "time limit of one model, of all its passes at one n", 600.0)
+
+
+def output(folder: str) -> Setting:
+    return Setting(word("FOLDER"), "where results go", folder)
+
+
+def fill(settings: dict[str, Any], by_device: dict[str, tuple[Any, Any]]) -> dict[str, Any]:
+    """The same with the device found and what depends on it: {setting: (on a CPU, on a GPU)}."""
+    import torch
+
+    device = check_device(settings["device"])
+    known = {name: pair[device != "cpu"] for name, pair in {**by_device, "threads": (torch.get_num_threads(),) * 2}.items()}
+    return settings | {name: value for name, value in known.items() if settings.get(name, 0) is None} | {"device": device}
+
+
+def command_line(argv: list[str]) -> str:
+    return shlex.join(["python", "run.py", "benchmark", *argv])
+
+
+def write(folder: str, name: str, argv: list[str], device: str, content: dict[str, Any]) -> None:
+    """FOLDER/NAME.json, with command and environment; the content's own environment is added."""
+    made = {"command": without_folders(command_line(argv)), "environment": environment(device) | content.pop("environment", {})}
+    write_text(Path(folder, f"{name}.json"), json_text({**made, **content}, indent=1) + "\n")
+    print(f"→ {folder}/{name}.json", flush=True)
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    return {name: float(f"{f(values):.5g}") for name, f in (("median", statistics.median), ("min", min), ("max", max))}

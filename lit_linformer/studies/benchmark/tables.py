@@ -1,0 +1,231 @@
+"""Ratios, tables and figures of what `benchmark` measured."""
+
+import statistics
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from lit_linformer.studies.paper import MEMORY_SAVED, TIME_SAVED, allowed_ratio
+from lit_linformer.utils.figures import figure_class
+from lit_linformer.utils.markdown import aligned
+
+VALUES = {"time": "median", "memory": "bytes", "largest_batch": "batch"}
+SAVED = {"time": "Time saved", "memory": "Memory saved (peak)", "largest_batch": "Memory saved (largest batch)"}
+BASELINES = {"written-out": "written-out attention", "fused": "fused attention", "peer": "the package `linformer`"}
+
+
+OURS = "linformer"  # what the paper's numbers are of
+SHAPE = ("hidden_size", "intermediate_size", "sharing", "order", "local_width", "projection")
+
+
+def compared(names: Iterable[str]) -> list[str]:
+    """The models that are held against the baselines: by kind and k."""
+    parts = [name.partition(" ") for name in names]
+    return ["".join(part) for part in sorted(parts, key=lambda part: (part[0], int(part[2] or 0))) if part[0] not in BASELINES]
+
+
+def column(name: str) -> str:
+    """Its heading: k = 128 for the Linformer."""
+    kind, _, k = name.partition(" ")
+    return f"k = {k}" if kind == OURS else f"{kind}, k = {k}" if k else kind
+
+
+def with_ratios(cell: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """The cell with medians and quartiles, and for each model but the baselines how many times it beats each of them."""
+    models, n = cell["models"], cell["n"]
+    for entry in models.values():
+        if "seconds" in entry:
+            entry["median"], entry["quartiles"] = _middle(entry["seconds"])
+    cell["ratios"] = {}
+    for name, entry in models.items():
+        kind, _, k = name.partition(" ")
+        if kind in BASELINES:
+            continue
+        found = cell["ratios"][name] = {}
+        for baseline in BASELINES:
+            other = _best(cell, baseline, k)
+            if other is None:
+                continue
+            both = entry["status"] == models[other]["status"] == "ok"
+            found[baseline] = {"against": other, **(_ratio(cell["kind"], entry, models[other]) if both else {"ratio": None})}
+            if cell["kind"] == "time" and baseline != "peer":
+                shape = {key: settings[key] for key in SHAPE}
+                if (allowed := allowed_ratio(n, int(k) if k else None, attention=kind, **shape)) is not None:
+                    found[baseline]["operation_counts"] = allowed
+            paper = (TIME_SAVED if cell["kind"] == "time" else MEMORY_SAVED).get(n, {}).get(int(k)) if kind == OURS else None
+            if paper and baseline == "written-out" and cell["direction"] == "forward":  # all that the paper compared
+                found[baseline]["paper"] = paper
+    return cell
+
+
+def _middle(values: list[float]) -> tuple[float, list[float]]:
+    """Median, and first and third quartile."""
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
+    return statistics.median(values), [low, high]
+
+
+def _best(cell: dict[str, Any], baseline: str, k: str) -> str | None:
+    """The model that stands for a baseline: of several fused kernels the best one that worked."""
+    names = {"written-out": ["written-out"], "peer": [f"peer {k}"]}.get(baseline)
+    names = [name for name in cell["models"] if (name.startswith("fused") if names is None else name in names)]
+    value = VALUES[cell["kind"]]
+    worked = [name for name in names if cell["models"][name]["status"] == "ok"]
+    if not worked:
+        return names[0] if names else None
+    return (max if value == "batch" else min)(worked, key=lambda name: cell["models"][name][value])
+
+
+def _ratio(kind: str, ours: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    if kind == "time":
+        rounds = [theirs / mine for mine, theirs in zip(ours["seconds"], other["seconds"], strict=True)]
+        median, quartiles = _middle(rounds)
+        return {"ratio": median, "quartiles": quartiles}
+    if kind == "memory":
+        # Less than a page of difference is no measurement.
+        return {"ratio": other["bytes"] / ours["bytes"] if ours["bytes"] > 0 and other["bytes"] > 0 else None}
+    # At the bound our batch could be larger, so the ratio is a lower limit; the baseline's at the bound leaves nothing to say.
+    return {"ratio": None if other["at_bound"] else ours["batch"] / other["batch"], "at_least": ours["at_bound"]}
+
+
+def digits(value: float) -> str:
+    """Three significant digits, or all before the point."""
+    decimals = 0 if value >= 99.95 else 1 if value >= 9.995 else 2 if value >= 0.9995 else 3
+    return f"{value:,.{decimals}f}"
+
+
+def _value(kind: str, entry: dict[str, Any], spread: bool = False) -> str:
+    """What stands in a table for one model."""
+    if entry["status"] != "ok":
+        return entry["status"]
+    if kind == "memory":
+        return f"{entry['bytes'] / 2**20:,.1f}"
+    if kind == "largest_batch":
+        return ("≥ " if entry["at_bound"] else "") + f"{entry['batch']:,}"
+    median, low, high = (digits(1e3 * value) for value in (entry["median"], *entry["quartiles"]))
+    return f"{median} ({low}–{high})" if spread else median
+
+
+def progress(cell: dict[str, Any]) -> str:
+    """The cell in one line."""
+    unit = {"time": "ms", "memory": "MiB", "largest_batch": "sequences"}[cell["kind"]]
+    parts = []
+    for name, entry in cell["models"].items():
+        parts.append(f"{name} {_value(cell['kind'], entry)}" + (f" {unit}" if entry["status"] == "ok" else ""))
+    return ("" if cell["kind"] == "largest_batch" else f"batch {cell['batch']}: ") + ", ".join(parts)
+
+
+def headline(data: dict[str, Any]) -> str:
+    """Hardware and shape."""
+    settings, here = data["settings"], data["environment"]
+    how = [settings[key] for key in ("projection", "sharing", "order") if key in settings]
+    shape = [
+        f"{settings['num_layers']} layers of width {settings['hidden_size']}, {settings['num_heads']} heads",
+        ", ".join([f"feed-forward {settings['intermediate_size']}", *how, settings["precision"]]),
+        f"{settings['tokens']:,} tokens a batch",
+    ]
+    if settings["local_width"]:
+        shape.append(f"local convolution of width {settings['local_width']}")
+    place = [here["hardware"], f"torch {here['torch']}"]
+    if settings["device"] == "cpu":
+        place.append(f"{settings['threads']} thread{'s' * (settings['threads'] > 1)}")
+    if settings["compile"]:
+        place.append("torch.compile")
+    if "commit" in here:
+        place.append(f"commit {here['commit']}")
+    return ", ".join(place) + "\n" + ", ".join(shape)
+
+
+def markdown(data: dict[str, Any]) -> str:
+    """All tables."""
+    place, shape = headline(data).splitlines()
+    parts = [f"# Benchmark\n\n{place}  \n{shape}  \n`{data['command']}`\n", *(f"- {note}\n" for note in data["notes"])]
+    cells = sorted(data["cells"].values(), key=lambda cell: cell["n"])
+    for direction in ("forward", "forward+backward"):
+        for kind in VALUES:
+            if here := [cell for cell in cells if (cell["kind"], cell["direction"]) == (kind, direction)]:
+                parts += _tables(kind, direction, here, data["settings"])
+    reasons = [
+        f"- {cell['kind']}, {cell['direction']}, n = {cell['n']}, {name}: {entry['reason']}\n"
+        for cell in cells
+        for name, entry in cell["models"].items()
+        if "reason" in entry
+    ]
+    return "\n".join([*parts, *(["## Failed\n", "".join(reasons)] if reasons else [])])
+
+
+def _tables(kind: str, direction: str, cells: list[dict[str, Any]], settings: dict[str, Any]) -> list[str]:
+    """The values, then the ratios against each baseline, with the paper's and those that operation counts allow below."""
+    title = {
+        "time": f"Time, {direction}: ms a batch of {settings['tokens']:,} tokens, median (quartiles) of {settings['rounds']}",
+        "memory": f"Peak memory, {direction}: MiB above weights and input, batch of {settings['tokens']:,} tokens",
+        "largest_batch": f"Largest batch, {direction}: sequences within {settings['batch_memory']:g} GiB",
+    }[kind]
+    names = list(dict.fromkeys(name for cell in cells for name in cell["models"]))
+    lines = [["n", *(["batch"] if kind != "largest_batch" else []), *names]]
+    for cell in cells:
+        values = [_value(kind, cell["models"][name], spread=True) if name in cell["models"] else "" for name in names]
+        lines.append([f"{cell['n']:,}", *([f"{cell['batch']:,}"] if kind != "largest_batch" else []), *values])
+    parts = [f"## {title}\n", aligned(lines, right=True)]
+    ours = compared(names)
+    for baseline, what in BASELINES.items():
+        if not ours or not any(name.startswith(baseline) for name in names):
+            continue
+        lines = [["n", *map(column, ours)]]
+        for cell in cells:
+            lines.append([f"{cell['n']:,}", *(ratio_text(cell, name, baseline, spread=True) for name in ours)])
+            for key, label, show in (("paper", "paper", "{:g}".format), ("operation_counts", "operation counts", digits)):
+                numbers = [cell["ratios"].get(name, {}).get(baseline, {}).get(key) for name in ours]
+                if any(numbers):
+                    lines.append([f"{cell['n']:,}: {label}", *(show(number) if number else "" for number in numbers)])
+        # The paper's ratios of memory are those of the largest batches.
+        hint = "; the paper's is of largest batches" if kind == "memory" and any("paper" in line[0] for line in lines) else ""
+        several = baseline == "fused" and len([name for name in names if name.startswith("fused")]) > 1
+        what += ", the best kernel" * several
+        parts += [f"### {SAVED[kind]} against {what}, {direction}: ×{hint}\n", aligned(lines, right=True)]
+    return parts
+
+
+def ratio_text(cell: dict[str, Any], name: str, baseline: str, spread: bool = False) -> str:
+    """One ratio, or why there is none; nothing where the cell has no such model."""
+    if name not in cell["models"]:
+        return ""
+    if cell["models"][name]["status"] != "ok":
+        return cell["models"][name]["status"]
+    found = cell["ratios"][name].get(baseline)
+    if found is None:
+        return ""
+    if found["ratio"] is None:
+        status = cell["models"][found["against"]]["status"]
+        return "–" if status == "ok" else f"{found['against']}: {status}"
+    text = ("≥ " if found.get("at_least") else "") + digits(found["ratio"])
+    return f"{text} ({'–'.join(map(digits, found['quartiles']))})" if spread and "quartiles" in found else text
+
+
+def write(folder: Path, data: dict[str, Any]) -> str:
+    """benchmark.md, the figures, and both for TensorBoard; returns what to print."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    text = markdown(data)
+    (folder / "benchmark.md").write_text(text, encoding="utf-8")
+    for old in folder.glob("events.out.tfevents.*.benchmark"):  # an earlier start's, whose cells are in this one too
+        old.unlink()
+    with SummaryWriter(str(folder), filename_suffix=".benchmark") as writer:
+        writer.add_text("benchmark", text)
+        for cell in data["cells"].values():
+            unit, scale = {"time": ("ms", 1e3), "memory": ("MiB", 2**-20), "largest_batch": ("sequences", 1)}[cell["kind"]]
+            for name, entry in cell["models"].items():
+                if entry["status"] == "ok":
+                    tag = f"{cell['kind']}, {cell['direction']}, {unit}/{name}"
+                    writer.add_scalar(tag, entry[VALUES[cell["kind"]]] * scale, cell["n"])
+        if (Figure := figure_class()) is None:
+            return text + f"\n{folder}/: benchmark.json, benchmark.md; for figures `pip install matplotlib`, then again\n"
+        from lit_linformer.studies.benchmark.figures import draw_ratios, draw_times
+
+        made = []
+        for name, draw in (("figure2", draw_times), ("table3", draw_ratios)):
+            (folder / f"{name}.png").unlink(missing_ok=True)
+            if (figure := draw(Figure, data)) is not None:
+                figure.savefig(folder / f"{name}.png", dpi=150)
+                writer.add_figure(name, figure)
+                made.append(f"{name}.png")
+    return text + f"\n{folder}/: {', '.join(['benchmark.json', 'benchmark.md', *made])}\n"

@@ -1,0 +1,80 @@
+"""A cell of a grid, which is a run, and the grid that cells make."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from lit_linformer.runs.folder import checkpoints
+from lit_linformer.utils.arguments import check_choice
+from lit_linformer.utils.files import read_json
+
+
+@dataclass
+class Cell:
+    """One run: the value that it has on each axis, and how `run.py` is called for it."""
+
+    values: dict[str, str]
+    name: str
+    fit: list[str]
+    metric: str
+    root: Path = Path("runs")
+
+    @property
+    def run_dir(self) -> Path:
+        return self.root / self.name
+
+    @property
+    def log(self) -> Path:
+        return self.root / f"{self.name}.log"
+
+    def __str__(self) -> str:
+        return " · ".join(self.values.values())
+
+    def left(self) -> list[list[str]]:
+        """The commands that are still to be run, without `python run.py`; none when finished."""
+        test = ["test", "--config", str(self.run_dir / "config.yaml"), "--name", self.name]
+        tests = [test] if self.metric.startswith("test/") else []
+        if read_json(self.run_dir / "result.json") is not None:
+            return tests if read_json(self.run_dir / "test.json") is None else []
+        # auto: a run that was killed before its first last.ckpt has nothing to go on from, and starts anew.
+        return [[*self.fit, "--ckpt_path", "auto"] if checkpoints(self.run_dir) else self.fit, *tests]
+
+    def value(self) -> float | None:
+        """What the table shows of the cell, at its best validation where that was written down; None while unfinished."""
+        if self.left():
+            return None
+        file = self.run_dir / ("test.json" if self.metric.startswith("test/") else "result.json")
+        result = read_json(file) or {}
+        metrics = {**result.get("metrics", {}), **result.get("best_metrics", {})}
+        metrics = {name: math.nan if value is None else value for name, value in metrics.items()}  # JSON knows no NaN
+        if not isinstance(metrics.get(self.metric), int | float):
+            there = ", ".join(metrics) or "none, it holds no metric"
+            raise ValueError(f"table.value is {self.metric!r}, which {file} does not hold; allowed: {there}")
+        return float(metrics[self.metric])
+
+
+@dataclass
+class Grid:
+    """What a grid file says, checked."""
+
+    name: str
+    axes: dict[str, dict[str, str]]
+    rows: str
+    columns: str
+    metrics: dict[str, str]  # column → metric
+    scale: float
+    decimals: int
+    paper: dict[str, dict[str, str]]  # row → column → the number as it was written
+    cells: list[Cell]
+
+    def select(self, only: list[str]) -> list[Cell]:
+        """The cells that ``--only AXIS=VALUE …`` leaves."""
+        chosen: dict[str, list[str]] = {}
+        for word in only:
+            axis, _, value = word.partition("=")
+            check_choice("only", axis, self.axes)
+            chosen.setdefault(axis, []).append(check_choice(f"only {axis}", value, self.axes[axis]))
+        cells = [cell for cell in self.cells if all(cell.values[axis] in values for axis, values in chosen.items())]
+        if not cells:
+            raise ValueError(f"only is {' '.join(only)}, which skip leaves out; allowed: another cell")
+        return cells

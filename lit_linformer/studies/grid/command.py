@@ -1,0 +1,61 @@
+"""A grid of runs and the table that they make: `python run.py grid --config conf/paper/table2.yaml`.
+
+Each cell is a run NAME/SLUG of `fit`, then of `test` where the table shows a test/… value, in a process of its own. It is
+finished when fit has written result.json (test: test.json), so the same command goes on wherever the last one stopped, and
+makes the table when nothing is left. The grid file:
+
+    name: table2                              # results go to runs/table2/
+    arguments: --trainer.precision bf16-mixed # of every cell; the axes override them, --arguments overrides the axes
+    axes:                                     # the cells are their product; each value is what it adds to the command line
+      model: {Transformer: --model.pretrained runs/t, "Linformer, 128": --model.pretrained runs/l}
+      task: {SST-2: --config conf/finetune/sst2.yaml, IMDB: --config conf/finetune/imdb.yaml}
+      seed: {1: --seed_everything 1, 2: --seed_everything 2}   # neither rows nor columns: the table shows the median
+    table: {rows: model, columns: task, value: {SST-2: val/accuracy, IMDB: test/accuracy}, scale: 100, decimals: 1}
+    paper: {"Linformer, 128": {SST-2: 93.1}}  # shown below the row
+    skip: [{model: Transformer, task: IMDB}]  # cells left out
+"""
+
+import shlex
+from pathlib import Path
+
+from lit_linformer.studies.grid.file import read_grid
+from lit_linformer.studies.grid.run import run_until_stopped
+from lit_linformer.studies.grid.table import write_table
+from lit_linformer.utils.arguments import FLAG, Setting, parse, several, whole, word
+from lit_linformer.utils.environment import run_command
+
+SETTINGS = {
+    "config": Setting(word("FILE"), "the grid file, as conf/paper/table2.yaml", required=True),
+    "jobs": Setting(whole("N", 1), "cells at a time; share the processor among them with OMP_NUM_THREADS", 1),
+    "only": Setting(several(word("AXIS=VALUE")), "run these cells only", []),
+    "arguments": Setting(
+        word('"--SETTING VALUE …"'), "to the end of every cell's command line; the same one each time, or another --name", ""
+    ),
+    "name": Setting(word("NAME"), "results go to runs/NAME/ (default: the name in the file)"),
+    "print_commands": Setting(FLAG, "only print the commands of unfinished cells, a line a cell: for a job array", False),
+}
+
+
+def main(argv: list[str]) -> None:
+    """Runs what is unfinished and writes the table; raises ValueError for a bad file and at the end if cells failed."""
+    given = parse("grid", __doc__, SETTINGS, argv)
+    grid = read_grid(Path(given["config"]), given["name"], given["arguments"])
+    cells = grid.select(given["only"])
+    if given["print_commands"]:
+        for cell in cells:
+            if left := cell.left():
+                print(" && ".join(shlex.join([*run_command(), *words]) for words in left))
+        return
+    command = shlex.join(["python", "run.py", "grid", *argv])
+    write_table(grid, command)  # by this file `report` knows a grid, be it at work
+    try:
+        failed = run_until_stopped(cells, given["jobs"])
+    finally:
+        folder = write_table(grid, command)
+    print((folder / "table.md").read_text(encoding="utf-8"), end="", flush=True)
+    if failed:
+        names = ", ".join(str(cell) for cell in failed[:4]) + (", …" if len(failed) > 4 else "")
+        raise ValueError(
+            f"{len(failed)} of {len(cells)} cells failed: {names}; their output is in {folder}/*.log; "
+            "allowed: the same command again continues"
+        )

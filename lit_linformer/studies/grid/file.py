@@ -1,0 +1,126 @@
+"""What a grid file says, checked; command.py tells the format."""
+
+import itertools
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lit_linformer.runs.folder import check_name
+from lit_linformer.studies.grid.cell import Cell, Grid
+from lit_linformer.utils.arguments import check_choice, check_number, meant
+from lit_linformer.utils.configs import read_config
+
+KEYS = ["name", "arguments", "axes", "table", "paper", "skip"]
+TABLE_KEYS = ["rows", "columns", "value", "scale", "decimals"]
+OURS = ["--name", "--ckpt_path", "--overwrite", "--trainer.default_root_dir"]  # the grid finds its runs by these
+
+
+def read_grid(path: Path, name: str | None = None, arguments: str = "") -> Grid:
+    """The grid in a file; raises ValueError, in one line, for whatever could go wrong before the first cell runs."""
+    spec = _mapping(_load(path), str(path), KEYS)
+    axes = _mapping(spec.get("axes"), "axes")
+    axes = {axis: _mapping(values, f"axes.{axis}") for axis, values in axes.items()}
+    table = _mapping(spec.get("table"), "table", TABLE_KEYS)
+    rows, columns = (check_choice(f"table.{key}", table.get(key), axes) for key in ("rows", "columns"))
+    if rows == columns:
+        raise ValueError(f"table.columns is {columns!r}, which are the rows too; allowed: another of {', '.join(axes)}")
+    metrics = table.get("value")
+    if isinstance(metrics, dict):
+        _mapping(metrics, "table.value", axes[columns], kind="column")
+        if missing := [column for column in axes[columns] if column not in metrics]:
+            raise ValueError(f"table.value names nothing for column {missing[0]!r}; allowed: one name, or one for each column")
+    else:
+        metrics = dict.fromkeys(axes[columns], metrics)
+    if wrong := [metric for metric in metrics.values() if not isinstance(metric, str) or not metric]:
+        raise ValueError(f"table.value is {wrong[0]!r}; allowed: a metric's name, as val/accuracy, or one for each column")
+    paper = _mapping(spec.get("paper") or {}, "paper", axes[rows], kind="row", empty=True)
+    for row, numbers in paper.items():
+        for column, value in _mapping(numbers, f"paper.{row}", axes[columns], kind="column").items():
+            check_number(f"paper.{row}.{column}", value)
+    name = check_name(name if name is not None else spec.get("name") or path.stem)
+    common, last = _words("arguments", spec.get("arguments", "")), _words("--arguments", arguments)
+    words = {axis: {key: _words(f"axes.{axis}.{key}", text) for key, text in axes[axis].items()} for axis in axes}
+    return Grid(
+        name=name,
+        axes=axes,
+        rows=rows,
+        columns=columns,
+        metrics=metrics,
+        scale=check_number("table.scale", table.get("scale", "1")),
+        decimals=int(check_number("table.decimals", table.get("decimals", "1"), whole=True, most=10)),
+        paper=paper,
+        cells=_cells(name, words, common, last, _skipped(spec.get("skip"), axes), lambda values: metrics[values[columns]]),
+    )
+
+
+def _cells(name: str, words: dict, common: tuple, last: tuple, skip: list[dict], metric: Any) -> list[Cell]:
+    """The product of the axes. On a command line a --config after a setting would override it, hence all of them go first."""
+    cells: dict[str, Cell] = {}
+    for keys in itertools.product(*words.values()):
+        values = dict(zip(words, keys, strict=True))
+        if any(left_out.items() <= values.items() for left_out in skip):
+            continue
+        parts = [common, *(words[axis][key] for axis, key in values.items()), last]
+        slug = "-".join(filter(None, (re.sub("[^a-z0-9]+", "-", key.lower()).strip("-") for key in keys)))
+        cell = Cell(values, f"{name}/{slug}", [], metric(values))
+        cell.fit = ["fit", *(word for configs, _ in parts for word in configs), *(word for _, rest in parts for word in rest)]
+        cell.fit += ["--name", cell.name]
+        if not slug or slug in cells:
+            other = f"as {cells[slug]} is" if slug else "which is nothing"
+            raise ValueError(
+                f"axes: the cell {cell} would be run {slug!r}, {other}; allowed: values of different letters or digits"
+            )
+        cells[slug] = cell
+    if not cells:
+        raise ValueError("skip leaves no cell; allowed: fewer entries")
+    return list(cells.values())
+
+
+def _skipped(entries: Any, axes: dict[str, dict]) -> list[dict[str, str]]:
+    if entries and not isinstance(entries, list):
+        raise ValueError(f"skip is {entries!r}; allowed: a list of mappings, as [{{{next(iter(axes))}: …}}]")
+    for entry in entries or []:
+        for axis, value in _mapping(entry, "skip", axes, kind="axis").items():
+            check_choice(f"skip.{axis}", value, axes[axis])
+    return entries or []
+
+
+def _load(path: Path) -> Any:
+    # Every scalar stays the text it is: 1e-3 and on are names here.
+    return yaml.load(read_config(path, "a grid file, as conf/paper/table2.yaml"), yaml.BaseLoader)
+
+
+def _mapping(value: Any, where: str, allowed: Any = None, kind: str = "key", empty: bool = False) -> dict[str, Any]:
+    if not isinstance(value, dict) or not (value or empty):
+        raise ValueError(f"{where} is {value!r}; allowed: a mapping" + (f" of {', '.join(allowed)}" if allowed else ""))
+    for key in value:
+        if allowed is not None and key not in allowed:
+            raise ValueError(f"{where} names no {kind} by {key!r}{meant(key, allowed)}; allowed: {', '.join(allowed)}")
+    return value
+
+
+def _words(where: str, text: Any) -> tuple[list[str], list[str]]:
+    """The words of a piece of command line: those of its --config files, and the others."""
+    try:
+        if not isinstance(text, str):
+            raise ValueError("no text")
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"{where} is {text!r} ({error}); allowed: a piece of command line, as --model.lr 1e-3") from error
+    configs, others = [], []
+    left = iter(words)
+    for word in left:
+        key, equals, value = word.partition("=")
+        if key in OURS:
+            raise ValueError(f"{where} holds {key}, which the grid sets itself; allowed: all settings but {', '.join(OURS)}")
+        if key not in ("--config", "-c"):
+            others.append(word)
+            continue
+        value = value if equals else next(left, "")
+        if not Path(value).is_file():
+            raise ValueError(f"{where} holds --config {value}, which is no file; allowed: a file, seen from {Path.cwd()}")
+        configs += ["--config", value]
+    return configs, others

@@ -1,0 +1,148 @@
+"""The runs of a grid: several at a time, each in a process of its own, stopped together and gone on with."""
+
+import contextlib
+import fcntl
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+from lit_linformer.studies.grid.cell import Cell
+from lit_linformer.utils.environment import run_command
+from lit_linformer.utils.files import last_line
+
+PATIENCE = 15.0  # seconds that a run has to end by itself after Ctrl-C
+
+
+class Job:
+    """A cell that is running. Its log is its lock: the run's processes hold it too, even when the grid itself was killed."""
+
+    def __init__(self, cell: Cell, label: str):
+        self.cell, self.label = cell, label
+        cell.log.parent.mkdir(parents=True, exist_ok=True)
+        self.log = open(cell.log, "ab")
+        try:
+            fcntl.flock(self.log, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError if another grid has it
+        except OSError:
+            self.log.close()
+            raise
+        self.began = time.monotonic()
+
+    def start(self, words: list[str]) -> None:
+        """Starts one command, in a session of its own: what Ctrl-C stops, the grid stops, with all children of its."""
+        if words[0] == "fit":
+            (self.cell.run_dir / "test.json").unlink(missing_ok=True)  # of the weights before
+        self.words = words
+        command = [*run_command(), *words]
+        self.log.write(f"$ {shlex.join(command)}\n".encode())
+        self.log.flush()
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=self.log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+
+    def error(self) -> str:
+        """The run's last error line, or its last line, or what is known."""
+        if self.process.returncode < 0:
+            return f"ended by {signal.Signals(-self.process.returncode).name}"
+        if self.process.returncode == 0:
+            missing = "test.json" if self.words[0] == "test" else "result.json"
+            return f"{self.words[0]} ended, but {self.cell.run_dir} holds no whole {missing}"
+        return last_line(self.cell.log).removeprefix("error: ") or f"exit status {self.process.returncode}"
+
+
+def run_until_stopped(cells: list[Cell], jobs: int) -> list[Cell]:
+    """run_cells, which Ctrl-C, a closed terminal and a cluster's SIGTERM stop alike."""
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    # Under nohup SIGHUP is ignored, and stays so.
+    ours = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, stop)
+    try:
+        return run_cells(cells, jobs)
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from here", file=sys.stderr, flush=True)
+        raise
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def run_cells(cells: list[Cell], jobs: int = 1) -> list[Cell]:
+    """Runs what is left of the cells, ``jobs`` at a time; returns those that failed."""
+    failed, queue, running = [], [], []
+    for number, cell in enumerate(cells, 1):
+        label = f"[{number}/{len(cells)}] {cell}"
+        if cell.left():
+            queue.append((cell, label))
+        else:
+            _report(cell, label, None, failed)
+    try:
+        while queue or running:
+            while queue and len(running) < jobs:
+                if job := _start(*queue.pop(0)):
+                    running.append(job)
+            for job in [job for job in running if job.process.poll() is not None]:
+                left = job.cell.left()
+                if left and left[0][0] != job.words[0]:  # after fit, test
+                    job.start(left[0])
+                    continue
+                running.remove(job)
+                job.log.close()
+                if left:
+                    print(f"{job.label}: failed ({time.monotonic() - job.began:.0f} s): {job.error()}", flush=True)
+                    failed.append(job.cell)
+                else:
+                    _report(job.cell, job.label, time.monotonic() - job.began, failed)
+            time.sleep(0.1)
+    finally:
+        _stop(running)
+    return failed
+
+
+def _start(cell: Cell, label: str) -> Job | None:
+    try:
+        job = Job(cell, label)
+    except BlockingIOError:
+        print(f"{label}: left alone, it is already running (its log {cell.log} is locked)", flush=True)
+        return None
+    left = cell.left()
+    if not left:  # another grid has finished it in the meantime
+        job.log.close()
+        _report(cell, label, None, [])
+        return None
+    job.start(left[0])
+    goes_on = " goes on" if "--ckpt_path" in left[0] else ""
+    print(f"{label}: {left[0][0]}{goes_on} → {cell.log}", flush=True)
+    return job
+
+
+def _report(cell: Cell, label: str, seconds: float | None, failed: list[Cell]) -> None:
+    """The line of a finished cell; a warning where its command line was another one."""
+    try:
+        when = "finished before" if seconds is None else f"{seconds:.0f} s"
+        print(f"{label}: {cell.metric} {cell.value():.4g} ({when})", flush=True)
+    except ValueError as error:
+        failed.append(cell)
+        print(f"{label}: failed: {error}", flush=True)
+    with contextlib.suppress(OSError), open(cell.log, encoding="utf-8", errors="replace") as file:
+        fits = [line for line in file if line.startswith("$ ") and "run.py fit " in line]
+        if fits and shlex.join(cell.fit) not in fits[-1]:
+            print(f"  warning: it ran with other settings than the grid's; to run it again delete {cell.run_dir}", flush=True)
+
+
+def _stop(running: list[Job]) -> None:
+    """Asks, waits, kills: the children's children too."""
+    for number in (signal.SIGINT, signal.SIGKILL):
+        for job in running:
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended
+                os.killpg(job.process.pid, number)
+        deadline = time.monotonic() + PATIENCE
+        with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):  # a second Ctrl-C: no more waiting
+            for job in running:
+                job.process.wait(max(0.0, deadline - time.monotonic()))

@@ -1,0 +1,111 @@
+"""A grid's table: made of its runs, written as Markdown and JSON, and read again by `report`."""
+
+import contextlib
+import json
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+from lit_linformer.studies.grid.cell import Cell, Grid
+from lit_linformer.utils.files import json_text, write_text
+from lit_linformer.utils.markdown import aligned
+
+
+def summary(grid: Grid) -> dict[str, Any]:
+    """Values, medians and the paper's numbers, in the table's unit (× scale)."""
+    cells = []
+    for cell in grid.cells:
+        value = None
+        with contextlib.suppress(ValueError):  # its metric is missing: run_cells has said so
+            value = cell.value()
+        cells.append({**cell.values, "run": cell.name, "metric": cell.metric, "value": value and value * grid.scale})
+    medians: dict[str, dict[str, Any]] = {row: {} for row in grid.axes[grid.rows]}
+    for row, column in ((row, column) for row in medians for column in grid.axes[grid.columns]):
+        here = [cell["value"] for cell in cells if (cell[grid.rows], cell[grid.columns]) == (row, column)]
+        done = [value for value in here if value is not None]
+        if any(math.isnan(value) for value in done):  # has no place in an order
+            done = [math.nan] * len(done)
+        if done:
+            median = statistics.median(done)
+            medians[row][column] = {"median": median, "min": min(done), "max": max(done), "runs": len(done), "of": len(here)}
+    return {
+        "name": grid.name,
+        "scale": grid.scale,
+        "cells": cells,
+        "medians": medians,
+        "averages": {row: _average(grid, [entry["median"] for entry in medians[row].values()]) for row in medians},
+        "paper": {row: {column: float(number) for column, number in numbers.items()} for row, numbers in grid.paper.items()},
+    }
+
+
+def _average(grid: Grid, numbers: list[float]) -> float | None:
+    """Only over all the columns: over fewer it would compare nothing."""
+    return statistics.fmean(numbers) if len(numbers) == len(grid.axes[grid.columns]) else None
+
+
+def markdown(grid: Grid, table: dict[str, Any]) -> str:
+    """The table as aligned Markdown, which is what the terminal shows too."""
+
+    def show(value: float | None) -> str:
+        return "–" if value is None else f"{value:.{grid.decimals}f}"
+
+    def entry(of: dict[str, Any] | None) -> str:
+        if of is None or of["of"] == 1:
+            return show(of and of["median"])
+        runs = f"{of['runs']} of {of['of']}" if of["runs"] < of["of"] else of["runs"]
+        return f"{show(of['median'])} ({show(of['min'])}–{show(of['max'])}; {runs} runs)"
+
+    columns = list(grid.axes[grid.columns])
+    lines = [[grid.rows, *columns, "average"]]
+    for row, medians in table["medians"].items():
+        lines.append([row, *(entry(medians.get(column)) for column in columns), show(table["averages"][row])])
+        if numbers := grid.paper.get(row):  # as the paper prints them
+            average = _average(grid, [float(number) for number in numbers.values()])
+            lines.append([f"{row}: paper", *(numbers.get(column, "–") for column in columns), show(average)])
+    return aligned([[text.replace("|", "\\|") for text in line] for line in lines])
+
+
+def write_table(grid: Grid, command: str) -> Path:
+    """Writes table.md and table.json into the grid's folder, which it returns."""
+    folder, table = Path("runs", grid.name), summary(grid)
+    write_text(folder / "table.md", f"# {grid.name}\n\n{heading(grid)}\n`{command}`\n\n{markdown(grid, table)}")
+    form = {"command": command, "rows": grid.rows, "columns": grid.columns, "decimals": grid.decimals}
+    write_text(folder / "table.json", json_text({**form, **table}, indent=2) + "\n")
+    return folder
+
+
+def heading(grid: Grid) -> str:
+    """What the table shows, in one line."""
+    by_column = [f"{column}: {metric}" for column, metric in grid.metrics.items()]
+    what = ", ".join(by_column) if len(set(grid.metrics.values())) > 1 else next(iter(grid.metrics.values()))
+    over = [axis for axis in grid.axes if axis not in (grid.rows, grid.columns)]
+    how = f"; median (min–max; how many) over {', '.join(over)}" if over else ""
+    return f"{what}{f' × {grid.scale:g}' if grid.scale != 1 else ''}{how}"
+
+
+def read_table(folder: Path) -> Grid:
+    """The grid that left table.json in a folder; its cells tell values, but cannot be run. ValueError for another file."""
+    try:
+        table = json.loads((folder / "table.json").read_text(encoding="utf-8"))
+        cells, medians = table["cells"], table["medians"]
+        names = [key for key in cells[0] if key not in ("run", "metric", "value")]
+        axes = {axis: dict.fromkeys(cell[axis] for cell in cells) for axis in names}
+        rows = table.get("rows") or next(axis for axis in names if set(axes[axis]) <= set(medians))
+        columns = table.get("columns") or next(axis for axis in names if axis != rows)
+        return Grid(
+            name=table["name"],
+            axes={**axes, rows: dict.fromkeys(medians)},
+            rows=rows,
+            columns=columns,
+            metrics={cell[columns]: cell["metric"] for cell in cells},
+            scale=table["scale"],
+            decimals=table.get("decimals", 1),
+            paper={row: {column: f"{value:g}" for column, value in of.items()} for row, of in table["paper"].items()},
+            cells=[
+                Cell({axis: cell[axis] for axis in names}, Path(cell["run"]).name, ["fit"], cell["metric"], folder)
+                for cell in cells
+            ],
+        )
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration) as error:
+        raise ValueError(f"{folder}/table.json is no grid's table; allowed: what `python run.py grid` writes") from error

@@ -1,0 +1,1 @@
+"""One page of all that was measured: `python run.py report`."""

@@ -1,0 +1,101 @@
+"""The report's own figure: validation perplexity against tokens, the paper's figure 3."""
+
+from typing import Any
+
+from lit_linformer.studies.report.sources import Group, Run
+from lit_linformer.utils.figures import COLOURS, STYLES, open_frame, plain_numbers
+
+TRANSFORMER = COLOURS[-1]  # black, as in the benchmark's figures; the others share the rest
+UNFINISHED = {"marker": "x", "markersize": 8, "markeredgewidth": 1.8, "linestyle": "none"}
+MOST_ACROSS = 3
+
+
+def draw_curves(figure_class: Any, groups: list[Group]) -> Any:
+    """Panels by name, in each a line a group; several runs of one are drawn thin, under their median. None without points."""
+    groups = [group for group in groups if any(run.points() for run in group.runs)]
+    if not groups:
+        return None
+    names = list(dict.fromkeys(group.panel for group in groups))
+    looks = _looks(groups)
+    across = min(len(names), MOST_ACROSS)
+    down = -(-len(names) // across)
+    legend = 1.2 + 0.075 * max(map(len, looks))
+    figure = figure_class(figsize=(4.9 * across + legend, 3.9 * down), layout="constrained")
+    panels = figure.subplots(down, across, squeeze=False, sharey=True).flatten()
+    for axes, name in zip(panels, names, strict=False):
+        for group in groups:
+            if group.panel == name:
+                _draw_group(axes, group, looks[group.label])
+        axes.set(xlabel="tokens seen (millions)", title=name, yscale="log")
+        axes.yaxis.set_tick_params(labelleft=True)
+        plain_numbers(axes.yaxis)
+        axes.grid(True, alpha=0.25)
+        axes.set_xlim(left=0)
+        open_frame(axes)
+    for axes in panels[len(names) :]:
+        axes.set_visible(False)
+    for axes in panels[::across]:
+        axes.set_ylabel("validation perplexity")
+    handles = {label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    if any(run.points() and not run.finished for group in groups for run in group.runs):
+        mark = panels[0].plot([], [], color="0.3", **UNFINISHED)[0]
+        handles["unfinished run"] = mark
+    order = [text for label in looks for text in (label, f"{label} (unfinished)") if text in handles]
+    order += ["unfinished run"] * ("unfinished run" in handles)
+    figure.legend([handles[text] for text in order], order, loc="outside right center", frameon=False, handlelength=3)
+    return figure
+
+
+def draw_conversions(figure_class: Any, runs: list[Run]) -> Any:
+    """Perplexity against tokens spent, from 0 on, a line a run, and each teacher's as a level. None without points."""
+    runs = [run for run in runs if run.points()]
+    if not runs:
+        return None
+    figure = figure_class(figsize=(8.5, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for place, run in enumerate(runs):
+        tokens = sorted(run.points())
+        look = {"color": COLOURS[place % 6], "linestyle": STYLES[place % len(STYLES)]}
+        label = run.label if run.finished else f"{run.label} (unfinished)"
+        axes.plot([spent / 1e6 for spent in tokens], [run.points()[spent] for spent in tokens], marker=".", label=label, **look)
+    for number, value in enumerate(sorted({run.teacher for run in runs if run.teacher})):
+        axes.axhline(value, color=TRANSFORMER, linewidth=1, linestyle="--", label="teacher" if number == 0 else None)
+    axes.set(xlabel="tokens spent after the conversion (millions)", ylabel="validation perplexity", yscale="log")
+    plain_numbers(axes.yaxis)
+    axes.grid(True, alpha=0.25)
+    axes.set_xlim(left=0)
+    open_frame(axes)
+    figure.legend(loc="outside right center", frameon=False, handlelength=3)
+    return figure
+
+
+def _looks(groups: list[Group]) -> dict[str, dict[str, Any]]:
+    """{label: colour and line style}, the same in all panels."""
+    labels = dict.fromkeys(group.label for group in groups)
+    full = [label for label in labels if any(group.transformer for group in groups if group.label == label)]
+    others = [label for label in labels if label not in full]
+    looks = {label: (TRANSFORMER, STYLES[place % len(STYLES)]) for place, label in enumerate(full)}
+    looks |= {label: (COLOURS[place % 6], STYLES[place % len(STYLES)]) for place, label in enumerate(others)}
+    return {label: {"color": looks[label][0], "linestyle": looks[label][1]} for label in labels}
+
+
+def _draw_group(axes: Any, group: Group, look: dict[str, Any]) -> None:
+    several = len([run for run in group.runs if run.points()]) > 1
+    finished = any(run.finished for run in group.runs)
+    for run in group.runs:
+        x, y = _line(run.points())
+        if not x:
+            continue
+        if several:
+            axes.plot(x, y, linewidth=0.8, alpha=0.45, **look)
+        if not run.finished:
+            axes.plot(x[-1], y[-1], color=look["color"], zorder=3, **UNFINISHED)
+    x, y = _line(group.median())
+    label = group.label if finished else f"{group.label} (unfinished)"
+    axes.plot(x, y, linewidth=1.8, marker=".", markersize=5, label=label, **look)
+
+
+def _line(points: dict[float, float]) -> tuple[list[float], list[float]]:
+    """Millions of tokens and perplexities; without the untrained model's, whose thousands would flatten the rest."""
+    shown = [tokens for tokens in points if tokens > 0] if len(points) > 2 else list(points)
+    return [tokens / 1e6 for tokens in shown], [points[tokens] for tokens in shown]

@@ -1,0 +1,175 @@
+"""The sections of `report`: the paper's figures and tables, each drawn and written by the study that measured it."""
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lit_linformer.studies.paper import FIGURE1, FIGURE3, TABLE2, TASKS
+from lit_linformer.studies.report.page import Page
+from lit_linformer.studies.report.sources import Group, Run, Source
+from lit_linformer.studies.report.tables import conversion_table, counted, curve_table, facts, number, run_facts, unfinished
+from lit_linformer.utils.environment import without_folders
+from lit_linformer.utils.figures import figure_class
+from lit_linformer.utils.files import read_json
+from lit_linformer.utils.markdown import aligned, code, demoted, plain
+
+MOST_CURVES = 8  # of runs that belong to no grid, in one figure
+
+
+def draw(page: Page, name: str, what: str, make: Callable[[Any], Any]) -> None:
+    """A figure, where matplotlib is installed."""
+    if (figure := figure_class()) is not None:
+        page.show(name, what, make(figure))
+
+
+def spectrum(page: Page, source: Source) -> None:
+    """Figure 1 and its tables."""
+    content, folder = source.content, source.folder
+    page.add(f"## Figure 1: the spectrum of attention, {plain(str(folder))}", FIGURE1)
+    try:
+        named, indices = _measured(folder / "spectrum.npz", content)
+    except (OSError, ValueError, LookupError):
+        page.add("Its curves are not drawn: spectrum.npz is missing or not whole.")
+    else:
+        from lit_linformer.utils.figures import draw_spectra
+
+        what = "Cumulative share of the singular values by index, and the share at one index by layer and head"
+        draw(page, "figure1", what, lambda figure: draw_spectra(figure, named, indices, content["threshold"]))
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        lines = (folder / "spectrum.md").read_text(encoding="utf-8").splitlines()
+        skip = ("# ", f"`{content.get('command')}`")
+        page.add(demoted("\n".join(line for line in lines if not line.startswith(skip)).strip()))
+    budget = counted(
+        f"{run['sentences']:,} rows of {run['length']:,} tokens through the checkpoint of step {run['step']:,}"
+        for run in content["runs"]
+    )
+    page.add(facts([content.get("command")], [content.get("environment")], ("budget", budget)))
+
+
+def _measured(file: Path, content: dict[str, Any]) -> tuple[list[tuple[str, Any]], list[int]]:
+    """What draw_spectra takes."""
+    import numpy as np
+    import torch
+
+    from lit_linformer.model.lowrank import Measured
+
+    named, indices = [], []
+    with np.load(file) as curves:
+        for run in content["runs"]:
+            values = torch.from_numpy(curves[f"{run['run']}:cumulative"])
+            name = run.get("name") or f"{run['run']} ({run['attention']}, n = {run['length']})"
+            measured = Measured(run["layers"], run["length"], run["columns"], run["sentences"], values, [], {})
+            named.append((without_folders(name), measured))
+            indices.append(run["index"])
+    return named, indices
+
+
+def benchmark(page: Page, source: Source) -> None:
+    """Figure 2 and Table 3: ours, the paper's, and what operation counts allow."""
+    from lit_linformer.studies.benchmark.cells import key, plan
+    from lit_linformer.studies.benchmark.figures import draw_ratios, draw_times
+    from lit_linformer.studies.benchmark.tables import headline, markdown
+
+    data, settings = source.content, source.content["settings"]
+    page.add(f"## Figure 2 and Table 3: time and memory, {plain(str(source.folder))}")
+    draw(page, "figure2", "Time of a batch against n, a line a model", lambda figure: draw_times(figure, data))
+    draw(page, "table3", "Time and memory saved against n and k", lambda figure: draw_ratios(figure, data))
+    # Below its head: command and hardware stand in the list at the section's end.
+    page.add(demoted(markdown(data).partition(f"`{data['command']}`\n")[2].strip()))
+    if left := [key(place) for place in plan(settings) if key(place) not in data["cells"]]:
+        page.add(f"Not finished, {len(left)} of {len(plan(settings))} cells: {', '.join(left)}.")
+    place = {**data["environment"], **({"threads": settings["threads"]} if settings["device"] == "cpu" else {})}
+    budget = f"{len(data['cells'])} cells, {settings['rounds']} timed passes of {settings['tokens']:,} tokens for each model"
+    page.add(facts([data["command"]], [place], ("model", headline(data).splitlines()[1]), ("budget", budget)))
+
+
+def pretraining_grid(page: Page, source: Source) -> None:
+    """A panel of figure 3, or one a column."""
+    grid = source.grid
+    page.add(f"## Figure 3: perplexity while pretraining, {plain(grid.name)}", FIGURE3)
+    groups: dict[tuple[str, str], Group] = {}
+    for cell, run in zip(grid.cells, source.runs, strict=True):
+        row, column = cell.values[grid.rows], cell.values[grid.columns]
+        paper = grid.paper.get(row, {}).get(column, "")
+        empty = Group(_named(grid.rows, row), _named(grid.columns, column), [], paper)
+        groups.setdefault((row, column), empty).runs.append(run)
+    order = [(row, column) for column in grid.axes[grid.columns] for row in grid.axes[grid.rows]]
+    chosen = [groups[key] for key in order if key in groups]
+    draw_curves(page, "figure3", chosen)
+    if any(len(group.runs) > 1 for group in chosen):
+        page.add("Of several runs the median, with lowest and highest; in the figure each run is a thin line.")
+    curves(page, chosen, source.content.get("command"))
+
+
+def _named(axis: str, value: str) -> str:
+    """A number alone says too little: n = 512."""
+    return f"{axis} = {value}" if value.replace(".", "", 1).isdecimal() else value
+
+
+def finetuning_grid(page: Page, source: Source) -> None:
+    """Table 2."""
+    from lit_linformer.studies.grid.table import heading, markdown, summary
+
+    grid = source.grid
+    page.add(f"## Table 2: scores after fine-tuning, {plain(grid.name)}", f"{plain(heading(grid))}.")
+    page.add(markdown(grid, summary(grid)))
+    if not grid.paper:
+        page.add("The paper's, in percent (RoBERTa-base's size and budget; dev accuracy, of IMDB test accuracy):")
+        lines = [[f"{n}", model, *map("{:.1f}".format, row[:-1]), f"{row[-1]:.2f}"] for (n, model), row in TABLE2.items()]
+        page.add(aligned([["n", "model", *TASKS, "average"], *lines], right=True, words=2))
+    page.add(unfinished(source.runs), run_facts(source.runs, source.content.get("command")))
+
+
+def pretraining_runs(page: Page, runs: list[Run]) -> None:
+    """Those of no grid, in as many figures as they need."""
+    page.add("## Other pretraining runs")
+    before = Counter()
+    for run in runs:  # of an absolute path only the last part is told
+        before[run.label] += 1
+        run.label += f" ({before[run.label]})" if before[run.label] > 1 else ""
+    groups = [Group(run.label, "", [run]) for run in runs]
+    for place in range(0, len(groups), MOST_CURVES):
+        draw_curves(page, "curves", groups[place : place + MOST_CURVES])
+    curves(page, groups)
+
+
+def conversions(page: Page, runs: list[Run]) -> None:
+    """Of `convert` and conf/convert/: what a converted model lost, and gets back."""
+    page.add("## Converted models, trained on", "A Transformer's weights in a Linformer, which learns from that Transformer.")
+    from lit_linformer.studies.report import figures
+
+    what = f"Validation perplexity against tokens spent after the conversion: {', '.join(run.label for run in runs)}"
+    draw(page, "conversion", what, lambda figure: figures.draw_conversions(figure, runs))
+    page.add(conversion_table(runs), unfinished(runs), run_facts(runs))
+    made = (read_json(Path(str(run.setting("model.init_args.pretrained"))) / "conversion.json") for run in runs)
+    if commands := list(dict.fromkeys(content["command"] for content in made if isinstance(content, dict))):
+        page.add("Converted by:", "\n".join(f"- {code(command)}" for command in commands))
+
+
+def draw_curves(page: Page, name: str, groups: list[Group]) -> None:
+    from lit_linformer.studies.report import figures
+
+    what = f"Validation perplexity against tokens seen: {', '.join(dict.fromkeys(group.label for group in groups))}"
+    draw(page, name, what, lambda figure: figures.draw_curves(figure, groups))
+
+
+def curves(page: Page, groups: list[Group], command: str | None = None) -> None:
+    """Their numbers, and whether they compare."""
+    runs = [run for group in groups for run in group.runs]
+    page.add(curve_table(groups))
+    if len({run.text for run in runs if run.curve}) > 1:
+        page.add("Not all of them were validated on the same text, tokens and masks: such perplexities do not compare.")
+    page.add(unfinished(runs), run_facts(runs, command))
+
+
+def finetuning_runs(page: Page, runs: list[Run]) -> None:
+    page.add("## Other fine-tuning runs")
+    lines = [["run", "steps", "seconds", "scores at the best validation"]]
+    for run in runs:
+        metrics = run.result.get("best_metrics") or run.result.get("metrics") or (run.curve[-1] if run.curve else {})
+        metrics = {key.removeprefix("val/"): value for key, value in metrics.items() if key.startswith("val/")}
+        scores = (f"{key} {'nan' if value is None else format(value, '.4f')}" for key, value in metrics.items())
+        lines.append([plain(run.label), number(run.last("step")), number(run.last("seconds")), ", ".join(scores) or "–"])
+    page.add(aligned(lines), unfinished(runs), run_facts(runs))

@@ -1,0 +1,258 @@
+"""What lies in a folder that `report` is given: a grid, a benchmark, a spectrum or a run, finished or not."""
+
+import contextlib
+import hashlib
+import math
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lit_linformer.studies.grid.cell import Cell, Grid
+from lit_linformer.studies.grid.table import read_table
+from lit_linformer.utils.environment import without_folders
+from lit_linformer.utils.files import last_line, read_json, read_rows
+from lit_linformer.utils.markdown import code
+
+HOLDS = "the folder of a grid (table.json), a benchmark (benchmark.json), a spectrum (spectrum.json) or a run (config.yaml)"
+
+
+@dataclass
+class Run:
+    """One run of `fit`.
+
+    Args:
+        label: its name.
+        folder: where it lies.
+        config: its config.yaml; empty if it has none.
+        result: its result.json; empty while it is unfinished.
+        curve: the rows of perplexity.csv, or of scores.csv for a fine-tuning run.
+        log: what it printed, if it is a grid's.
+        missing: what a grid's cell still lacks, in words; nothing for a finished one.
+    """
+
+    label: str
+    folder: Path
+    config: dict[str, Any]
+    result: dict[str, Any]
+    curve: list[dict[str, float]]
+    log: Path | None = None
+    missing: str = ""
+
+    @property
+    def finished(self) -> bool:
+        """By result.json, or by its last validation, for runs from before there was a result.json."""
+        return not self.missing and (bool(self.result) or 0 < self.setting("trainer.max_steps", 0) <= self.last("step", 0))
+
+    @property
+    def pretraining(self) -> bool:
+        """By its curve, and before there is one by its data."""
+        if self.curve:
+            return "perplexity" in self.curve[0]
+        return str(self.setting("data.class_path")).endswith("PretrainingData")
+
+    @property
+    def transformer(self) -> bool:
+        """What the others are compared with. An attention whose class is not here is none."""
+        from lit_linformer.model import ATTENTIONS
+
+        with contextlib.suppress(ValueError):
+            return ATTENTIONS.find(self.encoder("attention")).exact
+        return False
+
+    @property
+    def teacher(self) -> float | None:
+        """The teacher's perplexity, of a distillation that was validated."""
+        return self.result.get("metrics", {}).get("val/teacher_perplexity")
+
+    def setting(self, name: str, otherwise: Any = None) -> Any:
+        found: Any = self.config
+        for key in name.split("."):
+            found = found.get(key) if isinstance(found, dict) else None
+        return otherwise if found is None else found
+
+    def encoder(self, name: str) -> Any:
+        return self.setting(f"model.init_args.encoder.{name}")
+
+    def last(self, name: str, otherwise: Any = None) -> Any:
+        """At its end: result.json's, else the last validation's."""
+        found = self.result.get(name)
+        return found if found is not None else self.curve[-1].get(name, otherwise) if self.curve else otherwise
+
+    def points(self) -> dict[float, float]:
+        """Perplexity by tokens seen."""
+        return {row["tokens"]: row["perplexity"] for row in self.curve if {"tokens", "perplexity"} <= row.keys()}
+
+    def state(self) -> str:
+        """Nothing for a finished run; else how far it came and what it said last."""
+        if self.finished:
+            return ""
+        said = last_line(self.log)
+        parts = ["failed" if said.startswith("error: ") else self.missing or "unfinished"]
+        if self.curve:
+            parts.append(f"validated up to step {self.curve[-1].get('step', 0):,.0f}")
+        planned = ((self.setting(f"trainer.max_{unit}", -1), unit) for unit in ("steps", "epochs"))
+        parts += [f"planned: {number:,} {unit}" for number, unit in planned if number > 0]
+        parts += [f"the end of its log: {code(said)}"] if said else []
+        return "; ".join(parts)
+
+    @cached_property
+    def text(self) -> tuple:
+        """What perplexities hang on beside the model: two runs compare only where all of it agrees."""
+        file = self.folder / "tokenizer.json"
+        tokenizer = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
+        names = ("source", "validation_source", "validation_fraction", "mask_rate", "whole_word")
+        found = (self.setting(f"data.init_args.{name}") for name in names)
+        return (*map(str, found), tokenizer, str(self.setting("trainer.limit_val_batches")))
+
+
+def read_run(folder: Path, label: str, log: Path | None = None) -> Run:
+    """As much of a run as there is."""
+    config: Any = {}
+    with contextlib.suppress(OSError, yaml.YAMLError, UnicodeDecodeError):
+        config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    result = read_json(folder / "result.json")
+    curve = read_rows(folder / "perplexity.csv") or read_rows(folder / "scores.csv")
+    return Run(label, folder, *(x if isinstance(x, dict) else {} for x in (config, result)), curve, log)
+
+
+@dataclass
+class Group:
+    """Runs that differ in what the page takes the median of: a seed, as a rule. They are a line of a figure and of a table."""
+
+    label: str
+    panel: str
+    runs: list[Run]
+    paper: str = ""
+
+    @property
+    def used(self) -> list[Run]:
+        """Finished ones, or all where none is."""
+        return [run for run in self.runs if run.finished and run.curve] or [run for run in self.runs if run.curve]
+
+    @property
+    def transformer(self) -> bool:
+        return any(run.transformer for run in self.runs)
+
+    def median(self) -> dict[float, float]:
+        """Perplexity by tokens, where all used runs were validated."""
+        points = [run.points() for run in self.used]
+        common = sorted(set.intersection(*map(set, points))) if points else []
+        return {tokens: median(of[tokens] for of in points) for tokens in common}
+
+    def comparable(self, other: "Group") -> bool:
+        """Validated on the same, and of the same n."""
+        texts = {run.text for group in (self, other) for run in group.used}
+        return len(texts) == 1 and self.same("max_length") == other.same("max_length")
+
+    def same(self, name: str) -> Any:
+        """A setting of the encoder, of all runs alike."""
+        found = {str(run.encoder(name)) for run in self.runs if run.config}
+        return found.pop() if len(found) == 1 else None
+
+
+def median(values: Any) -> float:
+    """NaN as soon as one of them is: it has no place in an order."""
+    values = list(values)
+    return math.nan if any(map(math.isnan, values)) else statistics.median(values)
+
+
+@dataclass
+class Source:
+    """What one folder holds.
+
+    Args:
+        kind: grid, benchmark, spectrum or run.
+        folder: where.
+        content: the JSON of a benchmark or spectrum.
+        grid: of a grid; its cells' runs are in ``runs``, in their order.
+        runs: of a grid or a run.
+    """
+
+    kind: str
+    folder: Path
+    content: dict[str, Any] = field(default_factory=dict)
+    grid: Grid | None = None
+    runs: list[Run] = field(default_factory=list)
+
+    @property
+    def pretraining(self) -> bool:
+        return any(run.pretraining for run in self.runs) or (
+            self.grid is not None and all(metric.endswith("perplexity") for metric in self.grid.metrics.values())
+        )
+
+    @property
+    def finished(self) -> int:
+        """How many of its parts are."""
+        if self.kind == "benchmark":
+            cells = self.content["cells"].values()
+            return sum(any(entry["status"] != "failed" for entry in cell["models"].values()) for cell in cells)
+        return 1 if self.kind == "spectrum" else sum(run.finished for run in self.runs)
+
+
+def find(given: list[str]) -> tuple[list[Source], list[str]]:
+    """What the folders hold, each once: themselves, or else one or two levels below; and what there could not be read.
+
+    ValueError for a folder that holds nothing.
+    """
+    found: dict[tuple[str, Path], Source] = {}
+    unread: list[str] = []
+    for word in given:
+        folder = Path(word)
+        if not folder.is_dir():
+            raise ValueError(f"source is {word}, which is no folder; allowed: {HOLDS}")
+        here = list(_read(folder)) or list(_below(folder, unread))
+        if not here and not unread:
+            raise ValueError(f"source is {word}, which holds nothing measured; allowed: {HOLDS}, or one with these in it")
+        for source in here:
+            found.setdefault((source.kind, source.folder.resolve()), source)
+    sources = list(found.values())
+    cells = {run.folder.resolve() for source in sources if source.kind == "grid" for run in source.runs}
+    return [source for source in sources if source.kind != "run" or source.folder.resolve() not in cells], unread
+
+
+def _below(folder: Path, unread: list[str], levels: int = 2) -> Iterator[Source]:
+    for child in sorted(path for path in folder.iterdir() if path.is_dir()):
+        here: list[Source] = []
+        try:
+            here = list(_read(child))
+        except ValueError as error:
+            unread.append(str(error).removeprefix("source is "))
+        yield from here
+        if not here and levels > 1:
+            yield from _below(child, unread, levels - 1)
+
+
+def _read(folder: Path) -> Iterator[Source]:
+    """What a folder holds; a run's may hold its spectrum too."""
+    if (folder / "table.json").is_file():
+        grid = read_table(folder)
+        yield Source("grid", folder, read_json(folder / "table.json"), grid, [_cell(cell) for cell in grid.cells])
+    is_run = (folder / "config.yaml").is_file()
+    for name, needed in (("benchmark", {"command", "settings", "environment", "cells"}), ("spectrum", {"runs", "threshold"})):
+        for file in (folder / f"{name}.json", *([folder / name / f"{name}.json"] if is_run else [])):
+            if not file.is_file():
+                continue
+            content = read_json(file)
+            if isinstance(content, dict) and needed <= content.keys():
+                yield Source(name, file.parent, content=content)
+            elif not isinstance(content, dict) or "history" not in content:  # the callback's spectrum.json is no study's
+                raise ValueError(f"source is {folder}, whose {file.name} is not whole; allowed: one that `{name}` wrote")
+    if is_run:
+        yield Source("run", folder, runs=[read_run(folder, without_folders(str(folder)))])
+
+
+def _cell(cell: Cell) -> Run:
+    run = read_run(cell.run_dir, str(cell), cell.log)
+    if left := cell.left():
+        run.missing = "not tested yet" if left[0][0] == "test" else "unfinished" if run.config else "not started"
+        return run
+    try:
+        cell.value()
+    except ValueError as error:
+        run.missing = str(error)
+    return run

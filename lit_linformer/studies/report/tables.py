@@ -1,0 +1,149 @@
+"""The report's own lines: curves in numbers, what is unfinished, and what made it all, where, at what budget."""
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from lit_linformer.studies.benchmark.tables import digits
+from lit_linformer.studies.report.sources import Group, Run, median
+from lit_linformer.utils.markdown import aligned, code, plain
+
+NOT_RECORDED = "not recorded"
+MOST = 6  # different things in one line
+
+
+def curve_table(groups: list[Group]) -> str:
+    """A line a group: what it saw, took and came to, and its ratio to the Transformer where both were validated."""
+    panels = len({group.panel for group in groups}) > 1
+    against = any(group.transformer for group in groups) and not all(group.transformer for group in groups)
+    paper = any(group.paper for group in groups)
+    head = ["run", *["panel"] * panels, "tokens, millions", "steps", "seconds", "last perplexity", "best"]
+    lines = [head + ["÷ Transformer"] * against + ["paper"] * paper]
+    for group in groups:
+        used = group.used
+        line = [plain(group.label), *[plain(group.panel)] * panels]
+        line.append(_spread((run.last("tokens") for run in used), millions))
+        line += [_spread((run.last(key) for run in used), number) for key in ("step", "seconds")]
+        curves = [list(points.values()) for run in used if (points := run.points())]
+        line += [_spread((end(curve) for curve in curves), "{:,.2f}".format) for end in (lambda curve: curve[-1], min)]
+        lines.append(line + [ratio(group, groups)] * against + [group.paper or "–"] * paper)
+    explained = "\n÷ Transformer: the ratio of the perplexities at the last number of tokens where both were validated.\n"
+    return aligned(lines, right=True, words=1 + panels) + explained * against
+
+
+def conversion_table(runs: list[Run]) -> str:
+    """A line a run: its teacher, itself right after the conversion, half-way and at the end."""
+    head = ["run", "teacher", "right after", "half-way", "last perplexity", "÷ teacher", "tokens, millions"]
+    lines = [head]
+    for run in runs:
+        points, show = run.points(), "{:,.2f}".format
+        tokens = sorted(points)
+        middle = min(tokens, key=lambda spent: abs(spent - tokens[-1] / 2)) if tokens else None
+        found = [points.get(spent) for spent in (0, middle, tokens[-1] if tokens else None)]
+        share = f"{found[-1] / run.teacher:.3f}" if run.teacher and tokens else "–"
+        shown = ["–" if value is None else show(value) for value in (run.teacher, *found)]
+        lines.append([plain(run.label), *shown, share, millions(tokens[-1]) if tokens else "–"])
+    return aligned(lines, right=True, words=1)
+
+
+def ratio(group: Group, groups: list[Group]) -> str:
+    """To the Transformer most alike, where both were validated last."""
+    ours, found = group.median(), []
+    for other in groups:
+        theirs = other.median()
+        common = max((tokens for tokens in ours if tokens in theirs and tokens > 0), default=0)
+        if other.transformer and other.comparable(group) and common:
+            # Its last point beside another one's: of runs on a falling learning rate the shorter one is ahead.
+            longer = max(theirs) - common
+            likeness = (other.panel != group.panel, other.same("local_width") != group.same("local_width"), longer)
+            found.append((likeness, ours[common] / theirs[common], common, other.label))
+    if group.transformer or not found:
+        return "–"
+    _, value, tokens, name = min(found)
+    which = f", {plain(name)}" if len({other.label for other in groups if other.transformer}) > 1 else ""
+    return f"{value:.3f} at {millions(tokens)} M{which}"
+
+
+def _spread(values: Iterable[float | None], show: Callable[[float], str]) -> str:
+    """The median and, where they differ, lowest to highest."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return "–"
+    low, high = show(min(known)), show(max(known))
+    return show(median(known)) if low == high else f"{show(median(known))} ({low}–{high})"
+
+
+def millions(tokens: float) -> str:
+    return digits(tokens / 1e6)
+
+
+def number(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.0f}"
+
+
+def unfinished(runs: list[Run]) -> str:
+    """A line a state."""
+    left = sorted(((run.state(), place) for place, run in enumerate(runs) if run.state()), key=lambda pair: pair[1])
+    if not left:
+        return ""
+    by_state: dict[str, list[str]] = {}
+    for state, place in left:
+        by_state.setdefault(state, []).append(plain(runs[place].label))
+    lines = (f"- {'; '.join(labels)}: {state}\n" for state, labels in by_state.items())
+    return f"Not finished, {len(left)} of {len(runs)}:\n\n{''.join(lines)}"
+
+
+def facts(commands: Iterable[str | None], places: Iterable[dict[str, Any] | None], *more: tuple[str, str]) -> str:
+    """Command, hardware, versions, and what else there is to say, as a list."""
+    environments = [place or {} for place in places]
+    lines = [
+        ("command", counted(code(command) if command else NOT_RECORDED for command in commands)),
+        ("hardware", counted(map(_hardware, environments))),
+        ("versions", counted(map(_versions, environments))),
+        *more,
+    ]
+    return "How it was made:\n\n" + "".join(f"- {name}: {text}\n" for name, text in lines)
+
+
+def run_facts(runs: list[Run], command: str | None = None) -> str:
+    """Of a grid its own command, of other runs each one's."""
+    begun = [run for run in runs if run.config or run.result] or runs
+    amounts = ["one run" if len(begun) == 1 else f"{len(begun)} runs"]
+    for key, unit, show in (("step", "steps", number), ("tokens", "M tokens", millions)):
+        if known := [run.last(key) for run in begun if run.last(key)]:
+            amounts.append(f"{_spread(known, show)} {unit}{' each' if len(begun) > 1 else ''}")
+    amounts.append(f"{sum(run.last('seconds') or 0 for run in begun):,.0f} seconds{' together' if len(begun) > 1 else ''}")
+    commands = [command] if command else [run.result.get("command") for run in begun]
+    shapes = list(filter(None, map(_shape, begun)))
+    more = [("model", counted(shapes))] if shapes else []
+    return facts(commands, [run.result.get("environment") for run in begun], *more, ("budget", ", ".join(amounts)))
+
+
+def counted(texts: Iterable[str]) -> str:
+    """Each once, and how often it stands there unless all are the same."""
+    counts = Counter(texts)
+    shown = [text if len(counts) == 1 or times == 1 else f"{text} ({times} ×)" for text, times in counts.items()]
+    left = f"; and {len(shown) - MOST} others" if len(shown) > MOST else ""
+    return "; ".join(itertools.islice(shown, MOST)) + left or NOT_RECORDED
+
+
+def _hardware(place: dict[str, Any]) -> str:
+    parts = [str(place[key]) for key in ("hardware", "cpu") if key in place]
+    for key, one, several in (("cores", "core", "cores"), ("threads", "thread", "threads"), ("processes", "", "processes")):
+        if place.get(key, 1) > 1 or (key in place and one):
+            parts.append(f"{place[key]} {one if place[key] == 1 else several}")
+    return plain(", ".join(parts)) or NOT_RECORDED
+
+
+def _versions(place: dict[str, Any]) -> str:
+    names = {"python": "Python", "torch": "torch", "lightning": "Lightning"} | {key: key for key in ("lit-linformer", "commit")}
+    return plain(", ".join(f"{name} {place[key]}" for key, name in names.items() if key in place)) or NOT_RECORDED
+
+
+def _shape(run: Run) -> str:
+    layers, width, heads, n = (run.encoder(name) for name in ("num_layers", "hidden_size", "num_heads", "max_length"))
+    precision = run.setting("trainer.precision")
+    if layers is None:
+        return ""
+    return f"{layers} layers of width {width}, {heads} heads, n = {n}" + (f", precision {precision}" if precision else "")

@@ -1,0 +1,1 @@
+"""Singular values of trained runs' attention: `python run.py spectrum`."""

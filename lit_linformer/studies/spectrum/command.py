@@ -1,0 +1,159 @@
+"""The spectrum of attention in trained runs (the paper's figure 1): `python run.py spectrum --run runs/small`.
+
+Of each run's best checkpoint, on full rows of unmasked text (its validation text, or --source): the cumulative singular values
+of the attention maps P by layer and head, each sentence normalised, then averaged; the k by layer that holds 90 % of them, as
+settings for a Linformer; and what approximations of rank k make of softmax(q kᵀ/√d) v. Written to RUN/spectrum/:
+
+    spectrum.md, spectrum.json      the tables; what a script reads
+    figure1.png                     curves, and layer × head at the index (if matplotlib is there)
+    spectrum.npz, spectrum.csv      every curve: RUN:cumulative (layer, head, index); run, layer, head, index, cumulative
+
+The index is a quarter of the singular values if it is not given: the paper's 128 of 512, k/4 of a Linformer's k. A Linformer's
+errors are at its own k, a Transformer's at the index. Several --run are put side by side.
+A fine-tuned run works too, and needs --source. At n = 512 a head of a layer takes 0.1 s a sentence on one core.
+"""
+
+import csv
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lit_linformer.utils.arguments import Setting, check_device, listed, number, parse, several, whole, word
+from lit_linformer.utils.environment import environment
+from lit_linformer.utils.files import json_text
+
+if TYPE_CHECKING:  # the help needs no torch
+    from lit_linformer.studies.spectrum.run import Run
+
+SETTINGS = {
+    "run": Setting(several(word("RUN")), "folders of runs that were trained, as runs/small", required=True),
+    "num_sentences": Setting(whole("N", 1), "rows of text to average over, spread evenly over it", 100),
+    "source": Setting(word("TEXT"), "text to run on, as for data.source (default: each run's validation text)"),
+    "ckpt_path": Setting(word("best|last|FILE"), "checkpoint (default: best, or last where there is no best)"),
+    "layers": Setting(listed(whole("LAYER")), "layers to measure, from 0 (default: all)"),
+    "heads": Setting(listed(whole("HEAD")), "draw a curve for each of these heads (default: a layer's mean and range)"),
+    "index": Setting(
+        whole("J", 1), "singular value, from 1, of the heat map, and k of a Transformer's errors (default: below)"
+    ),
+    "threshold": Setting(number("SHARE", above=0, most=1), "share that the suggested k holds", 0.9),
+    "device": Setting(word("auto|cpu|cuda"), "where to compute", "auto"),
+    "output": Setting(word("FOLDER"), "where to write (default: RUN/spectrum, of the first run)"),
+}
+
+
+def main(argv: list[str]) -> None:
+    """Measures, writes and shows the tables; raises ValueError, in one line, for bad input."""
+    given = parse("spectrum", __doc__, SETTINGS, argv)
+    which, threshold, heads = given["ckpt_path"], given["threshold"], given["heads"] and sorted(set(given["heads"]))
+    runs = list(dict.fromkeys(map(Path, given["run"])))
+    for run in runs:
+        if not (run / "config.yaml").is_file() or not (run / "checkpoints").is_dir():
+            raise ValueError(f"run is {run}, which holds no config.yaml and checkpoints/; allowed: the folder of a trained run")
+    if which not in (None, "best", "last") and len(runs) > 1:
+        raise ValueError(f"ckpt_path is {which}; allowed with {len(runs)} runs: best, last")
+
+    from lit_linformer.studies.spectrum.run import open_run
+
+    chosen = check_device(given["device"])
+    what = (given["source"], given["num_sentences"], given["layers"], heads, given["index"])
+    opened = [open_run(run, which, *what) for run in runs]
+    for run in opened:
+        run.measure(chosen)
+    folder = Path(given["output"] or runs[0] / "spectrum")
+    write(folder, opened, threshold, heads, shlex.join(["python", "run.py", "spectrum", *argv]), environment(chosen))
+    print((folder / "spectrum.md").read_text(encoding="utf-8"), end="")
+    print(f"\n→ {folder}/", flush=True)
+
+
+def write(
+    folder: Path, runs: "list[Run]", threshold: float, heads: list[int] | None, command: str, where: dict[str, Any]
+) -> None:
+    """spectrum.md, spectrum.json, spectrum.npz, spectrum.csv and figure1.png."""
+    import numpy as np
+
+    from lit_linformer.utils.figures import draw_spectra, figure_class
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "spectrum.md").write_text(markdown(runs, threshold, command), encoding="utf-8")
+    content = {"command": command, "environment": where, "threshold": threshold}
+    content["runs"] = [_plain(run, threshold) for run in runs]
+    (folder / "spectrum.json").write_text(json_text(content) + "\n", encoding="utf-8")
+    np.savez_compressed(folder / "spectrum.npz", **{f"{run.path}:cumulative": run.measured.curves.numpy() for run in runs})
+    with open(folder / "spectrum.csv", "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["run", "layer", "head", "index", "cumulative"])
+        for run in runs:
+            for layer, of_layer in zip(run.layers, run.measured.curves.tolist(), strict=True):
+                for head, curve in enumerate(of_layer):
+                    writer.writerows([run.path, layer, head, j, f"{share:.6f}"] for j, share in enumerate(curve, 1))
+    if (figure := figure_class()) is not None:
+        named = [(run.name, run.measured) for run in runs]
+        drawn = draw_spectra(figure, named, [run.index for run in runs], threshold, heads)
+        drawn.savefig(folder / "figure1.png", dpi=150)
+
+
+def _plain(run: "Run", threshold: float) -> dict[str, Any]:
+    from lit_linformer.model.lowrank import rank_holding
+
+    found = run.measured
+
+    def rounded(tensor: Any) -> Any:
+        return tensor.numpy().round(6).tolist()
+
+    return {
+        "run": str(run.path),
+        "checkpoint": str(run.checkpoint),
+        "name": run.name,
+        "step": run.step,
+        "attention": run.encoder.attention,
+        "text": run.text,
+        "sentences": found.sentences,
+        "length": found.length,
+        "layers": found.layers,
+        "columns": found.columns,
+        "index": run.index,
+        "share_at_index": rounded(found.at(run.index)),
+        "k_holding_threshold": rank_holding(found.curves, threshold).tolist(),
+        "suggested_k": found.suggested(threshold),
+        "suggestion": run.suggestion(threshold),
+        "cumulative_by_layer": rounded(found.curves.mean(1)),
+        "errors": {"k": found.ranks, **{name: rounded(values) for name, values in found.errors.items()}},
+    }
+
+
+def markdown(runs: "list[Run]", threshold: float, command: str) -> str:
+    """The tables: spectrum and errors of each run, a line a layer."""
+    from lit_linformer.model.lowrank import ERRORS, rank_holding
+
+    lines = ["# Spectrum of attention", "", f"`{command}`", ""]
+    for run in runs:
+        found, share = run.measured, run.measured.at(run.index)
+        held = rank_holding(found.curves, threshold)
+        names = list(found.errors)
+        lines += [
+            f"## {run.name}",
+            "",
+            f"Step {run.step}, {found.sentences} rows of {found.length} tokens, {run.text}. Shares and errors are "
+            "means over the layer's heads (lowest to highest head).",
+            "",
+        ]
+        head = ["layer", f"share at index {run.index}", f"k for {threshold:.0%}", "suggested k", "k of the errors", *names]
+        table = [head, ["---"] + ["---:"] * (len(head) - 1)]
+        for place, (layer, k, rank) in enumerate(zip(found.layers, found.suggested(threshold), found.ranks, strict=True)):
+            cells = [str(layer), _range(share[place], ".3f"), _range(held[place].double(), ".0f"), str(k), str(rank)]
+            table.append(cells + [f"{found.errors[name][place].mean():.3f}" for name in names])
+        lines += [f"| {' | '.join(row)} |" for row in table]
+        lines += [
+            "",
+            f"Error: ‖approximation − P V‖ / ‖P V‖ (Frobenius), P = softmax(q Kᵀ/√d) over all {found.length} tokens:",
+            "",
+        ]
+        lines += [f"- {name}: {ERRORS[name]}" for name in names]
+        suggestion = run.suggestion(threshold)
+        why = f"`{suggestion}`" if suggestion else "only where all layers are measured"
+        lines += ["", f"A Linformer whose k holds {threshold:.0%} of each layer's spectrum: {why}", ""]
+    return "\n".join(lines)
+
+
+def _range(values: Any, form: str) -> str:
+    return f"{values.mean():{form}} ({values.min():{form}}–{values.max():{form}})"

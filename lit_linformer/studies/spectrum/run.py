@@ -1,0 +1,122 @@
+"""A trained run as the spectrum study needs it: its encoder, the text that it is shown, and what is measured of it."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor
+
+from lit_linformer.data import PretrainingData
+from lit_linformer.model import PROJECTIONS, Encoder, EncoderConfig
+from lit_linformer.model.linformer import SHARINGS
+from lit_linformer.model.lowrank import Measured, check_index, check_layers, check_maps, measure
+from lit_linformer.runs.checkpoints import check_checkpoint, find_checkpoint
+from lit_linformer.tasks.pretrained import read_pretrained
+
+
+@dataclass
+class Run:
+    """A trained run, ready to be measured.
+
+    Args:
+        path: its folder.
+        checkpoint: the file.
+        step: of the checkpoint.
+        encoder: its settings.
+        weights: its state dict.
+        rows: token ids (S, N).
+        text: what the rows are, in words.
+        layers: which are measured.
+        index: of the heat map.
+    """
+
+    path: Path
+    checkpoint: Path
+    step: int
+    encoder: EncoderConfig
+    weights: dict[str, Tensor]
+    rows: Tensor
+    text: str
+    layers: list[int]
+    index: int
+    measured: Measured | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.path} ({self.encoder.attention_kind.describe(self.encoder)}, n = {self.rows.shape[1]})"
+
+    def measure(self, device: str) -> None:
+        def progress(done: int) -> None:
+            if sys.stderr.isatty():
+                print(f"\r{self.path}: {done} of {len(self.rows)} sentences", end="", file=sys.stderr, flush=True)
+
+        encoder = Encoder(self.encoder)
+        check_maps(encoder)
+        encoder.load_state_dict(self.weights)
+        self.measured = measure(encoder.eval().to(device), self.rows, self.layers, rank=self.index, progress=progress)
+        if sys.stderr.isatty():
+            print(file=sys.stderr)
+
+    def suggestion(self, threshold: float) -> str | None:
+        """Settings of a Linformer with so much of each layer's spectrum; None unless every layer was measured."""
+        if len(self.layers) < self.encoder.num_layers:
+            return None
+        dims = ",".join(map(str, self.measured.suggested(threshold)))
+        e = self.encoder
+        words = [] if e.attention_kind.slots else [f"--model.encoder.attention {EncoderConfig.attention}"]
+        words += [f"--model.encoder.projection_dim '[{dims}]'"]
+        if SHARINGS[e.sharing].one_for_layers:  # one E for all layers has one k
+            words += ["--model.encoder.sharing key-value"]
+        try:
+            for k in self.measured.suggested(threshold):
+                PROJECTIONS.find(e.projection).check(e.max_length, k, e.projection_init)
+        except ValueError:  # windows: k must divide n
+            words += [f"--model.encoder.projection {EncoderConfig.projection}"]
+        return " ".join(words)
+
+
+def open_run(path: Path, which: str | None, source: str | None, count: int, layers: Any, heads: Any, index: Any) -> Run:
+    """Finds a run's checkpoint and text; all that can be wrong is found here, before anything is computed."""
+    if which in (None, "best", "last"):
+        found = find_checkpoint(path, which or "best") or (None if which else find_checkpoint(path, "last"))
+        if found is None:
+            raise ValueError(
+                f"ckpt_path is {which or 'best'!r}, but {path}/checkpoints holds none; allowed: best, last, a file"
+            )
+    else:
+        found = Path(which)
+    step = check_checkpoint(found)["global_step"]
+    run = read_pretrained(found, "ckpt_path")
+    layers = check_layers("layers", layers, run.encoder)
+    if heads is not None and not (heads and 0 <= heads[0] and heads[-1] < run.encoder.num_heads):
+        raise ValueError(f"heads is {heads}; allowed for {path}: heads from 0 to {run.encoder.num_heads - 1}")
+    data = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8")).get("data", {})
+    settings = data.get("init_args", {})
+    length = settings.get("max_length")
+    length = min(length, run.encoder.max_length) if isinstance(length, int) else run.encoder.max_length
+    index = check_index("index", index, run.encoder, length)
+    rows, text = _rows(path, data, source, run.tokenizer, length, count)
+    return Run(path, found, step, run.encoder, run.encoder_weights, rows, text, layers, index)
+
+
+def _rows(path: Path, data: dict, source: str | None, tokenizer: str | None, length: int, count: int) -> tuple[Any, str]:
+    """Token ids (S, N), and what they are in words: the run's validation text, or another text in its tokenizer."""
+    settings = {**data.get("init_args", {}), "max_length": length, "text": None, "file": None}
+    ours = str(data.get("class_path", "")).rpartition(".")[2] == "PretrainingData"
+    if source is None and not ours:
+        raise ValueError(f"source is not given; allowed for {path}, which is no pretraining run: a text, as for data.source")
+    if source is not None:
+        settings = {"source": source, "validation_fraction": 0.0, "test_fraction": 0.0, "max_length": length} | {
+            key: settings[key] for key in ("cache_dir", "column") if settings.get(key)
+        }
+    prepared = PretrainingData(**settings | {"tokenizer": tokenizer or settings.get("tokenizer", "bpe")})
+    split = "validation" if source is None else "train"
+    prepared.setup("validate" if source is None else "fit")
+    blocks = prepared.blocks[split]
+    if blocks.full == 0:
+        raise ValueError(f"source is not given; allowed for {path}, whose validation text has no full row: a longer text")
+    rows = torch.from_numpy(blocks.full_rows(count))
+    return rows, f"the validation text of {settings.get('source')}" if source is None else source

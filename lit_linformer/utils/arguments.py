@@ -1,0 +1,178 @@
+"""The settings of a command that is not the Trainer's: a table of them, read by argparse, without importing torch.
+
+    SETTINGS = {"lengths": Setting(listed(whole("N", 1)), "n, tokens a sequence", [512, 1024]), "overwrite": Setting(FLAG, "…")}
+    settings = parse("benchmark", __doc__, SETTINGS, argv)
+
+The command line: `--lengths 512 1024`, `--lengths=512,1024`, `--lengths [512,1024]`, `--overwrite true` or `--overwrite`.
+"""
+
+import argparse
+import contextlib
+import difflib
+import math
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+MANY = 2**31 - 1  # what a count may be at most; larger ones overflow somewhere below
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What values a setting takes.
+
+    Args:
+        name: as --help shows it.
+        read: (setting, text) → the value, or ValueError.
+        several: whether it takes several words.
+        lists: whether each of these may be a list, as 0,3 or [0, 3].
+    """
+
+    name: str
+    read: Callable[[str, str], Any] = lambda where, text: text
+    several: bool = False
+    lists: bool = False
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A line of the table; a default of None is left to the command."""
+
+    kind: Kind
+    help: str
+    default: Any = None
+    required: bool = False
+
+
+def parse(command: str, doc: str, settings: dict[str, Setting], argv: list[str]) -> dict[str, Any]:
+    """{setting: its value or default}. ValueError, in one line, for what cannot be read; --help prints `doc` and exits."""
+    needed = "".join(f"--{name} {setting.kind.name} " for name, setting in settings.items() if setting.required)
+    head, _, rest = doc.partition("\n\n")
+    parser = argparse.ArgumentParser(
+        usage=f"python run.py {command} {needed}[--SETTING VALUE …]", description=head, epilog=rest, allow_abbrev=False,
+        exit_on_error=False, formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=30),
+    )  # fmt: skip
+    for name, setting in settings.items():
+        told = setting.default in (None, "", []) or "default" in setting.help
+        shown = setting.help if told else f"{setting.help} (default {_shown(setting.default)})"
+        words = {"nargs": "+", "action": "extend"} if setting.kind.several else {}
+        words |= {"nargs": "?", "const": "true"} if setting.kind is FLAG else {}
+        parser.add_argument(f"--{name}", metavar=setting.kind.name, help=shown.replace("%", "%%"), **words)
+    try:
+        given, unknown = parser.parse_known_args(_joined(argv, settings))
+    except argparse.ArgumentError as error:
+        name = (error.argument_name or "").removeprefix("--")
+        raise ValueError(f"--{name} has no value; allowed: {settings[name].kind.name}") from error
+    if unknown:
+        word = next((word for word in unknown if word.startswith("--")), unknown[0]).partition("=")[0]
+        known = [f"--{name}" for name in settings]
+        raise ValueError(f"unknown setting {word!r} of {command}{meant(word, known)}; allowed: {', '.join(known)}")
+    found = {}
+    for name, setting in settings.items():
+        value = getattr(given, name)
+        if value is None and setting.required:
+            raise ValueError(f"--{name} is not given; allowed: {setting.kind.name}, {setting.help}")
+        found[name] = setting.default if value is None else read(name, setting.kind, value)
+    return found
+
+
+def read(name: str, kind: Kind, words: str | list[str]) -> Any:
+    """The value that the words of a command line mean."""
+    if not kind.several:
+        return kind.read(name, words)
+    parts = [part for word in words for part in word.strip("[]").replace(",", " ").split()] if kind.lists else words
+    return [kind.read(name, part) for part in parts] if parts else [kind.read(name, " ".join(words))]
+
+
+def _joined(argv: list[str], settings: dict[str, Setting]) -> list[str]:
+    """argparse takes one value that begins with a dash only behind =, and several values only behind a blank."""
+    words, left = [], list(argv)
+    while left:
+        word = left.pop(0)
+        name, equals, value = word[2:].partition("=")
+        setting = settings.get(name) if word[:2] == "--" else None
+        if setting is not None and setting.kind.several and equals:
+            words += [f"--{name}", value]
+        elif setting is not None and not setting.kind.several and not equals and left and not _is_name(left[0], settings):
+            words.append(f"{word}={left.pop(0)}")
+        else:
+            words.append(word)
+    return words
+
+
+def _is_name(word: str, settings: dict[str, Setting]) -> bool:
+    return word[:2] == "--" and word[2:] in settings
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def word(name: str) -> Kind:
+    """Any word."""
+    return Kind(name)
+
+
+def several(kind: Kind) -> Kind:
+    """Words of a kind, each as it stands: --run runs/a runs/b, or --run runs/a --run runs/b."""
+    return replace(kind, several=True)
+
+
+def listed(kind: Kind) -> Kind:
+    """The same, which may stand in a list, too: 0 3, or 0,3, or [0, 3]."""
+    return replace(kind, several=True, lists=True)
+
+
+def choice(*allowed: str, name: str = "") -> Kind:
+    return Kind(name or "|".join(allowed), partial(check_choice, allowed=allowed))
+
+
+def number(name: str, least: float = -math.inf, most: float = MANY, above: float = -math.inf) -> Kind:
+    return Kind(name, partial(check_number, least=least, most=most, above=above))
+
+
+def whole(name: str, least: int = 0, most: int = MANY) -> Kind:
+    return Kind(name, partial(check_number, whole=True, least=least, most=most))
+
+
+FLAG = Kind("true|false", lambda where, text: check_choice(where, text, ("true", "false")) == "true")
+
+
+def check_choice(where: str, value: Any, allowed: Collection[str]) -> str:
+    if not isinstance(value, str) or value not in allowed:
+        raise ValueError(f"{where} is {value!r}{meant(str(value), allowed)}; allowed: {', '.join(allowed)}")
+    return value
+
+
+def meant(word: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(word, list(known), 1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def check_number(
+    where: str, text: Any, whole: bool = False, least: float = -math.inf, most: float = MANY, above: float = -math.inf
+) -> float:
+    """The number that is meant, finite, from least to most, more than above; a whole one is 0 or more."""
+    least = max(least, 0) if whole else least
+    with contextlib.suppress(TypeError, ValueError):
+        value = int(text) if whole else float(text)
+        if math.isfinite(value) and least <= value <= most and value > above:
+            return value
+    words = "" if least == -math.inf else f", {least:g} or more" if most == MANY else f", {least:g} to {most:.10g}"
+    words = words if above == -math.inf else f" above {above:g}" + (f", up to {most:g}" if most != MANY else "")
+    raise ValueError(f"{where} is {text!r}; allowed: a{' whole' * whole} number{words}")
+
+
+def check_device(name: str) -> str:
+    """The device meant by auto, cpu, cuda or cuda:N; ValueError for one that is not here."""
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    allowed = ["auto", "cpu", *(["cuda"] if count else []), *(f"cuda:{index}" for index in range(count))]
+    check_choice("device", name, allowed)
+    if name in ("auto", "cuda"):
+        return "cuda:0" if count else "cpu"
+    return name

@@ -1,0 +1,32 @@
+"""Markdown that a terminal shows as well."""
+
+import re
+
+
+def aligned(lines: list[list[str]], right: bool = False, words: int = 0) -> str:
+    """A Markdown table, its first line the head, that reads well on a terminal too.
+
+    Columns stand at the left, or with ``right`` at the right but for the first ``words``.
+    """
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    to_right = [right and place >= words for place in range(len(widths))]
+    rules = ["-" * (width - 1) + ":" if at_right else "-" * width for width, at_right in zip(widths, to_right, strict=True)]
+    padded = (
+        [text.rjust(w) if at_right else text.ljust(w) for text, w, at_right in zip(line, widths, to_right, strict=True)]
+        for line in (lines[0], rules, *lines[1:])
+    )
+    return "".join(f"| {' | '.join(line)} |\n" for line in padded)
+
+
+def plain(text: str) -> str:
+    """Text as it is, in Markdown."""
+    return re.sub(r"([\\`*_\[\]|])", r"\\\1", text.replace("&", "&amp;").replace("<", "&lt;"))
+
+
+def code(text: str) -> str:
+    return f"`{' '.join(text.split()).replace('`', chr(39))}`" if text.strip() else ""
+
+
+def demoted(text: str, levels: int = 1) -> str:
+    """The same with its headings so many levels deeper."""
+    return re.sub(r"^(#+ )", "#" * levels + r"\1", text, flags=re.MULTILINE)

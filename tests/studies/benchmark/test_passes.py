@@ -1,0 +1,118 @@
+"""What the benchmark compares: the paper's values, operation counts, models, and how a pass of one is measured."""
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from lit_linformer.model import SelfAttention
+from lit_linformer.studies.benchmark.models import Layers, WrittenOutAttention, build, encoder_config
+from lit_linformer.studies.benchmark.passes import largest, measure_memory, measure_time, peak_memory
+from lit_linformer.studies.benchmark.process import Job, measure
+from lit_linformer.studies.paper import MEMORY_SAVED, TIME_SAVED, allowed_ratio, operations
+from tests.studies.conftest import settings_of
+
+
+def test_paper_values():
+    assert TIME_SAVED[512] == {128: 1.5, 256: 1.3} and TIME_SAVED[2048][1024] == 1.3
+    assert TIME_SAVED[65536] == {128: 20, 256: 18, 512: 16, 1024: 14, 2048: 7.9}
+    assert MEMORY_SAVED[1024] == {128: 3.0, 256: 2.9, 512: 1.8} and MEMORY_SAVED[32768][512] == 36
+    assert TIME_SAVED.keys() == MEMORY_SAVED.keys() == {512 << i for i in range(8)}
+    for n in TIME_SAVED:
+        assert TIME_SAVED[n].keys() == MEMORY_SAVED[n].keys() == {k for k in (128, 256, 512, 1024, 2048) if k < n}
+
+
+@pytest.mark.parametrize("local_width", [0, 3])
+@pytest.mark.parametrize(
+    ("sharing", "order"),
+    [(sharing, "compress_first") for sharing in ("none", "headwise", "key-value", "layerwise")]
+    + [("headwise", "project_first")],
+)
+def test_operation_counts_are_those_of_the_layers(sharing, order, local_width):
+    argv = ["--sharing", sharing, "--order", order, "--local_width", str(local_width), "--intermediate_size", "40"]
+    settings = settings_of(*argv, "--num_layers", "2")
+    shape = {"sharing": sharing, "order": order, "local_width": local_width}
+    n, x = 64, torch.randn(3, 64, 16)
+    for k, written_out in ((None, False), (None, True), (8, False)):
+        model = Layers(encoder_config(settings, n, k), written_out)
+        # Of the fused CPU kernel torch counts nothing; the same products, unfused, it counts.
+        with FlopCounterMode(display=False) as counter, torch.inference_mode(), sdpa_kernel(SDPBackend.MATH):
+            model(x)
+        assert counter.get_total_flops() == operations(n, 16, 40, k, **shape) * x.shape[:2].numel() * 2
+
+
+def test_operation_counts_by_the_formulas():
+    D, n, k = 768, 1024, 128
+    assert operations(n, D, 4 * D) == 24 * D**2 + 4 * n * D
+    assert operations(n, D, 4 * D, k, order="project_first") == 24 * D**2 + 8 * k * D
+    assert operations(n, D, 4 * D, k) == 20 * D**2 + 6 * k * D + 4 * D**2 * k / n
+    assert allowed_ratio(65536, k, D, 4 * D) == pytest.approx(17.4, abs=0.05)
+
+
+def test_written_out_attention_is_the_same_function():
+    torch.manual_seed(0)
+    fused = SelfAttention(24, 3, 20, local_width=3).double()
+    torch.nn.init.normal_(fused.local.weight)
+    written_out = WrittenOutAttention(24, 3, 20, local_width=3).double()
+    written_out.load_state_dict(fused.state_dict())
+    x = torch.randn(2, 20, 24, dtype=torch.float64)
+    torch.testing.assert_close(written_out(x)[0], fused(x)[0], rtol=0, atol=1e-10)
+
+
+def test_models_share_their_weights_and_compute_the_same():
+    settings = settings_of("--num_layers", "2")
+    first = build("written-out", settings, 64)
+    fused, ours = (build(name, settings, 64, first.state_dict(keep_vars=True)) for name in ("fused", "linformer 8"))
+    x = torch.randn(2, 64, 16)
+    torch.testing.assert_close(first(x), fused(x))
+    for model in (fused, ours):
+        assert model.layers[1].attention.value.weight is first.layers[1].attention.value.weight
+        assert model.layers[0].up.weight is first.layers[0].up.weight
+    assert {name for name, _ in ours.named_parameters()} - {name for name, _ in first.named_parameters()} == {"E.weight"}
+
+
+def test_memory_measurement_sees_what_is_allocated():
+    size = 200 * 2**20
+    assert peak_memory(lambda: torch.ones(size // 4)) == pytest.approx(size, rel=0.1)
+    assert peak_memory(lambda: [torch.ones(size // 4) for _ in range(3)] and None) == pytest.approx(3 * size, rel=0.1)
+    assert peak_memory(lambda: None) < 0.01 * size  # the peak before is forgotten
+
+
+def test_memory_of_models_in_processes_of_their_own():
+    """Scores and softmax of written-out attention are two (H, n, n) tensors; the others have none."""
+    job = Job(measure_memory, settings_of(), False, 1024, 1)
+    found = measure(job, ["written-out", "fused", "linformer 8"], alone=True)
+    scores = 2 * 1024**2 * 4
+    assert 2 * scores < found["written-out"]["bytes"] < 3 * scores
+    assert found["fused"]["bytes"] < scores and found["linformer 8"]["bytes"] < scores
+    assert found["linformer 8"]["weights_bytes"] - found["fused"]["weights_bytes"] == 8 * 1024 * 4
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2, 3, 37, 1000, 65535, 65536, 10**9])
+def test_largest_batch_by_bisection(limit):
+    tried = []
+
+    def fits(number):
+        tried.append(number)
+        return number <= limit
+
+    found = largest(fits, 65536, seconds=60)
+    assert min(limit, 65536) / 1.04 <= found <= min(limit, 65536) and len(tried) < 30 and max(tried) <= 65536
+    with pytest.raises(TimeoutError):
+        largest(fits, 65536, seconds=-1)
+
+
+def test_a_pass_that_is_too_long_is_ended():
+    """Killed in the midst of many minutes, it costs the other model nothing."""
+    settings = settings_of("--cell_seconds", "0.5", "--rounds", "1", "--num_layers", "200")
+    found = measure(Job(measure_time, settings, False, 65536, 1), ["fused", "linformer 8"])
+    assert found["fused"] == {"status": "over limit"} and found["linformer 8"]["status"] in ("ok", "over limit")
+
+
+def test_an_error_of_torch_is_a_result_and_one_of_ours_is_raised():
+    """cuDNN attention on a CPU is what torch refuses."""
+    found = measure(Job(measure_time, settings_of("--device", "cpu"), True, 64, 1), ["fused cudnn", "linformer 8"])
+    assert found["fused cudnn"]["status"] == "failed" and found["fused cudnn"]["reason"]
+    assert found["linformer 8"]["status"] == "ok" and len(found["linformer 8"]["seconds"]) == 3
+    with pytest.raises(RuntimeError, match="KeyError: 'warmup'"):
+        measure(Job(measure_time, {k: v for k, v in settings_of().items() if k != "warmup"}, True, 64, 1), ["fused"])

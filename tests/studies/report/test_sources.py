@@ -1,0 +1,241 @@
+"""`report` of folders written by hand: Table 2, medians and ratios, what is left out, and each way to be given nothing."""
+
+import json
+import re
+import statistics
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lit_linformer.studies.grid.command import main as grid
+from lit_linformer.studies.grid.file import read_grid
+from lit_linformer.studies.grid.table import read_table, write_table
+from lit_linformer.studies.paper import TABLE2, TASKS
+from lit_linformer.studies.report.command import main
+from lit_linformer.studies.report.figures import draw_curves
+from lit_linformer.studies.report.page import Page
+from lit_linformer.studies.report.sources import Group, find, read_run
+from lit_linformer.studies.report.tables import ratio
+from lit_linformer.utils.markdown import code, plain
+from tests.studies.conftest import tables
+
+ROOT = Path(__file__).parents[2]
+
+
+def write_run(folder, points, attention="linformer", finished=True, log=None, **settings):
+    """A pretraining run as fit leaves it: points are (step, tokens, perplexity)."""
+    folder.mkdir(parents=True)
+    encoder = {"attention": attention, "max_length": settings.get("n", 512), "num_layers": 2, "hidden_size": 16, "num_heads": 2}
+    data = {"class_path": "lit_linformer.data.PretrainingData", "init_args": {"source": settings.get("source", "text.txt")}}
+    config = {"trainer": {"max_steps": 100}, "model": {"init_args": {"encoder": encoder}}, "data": data}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    lines = [f"{step},{tokens},{step / 10},{value},{value}\n" for step, tokens, value in points]
+    (folder / "perplexity.csv").write_text("step,tokens,seconds,perplexity,best\n" + "".join(lines))
+    if finished:
+        result = {"step": points[-1][0], "tokens": points[-1][1], "seconds": points[-1][0] / 10, "metrics": {}}
+        (folder / "result.json").write_text(json.dumps(result))
+    return read_run(folder, folder.name)
+
+
+def write_scores(values):
+    """runs/table2 as grid leaves it, with these values of model × task × seed; None: not there."""
+    Path("base.yaml").write_text("{}")
+    axes = {
+        "model": {"Linformer, 128": "", "a | <b>": "--model.lr 1"},
+        "task": {"SST-2": "", "IMDB": "--data.seed 1"},
+        "seed": {"1": "", "2": "--seed_everything 2"},
+    }
+    table = {"rows": "model", "columns": "task", "value": "val/accuracy", "scale": 100}
+    paper = {"Linformer, 128": {"SST-2": 92.4, "IMDB": 94}}
+    Path("grid.yaml").write_text(
+        yaml.safe_dump({"name": "table2", "axes": axes, "table": table, "paper": paper}, sort_keys=False)
+    )
+    found = read_grid(Path("grid.yaml"))
+    for cell, value in zip(found.cells, values, strict=True):
+        if value is not None:
+            cell.run_dir.mkdir(parents=True)
+            (cell.run_dir / "scores.csv").write_text(f"step,epoch,val/accuracy\n5,0,{value}\n")
+            (cell.run_dir / "result.json").write_text(json.dumps({"step": 5, "metrics": {"val/accuracy": value}}))
+            (cell.run_dir / "config.yaml").write_text("trainer: {max_epochs: 3}")
+    return found, write_table(found, "python run.py grid --config grid.yaml")
+
+
+def test_table_2_and_the_papers(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found, _ = write_scores([0.80, 0.84, 0.9, None, 0.7, 0.7, 0.6, 0.6])
+    (found.cells[3].log).write_text("$ python run.py fit\nerror: <script>alert(1)</script> `x` *y*\n")
+    main(["--source", "runs/table2"])
+    page = Path("runs/report/report.md").read_text()
+    lines = tables(page)
+    assert lines["Linformer, 128"] == ["Linformer, 128", "82.0 (80.0–84.0; 2 runs)", "90.0 (90.0–90.0; 1 of 2 runs)", "86.0"]
+    assert lines["Linformer, 128: paper"] == ["Linformer, 128: paper", "92.4", "94", "93.2"]
+    assert "The paper's, in percent" not in page and "Not finished, 1 of 8:" in page and "hardware: not recorded" in page
+    html = Path("runs/report/report.html").read_text()
+    assert "<script" not in html and "&lt;script&gt;alert(1)&lt;/script&gt; 'x' *y*" in html
+    assert ">a | &lt;b&gt;</td>" in html and "<b>" not in html and ">70.0 (70.0–70.0; 2 runs)</td>" in html
+
+
+def test_text_stays_text():
+    page = Page("A & B <i>")
+    page.add(plain("1 * 2 * 3, a_b_c, `d` [e](f) <br>"), "<div onclick='x'>", f"- {code('a`b <br>')}")
+    html = page.html().partition("<body>")[2]
+    assert "<h1>A &amp; B &lt;i&gt;</h1>" in html and "<title>A &amp; B &lt;i&gt;</title>" in page.html()
+    assert "1 * 2 * 3, a_b_c, `d` [e](f) &lt;br&gt;" in html and "&lt;div onclick='x'&gt;" in html
+    assert "<code>a'b &lt;br&gt;</code>" in html and not {"br", "div", "em", "a"} & set(re.findall(r"<(\w+)", html))
+
+
+def test_papers_table_2_stands_below_a_grid_that_does_not_name_its_rows(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    _, folder = write_scores([0.5] * 8)
+    table = json.loads((folder / "table.json").read_text())
+    for key in ("command", "rows", "columns", "decimals"):  # as they were before there was a report
+        del table[key]
+    (folder / "table.json").write_text(json.dumps(table | {"paper": {}}))
+    main(["--source", "runs/table2"])
+    page = Path("runs/report/report.md").read_text()
+    assert "| Linformer, 256, shared kv | 93.3 | 93.6 | 90.6 | 90.6 | 92.03 |" in re.sub(" +", " ", page)
+    assert "50.0 (50.0–50.0; 2 runs)" in page and "command: not recorded" in page
+
+
+def test_papers_table_2_agrees_with_itself_and_with_the_config():
+    for *scores, average in TABLE2.values():
+        assert abs(statistics.fmean(scores) - average) <= 0.0051
+    paper = yaml.safe_load((ROOT / "conf/paper/table2.yaml").read_text())["paper"]
+    assert {row: dict(zip(TASKS, TABLE2[512, row], strict=False)) for row in paper} == paper
+
+
+def test_curves_are_medians_over_tokens_and_say_what_is_unfinished(tmp_path):
+    from matplotlib.figure import Figure
+
+    full = write_run(tmp_path / "full", [(0, 0, 900.0), (10, 2_000_000, 50.0), (20, 4_000_000, 20.0)], "full")
+    runs = [
+        write_run(tmp_path / f"{seed}", [(0, 0, 900.0), (10, 2_000_000, 60.0 + seed), (20, 4_000_000, 30.0 + seed**2)])
+        for seed in (1, 2, 3)
+    ]
+    stopped = write_run(tmp_path / "stopped", [(0, 0, 900.0), (10, 2_000_000, 99.0)], finished=False)
+    figure = draw_curves(Figure, [Group("T", "n = 512", [full]), Group("L", "n = 512", runs), Group("S", "n = 512", [stopped])])
+    (axes,) = figure.axes
+    assert axes.get_yscale() == "log" and axes.get_title() == "n = 512"
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("tokens seen (millions)", "validation perplexity")
+    named = {line.get_label(): line for line in axes.get_lines() if not line.get_label().startswith("_")}
+    assert set(named) == {"T", "L", "S (unfinished)"}
+    assert [list(xy) for xy in named["L"].get_data()] == [[2.0, 4.0], [62.0, 34.0]]  # without the untrained model's
+    looks = {(line.get_color(), line.get_linestyle()) for line in named.values()}
+    assert len({colour for colour, _ in looks}) == 3 and named["T"].get_color() == "#000000"
+    crosses = [line for line in axes.get_lines() if line.get_marker() == "x" and len(line.get_xdata())]
+    assert [[list(xy) for xy in line.get_data()] for line in crosses] == [[[2.0], [99.0]]]
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["T", "L", "S (unfinished)", "unfinished run"]
+    assert draw_curves(Figure, [Group("none", "", [read_run(tmp_path / "nothing", "none")])]) is None
+
+
+def test_ratio_is_to_a_transformer_that_saw_the_same(tmp_path):
+    points = [(10, 1000, 60.0), (20, 2000, 30.0)]
+    ours = Group("L", "", [write_run(tmp_path / "ours", points)])
+    short = Group("T1", "", [write_run(tmp_path / "short", [(10, 1000, 50.0), (15, 1500, 40.0)], "full")])
+    long = Group("T2", "", [write_run(tmp_path / "long", [(10, 1000, 90.0), (20, 2000, 25.0), (30, 3000, 10.0)], "full")])
+    equal = Group("T3", "", [write_run(tmp_path / "equal", [(10, 1000, 55.0), (20, 2000, 24.0)], "full")])
+    other = Group("T4", "", [write_run(tmp_path / "other", points, "full", source="another.txt")])
+    narrow = Group("T5", "", [write_run(tmp_path / "narrow", points, "full", n=256)])
+    assert ratio(ours, [ours, short]) == "1.200 at 0.001 M"
+    assert ratio(ours, [ours, long, equal]) == f"{30 / 24:.3f} at 0.002 M, T3"
+    assert (
+        ratio(ours, [ours, other]) == ratio(ours, [ours, narrow]) == ratio(ours, [ours]) == ratio(equal, [ours, equal]) == "–"
+    )
+
+
+def test_other_runs_have_a_panel_of_their_own_and_say_if_they_do_not_compare(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_run(Path("runs/a"), [(10, 1000, 60.0), (20, 2000, 30.0)])
+    write_run(Path("runs/b"), [(10, 1000, 60.0), (20, 2000, 30.0)], "full", finished=False)
+    Path("runs/task").mkdir()
+    Path("runs/task/config.yaml").write_text("data: {class_path: lit_linformer.data.FinetuningData}")
+    Path("runs/task/result.json").write_text('{"step": 7, "seconds": 4.2, "metrics": {"val/accuracy": 0.75, "train/loss": 1}}')
+    main([])
+    page = Path("runs/report/report.md").read_text()
+    assert "![Validation perplexity against tokens seen: runs/a, runs/b](curves.png)" in page and "do not compare" not in page
+    assert tables(page)["runs/a"] == ["runs/a", "0.002", "20", "2", "30.00", "30.00", "1.000 at 0.002 M"]
+    assert "- runs/b: unfinished; validated up to step 20; planned: 100 steps\n" in page
+    assert tables(page)["runs/task"] == ["runs/task", "7", "4", "accuracy 0.7500"]
+    write_run(Path("runs/c"), [(10, 1000, 60.0)], source="another.txt")
+    main([])
+    assert "such perplexities do not compare" in Path("runs/report/report.md").read_text()
+
+
+def test_run_that_reached_its_last_step_is_finished_without_a_result(tmp_path):
+    assert write_run(tmp_path / "old", [(100, 1000, 9.0)], finished=False).finished
+    assert not write_run(tmp_path / "cut", [(99, 1000, 9.0)], finished=False).finished
+    with open(tmp_path / "cut/perplexity.csv", "a") as file:
+        file.write("100,10")
+    assert [row["step"] for row in read_run(tmp_path / "cut", "cut").curve] == [99]
+
+
+def test_what_cannot_be_read_is_left_out_unless_it_was_asked_for(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_run(Path("runs/a"), [(10, 1000, 60.0)])
+    Path("runs/broken").mkdir()
+    Path("runs/broken/benchmark.json").write_text('{"settings"')
+    main([])
+    expected = "runs/broken, whose benchmark.json is not whole; allowed: one that `benchmark` wrote"
+    assert f"left out: {expected}" in capsys.readouterr().out and "Left out:" in Path("runs/report/report.md").read_text()
+    with pytest.raises(ValueError, match=f"source is {expected}"):
+        main(["--source", "runs/broken"])
+
+
+def test_cells_and_links_are_found_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found, folder = write_scores([0.5] * 8)
+    Path("runs/again").symlink_to("table2")
+    write_run(Path("runs/deep/run"), [(10, 1000, 60.0)])
+    sources, unread = find(["runs", "runs/table2", "runs/table2/a-b-imdb-1"])
+    assert [(source.kind, str(source.folder)) for source in sources] == [("grid", "runs/again"), ("run", "runs/deep/run")]
+    assert unread == [] and [cell.values for cell in read_table(folder).cells] == [cell.values for cell in found.cells]
+
+
+def test_stopped_grid_leaves_its_table(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_scores([0.5, *[None] * 7])
+    Path("runs/table2/table.json").unlink()
+
+    def stopped(*_):
+        assert Path("runs/table2/table.json").is_file()  # from the start
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(grid, "run_cells", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        grid(["--config", "grid.yaml"])
+    main(["--source", "runs/table2"])
+    assert "Not finished, 7 of 8:" in Path("runs/report/report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        ([], "source is runs, which is no folder; allowed: the folder of a grid (table.json), a benchmark"),
+        (["--source", "nowhere"], "source is nowhere, which is no folder; allowed: the folder of a grid"),
+        (["--source", "file.txt"], "source is file.txt, which is no folder; allowed"),
+        (["--source", "empty"], "source is empty, which holds nothing measured; allowed: the folder of a grid"),
+        (["--source", "good", "--source", "empty"], "source is empty, which holds nothing measured; allowed"),
+        (["--source", "cut"], "source is cut, which holds no finished run; allowed: at least one that is finished"),
+        (["--source", "table"], "table/table.json is no grid's table; allowed: what `python run.py grid` writes"),
+        (["--source", "spectrum"], "source is spectrum, whose spectrum.json is not whole; allowed: one that `spectrum` wrote"),
+        (["--source", "good", "--output", "file.txt"], "output is file.txt, which is no folder; allowed: a folder"),
+        (["--sources", "good"], "unknown setting '--sources' of report; did you mean '--source'?; allowed: --source, --title"),
+        (["--source"], "--source has no value; allowed: FOLDER"),
+    ],
+)
+def test_bad_command_line(argv, expected, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("empty", "table", "spectrum"):
+        Path(name).mkdir()
+    Path("file.txt").write_text("a file")
+    Path("table/table.json").write_text('{"cells": []}')
+    Path("spectrum/spectrum.json").write_text('{"runs": []}')
+    write_run(Path("good"), [(100, 1000, 9.0)])
+    write_run(Path("cut"), [(50, 1000, 9.0)], finished=False)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ValueError) as caught:
+        main(argv)
+    assert expected in str(caught.value) and "\n" not in str(caught.value)
+    assert sorted(tmp_path.rglob("*")) == before
