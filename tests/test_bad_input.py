@@ -14,6 +14,7 @@ import yaml
 from lit_linformer.cli import PROGRAMS
 from lit_linformer.cli.app import LinformerCLI
 from lit_linformer.cli.messages import settings_of
+from lit_linformer.utils.arguments import check_number
 from tests.helpers import in_one_process
 
 TABLE = yaml.safe_load(Path(__file__).with_name("bad_input.yaml").read_text())
@@ -81,6 +82,10 @@ def check_numbers(command: list[str], keys: list[str], folder: Path, scope: str 
 # They read their settings themselves. A line that is not refused for its number fails at what stands here.
 STUDIES = {
     "benchmark --device nowhere": "benchmark",
+    "benchmark --what training --device nowhere": "benchmark",
+    "benchmark --what loop --config nowhere.yaml": "benchmark",
+    "benchmark --what parallel --device nowhere": "benchmark",
+    "benchmark --what preparation --source nowhere": "benchmark",
     "spectrum --run nowhere": "spectrum",
     "grid --config nowhere.yaml": "grid",
     "convert --from nowhere --name n": "convert",
@@ -92,10 +97,13 @@ STUDIES = {
 def test_numbers_of_studies(start, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     command = STUDIES[start]
-    settings = importlib.import_module(PROGRAMS[command]).SETTINGS
-    numbers = ("N", "K", "J", "H", "S", "ROWS", "GIB", "SECONDS", "0,", "128", "0.9")
-    keys = [key for key, (kind, *_) in settings.items() if kind.startswith(numbers) and kind != "NAME"]
     words = shlex.split(start)
+    module = PROGRAMS[command]
+    if command == "benchmark":
+        module = f"lit_linformer.studies.benchmark.{words[2] if words[1] == '--what' else 'layers'}"
+    settings = importlib.import_module(module).SETTINGS
+    keys = [key for key, setting in settings.items() if getattr(setting.kind.read, "func", None) is check_number]
+    assert keys
     if command == "convert":
         words += ["--attention", "linformer"]
     check_numbers(words, keys, tmp_path, f"{command} ")

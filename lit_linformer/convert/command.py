@@ -21,53 +21,51 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lit_linformer.runs.folder import CONVERSION, check_name, foreign_files, is_run
-from lit_linformer.studies.settings import check_choice, check_number, device, help_shown, parse
+from lit_linformer.utils.arguments import FLAG, Setting, check_choice, check_device, choice, listed, parse, whole, word
 
 if TYPE_CHECKING:  # the help needs no torch
     from lit_linformer.model import EncoderConfig
     from lit_linformer.runs.trained_model import TrainedModel
 
-EXTENSIONS = ("interpolate", "repeat")
+EXTENSION = choice("interpolate", "repeat")
 START = "strided"
 SETTINGS = {
-    "from": ("FOLDER|hub:NAME|FILE", "a Hugging Face folder, a run (its best checkpoint), or a checkpoint; required"),
-    "name": ("NAME", "what is written is runs/NAME; required"),
-    "attention": ("NAME", "linformer gives a Transformer E and F; or a class path (default: as it is)"),
-    "projection_dim": ("K|[K,K,…]", "with attention=linformer: k, or one a layer (default: n/4)"),
-    "sharing": ("HOW", "which E and F are one and the same, as model.encoder.sharing (default: none)"),
-    "projection": ("KIND", "as model.encoder.projection (default: linear)"),
-    "projection_init": ("START", "of E and F, as model.encoder.projection_init; or svd (default: strided)"),
-    "max_length": ("N", "n, more than the model has (default: as it is)"),
-    "positions": ("interpolate|repeat", "how position embeddings get longer (default: repeat)"),
-    "projections": ("interpolate|repeat", "how E and F get longer; repeat: k grows with n (default: repeat)"),
-    "source": (
-        "TEXT|validation",
-        "measure perplexity on this text (as for data.source), or on the run's own; svd needs one",
+    "from": Setting(
+        word("FOLDER|hub:NAME|FILE"), "a Hugging Face folder, a run (its best checkpoint), or a checkpoint", required=True
     ),
-    "num_rows": ("ROWS", "how many rows of n tokens to measure on (default: 64)"),
-    "tokenizer": ("FILE|FOLDER", "tokenizer of a Hugging Face folder that holds none"),
-    "device": ("auto|cpu|cuda", "where to measure (default: auto)"),
-    "overwrite": ("true|false", "replace an earlier conversion of that name (default: false)"),
+    "name": Setting(word("NAME"), "what is written is runs/NAME", required=True),
+    "attention": Setting(word("NAME"), "linformer gives a Transformer E and F; or a class path (default: as it is)"),
+    "projection_dim": Setting(listed(whole("K", 1)), "with attention=linformer: k, or one a layer (default: n/4)"),
+    "sharing": Setting(word("HOW"), "which E and F are one and the same, as model.encoder.sharing (default: none)"),
+    "projection": Setting(word("KIND"), "as model.encoder.projection (default: linear)"),
+    "projection_init": Setting(word("START"), "of E and F, as model.encoder.projection_init; or svd (default: strided)"),
+    "max_length": Setting(whole("N", 1), "n, more than the model has (default: as it is)"),
+    "positions": Setting(EXTENSION, "how position embeddings get longer (default: repeat)"),
+    "projections": Setting(EXTENSION, "how E and F get longer; repeat: k grows with n (default: repeat)"),
+    "source": Setting(
+        word("TEXT|validation"), "measure perplexity on this text (as for data.source), or on the run's own; svd needs one"
+    ),
+    "num_rows": Setting(whole("ROWS", 1), "how many rows of n tokens to measure on (default: 64)"),
+    "tokenizer": Setting(word("FILE|FOLDER"), "tokenizer of a Hugging Face folder that holds none"),
+    "device": Setting(word("auto|cpu|cuda"), "where to measure (default: auto)"),
+    "overwrite": Setting(FLAG, "replace an earlier conversion of that name (default: false)"),
 }
 WITH_LINFORMER = ("projection_dim", "sharing", "projection", "projection_init")
 
 
 def main(argv: list[str]) -> None:
     """Converts, measures and says so; raises ValueError, in one line, for bad input."""
-    if help_shown(argv, "convert --from FOLDER --name NAME [--SETTING VALUE …]", SETTINGS, 40, __doc__):
-        return
-    given = {key: values[-1] for key, values in parse("convert", SETTINGS, argv).items()}
-    for key in ("from", "name"):
-        if key not in given:
-            raise ValueError(f"--{key} is not given; allowed: {SETTINGS[key][0]}")
+    given = {key: value for key, value in parse("convert", __doc__, SETTINGS, argv).items() if value is not None}
+    if len(given.get("projection_dim", ())) == 1:
+        given["projection_dim"] = given["projection_dim"][0]
     _check(given)
     output = Path("runs", check_name(given["name"]))
-    check_output(output, given.get("overwrite") == "true")
+    check_output(output, given.get("overwrite", False))
 
     from lit_linformer.convert.new_run import write
     from lit_linformer.export.command import describe, staged
 
-    where = device(given.get("device", "auto"))
+    where = check_device(given.get("device", "auto"))
     model, lines = open_model(given)
     for line in lines:
         print(line)
@@ -80,7 +78,7 @@ def main(argv: list[str]) -> None:
     print(f"→ {output}/: train on from it with --model.pretrained {output}", flush=True)
 
 
-def _check(given: dict[str, str]) -> None:
+def _check(given: dict[str, Any]) -> None:
     """ValueError for a value that is none, or a setting that does nothing without another."""
     from lit_linformer.convert.surgery import FILLS
     from lit_linformer.model import ATTENTIONS, PROJECTIONS
@@ -91,15 +89,9 @@ def _check(given: dict[str, str]) -> None:
         if key in given:
             known.find(given[key])
     choices = {"sharing": SHARINGS, "projection_init": (*PROJECTION_INITS, *FILLS)}
-    choices |= {"positions": EXTENSIONS, "projections": EXTENSIONS, "overwrite": ("true", "false")}
     for key, allowed in choices.items():
         if key in given:
             check_choice(key, given[key], allowed)
-    for key in ("max_length", "num_rows"):
-        if key in given:
-            check_number(key, given[key], whole=True, least=1)
-    if "projection_dim" in given:
-        _dims(given["projection_dim"])
     read = ATTENTIONS.find(given["attention"]).settings if "attention" in given else ()
     for key in WITH_LINFORMER:
         if key in given and key not in read:
@@ -113,12 +105,6 @@ def _check(given: dict[str, str]) -> None:
             f"projection_init is {given['projection_init']!r} without source; allowed: with --source, the text whose "
             "attention is decomposed"
         )
-
-
-def _dims(text: str) -> int | list[int]:
-    """k: one for all layers, or [128,64,…]."""
-    found = [int(check_number("projection_dim", word, whole=True, least=1)) for word in text.strip("[] ").split(",")]
-    return found if "," in text else found[0]
 
 
 def check_output(output: Path, overwrite: bool) -> None:
@@ -137,7 +123,7 @@ def check_output(output: Path, overwrite: bool) -> None:
         )
 
 
-def open_model(given: dict[str, str]) -> "tuple[TrainedModel, list[str]]":
+def open_model(given: dict[str, Any]) -> "tuple[TrainedModel, list[str]]":
     """What --from names, and lines to print."""
     from lit_linformer.convert import bert
     from lit_linformer.runs.trained_model import open_checkpoint
@@ -169,7 +155,7 @@ def open_model(given: dict[str, str]) -> "tuple[TrainedModel, list[str]]":
     return model, []
 
 
-def convert(model: "TrainedModel", given: dict[str, str], folder: Path, where: str) -> list[dict[str, Any]]:
+def convert(model: "TrainedModel", given: dict[str, Any], folder: Path, where: str) -> list[dict[str, Any]]:
     """Changes the model as asked, and prints and gives the perplexities on the way, if there is a text."""
     from lit_linformer.convert import surgery as conversion
     from lit_linformer.tasks import evaluation as text
@@ -177,7 +163,7 @@ def convert(model: "TrainedModel", given: dict[str, str], folder: Path, where: s
     source = given.get("source")
     if source == "validation" and not model.data.get("class_path", "").endswith("PretrainingData"):
         raise ValueError(f"source is 'validation', but {given['from']} names no text of its own; allowed: a text")
-    old, new = model.encoder.max_length, int(given.get("max_length", model.encoder.max_length))
+    old, new = model.encoder.max_length, given.get("max_length", model.encoder.max_length)
     measured: list[dict[str, Any]] = []
     data = split = None
     if source is not None:
@@ -187,7 +173,7 @@ def convert(model: "TrainedModel", given: dict[str, str], folder: Path, where: s
     def measure(what: str, max_length: int) -> None:
         if data is None:
             return
-        rows = max(1, int(given.get("num_rows", 64)) * old // max_length)
+        rows = max(1, given.get("num_rows", 64) * old // max_length)
         batches = text.masked_batches(data, split, max_length, rows)
         found = text.perplexity(model.net.to(where), batches)
         model.net.to("cpu")
@@ -213,7 +199,7 @@ def convert(model: "TrainedModel", given: dict[str, str], folder: Path, where: s
     return measured
 
 
-def _change_attention(model: "TrainedModel", given: dict[str, str], blocks: Any) -> None:
+def _change_attention(model: "TrainedModel", given: dict[str, Any], blocks: Any) -> None:
     """A Transformer's weights under another attention. blocks: of the text that is measured on; None if there is none."""
     from lit_linformer.convert import surgery as conversion
     from lit_linformer.model import ATTENTIONS
@@ -224,19 +210,17 @@ def _change_attention(model: "TrainedModel", given: dict[str, str], blocks: Any)
             f"attention is {given['attention']!r}, but {given['from']} is a {before.title or model.encoder.attention}; "
             f"allowed: {model.encoder.attention}"
         )
-    settings = {"sharing": "none", "projection": "linear", "projection_dim": str(max(1, model.encoder.max_length // 4))}
+    settings = {"sharing": "none", "projection": "linear", "projection_dim": max(1, model.encoder.max_length // 4)}
     settings = {key: given.get(key, value) for key, value in settings.items() if key in kind.settings}
-    if "projection_dim" in settings:
-        settings["projection_dim"] = _dims(settings["projection_dim"])
     start, rows = given.get("projection_init", START), None
     if start in conversion.FILLS:
         import torch
 
-        rows = torch.from_numpy(blocks.full_rows(int(given.get("num_rows", 64))))
+        rows = torch.from_numpy(blocks.full_rows(given.get("num_rows", 64)))
     model.net = conversion.to_linformer(model.net, start, rows, given["attention"], **settings)
 
 
-def _said(encoder: "EncoderConfig", given: dict[str, str]) -> str:
+def _said(encoder: "EncoderConfig", given: dict[str, Any]) -> str:
     """What it is now: Linformer, k = 16, strided."""
     kind = encoder.attention_kind
     words = [kind.title or encoder.attention]

@@ -24,20 +24,20 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from lit_linformer.studies.settings import check_choice, help_shown, parse
+from lit_linformer.utils.arguments import FLAG, Setting, choice, parse, word
 
 if TYPE_CHECKING:  # the help needs no torch
     from lit_linformer.runs.trained_model import TrainedModel
 
 SETTINGS = {
-    "ckpt_path": ("FILE|RUN", "checkpoint, or the folder of a run (its best checkpoint); required"),
-    "format": ("safetensors|huggingface|onnx|torch", "required"),
-    "output": ("FOLDER", "where to write; required"),
-    "overwrite": ("true|false", "replace an earlier export at --output (default: false)"),
-    "quantize": ("int8", "with onnx: 8-bit weights beside the float32 ones, model.int8.onnx"),
-    "source": ("TEXT", "with quantize: text to measure on, as for data.source (default: the run's validation text)"),
+    "ckpt_path": Setting(word("FILE|RUN"), "checkpoint, or the folder of a run (its best checkpoint)", required=True),
+    "format": Setting(choice("safetensors", "huggingface", "onnx", "torch"), "what to write", required=True),
+    "output": Setting(word("FOLDER"), "where to write", required=True),
+    "overwrite": Setting(FLAG, "replace an earlier export at --output", False),
+    "quantize": Setting(choice("int8"), "with onnx: 8-bit weights beside the float32 ones, model.int8.onnx"),
+    "source": Setting(word("TEXT"), "with quantize: text to measure on, as data.source (default: the run's validation text)"),
 }
 # All that an export may write.
 FILES = {"config.json", "tokenizer.json", "README.md", "model.safetensors", "model.onnx", "model.int8.onnx", "model.pt2"}
@@ -55,22 +55,14 @@ MODULES = {"safetensors": "safetensors_folder", "huggingface": "huggingface_fold
 
 def main(argv: list[str]) -> None:
     """Writes, checks and says so; raises ValueError, in one line, for bad input."""
-    if help_shown(argv, "export --ckpt_path RUN --format FORMAT --output FOLDER", SETTINGS, 46, __doc__):
-        return
-    given = {key: values[-1] for key, values in parse("export", SETTINGS, argv).items()}
-    for key in ("ckpt_path", "format", "output"):
-        if key not in given:
-            raise ValueError(f"--{key} is not given; allowed: {SETTINGS[key][0]}")
-    form = check_choice("format", given["format"], tuple(NEEDS))
-    overwrite = check_choice("overwrite", given.get("overwrite", "false"), ("true", "false")) == "true"
-    if "quantize" in given:
-        check_choice("quantize", given["quantize"], ("int8",))
-        if form != "onnx":
-            raise ValueError(f"quantize is {given['quantize']!r} with format={form!r}; allowed: with format=onnx")
-    if "source" in given and "quantize" not in given:
+    given = parse("export", __doc__, SETTINGS, argv)
+    form = given["format"]
+    if given["quantize"] and form != "onnx":
+        raise ValueError(f"quantize is {given['quantize']!r} with format={form!r}; allowed: with format=onnx")
+    if given["source"] and not given["quantize"]:
         raise ValueError(f"source is {given['source']!r} without quantize; allowed: with --quantize int8")
     output = Path(given["output"])
-    check_output(output, overwrite)
+    check_output(output, given["overwrite"])
     check_installed(form)
 
     from lit_linformer.runs.trained_model import open_checkpoint
@@ -84,7 +76,7 @@ def main(argv: list[str]) -> None:
     print(f"→ {output}/: {', '.join(sorted(path.name for path in output.iterdir()))}", flush=True)
 
 
-def write(model: "TrainedModel", form: str, folder: Path, given: dict[str, str]) -> list[str]:
+def write(model: "TrainedModel", form: str, folder: Path, given: dict[str, Any]) -> list[str]:
     """The folder's files, checked; lines that tell how it went. Raises ValueError where what was written differs."""
     from lit_linformer.export import card
     from lit_linformer.export.verify import largest_difference
@@ -96,10 +88,10 @@ def write(model: "TrainedModel", form: str, folder: Path, given: dict[str, str])
     lines = [f"largest difference of logits from the checkpoint's, on random inputs with padding: {difference:.2g}"]
     if form == "onnx":
         sessions, measured = {"onnxruntime": written}, []
-        if "quantize" in given:
+        if given["quantize"]:
             from lit_linformer.export import quantize
 
-            batches = quantize.read_batches(model, given.get("source"), folder / "tokenizer.json")
+            batches = quantize.read_batches(model, given["source"], folder / "tokenizer.json")
             quantize.write(folder)
             sessions["onnxruntime int8"] = module.logits(model, folder, module.INT8)
             measured = [quantize.cost(model, batches, *sessions.values())]

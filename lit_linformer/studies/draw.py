@@ -14,7 +14,7 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lit_linformer.studies.settings import check_number, help_shown, parse, whole_numbers
+from lit_linformer.utils.arguments import Setting, listed, parse, whole, word
 
 if TYPE_CHECKING:  # the help needs no torch
     from torch import Tensor
@@ -23,12 +23,12 @@ if TYPE_CHECKING:  # the help needs no torch
 
 
 SETTINGS = {
-    "ckpt_path": ("FILE|RUN", "checkpoint, or the folder of a run (its best checkpoint); required"),
-    "text": ("TEXT", "what the model reads, mask tokens included; required"),
-    "output": ("FILE.png", "also .pdf or .svg; required"),
-    "layers": ("0,3", "layers to draw, from 0 (default: the first and the last)"),
-    "head": ("H", "one head's attention, from 0 (default: the mean of all)"),
-    "slots": ("S", "how many slots to draw (default: 24)"),
+    "ckpt_path": Setting(word("FILE|RUN"), "checkpoint, or the folder of a run (its best checkpoint)", required=True),
+    "text": Setting(word("TEXT"), "what the model reads, mask tokens included", required=True),
+    "output": Setting(word("FILE.png"), "also .pdf or .svg", required=True),
+    "layers": Setting(listed(whole("LAYER")), "layers to draw, from 0 (default: the first and the last)"),
+    "head": Setting(whole("HEAD"), "one head's attention, from 0 (default: the mean of all)"),
+    "slots": Setting(whole("N", 1), "how many slots to draw", 24),
 }
 SUFFIXES = (".png", ".pdf", ".svg")
 MOST_NAMES = 64  # tokens whose names fit under a map; of a longer text every other one, and so on
@@ -36,18 +36,11 @@ MOST_NAMES = 64  # tokens whose names fit under a map; of a longer text every ot
 
 def main(argv: list[str]) -> None:
     """Draws and prints; raises ValueError, in one line, for bad input."""
-    if help_shown(argv, 'draw --ckpt_path RUN --text "…" --output FILE.png', SETTINGS, 24, __doc__):
-        return
-    given = {key: values[-1] for key, values in parse("draw", SETTINGS, argv).items()}
-    for key in ("ckpt_path", "text", "output"):
-        if key not in given:
-            raise ValueError(f"--{key} is not given; allowed: {SETTINGS[key][0]}")
+    given = parse("draw", __doc__, SETTINGS, argv)
     output = Path(given["output"])
     if output.suffix not in SUFFIXES or output.is_dir():
         raise ValueError(f"output is {output}; allowed: a file that ends in {', '.join(SUFFIXES)}")
-    count = int(check_number("slots", given.get("slots", "24"), whole=True, least=1))
-    layers = whole_numbers("layers", given.get("layers"))
-    head = int(check_number("head", given["head"], whole=True)) if "head" in given else None
+    layers, head, count = given["layers"], given["head"], given["slots"]
 
     from lit_linformer.model.lowrank import check_layers
     from lit_linformer.runs.trained_model import open_checkpoint

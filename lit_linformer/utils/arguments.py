@@ -56,7 +56,8 @@ def parse(command: str, doc: str, settings: dict[str, Setting], argv: list[str])
     for name, setting in settings.items():
         told = setting.default in (None, "", []) or "default" in setting.help
         shown = setting.help if told else f"{setting.help} (default {_shown(setting.default)})"
-        words = {"nargs": "+", "action": "extend"} if setting.kind.several else {}
+        # Of a list the last one counts, as on every command line; other words add up.
+        words = {"nargs": "+", "action": "store" if setting.kind.lists else "extend"} if setting.kind.several else {}
         words |= {"nargs": "?", "const": "true"} if setting.kind is FLAG else {}
         parser.add_argument(f"--{name}", metavar=setting.kind.name, help=shown.replace("%", "%%"), **words)
     try:

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -336,14 +334,3 @@ def test_folder_that_is_no_export(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(ValueError, match="another project's; allowed"):
         load(tmp_path)
-
-
-def test_help_imports_no_torch():
-    for command in ("export", "draw"):
-        code = (
-            f"import sys; sys.argv = ['run.py', {command!r}, '--help']; import runpy; "
-            "runpy.run_path('run.py', run_name='__main__'); "
-            "print([m for m in ('torch', 'lightning', 'jsonargparse', 'transformers') if m in sys.modules])"
-        )
-        shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True).stdout
-        assert shown.splitlines()[-1] == "[]" and "--ckpt_path" in shown

@@ -46,7 +46,7 @@ def test_draws_and_tells_a_text(pretrained, tmp_path):
     ("change", "expected"),
     [
         ({"layers": "0,2"}, "layers is [0, 2]; allowed: layers from 0 to 1"),
-        ({"layers": "last"}, "layers is 'last'; allowed: whole numbers from 0, as 0,3"),
+        ({"layers": "last"}, "layers is 'last'; allowed: a whole number, 0 or more"),
         ({"head": "2"}, "head is 2; allowed: 0 to 1"),
         ({"slots": "0"}, "slots is '0'; allowed: a whole number, 1 or more"),
         ({"output": "slots"}, "output is slots; allowed: a file that ends in .png"),

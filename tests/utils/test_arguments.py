@@ -25,7 +25,7 @@ def read(*argv):
 
 
 def test_forms_of_values():
-    for words in (["512", "64"], ["512,64"], ["[512, 64]"], ["[512,", "64]"], ["512", "--lengths", "64"]):
+    for words in (["512", "64"], ["512,64"], ["[512, 64]"], ["[512,", "64]"], ["9", "--lengths", "512", "64"]):
         assert read("--run", "a", "--lengths", *words)["lengths"] == [512, 64]
     assert read("--run=a", "--lengths=512,64")["lengths"] == read("--run", "a", "--lengths=512", "64")["lengths"] == [512, 64]
     found = read("--run", "a,b", "c", "--run", "d", "--text", "--lr 1", "--share", "1e-1")

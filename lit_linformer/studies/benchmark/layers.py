@@ -28,7 +28,8 @@ from lit_linformer.utils.environment import commit, cores, versions
 
 MODELS = ("written-out", "fused", "linformer")
 MODEL = Kind("MODEL", lambda where, name: name if "." in name else check_choice(where, name, MODELS))
-PASSES = Kind("true|false|both", lambda where, word: "both" if word == "both" else FLAG.read(where, word))
+WAYS = {"true": True, "false": False, "both": "both"}
+PASSES = Kind("true|false|both", lambda where, word: WAYS[check_choice(where, word, list(WAYS))])
 COUNT = whole("N", 1)
 SETTINGS = {
     "what": WHAT,

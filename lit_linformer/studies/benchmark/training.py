@@ -48,7 +48,7 @@ SETTINGS = {
     "threads": THREADS,
     "clock": Setting(choice("wall", "cpu"), "cpu: the process's own time, for a shared machine; with --threads 1", "wall"),
     "rounds": ROUNDS,
-    "warmup": Setting(whole("N"), "turns before these", 1),
+    "warmup": Setting(COUNT, "turns before these", 1),
     "steps": Setting(COUNT, "training steps a turn (default 1; on a GPU 10)"),
     "cell_seconds": CELL_SECONDS,
     "output": output("runs/benchmark-training"),

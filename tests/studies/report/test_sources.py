@@ -20,7 +20,7 @@ from lit_linformer.studies.report.tables import ratio
 from lit_linformer.utils.markdown import code, plain
 from tests.studies.conftest import tables
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def write_run(folder, points, attention="linformer", finished=True, log=None, **settings):
@@ -202,7 +202,7 @@ def test_stopped_grid_leaves_its_table(tmp_path, monkeypatch):
         assert Path("runs/table2/table.json").is_file()  # from the start
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(grid, "run_cells", stopped)
+    monkeypatch.setattr("lit_linformer.studies.grid.run.run_cells", stopped)
     with pytest.raises(KeyboardInterrupt):
         grid(["--config", "grid.yaml"])
     main(["--source", "runs/table2"])
