@@ -32,11 +32,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]  # it works without installing the project, as run.py does
 
 from torture_compare import compare  # noqa: E402
-from torture_runs import (  # noqa: E402
-    ALONE,
+from torture_points import (  # noqa: E402
     BEFORE,
-    CASES,
-    CONFIG,
     END,
     FILES,
     GOING_ON,
@@ -48,8 +45,8 @@ from torture_runs import (  # noqa: E402
     VALIDATION,
     Kill,
     Point,
-    launch,
 )
+from torture_runs import ALONE, CASES, CONFIG, launch  # noqa: E402
 
 from lit_linformer.data.pretraining import token_files as blocks  # noqa: E402
 from lit_linformer.utils.environment import environment, without_folders  # noqa: E402

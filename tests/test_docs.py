@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from lit_linformer.cli import PROGRAMS
+from lit_linformer.studies.benchmark import training
+from lit_linformer.utils.arguments import parse
 from tests.data.finetuning.glue import write_glue
 from tests.helpers import inside, output, run_forked, write_corpus
 from tests.test_conf import SHRINK
@@ -94,6 +96,9 @@ def test_what_cannot_be_run_is_parsed(page, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     parsed = {"fit": "--print_config", "grid": "--print_commands=true"}
     for command in dict.fromkeys(map(tuple, commands(page, "sh"))):
+        if command[:3] == ("benchmark", "--what", "training"):
+            assert parse(command[0], "", training.SETTINGS, list(command[1:]))["scaling"]
+            continue
         shown = output([*command, parsed[command[0]]], tmp_path)
         assert "conf/trainer/ddp" not in " ".join(command) or "find_unused_parameters: false" in shown
     scripts = [line.split() for block in blocks(page, "sh") for line in block.splitlines() if "scripts/" in line]

@@ -2,10 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from lit_linformer.model.lowrank import Measured
+from typing import Any
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart, and a line style each for those who print.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -61,7 +58,7 @@ def draw_sweep(figure_class: Any, rows: Sequence[dict[str, float]]) -> Any:
 
 def draw_spectra(
     figure_class: Any,
-    named: Sequence[tuple[str, "Measured"]],
+    named: Sequence[tuple[str, Any]],
     indices: Sequence[int],
     threshold: float,
     heads: Sequence[int] | None = None,
@@ -70,7 +67,7 @@ def draw_spectra(
 
     Args:
         figure_class: matplotlib's Figure.
-        named: (name, measured) of each model.
+        named: (name, model.lowrank.Measured) of each model.
         indices: the index of each model's heat map, from 1.
         threshold: drawn as a line through the curves, 0 to 1.
         heads: a curve for each of these heads (up to four can be told apart); None: a layer's mean over its heads, and their
@@ -97,7 +94,7 @@ def draw_spectra(
     return figure
 
 
-def _curves(axes: Any, measured: "Measured", index: int, threshold: float, heads: Sequence[int] | None) -> None:
+def _curves(axes: Any, measured: Any, index: int, threshold: float, heads: Sequence[int] | None) -> None:
     x = range(1, measured.curves.shape[-1] + 1)
     axes.axhline(threshold, **QUIET)
     axes.text(len(x), threshold - 0.01, f"{threshold:.0%}", ha="right", va="top", fontsize=8, color=QUIET["color"])

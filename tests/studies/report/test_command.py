@@ -23,7 +23,6 @@ from lit_linformer.studies.spectrum.command import main as spectrum
 from tests.helpers import TINY, inside, run_forked
 from tests.studies.conftest import tables
 
-ROOT = Path(__file__).parents[2]
 PIXEL = b"\x89PNG\r\n\x1a\n"
 FIGURE3 = """
 name: figure3

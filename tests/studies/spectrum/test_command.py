@@ -19,7 +19,6 @@ from lit_linformer.studies.spectrum.command import main
 from lit_linformer.tasks import MLM
 from tests.helpers import TINY, inside, run_forked, write_corpus
 
-ROOT = Path(__file__).parents[2]
 SHORT = ["--trainer.max_steps", "7", "--model.encoder.initializer_range", "0.4"]  # maps of a rank above one, at once
 
 
