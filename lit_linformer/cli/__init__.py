@@ -35,7 +35,7 @@ MAIN_HELP = """usage: python run.py COMMAND --config FILE [--config OVERLAY …]
 
 {commands}
 
-A first curve in minutes, on a CPU, from text that Python carries; an idea of one's own; going on where a run was interrupted:
+A first curve in minutes on a CPU, from text that comes with Python; a change of your own; continuing an interrupted run:
   python run.py fit --config conf/quickstart.yaml
   python run.py fit --config conf/quickstart.yaml --name idea --model.encoder.projection_dim 64
   python run.py fit --config conf/quickstart.yaml --ckpt_path last

@@ -1,17 +1,17 @@
-"""A model of another kind: `python run.py convert --from roberta-base/ --attention linformer --source texts/ --name linbert`.
+"""Converts a model: `python run.py convert --from roberta-base/ --attention linformer --source texts/ --name linbert`.
 
     --from roberta-base/, --from hub:roberta-base     a RoBERTa, BERT or DistilBERT of Hugging Face: this project's Transformer
     --from runs/transformer --attention linformer     a Transformer: a Linformer with its weights, and new E and F
     --from runs/linformer --max_length 4096           longer n, of either kind
 
-These can be asked for together. runs/NAME is written as a run that has trained nothing: other runs start from it with
---model.pretrained, `validate`, `predict`, `export`, `draw` and `spectrum` read it. conversion.json tells what was done.
+These can be combined. runs/NAME is written as a run that has not trained yet: other runs start from it with
+--model.pretrained, `validate`, `predict`, `export`, `draw` and `spectrum` read it. conversion.json records what was done.
 
 With --source the perplexity at 15 % masking is printed before and after, on the same text, at the old n and at the new one.
-A Linformer just converted has lost much of it, and gets it back by training on: conf/convert/distill.yaml learns from the
+A converted Linformer first loses much of it, and recovers it by further training: conf/convert/distill.yaml learns from the
 Transformer, conf/convert/mlm.yaml from text alone.
 
-A Hugging Face folder is read without transformers. Where that is installed, the result is held against it on random inputs
+A Hugging Face folder is read without transformers. Where that is installed, the result is compared with it on random inputs
 with padding; more than 1e-4 of the largest logit is an error.
 """
 

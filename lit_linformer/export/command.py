@@ -1,4 +1,4 @@
-"""A trained model, out: `python run.py export --ckpt_path runs/quickstart --format huggingface --output out/quickstart`.
+"""Exports a trained model: `python run.py export --ckpt_path runs/quickstart --format huggingface --output out/quickstart`.
 
     safetensors   model.safetensors, for lit_linformer.export.load and --model.pretrained; plain PyTorch
     huggingface   what the Auto classes and pipelines of transformers load: pip install 'lit-linformer[hf]'
@@ -6,8 +6,8 @@
     torch         model.pt2, a torch.export program, any batch and length up to n
 
 Beside it config.json, tokenizer.json, and README.md, a model card with the training's numbers. Every export is loaded again and
-held against the checkpoint on random inputs with padding; the largest difference of the logits is printed, and more than 1e-4
-of the largest logit is an error. Until then nothing stands at --output. Weights are float32.
+compared with the checkpoint on random inputs with padding; the largest difference of the logits is printed, and more than 1e-4
+of the largest logit is an error. Until then there is nothing at --output. Weights are float32.
 
 --quantize int8 (onnx) makes the weights of linear layers 8-bit and prints what it costs: the perplexity, or a classifier's
 changed answers, on the run's validation text or on --source.
@@ -77,7 +77,7 @@ def main(argv: list[str]) -> None:
 
 
 def write(model: "TrainedModel", form: str, folder: Path, given: dict[str, Any]) -> list[str]:
-    """The folder's files, checked; lines that tell how it went. Raises ValueError where what was written differs."""
+    """The folder's files, checked; lines that say how it went. Raises ValueError where what was written differs."""
     from lit_linformer.export import card
     from lit_linformer.export.verify import largest_difference
 
@@ -149,7 +149,7 @@ def is_export(folder: Path) -> bool:
 
 @contextmanager
 def staged(output: Path, setting: str = "output") -> Iterator[Path]:
-    """A folder beside output that takes its name at the end, whole, or is gone.
+    """A folder beside output that takes its name at the end, complete, or is removed.
 
     Raises ValueError, in one line that names the setting, where nothing can be written.
     """

@@ -1,4 +1,4 @@
-"""Where a number comes from: hardware, versions, commit and command. No host, no user, no folder of the machine is told."""
+"""Where a number comes from: hardware, versions, commit and command. No host, user or folder of the machine is recorded."""
 
 import contextlib
 import importlib.metadata
@@ -73,7 +73,7 @@ def commit() -> str:
 def _git(*words: str) -> str:
     if not (ROOT / ".git").exists() or shutil.which("git") is None:
         return ""
-    # No lock: a status must not get into the way of a commit that is made at the same time.
+    # No lock: a status must not get in the way of a commit that is made at the same time.
     command = ["git", "--no-optional-locks", "-C", str(ROOT), *words]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         return subprocess.run(command, capture_output=True, text=True, timeout=20).stdout.strip()

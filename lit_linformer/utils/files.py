@@ -1,4 +1,4 @@
-"""Files: written so that they are whole at any moment, read as far as they are whole."""
+"""Files: written atomically, and read as far as they are complete."""
 
 import contextlib
 import csv

@@ -7,7 +7,7 @@ tokenising. The last block is filled up with pads.
     tokens-<fingerprint>/train.bin, validation.bin, test.bin    uint16, or uint32 for more than 65,536 ids
     tokens-<fingerprint>/meta.json                              counts, checksums, and all that shaped the files
 
-They are made in shards of 100 MB of text: a preparation that was killed goes on after the last shard it has finished.
+They are made in shards of 100 MB of text: a preparation that was killed continues after the last shard it has finished.
 """
 
 import hashlib
