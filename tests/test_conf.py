@@ -18,7 +18,8 @@ from tests.test_resume import fit
 ROOT = Path(__file__).parents[1]
 TRAINERS = sorted((ROOT / "conf/trainer").glob("*.yaml"))
 DEBUG = sorted((ROOT / "conf/debug").glob("*.yaml"))
-OVERLAYS = [*DEBUG, ROOT / "conf/finetune/small.yaml", ROOT / "conf/convert/mlm.yaml"]
+LOGGERS = sorted((ROOT / "conf/logger").glob("*.yaml"))  # run in tests/callbacks/test_loggers.py
+OVERLAYS = [*DEBUG, *LOGGERS, ROOT / "conf/finetune/small.yaml", ROOT / "conf/convert/mlm.yaml"]
 DISTILL = ROOT / "conf/convert/distill.yaml"
 FINETUNE = sorted(set((ROOT / "conf/finetune").glob("*.yaml")) - set(OVERLAYS))
 GRIDS = [path for path in sorted((ROOT / "conf/paper").glob("*.yaml")) if "axes" in yaml.safe_load(path.read_text())]

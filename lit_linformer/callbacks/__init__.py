@@ -2,7 +2,7 @@
 
 from lit_linformer.callbacks.checkpoint import AtomicCheckpointIO, LastCheckpoint, best_checkpoint
 from lit_linformer.callbacks.copy_slices import CopySlices
-from lit_linformer.callbacks.curves import CurveLogger, Curves
+from lit_linformer.callbacks.curves import Curves
 from lit_linformer.callbacks.finite import Finite
 from lit_linformer.callbacks.length_sweep import LengthSweep
 from lit_linformer.callbacks.owed import OwedValidation
@@ -18,7 +18,6 @@ from lit_linformer.callbacks.throughput import Throughput
 __all__ = [
     "AtomicCheckpointIO",
     "CopySlices",
-    "CurveLogger",
     "Curves",
     "Finite",
     "LastCheckpoint",

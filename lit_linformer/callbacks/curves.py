@@ -1,120 +1,114 @@
-"""TensorBoard's curves, as right as perplexity.csv: every point that a checkpoint stands for, and none of them twice."""
+"""The loggers' curves, as right as perplexity.csv: every point that a checkpoint stands for, and none of them twice."""
 
+import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers import Logger
 
-from lit_linformer.callbacks.observing import owes_validation, tensorboard, validation_follows
+from lit_linformer.callbacks.loggers import Writer, writer_of, writers
+from lit_linformer.callbacks.observing import axis, owes_validation, validation_follows
+from lit_linformer.runs.checkpoints import first_line
+from lit_linformer.utils.files import write_text
 
-
-class CurveLogger(TensorBoardLogger):
-    """Lightning's, but a metric has one point at a step: the first. Its file begins with training.
-
-    Lightning opens it before model and data have said whether they fit: of a fit that is refused TensorBoard would show an
-    empty run.
-    """
-
-    begun = False
-
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self.place: int | None = None  # where the points stand, whatever Lightning says; below 0: nowhere
-        self.holding = False  # what is logged is kept, and written later
-        self._held: dict[str, Any] = {}
-        self._step, self.written = -1, {}  # the latest step and its points
-
-    @property
-    def experiment(self) -> Any:
-        if not self.begun:
-            raise AttributeError("experiment: there is none before training begins")
-        return super().experiment
-
-    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        if self.holding:
-            self._held = dict(metrics) | self._held
-            return
-        step = step if self.place is None else self.place
-        if step is not None and step < 0:
-            return
-        if step != self._step:
-            self._step, self.written = step, {}
-        new = {name: float(value) for name, value in metrics.items() if name not in self.written}
-        self.written.update(new)
-        super().log_metrics(new, step)
-
-    def release(self, step: int | None) -> None:
-        """Writes what was kept; None: drops it."""
-        held, self._held = self._held, {}
-        if held and step is not None:
-            self.log_metrics(held, step)
+IDENTITIES = "loggers.json"
+Identities = dict[str, list[str]]  # {class of a logger: by what those of it find this run again}
 
 
 class Curves(Callback):
-    """Writes a step's points before its checkpoint, not after it, and has TensorBoard drop those that are done again.
+    """Opens the loggers when training begins, not before: of a fit that is refused none of them shows an empty run.
 
-    Lightning writes them when all callbacks are done with the batch: a run that ends with its checkpoint would lose them.
-    TensorBoard drops all points of a step: where only the step's validation is done again, the others are in the checkpoint.
+    Writes a step's points before its checkpoint, not after it, and has what is done again dropped where a logger can.
+    (Lightning writes when all callbacks are done with the batch: a run that ends with its checkpoint would lose those points.)
+
+    Args:
+        loggers: builds them, given what each knows this run by, if it goes on.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, loggers: Callable[[Identities], list[Logger]]) -> None:
+        self._loggers = loggers
+        self.writers: list[Writer] = []
         self._points: dict[str, float] = {}
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        for logger in trainer.loggers:
-            if isinstance(logger, CurveLogger):
-                logger.begun = True
+        if trainer.fast_dev_run:
+            return
+        kept = Path(trainer.default_root_dir) / IDENTITIES  # of a run that begins it has just been deleted
+        known = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {}
+        if trainer.is_global_zero:  # alone: a database is made once
+            self._open(trainer, known)
+            if (found := self._identities()) != known:
+                write_text(kept, json.dumps(found) + "\n")
+        trainer.strategy.barrier()
+        if not trainer.is_global_zero:
+            self._open(trainer, known)
+
+    def _open(self, trainer: Trainer, known: Identities) -> None:
+        try:
+            trainer.loggers = self._loggers(known)
+            self.writers = [writer_of(type(logger))(logger) for logger in trainer.loggers]
+            for writer in writers(trainer):
+                writer.open()
+        except Exception as error:  # a server that does not answer, an account that is not known, …
+            raise ValueError(f"trainer.logger could not begin: {first_line(error)}") from error
+
+    def _identities(self) -> Identities:
+        found: Identities = {}
+        for writer in self.writers:
+            if (identity := writer.identity()) is not None:
+                found.setdefault(type(writer.logger).__name__, []).append(identity)
+        return found
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # What was written after the last checkpoint, or by a start that came to none, is written again.
-        if (found := tensorboard(trainer)) is not None:
-            from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-
-            logger, place = found
-            first = place if owes_validation(trainer) else trainer.global_step
-            start = Event(step=first, session_log=SessionLog(status=SessionLog.START))
-            logger.experiment.file_writer.add_event(start)
-            if owes_validation(trainer) and self._points:
-                logger.log_metrics(self._points, place)
+        # What was written after the last checkpoint, or by a start that came to none, is written again. All points of a step
+        # are dropped: where only its validation is done again, the others are in the checkpoint.
+        owed = owes_validation(trainer)
+        place = axis(trainer)
+        for writer in writers(trainer):
+            if writer.drop(place if owed else trainer.global_step) and owed and self._points:
+                writer.points(self._points, place)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if all(isinstance(logger, CurveLogger) for logger in trainer.loggers):  # another one would have them twice
-            trainer._logger_connector.update_train_step_metrics()
+        trainer._logger_connector.update_train_step_metrics()  # Lightning does it again; nothing is written twice
         if not _within_accumulation(trainer):
             step = None if validation_follows(trainer) else trainer.global_step - 1
-            for logger in _own(trainer):
-                logger.release(step)
+            for writer in self.writers:
+                writer.release(step)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # One within an accumulation measures the step before, but comes after the checkpoint of that: it is a point of the next
         # step, written with that, so that a run that goes on from the checkpoint drops it. A validation after that step comes
         # first: it would stand at the same place.
-        for logger in _own(trainer):
-            logger.holding = _within_accumulation(trainer) and not trainer.sanity_checking
-            logger.place = trainer.global_step - 1
+        for writer in self.writers:
+            writer.holding = _within_accumulation(trainer) and not trainer.sanity_checking
+            writer.place = trainer.global_step - 1
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        for logger in _own(trainer):
-            logger.holding, logger.place = False, None
+        for writer in self.writers:
+            writer.holding, writer.place = False, None
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        for logger in _own(trainer):
-            logger.release(trainer.global_step)
+        for writer in self.writers:
+            writer.release(trainer.global_step)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        if (found := tensorboard(trainer)) is not None:
-            found[0].experiment.flush()
+        for writer in writers(trainer):
+            writer.flush()
         if owes_validation(trainer):
-            checkpoint["points"] = next((dict(logger.written) for logger in _own(trainer)), {})
+            checkpoint["points"] = next((dict(writer.written) for writer in self.writers), {})
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self._points = checkpoint.get("points", {})
 
-
-def _own(trainer: Trainer) -> list[CurveLogger]:
-    return [logger for logger in trainer.loggers if isinstance(logger, CurveLogger)]
+    def close(self, trainer: Trainer, failed: bool) -> None:
+        """When the process is done with the run, by whatever way."""
+        opened, self.writers = writers(trainer), []
+        for writer in opened:
+            writer.close(failed)
 
 
 def _within_accumulation(trainer: Trainer) -> bool:

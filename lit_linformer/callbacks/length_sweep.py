@@ -18,7 +18,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lit_linformer.callbacks.observing import say, tensorboard, unnoticed, write_csv
+from lit_linformer.callbacks.loggers import writers
+from lit_linformer.callbacks.observing import axis, say, unnoticed, write_csv
 from lit_linformer.model.ranges import Count, Natural, Range, check_ranges
 from lit_linformer.tasks.perplexity import Perplexity
 from lit_linformer.utils.figures import draw_sweep, figure_class
@@ -29,7 +30,7 @@ MIB = 2**20
 
 
 class LengthSweep(Callback):
-    """Measures the model on the validation text cut into rows of other lengths: length_sweep.csv, TensorBoard and a figure.
+    """Measures the model on the validation text cut into rows of other lengths: length_sweep.csv, a figure, the loggers.
 
     The perplexity at a length is what `validate --data.max_length LENGTH` gives. Tokens/s are those of the forward pass,
     over all processes, with the output matrix at the masked tokens. Peak memory is weights and activations of such a pass
@@ -171,13 +172,10 @@ class LengthSweep(Callback):
         drawn = draw_sweep(figure, shown) if figure is not None else None
         if drawn is not None:
             drawn.savefig(path, dpi=150)
-        if (found := tensorboard(trainer)) is None:
-            return
-        logger, place = found
-        for row, name in itertools.product(rows, COLUMNS[3:]):
-            logger.experiment.add_scalar(f"sweep/{name}_{row['length']}", row[name], place)
-        if drawn is not None:
-            logger.experiment.add_figure("sweep/by_length", drawn, place)
+        values = {f"sweep/{name}_{row['length']}": row[name] for row, name in itertools.product(rows, COLUMNS[3:])}
+        for logger in writers(trainer):
+            logger.points(values, axis(trainer))
+            logger.figure("sweep/by_length", drawn, axis(trainer))
 
     def _add(self, rows: list[dict[str, float]]) -> None:
         """Of two rows for one step and length the later one stays."""

@@ -1,4 +1,4 @@
-"""What callbacks share: running the model unnoticed by training, TensorBoard's axis, tables of what was seen."""
+"""What callbacks share: running the model unnoticed by training, the loggers' axis, tables of what was seen."""
 
 import csv
 import io
@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
 
 from lit_linformer.utils.files import write_text
 
@@ -34,15 +33,8 @@ def unnoticed(pl_module: LightningModule) -> Iterator[None]:
             random.setstate(python_state)
 
 
-def tensorboard(trainer: Trainer) -> tuple[TensorBoardLogger, int] | None:
-    """The TensorBoard logger and where on its axis the present step stands; None on other ranks and without one."""
-    if not trainer.is_global_zero or not isinstance(trainer.logger, TensorBoardLogger):
-        return None
-    return trainer.logger, axis(trainer)
-
-
 def axis(trainer: Trainer) -> int:
-    """Where on TensorBoard's axis what is measured now stands: Lightning counts from 0, what follows step s is at s - 1."""
+    """Where on the loggers' axis what is measured now stands: Lightning counts from 0, what follows step s is at s - 1."""
     return max(0, trainer.global_step - 1)
 
 

@@ -1,21 +1,20 @@
-"""Records the validation perplexity: a CSV that a script reads, TensorBoard against steps and tokens, the best value."""
+"""Records the validation perplexity: a CSV that a script reads, curves against steps and tokens, the best value."""
 
 import math
-import os
 import time
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
 
+from lit_linformer.callbacks.loggers import writers
 from lit_linformer.callbacks.observing import axis, owes_validation, write_csv
 
 COLUMNS = ("step", "tokens", "seconds", "perplexity", "best")
 
 
 class PerplexityCurve(Callback):
-    """Writes perplexity.csv into the run directory, one row a validation, and the curve against tokens into TensorBoard.
+    """Writes perplexity.csv into the run directory, one row a validation, and the curve against tokens into the loggers.
 
     With trainer.num_sanity_val_steps=-1 the first row is the untrained model's. Training is not affected.
     """
@@ -24,7 +23,6 @@ class PerplexityCurve(Callback):
         self.rows: list[dict[str, float]] = []
         self._seconds_before = 0.0
         self._started = time.monotonic()
-        self._by_tokens = None
 
     def state_dict(self) -> dict[str, Any]:
         return {"seconds": self._seconds(), "rows": [dict(row) for row in self.rows]}
@@ -37,16 +35,12 @@ class PerplexityCurve(Callback):
         self._started = time.monotonic()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        logger = trainer.logger
-        if not trainer.is_global_zero or not isinstance(logger, TensorBoardLogger):
-            return
-        from torch.utils.tensorboard import SummaryWriter
-
-        # A folder of its own: TensorBoard drops points by step, and would drop those against tokens as well.
         again = pl_module.tokens_seen + (not owes_validation(trainer)) if trainer.global_step else 0
-        self._by_tokens = SummaryWriter(os.path.join(logger.log_dir, "by_tokens"), purge_step=again)
-        if trainer.global_step == 0 and self.rows:  # against steps it would take the first step's place
-            self._by_tokens.add_scalar("val/perplexity_by_tokens", self.rows[0]["perplexity"], self.rows[0]["tokens"])
+        for logger in writers(trainer):
+            logger.begin_against_tokens(again)
+            if trainer.global_step == 0 and self.rows:  # against steps it would stand where the first step's stands
+                first = self.rows[0]
+                logger.against_tokens("val/perplexity_by_tokens", first["perplexity"], first["tokens"], axis(trainer))
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         whole = not trainer.sanity_checking or trainer.num_sanity_val_steps == float("inf")
@@ -60,19 +54,9 @@ class PerplexityCurve(Callback):
         if trainer.is_global_zero:
             if not trainer.fast_dev_run:
                 write_csv(Path(trainer.default_root_dir) / "perplexity.csv", COLUMNS, self.rows)
-            if not trainer.sanity_checking:  # TensorBoard's writers start with training
-                self._tensorboard(trainer, self.rows[-1])
-
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._by_tokens is not None:
-            self._by_tokens.close()
-
-    def _tensorboard(self, trainer: Trainer, row: dict[str, float]) -> None:
-        if self._by_tokens is None:
-            return
-        trainer.logger.log_metrics({"val/perplexity_best": row["best"]}, axis(trainer))
-        self._by_tokens.add_scalar("val/perplexity_by_tokens", row["perplexity"], row["tokens"])
-        self._by_tokens.flush()
+            for logger in writers(trainer) if not trainer.sanity_checking else ():  # those points wait for training
+                logger.points({"val/perplexity_best": best}, axis(trainer))
+                logger.against_tokens("val/perplexity_by_tokens", perplexity, pl_module.tokens_seen, axis(trainer))
 
     def _seconds(self) -> float:
         """Since the run began, resumed ones added up."""

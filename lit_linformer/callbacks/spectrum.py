@@ -2,7 +2,7 @@
 
     --trainer.callbacks+ Spectrum --trainer.callbacks.num_sentences 32
 
-writes spectrum.json into the run directory and the curves into TensorBoard. For a trained run, with the errors of several
+writes spectrum.json into the run directory and the curves into the loggers. For a trained run, with the errors of several
 approximations beside it, there is `python run.py spectrum --run RUN`.
 """
 
@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lit_linformer.callbacks.observing import say, tensorboard, unnoticed
+from lit_linformer.callbacks.loggers import writers
+from lit_linformer.callbacks.observing import axis, say, unnoticed
 from lit_linformer.model.lowrank import Measured, check_index, check_layers, check_maps, measure, summary
 from lit_linformer.model.ranges import Count, Natural, Range, check_ranges
 from lit_linformer.utils.figures import draw_spectra, figure_class
@@ -22,7 +23,7 @@ from lit_linformer.utils.files import json_text, write_text
 
 
 class Spectrum(Callback):
-    """Cumulative singular values of the attention maps of validation text: spectrum.json, TensorBoard. Training is left alone.
+    """Cumulative singular values of the attention maps of validation text: spectrum.json, the loggers. Training is left alone.
 
     Only full rows are used, unmasked; they are shared out over the processes (DDP; sharded weights are not gathered). The
     singular values of a Transformer's 512 × 512 map take 50 ms on one core: 13 s for 16 sentences of 4 layers of 4 heads.
@@ -101,7 +102,7 @@ class Spectrum(Callback):
             shown = self.history if fitting else [entry]
             path = Path(trainer.default_root_dir) / ("spectrum.json" if fitting else "validate_spectrum.json")
             self._write(path, measured, shown)
-            self._tensorboard(trainer, measured, entry)
+            self._show(trainer, measured, entry)
 
     def _write(self, path: Path, measured: Measured, history: list[dict[str, Any]]) -> None:
         content = {
@@ -116,13 +117,13 @@ class Spectrum(Callback):
         }
         write_text(path, json_text(content) + "\n")
 
-    def _tensorboard(self, trainer: Trainer, measured: Measured, entry: dict[str, Any]) -> None:
-        if (found := tensorboard(trainer)) is None:
-            return
-        logger, place = found
+    def _show(self, trainer: Trainer, measured: Measured, entry: dict[str, Any]) -> None:
+        values, figure = {}, figure_class()
         for layer, share, k in zip(measured.layers, measured.at(self._index).mean(1), entry["suggested_k"], strict=True):
-            logger.experiment.add_scalar(f"spectrum/share_at_{self._index}_layer{layer}", share, place)
-            logger.experiment.add_scalar(f"spectrum/k_holding_{self.threshold:g}_layer{layer}", k, place)
-        if (figure := figure_class()) is not None:
-            drawn = draw_spectra(figure, [(f"step {entry['step']}", measured)], [self._index], self.threshold)
-            logger.experiment.add_figure("spectrum/figure1", drawn, place)
+            values[f"spectrum/share_at_{self._index}_layer{layer}"] = float(share)
+            values[f"spectrum/k_holding_{self.threshold:g}_layer{layer}"] = float(k)
+        for logger in writers(trainer):
+            logger.points(values, axis(trainer))
+            if figure is not None:
+                drawn = draw_spectra(figure, [(f"step {entry['step']}", measured)], [self._index], self.threshold)
+                logger.figure("spectrum/figure1", drawn, axis(trainer))

@@ -1,4 +1,4 @@
-"""Records how a fine-tuning run scores: scores.csv, the confusion matrix in TensorBoard, and GLUE's submission files."""
+"""Records how a fine-tuning run scores: scores.csv, the confusion matrix, and GLUE's submission files."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from torchmetrics.functional.classification import multiclass_confusion_matrix
 
-from lit_linformer.callbacks.observing import tensorboard, write_csv
+from lit_linformer.callbacks.loggers import Writer, writers
+from lit_linformer.callbacks.observing import axis, write_csv
 from lit_linformer.utils.figures import figure_class
 
 
@@ -32,12 +33,11 @@ class TaskScores(Callback):
             return
         write_csv(Path(trainer.default_root_dir) / "scores.csv", list(self.rows[0]), self.rows)
         labels = trainer.datamodule.text_task.labels
-        if labels is not None and (found := tensorboard(trainer)) is not None:
-            logger, place = found
-            for name, result in pl_module.results.items():
-                tag = f"val/{name}/confusion_matrix" if name else "val/confusion_matrix"
-                counts = multiclass_confusion_matrix(result["predictions"].long(), result["targets"].long(), len(labels))
-                draw(logger.experiment, place, tag, counts, labels)
+        shown = writers(trainer)
+        for name, result in pl_module.results.items() if labels is not None and shown else ():
+            tag = f"val/{name}/confusion_matrix" if name else "val/confusion_matrix"
+            counts = multiclass_confusion_matrix(result["predictions"].long(), result["targets"].long(), len(labels))
+            show(shown, axis(trainer), tag, counts, labels)
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.is_global_zero:
@@ -52,13 +52,13 @@ class TaskScores(Callback):
             print(f"{len(lines)} predictions → {path}{note}", flush=True)
 
 
-def draw(writer: Any, step: int, tag: str, counts: Tensor, labels: tuple[str, ...]) -> None:
+def show(loggers: list[Writer], step: int, tag: str, counts: Tensor, labels: tuple[str, ...]) -> None:
     """The confusion matrix as a table and, where matplotlib is installed, as a figure."""
-    head = "| true ＼ predicted | " + " | ".join(labels) + " |\n|---" + "|---:" * len(labels) + "|\n"
-    rows = (f"| {label} | " + " | ".join(map(str, row)) + " |" for label, row in zip(labels, counts.tolist(), strict=True))
-    writer.add_text(tag, head + "\n".join(rows), step)
-    if (figure := figure_class()) is not None:
-        writer.add_figure(tag, draw_confusion_matrix(figure, counts, labels), step)
+    rows = [[label, *row] for label, row in zip(labels, counts.tolist(), strict=True)]
+    figure = figure_class()
+    for logger in loggers:
+        logger.table(tag, ["true ＼ predicted", *labels], rows, step)
+        logger.figure(tag, None if figure is None else draw_confusion_matrix(figure, counts, labels), step)
 
 
 def draw_confusion_matrix(figure_class: Any, counts: Tensor, labels: tuple[str, ...]) -> Any:

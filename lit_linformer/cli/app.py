@@ -11,12 +11,13 @@ import torch
 import yaml
 from jsonargparse import Namespace
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.loggers.logger import DummyLogger
 from torch.multiprocessing import ProcessExitedException
 
 from lit_linformer.callbacks import (
     AtomicCheckpointIO,
-    CurveLogger,
     Curves,
     Finite,
     LastCheckpoint,
@@ -30,7 +31,9 @@ from lit_linformer.callbacks import (
 )
 from lit_linformer.callbacks.owed import finish
 from lit_linformer.cli.checks import check_settings
+from lit_linformer.cli.closing import closing_lines
 from lit_linformer.cli.failures import failure
+from lit_linformer.cli.loggers import RunLoggers, RunParser
 from lit_linformer.cli.machines import check_machine
 from lit_linformer.cli.messages import RangesInWords, classes_in_configs
 from lit_linformer.data.datamodule import TRAINED
@@ -53,12 +56,23 @@ class RunTrainer(Trainer):
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         # Where each process starts, one that Lightning forks too.
         self._signal_connector.register_signal_handlers = lambda: None
+        failed = True
         try:
-            return super()._run(*args, **kwargs)
+            results = super()._run(*args, **kwargs)
+            failed = False
+            return results
         except Exception as error:
             if (line := failure(error, self)) is None:
                 raise
             raise ValueError(line) from error
+        finally:
+            for curves in (callback for callback in self.callbacks if isinstance(callback, Curves)):
+                curves.close(self, failed)
+
+    @property
+    def log_dir(self) -> str:
+        """The run's folder; Lightning's would be another one with each logger."""
+        return self.default_root_dir
 
     def _run_stage(self) -> Any:
         results = super()._run_stage()
@@ -128,6 +142,7 @@ class LinformerCLI(LightningCLI):
                 LightningDataModule,
                 save_config_callback=RunConfig,
                 save_config_kwargs={"overwrite": True},
+                parser_class=RunParser,
                 trainer_class=RunTrainer,
                 trainer_defaults={
                     "use_distributed_sampler": False,  # the loader shards by itself, resumably
@@ -183,7 +198,10 @@ class LinformerCLI(LightningCLI):
         check_name(config.name)
         # Not written back into the config: with the run's config.yaml as --config, another --name is another folder.
         self.run_dir = Path(config.trainer.default_root_dir or f"runs/{config.name}")
-        if self.subcommand == "fit" and not config.trainer.fast_dev_run and is_first_process():
+        fits = self.subcommand == "fit" and not config.trainer.fast_dev_run
+        self.loggers = RunLoggers(config.trainer.logger if fits else False, self.run_dir, config.name)
+        config.trainer.logger = False
+        if fits and is_first_process():
             self.claim = Claim(self.run_dir)
         asked = config.ckpt_path if self.subcommand != "prepare" else None
         if self.subcommand != "prepare":
@@ -215,10 +233,8 @@ class LinformerCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         config = self.config_init[self.subcommand].trainer
         config.default_root_dir = str(self.run_dir)
-        if self.subcommand != "fit":
-            config.logger = False
-        elif config.logger in (None, True):
-            config.logger = CurveLogger(config.default_root_dir, name="", version="", default_hp_metric=False)
+        if self.loggers:
+            config.logger = DummyLogger()  # until training begins
         config.plugins = [*_listed(config.plugins), AtomicCheckpointIO()]
         best = self.as_given.best
         result = RunResult(best.monitor, best.mode, command_line(self.argv))
@@ -230,10 +246,16 @@ class LinformerCLI(LightningCLI):
         for callback in trainer.callbacks:
             if isinstance(callback, RunConfig):
                 callback.claim = self.claim
+            elif isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
+                callback.dirpath = str(self.run_dir / "checkpoints")  # Lightning's would be another one with each logger
         if self.subcommand == "fit":
-            # Points first, before others add to the curves; the end of the program after the checkpoints' callbacks.
+            # The folder is cleared first; then points, before others add to the curves; the end of the program after the
+            # checkpoints' callbacks.
+            first = [callback for callback in trainer.callbacks if isinstance(callback, RunConfig)]
+            rest = [callback for callback in trainer.callbacks if callback not in first]
+            curves = [Curves(self.loggers.build)] if self.loggers else []
             finite = Finite()
-            trainer.callbacks[:] = [Curves(), finite, *trainer.callbacks, Preemption(finite), OwedValidation()]
+            trainer.callbacks[:] = [*first, *curves, finite, *rest, Preemption(finite), OwedValidation()]
         return trainer
 
     def _run_subcommand(self, subcommand: str) -> None:
@@ -245,18 +267,8 @@ class LinformerCLI(LightningCLI):
     def after_fit(self) -> None:
         if not self.trainer.is_global_zero or self.trainer.fast_dev_run:
             return
-        root, task = self.run_dir, getattr(self.datamodule, "text_task", None)
-        if task is None:
-            mask = getattr(getattr(self.datamodule, "tokenizer", None), "mask_token", "<mask>")
-            example = f'--data.text "The {mask} of a function."'
-        else:
-            example = '--data.text "…"' + ' --data.text_pair "…"' * (len(task.columns) == 2)
-        print(
-            f"done: {root}/ holds config.yaml, checkpoints/ and the curves; next:\n"
-            f"  tensorboard --logdir {root.parent}\n"
-            f"  python run.py predict --config {root}/config.yaml {example}",
-            flush=True,
-        )
+        for line in closing_lines(self.run_dir, self.model, self.datamodule, self.loggers.shown_by()):
+            print(line, flush=True)
 
 
 def add_run_arguments(parser: LightningArgumentParser) -> None:
@@ -319,7 +331,7 @@ def run(argv: list[str]) -> LinformerCLI:
     logging.getLogger("lightning.fabric.strategies.launchers.subprocess_script").setLevel(logging.INFO)
     for noise in (
         ".*args parameter is intended to run from within Python.*",
-        ".*Checkpoint directory .* exists and is not empty.*",
+        ".*(Checkpoint|Experiment logs) directory .* exists and is not empty.*",
         ".*FSDP2-wrapped module .* returned a view tensor.*",  # of the loss, which nothing changes in place
         ".*Grad strides do not match bucket view strides.*",  # of sizes 1, whose strides mean nothing
         ".*isinstance.treespec, LeafSpec.* is deprecated.*",  # Lightning 2.6 on torch 2.13

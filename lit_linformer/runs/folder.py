@@ -4,6 +4,7 @@
       run.json                     says that this is a run (those from before it was written are known by their config.yaml)
       .lock                        while it trains
       config.yaml, tokenizer.json, perplexity.csv, result.json, …, events.out.tfevents.*
+      metrics.csv, wandb/, mlflow.db, mlartifacts/   what other loggers than TensorBoard write, where they are asked for
       checkpoints/                 last.ckpt, previous.ckpt, best-STEP-METRIC.ckpt; a .tmp is one that a killed process began
 
 Only what has one of these names is ever deleted, and only in a folder that is a run. What else lies there stays.
@@ -27,16 +28,21 @@ MARKER, CONFIG, TOKENIZER, CONVERSION = "run.json", "config.yaml", "tokenizer.js
 NAME = re.compile(r"\w[\w.,=+@-]*(/\w[\w.,=+@-]*)*")
 CHECKPOINT_NAMES = ("last.ckpt", "previous.ckpt", "new.ckpt", "best-*.ckpt")
 RESULTS = ("result.json", "validate.json", "test.json", "perplexity.csv", "scores.csv", "predictions.jsonl")
-RESULTS += ("spectrum.json", "validate_spectrum.json", "length_sweep.csv", "validate_length_sweep.csv")
+RESULTS += ("spectrum.json", "validate_spectrum.json", "length_sweep.*", "validate_length_sweep.*")
 EVENTS = ("events.out.tfevents.*", "hparams.yaml")
 PROFILE = "fit-profile*"  # conf/debug/profile.yaml
+LOGGERS = ("loggers.json", "metrics.csv", "metrics-before.csv", "mlflow.db*")
 # What a run writes, by the folder that it lies in.
 OURS = {
-    "": (MARKER, CONFIG, TOKENIZER, CONVERSION, PROFILE, *RESULTS, *EVENTS),
+    "": (MARKER, CONFIG, TOKENIZER, CONVERSION, PROFILE, *RESULTS, *EVENTS, *LOGGERS),
     "by_tokens": EVENTS,
+    # Folders of loggers, with all that is in them; names within are theirs.
+    "wandb": ("offline-run-*", "run-*", "latest-run", "debug*.log"),
+    "mlartifacts": ("*",),
     "submission": ("*.tsv",),
     "checkpoints": CHECKPOINT_NAMES,
 }
+OF_LOGGERS = ("wandb", "mlartifacts")
 SHARDED = ("__*.distcp", ".metadata", "meta.pt", "checksums.json")  # the files of a checkpoint that is a folder
 
 
@@ -77,6 +83,8 @@ def own_files(folder: Path) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             for path in sorted((folder / place).iterdir()):
                 if any(fnmatch(path.name, form) for name in names for form in (name, f"{name}.tmp", f"{name}.*.tmp")):
+                    if place in OF_LOGGERS and not path.is_symlink():
+                        yield from sorted(path.rglob("*"), reverse=True)  # what a folder holds before the folder
                     yield path
 
 

@@ -1,0 +1,77 @@
+"""trainer.logger on the command line and in files: any of Lightning's loggers or of your own, in the run's folder."""
+
+import importlib
+import inspect
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import Namespace
+from lightning.pytorch.cli import LightningArgumentParser
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
+
+from lit_linformer.callbacks.curves import Identities
+from lit_linformer.callbacks.loggers import Settings, writer_of
+
+DEFAULT = Namespace(class_path=f"{TensorBoardLogger.__module__}.TensorBoardLogger", init_args=Namespace(save_dir=None))
+
+
+class RunParser(LightningArgumentParser):
+    """Where a logger writes may be left out: then it is the run's folder."""
+
+    def add_class_arguments(self, class_type: Any, nested_key: str | None = None, *args: Any, **kwargs: Any) -> list[str]:
+        logger = isinstance(class_type, type) and issubclass(class_type, Logger)
+        place = inspect.signature(class_type).parameters.get("save_dir") if logger else None
+        if place is None or place.default is not inspect.Parameter.empty:
+            return super().add_class_arguments(class_type, nested_key, *args, **kwargs)
+        kwargs["skip"] = {*(kwargs.get("skip") or ()), "save_dir"}
+        added = super().add_class_arguments(class_type, nested_key, *args, **kwargs)
+        key = f"{nested_key}.save_dir" if nested_key else "save_dir"
+        self.add_argument(f"--{key}", type=str | None, default=None, help="Where it writes; none: the run's folder.")
+        return [*added, key]
+
+
+class RunLoggers:
+    """The loggers of a run, which are built when it trains.
+
+    Args:
+        given: trainer.logger as it was parsed: none or true for TensorBoard, false for no logger.
+        folder: the run's.
+        name: the run's.
+
+    Raises ValueError, in one line, for a logger whose package is not installed.
+    """
+
+    def __init__(self, given: Any, folder: Path, name: str) -> None:
+        given = DEFAULT if given in (None, True) else given or []
+        self._specs = given if isinstance(given, list) else [given]
+        self._kinds = [_class(spec.class_path) for spec in self._specs]
+        self._writers = [writer_of(kind) for kind in self._kinds]
+        self._folder, self._name = folder, name
+
+    def __len__(self) -> int:
+        return len(self._specs)
+
+    def build(self, known: Identities) -> list[Logger]:
+        settings = self._settings(known)
+        return [
+            kind(**given, **(spec.get("dict_kwargs") or {}))
+            for kind, spec, given in zip(self._kinds, self._specs, settings, strict=True)
+        ]
+
+    def shown_by(self) -> list[str]:
+        """The commands that show their curves."""
+        lines = [w.shown_by(given, self._folder) for w, given in zip(self._writers, self._settings({}), strict=True)]
+        return [line for line in lines if line is not None]
+
+    def _settings(self, known: Identities) -> list[Settings]:
+        left, settings = {kind: list(found) for kind, found in known.items()}, []
+        for spec, kind, writer in zip(self._specs, self._kinds, self._writers, strict=True):
+            earlier = (left.get(kind.__name__) or [None]).pop(0)
+            given = spec.get("init_args", Namespace()).as_dict()
+            settings.append(writer.settings(given, self._folder, self._name, earlier))
+        return settings
+
+
+def _class(path: str) -> type[Logger]:
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)

@@ -1,0 +1,227 @@
+"""Several loggers at once, in the run's folder: the same points in all of them, whatever ended a process."""
+
+import csv
+import importlib.util
+import json
+import shutil
+import signal
+import socket
+import struct
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+from lightning.pytorch.loggers import Logger
+
+from lit_linformer.callbacks.loggers import WeightsAndBiases
+from lit_linformer.tasks import MLM
+from lit_linformer.utils.files import read_rows
+from tests.callbacks.test_curves import curves
+from tests.cli.test_errors import complaint
+from tests.helpers import TINY, after, inside, output, run_forked
+from tests.utils.test_signals import send
+
+OVERLAYS = Path(__file__).parents[2] / "conf/logger"
+ALWAYS = {"run.json", "config.yaml", "tokenizer.json", "perplexity.csv", "result.json", "hparams.yaml", "checkpoints"}
+
+
+class Lines(Logger):
+    """A logger in a file of the user's own."""
+
+    name, version = "lines", "0"
+
+    def __init__(self, save_dir: str, prefix: str = "") -> None:
+        super().__init__()
+        self.path, self.prefix = Path(save_dir) / "lines.jsonl", prefix
+
+    def log_hyperparams(self, params, *args, **kwargs) -> None: ...
+
+    def log_metrics(self, metrics, step=None) -> None:
+        with open(self.path, "a") as file:
+            file.write(json.dumps({self.prefix + name: [step, value] for name, value in metrics.items()}) + "\n")
+
+    def log_image(self, key, images, step=None) -> None:
+        images[0].savefig(self.path.with_name(f"{key.replace('/', '-')}-{step}.png"))
+
+
+def installed():
+    """The overlay with all loggers, without those whose package is absent; those that are left."""
+    config = yaml.safe_load((OVERLAYS / "all.yaml").read_text())
+    loggers = config["trainer"]["logger"]
+    for kind, package in (("WandbLogger", "wandb"), ("MLFlowLogger", "mlflow"), ("MLFlowLogger", "alembic")):
+        if importlib.util.find_spec(package) is None:
+            loggers[:] = [logger for logger in loggers if not logger["class_path"].endswith(kind)]
+    return config, {logger["class_path"].rpartition(".")[2] for logger in loggers}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, corpus, cache):
+    """A run with all loggers that was killed after step 8 and went on from step 5: (folder, loggers, what was said)."""
+    pytest.importorskip("matplotlib")
+    folder = tmp_path_factory.mktemp("loggers")
+    config, kinds = installed()
+    (folder / "all.yaml").write_text(yaml.safe_dump(config))
+    (folder / "tiny.yaml").write_text(TINY)
+    argv = ["fit", "--config", "tiny.yaml", "--config", "all.yaml", "--ckpt_path", "auto"]
+    argv += ["--data.source", str(corpus), "--data.cache_dir", str(cache)]
+    argv += ["--trainer.callbacks+", "LengthSweep", "--trainer.callbacks.lengths", "[16,32]"]
+    with inside(folder), pytest.MonkeyPatch.context() as patched:
+        lookup = socket.getaddrinfo
+
+        def noted(host, *args, **kwargs):
+            with open("hosts.txt", "a") as file:
+                file.write(f"{host}\n")
+            return lookup(host, *args, **kwargs)
+
+        patched.setattr(socket, "getaddrinfo", noted)
+        with pytest.MonkeyPatch.context() as kills:
+            after(kills, MLM, "on_train_batch_start", send(signal.SIGKILL, lambda module, *_: module.batches_seen == 8))
+            assert run_forked(argv, folder / "first.txt") == -9, (folder / "first.txt").read_text()
+        said = output(argv, folder)
+    return folder, kinds, said
+
+
+def points(rows):
+    """{tag: [(step, value), …]} but for what the clock has measured."""
+    found = {}
+    for tag, step, value in rows:
+        if not tag.startswith(("throughput/", "sweep/tokens_per_second", "sweep/peak", "epoch")):
+            found.setdefault(tag, []).append((step, pytest.approx(value)))
+    return found
+
+
+def test_the_folder_is_the_runs_whatever_the_logger(run):
+    folder, kinds, said = run
+    assert {path.name for path in folder.iterdir()} <= {"all.yaml", "tiny.yaml", "first.txt", "output.txt", "hosts.txt", "runs"}
+    there = {path.name for path in (folder / "runs/tiny").iterdir() if not path.name.startswith("events.")}
+    others = {"length_sweep.csv", "length_sweep.png", "by_tokens", "metrics.csv"}
+    others |= {"wandb", "loggers.json"} if "WandbLogger" in kinds else set()
+    others |= {"mlflow.db", "mlartifacts", "loggers.json"} if "MLFlowLogger" in kinds else set()
+    assert there == ALWAYS | others
+    names = {path.name.partition("-")[0] for path in (folder / "runs/tiny/checkpoints").iterdir()}
+    assert names == {"last.ckpt", "previous.ckpt", "best"}
+    assert "next:\n  tensorboard --logdir runs\n" in said and "predict --config runs/tiny/config.yaml" in said
+    assert ("wandb sync runs/tiny/wandb/offline-run-*" in said) is ("WandbLogger" in kinds)
+    assert ("mlflow server --backend-store-uri sqlite:///runs/tiny/mlflow.db" in said) is ("MLFlowLogger" in kinds)
+    hosts = set((folder / "hosts.txt").read_text().split()) if (folder / "hosts.txt").exists() else set()
+    assert hosts <= {"localhost", "127.0.0.1", "::1"}  # offline is offline
+
+
+def test_csv_has_tensorboards_points_each_once(run):
+    with open(run[0] / "runs/tiny/metrics.csv", newline="") as file:
+        rows = [(tag, int(row["step"]), float(row[tag])) for row in csv.DictReader(file) for tag in row if row[tag]]
+    found, board = points(rows), curves(run[0] / "runs/tiny")
+    assert [step for step, _ in found["train/loss"]] == [*range(12)]
+    for tag in ("train/loss", "train/lr", "val/perplexity", "val/perplexity_best", "sweep/perplexity_16"):
+        assert found[tag] == board[tag], tag
+    curve = read_rows(run[0] / "runs/tiny/perplexity.csv")
+    assert [value for _, value in found["tokens"]] == [row["tokens"] for row in curve]
+    assert [value for _, value in found["val/perplexity_by_tokens"]] == [row["perplexity"] for row in curve]
+
+
+def test_mlflow_goes_on_with_its_run(run):
+    folder, kinds, _ = run
+    if "MLFlowLogger" not in kinds:
+        pytest.skip("mlflow is not installed")
+    from mlflow.tracking import MlflowClient
+
+    with inside(folder):
+        client = MlflowClient("sqlite:///runs/tiny/mlflow.db")
+        (experiment,) = [found for found in client.search_experiments() if found.name == "lit-linformer"]
+        (found,) = client.search_runs([experiment.experiment_id])
+        assert (found.info.run_name, found.info.status) == ("tiny", "FINISHED")
+        assert found.data.params["encoder/projection_dim"] == "8"
+        board = curves(folder / "runs/tiny")
+        for tag in ("train/loss", "val/perplexity", "val/perplexity_by_tokens"):
+            history = {(metric.step, metric.value) for metric in client.get_metric_history(found.info.run_id, tag)}
+            assert sorted(history) == [(step, pytest.approx(value)) for step, value in board[tag]], tag
+        (figure,) = client.list_artifacts(found.info.run_id, "sweep/by_length")
+        assert figure.path.endswith("step-00000006.png") and figure.file_size > 5000
+
+
+def wandb_records(path):
+    """LevelDB's log: a header of 7 bytes, then blocks of 32 KB with pieces of (checksum 4, length 2, kind 1) bytes and data."""
+    content, at, record = path.read_bytes(), 7, b""
+    while at + 7 <= len(content):
+        length, kind = struct.unpack_from("<HB", content, at + 4)
+        if kind:  # 0: the rest of the block is empty
+            record += content[at + 7 : at + 7 + length]
+            if kind in (1, 4):  # the whole of it, or its last piece
+                yield record
+                record = b""
+        at += 7 + length
+        if 32768 - at % 32768 < 7:
+            at += 32768 - at % 32768
+
+
+def test_wandb_goes_on_with_its_run_offline(run):
+    folder, kinds, _ = run
+    if "WandbLogger" not in kinds:
+        pytest.skip("wandb is not installed")
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    (identity,) = json.loads((folder / "runs/tiny/loggers.json").read_text())["WandbLogger"]
+    starts = sorted((folder / "runs/tiny/wandb").glob("offline-run-*"))
+    assert len(starts) == 2 and all(start.name.endswith(f"-{identity}") for start in starts)
+    rows, seen = [], Counter()
+    for start in starts:
+        for data in wandb_records(start / f"run-{identity}.wandb"):
+            record = Record()
+            record.ParseFromString(data)
+            seen[record.WhichOneof("record_type")] += 1
+            items = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+            at = "tokens" if "tokens" in items else "trainer/global_step"
+            rows += [(tag, items.get(at), value) for tag, value in items.items()]
+    board = curves(folder / "runs/tiny")
+    for tag in ("train/loss", "val/perplexity", "val/perplexity_by_tokens"):
+        assert sorted({(step, value) for name, step, value in rows if name == tag}) == [
+            (step, pytest.approx(value)) for step, value in board[tag]
+        ], tag
+    assert seen["exit"] == 1  # the first start was killed
+    assert any(start.glob("files/media/images/sweep/by_length*.png") for start in starts)
+
+
+def test_what_loggers_wrote_is_overwritten_and_the_best_checkpoint_is_found(run, corpus, cache, tmp_path):
+    with inside(run[0]):
+        argv = ["--config", "runs/tiny/config.yaml", "--data.source", str(corpus), "--data.cache_dir", str(cache)]
+        assert "checkpoint: runs/tiny/checkpoints/best-00000007-" in output(["validate", *argv], tmp_path)
+        shutil.copytree("runs/tiny", "runs/again", symlinks=True)
+        again = ["fit", *argv, "--name", "again", "--trainer.max_steps", "2"]
+        assert "already holds a run" in complaint(again, tmp_path)
+        table = ["--trainer.logger", "lightning.pytorch.loggers.CSVLogger"]
+        output([*again, "--overwrite", "true", *table], tmp_path)
+        left = {path.name for path in Path("runs/again").rglob("*") if path.is_file() and path.parent.name != "checkpoints"}
+        assert left <= (ALWAYS | {"metrics.csv", "length_sweep.csv", "length_sweep.png"})
+        assert "val/perplexity_by_tokens" in Path("runs/again/metrics.csv").read_text()
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["false"], set()),
+        (["tests.callbacks.test_loggers.Lines", "--trainer.logger.prefix", "my "], {"lines.jsonl", "sweep-by_length-1.png"}),
+    ],
+    ids=["none", "one's own"],
+)
+def test_no_logger_and_ones_own(given, expected, tiny, tmp_path):
+    argv = ["--trainer.max_steps", "2", "--trainer.val_check_interval", "2", "--trainer.logger", *given]
+    argv += ["--trainer.callbacks+", "LengthSweep", "--trainer.callbacks.lengths", "[16]"]
+    said = output(["fit", *tiny, *argv], tmp_path)
+    there = {path.name for path in (tmp_path / "runs/tiny").iterdir()}
+    assert there - {"length_sweep.csv", "length_sweep.png"} == ALWAYS - {"hparams.yaml"} | expected
+    assert said.endswith(
+        'next:\n  python run.py predict --config runs/tiny/config.yaml --data.text "The <mask> of a function."\n'
+    )
+    if expected:
+        lines = [json.loads(line) for line in (tmp_path / "runs/tiny/lines.jsonl").read_text().splitlines()]
+        counts = Counter((name, step) for line in lines for name, (step, _) in line.items())
+        assert counts["my train/loss", 0] == counts["my train/loss", 1] == counts["my val/perplexity", 1] == 1
+
+
+def test_a_logger_that_cannot_be_is_refused_at_once(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(WeightsAndBiases, "packages", ("wandb_which_is_absent",))
+    argv = ["fit", *tiny, "--name", "none", "--trainer.logger", "WandbLogger"]
+    line = complaint(argv, tmp_path)
+    assert "trainer.logger is WandbLogger, for which the package wandb_which_is_absent is not installed; allowed: after" in line
+    assert not (tmp_path / "runs").exists()
