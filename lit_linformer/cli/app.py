@@ -39,7 +39,7 @@ from lit_linformer.cli.messages import RangesInWords, classes_in_configs
 from lit_linformer.data.datamodule import TRAINED
 from lit_linformer.runs.checkpoints import checkpoint_path, config_of, lies_in
 from lit_linformer.runs.folder import CONFIG, TOKENIZER, Claim, check_name, own_files
-from lit_linformer.tasks.pretrained import read_pretrained
+from lit_linformer.runs.trained_model import read_model
 from lit_linformer.utils.configs import check_configs
 from lit_linformer.utils.environment import command_line
 from lit_linformer.utils.files import write_text
@@ -298,7 +298,7 @@ def _carry_over(config: Namespace) -> None:
         model.pretrained = config.ckpt_path
         if "load_weights" in model:
             model.load_weights = False
-    source = read_pretrained(model.pretrained) if model.pretrained else None
+    source = read_model(model.pretrained) if model.pretrained else None
     own = (None,) if "load_weights" in model else (None, *TRAINED)  # a new tokenizer would be of no use to old weights
     if data.get("tokenizer") in own and source is not None:
         data.tokenizer = source.tokenizer or data.tokenizer

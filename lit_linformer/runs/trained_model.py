@@ -1,23 +1,126 @@
-"""What is exported: a checkpoint's model, its tokenizer, and what is known of its training."""
+"""Trained models: read from a run, a checkpoint file or an exported folder, by everything that starts from one.
+
+`read_model` gives what is stored: settings, weights, where the tokenizer is. `open_checkpoint` builds the model of it, with its
+tokenizer and what is known of its training.
+"""
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from lit_linformer.data.tokenizer import Tokenizer, load_tokenizer
 from lit_linformer.model import ATTENTIONS, PROJECTIONS, EncoderConfig, MaskedLanguageModel, SequenceClassifier
-from lit_linformer.runs.checkpoints import check_checkpoint, config_of, encoder_of, find_checkpoint, is_sharded
+from lit_linformer.runs import exported
+from lit_linformer.runs.checkpoints import (
+    check_checkpoint,
+    config_of,
+    encoder_of,
+    find_checkpoint,
+    is_sharded,
+    stored_encoder,
+)
 from lit_linformer.runs.folder import TOKENIZER
 from lit_linformer.utils.files import read_rows
 from lit_linformer.utils.finite import check_finite
 
 
 @dataclass
+class StoredModel:
+    """What a model is made of, as it is stored.
+
+    Args:
+        path: the checkpoint, or the exported folder.
+        encoder: the encoder's settings.
+        weights: the state dict of the whole model, encoder and head.
+        settings: num_labels and pooling of a classifier; a task's hyper-parameters.
+        tokenizer: what `load_tokenizer` reads; None: the checkpoint carries none and lies beside none.
+        checkpoint: all that the checkpoint holds; empty for an exported folder.
+        exported: config.json of an exported folder; empty for a checkpoint.
+    """
+
+    path: Path
+    encoder: EncoderConfig
+    weights: dict[str, Tensor]
+    settings: dict[str, Any]
+    tokenizer: str | None
+    checkpoint: dict[str, Any] = field(default_factory=dict)
+    exported: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def encoder_weights(self) -> dict[str, Tensor]:
+        """The encoder's state dict."""
+        prefix = "encoder."
+        return {name.removeprefix(prefix): t for name, t in self.weights.items() if name.startswith(prefix)}
+
+    @cached_property
+    def own_tokenizer(self) -> Tokenizer | None:
+        return load_tokenizer(self.tokenizer) if self.tokenizer is not None else None
+
+    def build(self, setting: str) -> nn.Module:
+        """MaskedLanguageModel or SequenceClassifier, float32, in evaluation mode."""
+        encoder = replace(self.encoder, activation_checkpointing=False)
+        try:
+            if "num_labels" in self.settings:
+                net = SequenceClassifier(encoder, self.settings["num_labels"], self.settings["pooling"])
+            else:
+                net = MaskedLanguageModel(encoder)
+            net.load_state_dict(self.weights)
+        except (TypeError, KeyError, ValueError, RuntimeError) as error:
+            what = " ".join(str(error).split())[:200]
+            allowed = "a checkpoint of MLM or SequenceClassification"
+            raise ValueError(
+                f"{setting} is {self.path}, whose weights are of another model ({what}); allowed: {allowed}"
+            ) from error
+        return net.float().eval()
+
+
+def read_model(asked: str | Path, setting: str = "model.pretrained") -> StoredModel:
+    """Of a run directory the best checkpoint (its last, where there is no best), a checkpoint file, or an exported folder.
+
+    Raises ValueError, in one line that names the setting, for what is none of them, and for weights that are not finite.
+    """
+    path = Path(asked)
+    if exported.is_exported(path):
+        config = exported.read_config(path, setting)
+        encoder = stored_encoder(config["encoder"], path, setting)
+        settings = {key: config[key] for key in ("num_labels", "pooling") if config["task"] != "masked-lm" and key in config}
+        weights = exported.read_weights(path, setting)
+        tokenizer = str(path) if (path / TOKENIZER).is_file() else None
+        stored = StoredModel(path, encoder, weights, settings, tokenizer, exported=config)
+    else:
+        path = _find(path, setting)
+        checkpoint = check_checkpoint(path, setting)
+        encoder, prefix = encoder_of(checkpoint, path, setting), "net."
+        weights = {n.removeprefix(prefix): t for n, t in checkpoint["state_dict"].items() if n.startswith(prefix)}
+        if not weights:
+            raise ValueError(f"{setting} is {path}, which holds no encoder; allowed: a checkpoint of this project")
+        beside = path.parent.parent / TOKENIZER
+        tokenizer = str(path) if "tokenizer" in checkpoint and path.is_file() else str(beside) if beside.is_file() else None
+        stored = StoredModel(path, encoder, weights, checkpoint["hyper_parameters"], tokenizer, checkpoint)
+    check_finite(weights, f"{setting} is {path}")
+    return stored
+
+
+def _find(path: Path, setting: str) -> Path:
+    if not path.exists():
+        raise ValueError(
+            f"{setting} is {path}, which does not exist; allowed: a run directory, a checkpoint file, or an exported folder"
+        )
+    if not path.is_dir() or is_sharded(path):  # a sharded checkpoint is a folder
+        return path
+    found = find_checkpoint(path, "best") or find_checkpoint(path, "last")
+    if found is None:
+        raise ValueError(f"{setting} is {path}, a folder without checkpoints/; allowed: a run that was trained, or a file")
+    return found
+
+
+@dataclass
 class TrainedModel:
-    """A trained model, ready to be written.
+    """A trained model, ready to be used or written.
 
     Args:
         name: the run's, or the file's.
@@ -63,18 +166,16 @@ class TrainedModel:
 
 
 def open_checkpoint(asked: str | Path, setting: str = "ckpt_path") -> TrainedModel:
-    """Of a run directory the best checkpoint (its last, where there is no best), or a checkpoint file.
+    """What `read_model` reads, built, with its tokenizer and what is known of its training.
 
-    Raises ValueError, in one line that names the setting, for what is neither.
+    Raises ValueError, in one line that names the setting, for what is no model with a tokenizer.
     """
-    path = _find(Path(asked), setting)
-    checkpoint = check_checkpoint(path, setting)
-    net = _build(path, checkpoint, setting)
-    beside = path.parent.parent
-    if isinstance(text := checkpoint.get("tokenizer"), str):
+    stored = read_model(asked, setting)
+    path, net = stored.path, stored.build(setting)
+    if isinstance(text := stored.checkpoint.get("tokenizer"), str):
         tokenizer = Tokenizer.from_str(text, str(path))
-    elif (beside / TOKENIZER).is_file():
-        tokenizer = load_tokenizer(str(beside / TOKENIZER))
+    elif stored.own_tokenizer is not None:
+        tokenizer = stored.own_tokenizer
     else:
         raise ValueError(
             f"{setting} is {path}, which carries no tokenizer and lies in no run directory with a {TOKENIZER}; "
@@ -83,47 +184,31 @@ def open_checkpoint(asked: str | Path, setting: str = "ckpt_path") -> TrainedMod
     vocabulary = net.encoder.config.vocab_size
     if len(tokenizer) > vocabulary:
         raise ValueError(f"{setting} is {path}: its tokenizer has {len(tokenizer)} tokens; allowed: its model's {vocabulary}")
-    data = config_of(checkpoint, path, setting).get("data") or {}
+    data = config_of(stored.checkpoint, path, setting).get("data") or {}
     settings = data.get("init_args") or {}
-    longest = settings.get("max_length")
+    # In the huggingface format max_length is none of this project's settings.
+    longest = (settings if "model_type" in stored.exported else settings | stored.exported).get("max_length")
     longest = min(longest, net.encoder.config.max_length) if isinstance(longest, int) else net.encoder.config.max_length
+    beside = path.parent.parent
     model = TrainedModel(beside.name if path.parent.name == "checkpoints" else path.stem, net, tokenizer, longest)
+    if stored.exported:
+        _add_exported(model, stored.exported)
+        return model
     model.data = {"class_path": str(data.get("class_path", "")), **settings}
     if model.classifies:
         _add_task(model)
-    _add_facts(model, checkpoint, beside)
+    _add_facts(model, stored.checkpoint, beside)
     return model
 
 
-def _find(path: Path, setting: str) -> Path:
-    if not path.exists():
-        raise ValueError(f"{setting} is {path}, which does not exist; allowed: the folder of a run, or a checkpoint file")
-    if not path.is_dir() or is_sharded(path):  # a sharded checkpoint is a folder
-        return path
-    found = find_checkpoint(path, "best") or find_checkpoint(path, "last")
-    if found is None:
-        raise ValueError(f"{setting} is {path}, a folder without checkpoints/; allowed: a run that was trained, or a file")
-    return found
-
-
-def _build(path: Path, checkpoint: dict, setting: str) -> nn.Module:
-    encoder = replace(encoder_of(checkpoint, path, setting), activation_checkpointing=False)
-    settings, prefix = checkpoint["hyper_parameters"], "net."
-    weights = {name.removeprefix(prefix): t for name, t in checkpoint["state_dict"].items() if name.startswith(prefix)}
-    if not weights:
-        raise ValueError(f"{setting} is {path}, which holds no encoder; allowed: a checkpoint of this project")
-    check_finite(weights, f"{setting} is {path}")
-    try:
-        if "num_labels" in settings:
-            net = SequenceClassifier(encoder, settings["num_labels"], settings["pooling"])
-        else:
-            net = MaskedLanguageModel(encoder)
-        net.load_state_dict(weights)
-    except (TypeError, KeyError, ValueError, RuntimeError) as error:
-        what = " ".join(str(error).split())[:200]
-        allowed = "a checkpoint of MLM or SequenceClassification"
-        raise ValueError(f"{setting} is {path}, whose weights are of another model ({what}); allowed: {allowed}") from error
-    return net.float().eval()
+def _add_exported(model: TrainedModel, config: dict[str, Any]) -> None:
+    """What its config.json tells of the classes and of the training."""
+    model.facts = {"version": version()} | (config.get("lit_linformer") or {})
+    if not model.classifies:
+        return
+    labels = config.get("labels") or list((config.get("id2label") or {}).values())
+    named = len(labels) == model.num_labels > 1 and labels != [f"LABEL_{i}" for i in range(len(labels))]
+    model.labels, model.pair = tuple(labels) if named else None, bool(config.get("pair", False))
 
 
 def _add_task(model: TrainedModel) -> None:

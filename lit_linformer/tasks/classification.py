@@ -12,9 +12,10 @@ from torch import Tensor
 from lit_linformer.model import EncoderConfig, SequenceClassifier
 from lit_linformer.model.flops import training_flops
 from lit_linformer.model.ranges import Count, Dropout, Share, check_ranges
+from lit_linformer.runs.trained_model import read_model
 from lit_linformer.tasks.base import Batch, TrainingModule, check_schedule
 from lit_linformer.tasks.optim import Beta, Epsilon, LearningRate, Multiple, Power, WeightDecay, layer_decay, parameter_groups
-from lit_linformer.tasks.pretrained import check_same_tokenizer, pretrained_encoder, read_pretrained
+from lit_linformer.tasks.pretrained import check_same_tokenizer, pretrained_encoder
 from lit_linformer.tasks.scores import Scores, task_loss
 
 
@@ -88,7 +89,7 @@ class SequenceClassification(TrainingModule):
                 "model.pretrained is not given; allowed: a run directory or a checkpoint, "
                 "or model.encoder with the settings of one to train from scratch"
             )
-        source = read_pretrained(pretrained) if pretrained is not None else None
+        source = read_model(pretrained) if pretrained is not None else None
         if source is not None:
             encoder = pretrained_encoder(source, encoder, vocab_size)
         elif vocab_size is not None:

@@ -14,10 +14,10 @@ from lit_linformer.model.encoder import layer_outputs
 from lit_linformer.model.flops import forward_flops
 from lit_linformer.model.heads import IGNORED
 from lit_linformer.model.ranges import Range, check_ranges
+from lit_linformer.runs.trained_model import read_model
 from lit_linformer.tasks.base import Batch
 from lit_linformer.tasks.mlm import MLM, inputs
 from lit_linformer.tasks.perplexity import Perplexity
-from lit_linformer.tasks.pretrained import read_pretrained
 
 WEIGHTS = ("logits_weight", "hidden_weight", "labels_weight")
 Weight = Annotated[float, Range(least=0, largest=1e6)]
@@ -125,7 +125,7 @@ class Distillation(MLM):
 
 def read_teacher(path: str) -> MaskedLanguageModel:
     """In evaluation mode, without gradients; ValueError, in one line, for what is no masked language model."""
-    source = read_pretrained(path, "model.teacher")
+    source = read_model(path, "model.teacher")
     if "head.bias" not in source.weights:
         raise ValueError(f"model.teacher is {path}, which has no masked-language-model head; allowed: one of MLM")
     net = MaskedLanguageModel(source.encoder)

@@ -11,10 +11,11 @@ from torch import Tensor
 from lit_linformer.model import EncoderConfig, MaskedLanguageModel
 from lit_linformer.model.flops import training_flops
 from lit_linformer.model.ranges import Count, Natural, Share, check_ranges
+from lit_linformer.runs.trained_model import read_model
 from lit_linformer.tasks.base import Batch, TrainingModule, check_schedule
 from lit_linformer.tasks.optim import Beta, Epsilon, LearningRate, Multiple, Power, WeightDecay
 from lit_linformer.tasks.perplexity import Perplexity
-from lit_linformer.tasks.pretrained import check_same_tokenizer, pretrained_encoder, read_pretrained
+from lit_linformer.tasks.pretrained import check_same_tokenizer, pretrained_encoder
 
 
 class MLM(TrainingModule):
@@ -66,7 +67,7 @@ class MLM(TrainingModule):
         super().__init__(compile)  # rows have one length; the few batches with pads are a second graph
         if isinstance(encoder, dict):  # from a checkpoint, whose hyper-parameters are plain
             encoder = EncoderConfig(**encoder)
-        source = read_pretrained(pretrained) if pretrained is not None else None
+        source = read_model(pretrained) if pretrained is not None else None
         if source is not None:
             encoder = pretrained_encoder(source, encoder, vocab_size)
         elif encoder is None:

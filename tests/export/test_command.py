@@ -12,8 +12,7 @@ from lit_linformer.export import load
 from lit_linformer.export.card import plain
 from lit_linformer.export.verify import largest_difference, random_inputs
 from lit_linformer.model import EncoderConfig, MaskedLanguageModel, SequenceClassifier
-from lit_linformer.runs.trained_model import TrainedModel, open_checkpoint
-from lit_linformer.tasks.pretrained import read_pretrained
+from lit_linformer.runs.trained_model import TrainedModel, open_checkpoint, read_model
 from tests.cli.test_errors import complaint
 from tests.helpers import assert_same, output, small_disk
 
@@ -87,9 +86,11 @@ def test_folder_comes_back_as_plain_pytorch_and_starts_a_fine_tuning(form, kind,
     assert all(torch.equal(tensor, model.net.state_dict()[name]) for name, tensor in net.state_dict().items())
     texts = ["a <mask> here", "of  the film"]
     assert [e.ids for e in tokenizer.encode_plain(texts)] == [e.ids for e in model.tokenizer.encode_plain(texts)]
-    source = read_pretrained(tmp_path / "out")
+    source = read_model(tmp_path / "out")
     assert asdict(source.encoder) == asdict(model.encoder) and source.own_tokenizer.sha256
     assert all(torch.equal(tensor, model.net.encoder.state_dict()[name]) for name, tensor in source.encoder_weights.items())
+    again = open_checkpoint(tmp_path / "out")  # what export, convert and draw read
+    assert again.labels == model.labels and again.facts == model.facts
 
 
 def test_fine_tuning_from_an_exported_folder(pretrained, tmp_path, cache, monkeypatch):
@@ -167,7 +168,7 @@ def test_onnx_graph_for_every_length(settings, tmp_path, monkeypatch):
 def test_transformers_model_has_equal_weights_whatever_the_model(settings, tmp_path):
     pytest.importorskip("transformers")
     from lit_linformer.export import huggingface_folder as hf_folder
-    from lit_linformer.export.safetensors_folder import read_weights
+    from lit_linformer.runs.exported import read_weights
 
     for classes in (None, 1):
         model = model_of(settings, classes)
@@ -229,7 +230,7 @@ def test_nothing_is_left_where_an_export_differs(pretrained, tmp_path, monkeypat
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"ckpt_path": "nowhere"}, "ckpt_path is nowhere, which does not exist; allowed: the folder of a run"),
+        ({"ckpt_path": "nowhere"}, "ckpt_path is nowhere, which does not exist; allowed: a run directory"),
         ({"ckpt_path": "."}, "ckpt_path is ., a folder without checkpoints/; allowed: a run"),
         ({"ckpt_path": "text.ckpt"}, "ckpt_path is text.ckpt, which is truncated or no checkpoint"),
         ({"ckpt_path": "pickled.ckpt"}, "ckpt_path is pickled.ckpt, which holds other objects than weights"),

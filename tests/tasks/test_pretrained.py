@@ -8,8 +8,8 @@ import torch
 from lit_linformer.data.tokenizer import load_tokenizer
 from lit_linformer.model import EncoderConfig
 from lit_linformer.runs.checkpoints import find_checkpoint
+from lit_linformer.runs.trained_model import read_model
 from lit_linformer.tasks import MLM, SequenceClassification
-from lit_linformer.tasks.pretrained import read_pretrained
 from tests.helpers import TINY, inside, load, run_forked
 
 
@@ -24,7 +24,7 @@ def run(tmp_path_factory, corpus, cache):
 
 
 def test_run_directory_gives_its_best_checkpoint(run):
-    source = read_pretrained(run)
+    source = read_model(run)
     assert source.path == find_checkpoint(run, "best") and source.path.name.startswith("best-00000007")
     weights = load(source.path)["state_dict"]
     module = SequenceClassification(pretrained=str(run), num_labels=3)
@@ -35,7 +35,7 @@ def test_run_directory_gives_its_best_checkpoint(run):
 
 def test_a_checkpoint_file_alone_carries_settings_and_tokenizer(run, tmp_path):
     shutil.copy(run / "checkpoints/last.ckpt", tmp_path / "elsewhere.ckpt")
-    source = read_pretrained(tmp_path / "elsewhere.ckpt")
+    source = read_model(tmp_path / "elsewhere.ckpt")
     assert source.encoder == MLM.load_from_checkpoint(run / "checkpoints/last.ckpt", weights_only=True).net.encoder.config
     assert source.own_tokenizer.sha256 == load_tokenizer(str(run)).sha256
 
@@ -45,9 +45,9 @@ def test_a_checkpoint_without_a_tokenizer_has_the_one_beside_it(run, tmp_path):
     checkpoint = load(run / "checkpoints/last.ckpt")
     del checkpoint["tokenizer"]
     torch.save(checkpoint, tmp_path / "checkpoints/last.ckpt")
-    assert read_pretrained(tmp_path).tokenizer is None
+    assert read_model(tmp_path).tokenizer is None
     shutil.copy(run / "tokenizer.json", tmp_path)
-    assert read_pretrained(tmp_path).own_tokenizer.sha256 == load_tokenizer(str(run)).sha256
+    assert read_model(tmp_path).own_tokenizer.sha256 == load_tokenizer(str(run)).sha256
 
 
 def test_settings_without_weights(run):
@@ -60,20 +60,20 @@ def test_settings_without_weights(run):
 
 def test_dropout_is_the_recipes_not_the_checkpoints(run):
     config = SequenceClassification(pretrained=str(run), dropout=0.3, attention_dropout=0.0).net.encoder.config
-    assert (config.dropout, config.attention_dropout) == (0.3, 0.0) and read_pretrained(run).encoder.dropout == 0.2
+    assert (config.dropout, config.attention_dropout) == (0.3, 0.0) and read_model(run).encoder.dropout == 0.2
 
 
 @pytest.mark.parametrize(
     ("setting", "value"), [("num_layers", 3), ("max_length", 64), ("local_width", 0), ("attention", "full"), ("norm", "post")]
 )
 def test_another_encoder_is_refused(run, setting, value):
-    encoder = EncoderConfig(**{**vars(read_pretrained(run).encoder), setting: value})
+    encoder = EncoderConfig(**{**vars(read_model(run).encoder), setting: value})
     with pytest.raises(ValueError, match=rf"model.encoder.{setting} is .*, in the checkpoint .*; allowed: the same"):
         SequenceClassification(pretrained=str(run), encoder=encoder)
 
 
 def test_the_same_encoder_is_not(run):
-    SequenceClassification(pretrained=str(run), encoder=read_pretrained(run).encoder)
+    SequenceClassification(pretrained=str(run), encoder=read_model(run).encoder)
 
 
 def test_what_cannot_be_taken_over_is_said(run, tmp_path):

@@ -14,7 +14,7 @@ from lit_linformer.model import PROJECTIONS, Encoder, EncoderConfig
 from lit_linformer.model.linformer import SHARINGS
 from lit_linformer.model.lowrank import Measured, check_index, check_layers, check_maps, measure
 from lit_linformer.runs.checkpoints import check_checkpoint, find_checkpoint
-from lit_linformer.tasks.pretrained import read_pretrained
+from lit_linformer.runs.trained_model import read_model
 
 
 @dataclass
@@ -89,7 +89,7 @@ def open_run(path: Path, which: str | None, source: str | None, count: int, laye
     else:
         found = Path(which)
     step = check_checkpoint(found)["global_step"]
-    run = read_pretrained(found, "ckpt_path")
+    run = read_model(found, "ckpt_path")
     layers = check_layers("layers", layers, run.encoder)
     if heads is not None and not (heads and 0 <= heads[0] and heads[-1] < run.encoder.num_heads):
         raise ValueError(f"heads is {heads}; allowed for {path}: heads from 0 to {run.encoder.num_heads - 1}")
