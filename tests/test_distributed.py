@@ -62,7 +62,7 @@ def fork_two(work, *args) -> None:
 
 # Gradients
 
-KINDS = [{"attention": "full"}, *({"sharing": sharing} for sharing in SHARINGS)]
+KINDS = [{"attention": "full"}, {"attention": "lookup"}, *({"sharing": sharing} for sharing in SHARINGS)]
 KINDS += [{"projection": kind} for kind in ("conv", "mean", "gaussian")]
 MODELS = [{**kind, "activation_checkpointing": on} for kind in KINDS for on in (False, True)]
 

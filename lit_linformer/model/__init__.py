@@ -5,6 +5,7 @@ from .encoder import Encoder, EncoderConfig, EncoderLayer, count_parameters
 from .full import SelfAttention
 from .heads import ClassificationHead, MaskedLanguageModel, MaskedLMHead, SequenceClassifier
 from .linformer import LinformerAttention
+from .lookup import LookupAttention
 from .projection import PROJECTIONS, Projection, make_projection
 from .projections import Linear
 
@@ -19,6 +20,7 @@ __all__ = [
     "Linear",
     "LinformerAttention",
     "LocalConvolution",
+    "LookupAttention",
     "MaskedLMHead",
     "MaskedLanguageModel",
     "Projection",

@@ -86,6 +86,11 @@ class Attention(nn.Module):
         return None
 
     @classmethod
+    def of_ids(cls, config: "EncoderConfig", input_ids: Tensor, attention_mask: Tensor | None) -> dict[str, Any]:
+        """What each layer's ``forward`` takes beside its input, found once of the ids (B, N) and the mask (B, N) or None."""
+        return {}
+
+    @classmethod
     def describe(cls, config: "EncoderConfig") -> str:
         """A few words for headers: linformer, k = 128, layerwise."""
         options = (f"{name} = {value}" for name, value in (config.attention_options or {}).items())

@@ -154,12 +154,13 @@ class Encoder(nn.Module):
             attention_mask = attention_mask.bool()
         wanted = range(len(self.layers)) if need_weights is True else need_weights or ()
         x = self.dropout(self.embedding_norm(self.tokens(input_ids) + self.positions.weight[:length]))
+        given = self.config.attention_kind.of_ids(self.config, input_ids, attention_mask)
         maps = {}
         for index, layer in enumerate(self.layers):
             if self.config.activation_checkpointing and self.training:
-                x, weights = checkpoint(layer, x, attention_mask, self.E, index in wanted, use_reentrant=False)
+                x, weights = checkpoint(layer, x, attention_mask, self.E, index in wanted, given, use_reentrant=False)
             else:
-                x, weights = layer(x, attention_mask, self.E, index in wanted)
+                x, weights = layer(x, attention_mask, self.E, index in wanted, given)
             if weights is not None:
                 maps[index] = weights
         if self.final_norm is not None:
@@ -193,11 +194,19 @@ class EncoderLayer(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(
-        self, x: Tensor, attention_mask: Tensor | None, shared: nn.Module | None, need_weights: bool
+        self,
+        x: Tensor,
+        attention_mask: Tensor | None,
+        shared: nn.Module | None,
+        need_weights: bool,
+        given: dict[str, Any] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """(B, N, D), (B, N) bool or None, the encoder's E or None → (B, N, D), and the attention maps if asked for."""
+        """(B, N, D), (B, N) bool or None, the encoder's E or None → (B, N, D), and the attention maps if asked for.
+
+        given: what ``Attention.of_ids`` found.
+        """
         h = self.attention_norm(x) if self.pre_norm else x
-        extra = {} if shared is None else {"shared": shared}
+        extra = dict(given or {}) if shared is None else {"shared": shared, **(given or {})}
         if need_weights and self.gives_maps:
             extra["need_weights"] = True
         found = self.attention(h, attention_mask, **extra)

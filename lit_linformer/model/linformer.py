@@ -195,9 +195,7 @@ class LinformerAttention(Attention):
         if not self.compress_first:
             k = split_heads(zero_pads(self.key(x), attention_mask), self.num_heads)
             v = split_heads(zero_pads(self.value(x), attention_mask), self.num_heads)
-            to_slots = E.for_input(x, attention_mask)
-            k = to_slots(k, attention_mask)
-            return k, (to_slots if F is E else F.for_input(x, attention_mask))(v, attention_mask)
+            return self.project(k, v, x, attention_mask, shared)
         x = zero_pads(x, attention_mask)
         if E.commutes and x.shape[1] < E.projection_dim:
             # Fewer tokens than slots: E (x W) + b is (E x) W + b, with W applied to N rows instead of K.
@@ -208,6 +206,15 @@ class LinformerAttention(Attention):
             x_F = x_E if F is E else F.for_input(x, attention_mask)(x, attention_mask)
             k, v = self.key(x_E), self.value(x_F)
         return split_heads(k, self.num_heads), split_heads(v, self.num_heads)
+
+    def project(
+        self, k: Tensor, v: Tensor, x: Tensor, attention_mask: Tensor | None, shared: Projection | None
+    ) -> tuple[Tensor, Tensor]:
+        """E k and F v, (B, H, K, d) each, of keys and values (B, H, N, d), zeros at pads; x: the layer's input."""
+        E, F = self.projections(shared)
+        to_slots = E.for_input(x, attention_mask)
+        k = to_slots(k, attention_mask)
+        return k, (to_slots if F is E else F.for_input(x, attention_mask))(v, attention_mask)
 
     def projections(self, shared: Projection | None) -> tuple[Projection, Projection]:
         """E and F of this layer."""

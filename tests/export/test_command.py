@@ -33,6 +33,7 @@ VARIANTS = [
     {"projection": "mean", "mass_bias": True},
     {"projection": "max"},
     {"projection": "gaussian", "sharing": "headwise"},
+    {"attention": "lookup", "num_layers": 2, "attention_options": {"chunk": 4}},
 ]
 
 
@@ -149,7 +150,7 @@ def test_one_program_for_every_length_whatever_the_model(settings, tmp_path, mon
     assert largest_difference(model, graph.logits(model, tmp_path)) < 1e-5
 
 
-@pytest.mark.parametrize("settings", VARIANTS[:1] + VARIANTS[4:5], ids=["full", "key-value"])
+@pytest.mark.parametrize("settings", VARIANTS[:1] + VARIANTS[4:5] + VARIANTS[-1:], ids=["full", "key-value", "lookup"])
 def test_onnx_graph_for_every_length(settings, tmp_path, monkeypatch):
     pytest.importorskip("onnxruntime")
     from lit_linformer.export import onnx

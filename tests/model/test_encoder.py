@@ -48,11 +48,11 @@ def test_distinct_matrices_of_12_layers_and_12_heads(sharing, matrices):
     assert linformer - transformer == matrices * 16 * 4
 
 
-@pytest.mark.parametrize("attention", [("full",), *itertools.product(SHARINGS, PROJECTIONS, ORDERS)])
+@pytest.mark.parametrize("attention", [("full",), ("lookup",), *itertools.product(SHARINGS, PROJECTIONS, ORDERS)])
 @pytest.mark.parametrize(("norm", "local_width", "mass_bias"), [("post", 0, True), ("pre", 3, True), ("pre", 3, False)])
 def test_padding_never_matters(attention, norm, local_width, mass_bias):
-    if attention == ("full",):
-        options = {"attention": "full"}
+    if len(attention) == 1:
+        options = {"attention": attention[0]}
     else:
         options = dict(zip(("sharing", "projection", "order"), attention, strict=True))
     encoder = randomised(tiny(**options, norm=norm, local_width=local_width, mass_bias=mass_bias))
@@ -66,12 +66,12 @@ def test_padding_never_matters(attention, norm, local_width, mass_bias):
     torch.testing.assert_close(encoder(one_longer, mixed)[0, :9], alone[0], rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("attention", ["linformer", "full"])
+@pytest.mark.parametrize("attention", ["linformer", "full", "lookup"])
 def test_attention_maps_of_chosen_layers(attention):
     encoder = randomised(tiny(attention=attention))
     ids = torch.randint(0, 50, (2, 16))
     hidden, maps = encoder(ids, need_weights=[1])
-    assert list(maps) == [1] and maps[1].shape == (2, 2, 16, 4 if attention == "linformer" else 16)
+    assert list(maps) == [1] and maps[1].shape == (2, 2, 16, {"linformer": 4, "full": 16, "lookup": 20}[attention])
     torch.testing.assert_close(hidden, encoder(ids), rtol=1e-10, atol=1e-10)
     assert list(encoder(ids, need_weights=True)[1]) == [0, 1]
 

@@ -16,6 +16,7 @@ CASES = [
     *({"sharing": sharing, "order": order} for sharing in SHARINGS for order in ("compress_first", "project_first")),
     *({"sharing": sharing, "projection": "gaussian"} for sharing in SHARINGS),
     {"sharing": "key-value", "projection_dim": [8, 4]},
+    *({"attention": "lookup", "sharing": sharing, "attention_options": {"chunk": 12}} for sharing in SHARINGS),
     {"sharing": "headwise", "projection": "mean"},
 ]
 

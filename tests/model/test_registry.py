@@ -103,7 +103,10 @@ def test_every_entry_says_its_own_name():
     said = {
         name: ATTENTIONS.find(name).describe(EncoderConfig(**SHAPE, attention=name, projection_dim=4)) for name in ATTENTIONS
     }
-    assert said == {"full": "transformer", "linformer": "linformer, k = 4, layerwise"}
+    slots = "k = 4, layerwise"
+    assert said == {
+        "full": "transformer", "linformer": f"linformer, {slots}", "lookup": f"linformer with lookup, {slots}",
+    }  # fmt: skip
     config = EncoderConfig(**SHAPE, projection_dim=4, projection=path(Plain))
     assert config.attention_kind.describe(config) == f"linformer, k = 4, layerwise, {path(Plain)}"
     config = EncoderConfig(**SHAPE, attention=path(Alone))

@@ -65,6 +65,7 @@ def test_compiled_training_is_the_same_to_rounding(tiny, tmp_path):
         {"activation_checkpointing": True, "local_width": 3, "norm": "pre"},
         {"projection": "mean", "mass_bias": True},
         {"attention": "full"},
+        {"attention": "lookup"},
     ],
     ids=lambda settings: " ".join(map(str, settings.values())),
 )

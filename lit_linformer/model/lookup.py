@@ -1,0 +1,237 @@
+"""Slots, and beside them the tokens that stand next to the same neighbour. Shapes as in attention.py; c chunk, M = ⌈N/c⌉."""
+
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from .attention import ATTENTIONS, log_mass, split_heads, zero_pads
+from .linformer import LinformerAttention
+from .projection import Projection
+from .ranges import Count, Range, check_ranges
+
+if TYPE_CHECKING:
+    from .encoder import EncoderConfig
+
+NONE = 2**31  # a neighbour that is not there: more than any id
+
+
+class Neighbours(NamedTuple):
+    """The tokens of each row sorted by their left neighbour's id, and by their right one's; equal ones by place."""
+
+    order: Tensor  # (B, 2, N): which token is at each sorted place
+    back: Tensor  # (B, 2, N): at which sorted place each token is
+    same: Tensor  # (B, 2, M, c, 3 c): which tokens of its own chunk and of both beside it a token may attend to
+
+
+@ATTENTIONS.add("lookup")
+class LookupAttention(LinformerAttention):
+    """The Linformer's attention, which in some layers also looks up where a token's neighbour stands elsewhere in the row.
+
+    In one softmax, for token i of head h, over the slots j and the tokens t of N_h(i),
+
+        Σ exp(q_i·k̄_j / √d) v̄_j + Σ exp(q_i·k_t / √d + b_h) v_t,   divided by the sum of all these weights,
+
+    where N_h(i) holds the tokens t ≠ i whose left neighbour is the same token as i's, or, in the second half of the heads,
+    whose right one is. To copy a masked word a Transformer has to learn to find them (docs/LOG.md); their attention uniformly
+    weighted is an n-gram head (Akyürek et al., 2024, arXiv 2401.12973). Found as in Reformer (Kitaev et al., 2020), with the
+    neighbour's id in the place of a hash: tokens are sorted by it, and each attends within its chunk of c and the two beside
+    it, so to at least the c nearest to either side. Linear in N: 3 c columns beside K. What neighbours are in common is read
+    from the ids; which of the tokens found matter is learnt.
+
+    Args:
+        hidden_size, …: as LinformerAttention's; num_heads even.
+        looks_up: whether this layer does; ``from_config`` says yes for the last layer and every so-manieth before it.
+        every: that number.
+        chunk: c.
+        strength: what b_h, learnt, starts as.
+    """
+
+    title = "Linformer with lookup"
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        max_length: int,
+        projection_dim: int,
+        *settings: Any,
+        looks_up: bool = True,
+        every: Count = 2,
+        chunk: Annotated[int, Range(least=1, most=2**12)] = 16,
+        strength: Annotated[float, Range(least=-100, most=100)] = 2.0,
+        **more: Any,
+    ):
+        super().__init__(hidden_size, num_heads, max_length, projection_dim, *settings, **more)
+        check_halves(num_heads)
+        self.looks_up, self.chunk = looks_up, chunk
+        self.strength = nn.Parameter(torch.full((num_heads,), float(strength))) if looks_up else None
+
+    @classmethod
+    def check(cls, config: "EncoderConfig") -> None:
+        super().check(config)
+        check_halves(config.num_heads)
+
+    @classmethod
+    def arguments(cls, config: "EncoderConfig", layer: int) -> dict[str, Any]:
+        every = _option(config, "every", 2)
+        return super().arguments(config, layer) | {"looks_up": (config.num_layers - 1 - layer) % every == 0}
+
+    @classmethod
+    def of_ids(cls, config: "EncoderConfig", input_ids: Tensor, attention_mask: Tensor | None) -> dict[str, Any]:
+        return {"neighbours": neighbours(input_ids, attention_mask, _option(config, "chunk", 16))}
+
+    @classmethod
+    def columns(cls, config: "EncoderConfig", layer: int, length: int) -> int:
+        looks_up = cls.arguments(config, layer)["looks_up"]
+        return config.projection_dims[layer] + (length if looks_up else 0)
+
+    def forward(
+        self,
+        x: Tensor,
+        attention_mask: Tensor | None = None,
+        need_weights: bool = False,
+        shared: Projection | None = None,
+        neighbours: Neighbours | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """As LinformerAttention's; neighbours: of the row's ids. Maps are of slots, then of tokens: (B, H, N, K + N)."""
+        if not self.looks_up:
+            return super().forward(x, attention_mask, need_weights, shared)
+        if neighbours is None:
+            raise ValueError(
+                "attention is lookup, which needs the ids: pass neighbours=lookup.neighbours(input_ids, mask, chunk)"
+            )
+        self.check_length(x)
+        q, k, v = self.query(x), zero_pads(self.key(x), attention_mask), zero_pads(self.value(x), attention_mask)
+        slots = self._slots(x, k, v, attention_mask, shared)
+        slot_k, slot_v = (part.unflatten(1, (2, -1)) for part in slots)  # (B, 2, H/2, K, d)
+        q, k, v = (self._sorted(part, neighbours.order) for part in (q, k, v))  # (B, 2, H/2, N, d)
+        scale, length, same = q.shape[-1] ** -0.5, x.shape[1], neighbours.same[:, :, None]
+        to_slots = q @ slot_k.transpose(-1, -2) * scale
+        if self.mass_bias and (mass := self.projections(shared)[0].mass(x, attention_mask)) is not None:
+            to_slots = to_slots + log_mass(mass, q.dtype).expand(-1, self.num_heads, -1, -1).unflatten(1, (2, -1))
+        to_tokens = chunked(q, self.chunk) @ beside(chunked(k, self.chunk)).transpose(-1, -2) * scale
+        to_tokens = to_tokens + self.strength.to(q.dtype).view(2, -1, 1, 1, 1)
+        to_tokens = to_tokens.masked_fill(~same, torch.finfo(q.dtype).min / 2).flatten(3, 4)[..., :length, :]
+        weights = torch.cat([to_slots, to_tokens], -1).softmax(-1)
+        dropped = functional.dropout(weights, self.dropout, self.training)
+        of_slots, of_tokens = dropped[..., : slot_k.shape[-2]], dropped[..., slot_k.shape[-2] :]
+        found = chunked(of_tokens, self.chunk) @ beside(chunked(v, self.chunk))
+        context = of_slots @ slot_v + found.flatten(3, 4)[..., :length, :]
+        context = in_order(context.transpose(2, 3).flatten(3), neighbours.back)  # (B, 2, N, D/2)
+        context = context.unflatten(-1, (self.num_heads // 2, -1)).transpose(2, 3).flatten(1, 2)
+        maps = self._maps(weights, neighbours) if need_weights else None
+        return self.output(context, x, attention_mask), maps
+
+    def _slots(
+        self, x: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None, shared: Projection | None
+    ) -> tuple[Tensor, Tensor]:
+        """The slots' keys and values, (B, H, K, d), of all tokens' k and v, (B, N, D), where these are what E compresses."""
+        if self.compress_first:
+            return super().compress(x, attention_mask, shared)
+        return self.project(split_heads(k, self.num_heads), split_heads(v, self.num_heads), x, attention_mask, shared)
+
+    def _sorted(self, x: Tensor, order: Tensor) -> Tensor:
+        """(B, N, D) → (B, 2, H/2, N, d): the first half of the heads in one order, the second in the other."""
+        halves = in_order(x.unflatten(-1, (2, -1)).transpose(1, 2), order)  # (B, 2, N, D/2)
+        return halves.unflatten(-1, (self.num_heads // 2, -1)).transpose(2, 3)
+
+    def _maps(self, weights: Tensor, neighbours: Neighbours) -> Tensor:
+        """(B, 2, H/2, N, K + 3 c), sorted → (B, H, N, K + N)."""
+        order, length = neighbours.order, neighbours.order.shape[-1]
+        of_slots, of_tokens = weights.split([weights.shape[-1] - 3 * self.chunk, 3 * self.chunk], -1)
+        seen = beside(chunked(order[..., None], self.chunk)).transpose(-1, -2)  # (B, 2, M, 1, 3 c): which token each column is
+        seen = seen.expand(-1, -1, -1, self.chunk, -1).flatten(2, 3)[:, :, :length]
+        tokens = weights.new_zeros(*weights.shape[:-1], length).scatter_add(
+            -1, seen[:, :, None].expand_as(of_tokens), of_tokens
+        )
+        maps = torch.cat([of_slots, tokens], -1).transpose(2, 3).flatten(3)
+        maps = in_order(maps, neighbours.back).unflatten(-1, (self.num_heads // 2, -1))
+        return maps.transpose(2, 3).flatten(1, 2)
+
+    def compress(
+        self, x: Tensor, attention_mask: Tensor | None = None, shared: Projection | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The slots' keys and values, and all tokens' after them where these are looked up, (B, H, K or K + N, d) each."""
+        slots = super().compress(x, attention_mask, shared)
+        if not self.looks_up:
+            return slots
+        own = (split_heads(zero_pads(linear(x), attention_mask), self.num_heads) for linear in (self.key, self.value))
+        k, v = (torch.cat(pair, 2) for pair in zip(slots, own, strict=True))
+        return k, v
+
+    def matrix(self, x: Tensor, shared: Projection | None = None) -> Tensor | None:
+        """E, of keys, and a row for each token where these are looked up."""
+        E = super().matrix(x, shared)
+        if E is None or not self.looks_up:
+            return E
+        tokens = torch.eye(x.shape[1], dtype=E.dtype, device=E.device)
+        return torch.cat([E, tokens.expand(*E.shape[:-2], -1, -1)], -2)
+
+    def flops(self, length: int, shared: Projection | None = None) -> int | None:
+        counted = LinformerAttention.flops(self, length, shared)
+        if counted is None or not self.looks_up:
+            return counted
+        D, chunks = self.hidden_size, -(-length // self.chunk)
+        all_tokens = 4 * length * D * D if self.compress_first else 0  # W_K and W_V, beside those of the slots
+        return counted + all_tokens + 12 * chunks * self.chunk**2 * D
+
+    def fixed_flops(self, length: int, shared: Projection | None = None) -> int:
+        return LinformerAttention.fixed_flops(self, length, shared)
+
+
+def neighbours(ids: Tensor, mask: Tensor | None, chunk: int) -> Neighbours:
+    """ids (B, N) int64, mask (B, N) bool or None: what a token's neighbours are. Pads are none, and have none."""
+    length = ids.shape[1]
+    ids = ids if mask is None else ids.masked_fill(~mask, NONE)
+    around = functional.pad(ids, (1, 1), value=NONE)
+    near = torch.stack([around[:, :length], around[:, 2:]], 1)  # (B, 2, N)
+    near = near if mask is None else near.masked_fill(~mask[:, None], NONE)
+    # Those without one come last, so that how many pads there are does not move the chunks. Equal ones by place: no ties.
+    place = torch.arange(length, device=ids.device)
+    order = (near * length + place).argsort(-1)
+    near = chunked(near.gather(-1, order)[..., None], chunk, NONE)  # (B, 2, M, c, 1)
+    same = (near == beside(near, NONE).transpose(-1, -2)) & (near < NONE)
+    if torch.compiler.is_exporting():  # one chunk, of all tokens
+        apart = (place // chunk - place[:, None] // chunk).abs()
+        same = same & (apart <= 1) & (place != place[:, None])
+    else:
+        columns = torch.arange(3 * chunk, device=ids.device)
+        same = same & (columns != chunk + columns[:chunk, None])
+    return Neighbours(order, order.argsort(-1), same)
+
+
+def in_order(x: Tensor, order: Tensor) -> Tensor:
+    """(B, 2, N, C), the rows where order (B, 2, N) says that they are."""
+    return x.gather(2, order[..., None].expand(-1, -1, -1, x.shape[-1]))
+
+
+def chunked(x: Tensor, chunk: int, fill: int = 0) -> Tensor:
+    """(…, N, C) → (…, M, c, C), filled up. Traced for every length, where M cannot be told: (…, 1, N, C), N² operations."""
+    if torch.compiler.is_exporting():
+        return x.unsqueeze(-3)
+    return functional.pad(x, (0, 0, 0, -x.shape[-2] % chunk), value=fill).unflatten(-2, (-1, chunk))
+
+
+def beside(x: Tensor, fill: int = 0) -> Tensor:
+    """(…, M, c, C) → (…, M, 3 c, C): each chunk between the ones before and after it."""
+    if torch.compiler.is_exporting():
+        return x
+    x = functional.pad(x, (0, 0, 0, 0, 1, 1), value=fill)
+    return torch.cat([x[..., :-2, :, :], x[..., 1:-1, :, :], x[..., 2:, :, :]], -2)
+
+
+def _option(config: "EncoderConfig", name: str, default: int) -> int:
+    """Of attention_options, a number that is needed before the attention is made."""
+    options = config.attention_options or {}
+    check_ranges("attention_options.", LookupAttention.__init__, options)
+    if not isinstance(value := options.get(name, default), int):
+        raise ValueError(f"attention_options.{name} is {value!r}; allowed: a whole number")
+    return value
+
+
+def check_halves(num_heads: int) -> None:
+    """Raises ValueError where the heads cannot be halved."""
+    if num_heads % 2:
+        raise ValueError(f"num_heads is {num_heads}; allowed with attention=lookup: an even number")

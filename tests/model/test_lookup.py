@@ -1,0 +1,150 @@
+"""Lookup: one softmax over slots and tokens beside the same neighbour, held against that written out; pads, gradients."""
+
+import math
+
+import pytest
+import torch
+
+from lit_linformer.model import Encoder, EncoderConfig, LookupAttention, make_projection
+from lit_linformer.model.lookup import neighbours
+
+B, D, H, LONGEST, K = 3, 16, 4, 24, 3
+
+
+def make(**options):
+    torch.manual_seed(0)
+    attention = LookupAttention(D, H, LONGEST, K, **{"sharing": "none", "chunk": 4, **options}).double().eval()
+    for parameter in attention.parameters():
+        torch.nn.init.normal_(parameter)
+    return attention
+
+
+def same_neighbours(ids, mask, head):
+    """(B, N, N): whether t stands beside the same neighbour as i, token by token; no limit to how many do."""
+    shift = -1 if head < H // 2 else 1
+    length = ids.shape[1]
+    found = torch.zeros(len(ids), length, length, dtype=torch.bool)
+    for b, row in enumerate(ids.tolist()):
+        real = length if mask is None else int(mask[b].sum())
+        for i in range(real):
+            for t in range(real):
+                inside = 0 <= i + shift < real and 0 <= t + shift < real
+                found[b, i, t] = i != t and inside and row[i + shift] == row[t + shift]
+    return found
+
+
+def written_out(attention, x, ids, mask):
+    q, k, v = (t.unflatten(-1, (H, -1)).transpose(1, 2) for t in (attention.query(x), attention.key(x), attention.value(x)))
+    if mask is not None:
+        k, v = (t.masked_fill(~mask[:, None, :, None], 0.0) for t in (k, v))
+    slot_k, slot_v = attention.E(k), attention.F(v)
+    heads = []
+    for h in range(H):
+        slots = q[:, h] @ slot_k[:, h].transpose(1, 2) / math.sqrt(D // H)
+        tokens = q[:, h] @ k[:, h].transpose(1, 2) / math.sqrt(D // H) + attention.strength[h]
+        tokens = tokens.masked_fill(~same_neighbours(ids, mask, h), -torch.inf)
+        weights = torch.cat([slots, tokens], -1).softmax(-1)
+        heads.append(weights[..., :K] @ slot_v[:, h] + weights[..., K:] @ v[:, h])
+    return attention.output(torch.stack(heads, 1), x, mask)
+
+
+@pytest.mark.parametrize("length", [LONGEST, 23, 9, 2, 1])
+@pytest.mark.parametrize("padded", [False, True])
+def test_is_what_is_written_out(length, padded):
+    attention = make(chunk=12)  # two chunks: all tokens are within reach
+    ids = torch.randint(0, 8, (B, length))
+    mask = torch.arange(length) < torch.tensor([[length], [max(1, length // 2)], [max(1, length - 3)]]) if padded else None
+    x = torch.randn(B, length, D, dtype=torch.float64, requires_grad=True)
+    found, maps = attention(x, mask, True, neighbours=neighbours(ids, mask, 12))
+    expected, real = written_out(attention, x, ids, mask), mask if padded else slice(None)
+    torch.testing.assert_close(found[real], expected[real], rtol=1e-12, atol=1e-12)
+    gradients = [torch.autograd.grad(y[real].square().sum(), x, retain_graph=True)[0] for y in (found, expected)]
+    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-9)
+    assert maps.shape == (B, H, length, K + length)
+    torch.testing.assert_close(maps.sum(-1), torch.ones(B, H, length, dtype=torch.float64))
+    read = maps @ attention.compress(x, mask)[1]
+    torch.testing.assert_close(attention.output(read, x, mask)[real], found[real], rtol=1e-12, atol=1e-12)
+
+
+def test_of_many_the_nearest_are_within_reach():
+    ids = torch.tensor([[7, 1] * 12])  # 12 tokens stand right of a 7, 11 right of a 1
+    sorted_by = neighbours(ids, None, 4)
+    attention = make(chunk=4)
+    maps = attention(torch.randn(1, 24, D, dtype=torch.float64), None, True, neighbours=sorted_by)[1]
+    seen = (maps[0, 0, :, K:] > 0).nonzero().tolist()
+    assert all((i - t) % 2 == 0 and i != t for i, t in seen)
+    for i in range(
+        1, 24, 2
+    ):  # the four before it and the four after it, if there are so many, and none beyond its three chunks
+        near = {t for i_, t in seen if i_ == i}
+        assert near >= {t for t in range(i - 8, i + 9, 2) if 0 < t < 24 and t != i} and len(near) <= 11
+
+
+def test_padding_and_what_stands_there_never_matter():
+    attention = make(sharing="headwise", mass_bias=True)
+    x, ids = torch.randn(B, 13, D, dtype=torch.float64), torch.randint(0, 4, (B, 13))
+    padded = torch.cat([x, torch.full((B, 8, D), torch.nan, dtype=torch.float64)], 1)
+    longer = torch.cat([ids, torch.randint(0, 4, (B, 8))], 1)
+    mask = torch.arange(21)[None].expand(B, -1) < 13
+    alone = attention(x, neighbours=neighbours(ids, None, 4))[0]
+    attention.query.register_forward_pre_hook(lambda module, inputs: (inputs[0].nan_to_num(5.0),))  # a pad asks what it likes
+    found = attention(padded, mask, neighbours=neighbours(longer, mask, 4))[0][:, :13]
+    torch.testing.assert_close(found, alone, rtol=1e-10, atol=1e-10)
+
+
+def test_gradients_are_right_and_every_parameter_has_one():
+    attention = make(order="project_first")
+    ids = torch.randint(0, 4, (1, 14))
+    x = torch.randn(1, 14, D, dtype=torch.float64, requires_grad=True)
+    given = neighbours(ids, None, 4)
+    assert torch.autograd.gradcheck(
+        lambda x, b: torch.func.functional_call(attention, {"strength": b}, (x,), {"neighbours": given})[0],
+        (x, attention.strength.detach().requires_grad_()),
+    )
+    attention(x, neighbours=given)[0].square().sum().backward()
+    assert all(parameter.grad is not None for parameter in attention.parameters())
+
+
+def test_which_layers_look_up_and_what_is_refused():
+    def encoder(**options):
+        shape = {"vocab_size": 50, "max_length": 16, "hidden_size": 8, "num_heads": 2, "num_layers": 5, "projection_dim": 4}
+        return Encoder(EncoderConfig(attention="lookup", intermediate_size=8, **{**shape, **options}))
+
+    def layers(**options):
+        return [layer.attention.looks_up for layer in encoder(attention_options=options).layers]
+
+    assert layers() == [True, False, True, False, True] and layers(every=4) == [True, False, False, False, True]
+    assert layers(every=1) == [True] * 5
+    for options, said in (
+        ({"attention_options": {"every": 0}}, "attention_options.every is 0; allowed: 1 or more"),
+        ({"attention_options": {"chunk": 0}}, "attention_options.chunk is 0; allowed: 1 to 4096"),
+        ({"attention_options": {"every": "two"}}, "attention_options.every is 'two'; allowed: a whole number"),
+        (
+            {"attention_options": {"reach": 3}},
+            "attention_options names 'reach'; allowed with attention=lookup: every, chunk, str",
+        ),
+        ({"num_heads": 1}, "num_heads is 1; allowed with attention=lookup: an even number"),
+    ):
+        with pytest.raises(ValueError, match=said.replace(".", "\\.")):
+            encoder(**options)
+    with pytest.raises(ValueError, match="attention is lookup, which needs the ids"):
+        make()(torch.randn(1, 5, D, dtype=torch.float64))
+
+
+def test_all_layers_share_an_E_and_a_copied_token_is_found():
+    """An encoder whose weights say no more than "read the token's value" gives each masked token what followed before."""
+    attention = make(sharing="layerwise")
+    shared = make_projection("linear", LONGEST, K, channels=D).double()
+    ids = torch.tensor([[9, 3, 8, 1, 9, 0, 2, 5]])  # 0 stands right of the second 9; 3 of the first
+    x = torch.nn.functional.one_hot(ids, D).double()
+    torch.nn.init.zeros_(attention.query.weight)
+    torch.nn.init.zeros_(attention.query.bias)
+    torch.nn.init.constant_(attention.strength, 50.0)
+    torch.nn.init.eye_(attention.value.weight)
+    torch.nn.init.zeros_(attention.value.bias)
+    torch.nn.init.eye_(attention.out.weight)
+    torch.nn.init.zeros_(attention.out.bias)
+    found = attention(x, shared=shared, neighbours=neighbours(ids, None, 4))[0]
+    half = D // 2
+    torch.testing.assert_close(found[0, 5, :half], x[0, 1, :half])
+    assert found[0, 5, half:].max() < 0.5  # no other token stands left of a 2
