@@ -32,9 +32,10 @@ class EncoderConfig:
         num_layers: layers of attention and feed-forward.
         num_heads: H, heads a layer; divides hidden_size.
         intermediate_size: width inside the feed-forward; 4 D in the paper.
-        attention: linformer, or full: the Transformer, on fused attention; or the path of a class of your own, as
-            my_ideas.Window of my_ideas.py (docs/extending.md).
-        attention_options: settings of an attention of your own, by name.
+        attention: linformer; lookup: a Linformer that also looks up where a token's neighbour stands elsewhere; full: the
+            Transformer, on fused attention; or the path of a class of your own, as my_ideas.Window of my_ideas.py
+            (docs/extending.md).
+        attention_options: settings of lookup, or of an attention of your own, by name.
         projection_dim: k, slots that keys and values are compressed to: one number, or a list with one a layer.
         sharing: which projections are one and the same (section 4): none | headwise | key-value | layerwise.
         projection: linear (learned E) | conv (kernel and stride n/k) | mean | max | gaussian (fixed, random), or the path of a

@@ -11,6 +11,7 @@ D hidden width, I inside the feed-forward, K slots, w width of the local convolu
       compress first       4 K D² + 2 K N D, or with an F of its own 4 K D² + 4 K N D; with N < K as project first
       project first        4 N D² + 4 K N D
       E a convolution      instead of each 2 K N D above: 2 n D; pooling: nothing
+    lookup               12 ⌈N/c⌉ c² D beside the Linformer's, and with compress first 4 N D² (W_K, W_V of all tokens)
     local convolution    2 w N D
     masked tokens' head  M (2 D² + 2 D V)
 

@@ -122,7 +122,7 @@ def test_dropout_acts_only_in_training():
         ({"sharing": "all"}, "sharing is 'all'; allowed: none, headwise"),
         (
             {"attention": "flash"},
-            "attention is 'flash'; allowed: full, linformer, or the path of",
+            "attention is 'flash'; allowed: full, linformer, lookup, or the path of",
         ),
         ({"order": "any"}, "order is 'any'; allowed: compress_first, project_first"),
         ({"dropout": 1.0}, "dropout is 1.0; allowed: 0 up to"),
