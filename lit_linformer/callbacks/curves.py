@@ -62,7 +62,7 @@ class Curves(Callback):
         return found
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # What was written after the last checkpoint, or by a start that came to none, is written again. All points of a step
+        # What was written after the last checkpoint, or by a start that wrote none, is written again. All points of a step
         # are dropped: where only its validation is done again, the others are in the checkpoint.
         owed = owes_validation(trainer)
         place = axis(trainer)
@@ -81,8 +81,8 @@ class Curves(Callback):
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # One within an accumulation measures the step before, but comes after the checkpoint of that: it is a point of the next
-        # step, written with that, so that a run that goes on from the checkpoint drops it. A validation after that step comes
-        # first: it would stand at the same place.
+        # step, written with that, so that a run that continues from the checkpoint drops it. A validation after that step comes
+        # first: it would be at the same place.
         for writer in self.writers:
             writer.holding = _within_accumulation(trainer) and not trainer.sanity_checking
             writer.place = trainer.global_step - 1

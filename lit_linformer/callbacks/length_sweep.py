@@ -34,12 +34,12 @@ class LengthSweep(Callback):
 
     The perplexity at a length is what `validate --data.max_length LENGTH` gives. Tokens/s are those of the forward pass,
     over all processes, with the output matrix at the masked tokens. Peak memory is weights and activations of such a pass
-    on one process; on a GPU, reading it resets CUDA's own peak counter. Training itself is left alone. With `validate` the
+    on one process; on a GPU, reading it resets CUDA's own peak counter. Training is not affected. With `validate` the
     file is validate_length_sweep.csv. One device, or several by DDP: sharded weights are not gathered.
 
     Args:
         lengths: tokens of a row, bos included: 8 up to model.encoder.max_length.
-        every_n_validations: sweep after every so-manieth validation of a fit; 0: after none.
+        every_n_validations: validations of a fit from one sweep to the next; 0: no sweep.
         at_end: sweep when training ends, too.
         num_tokens: tokens of a batch on each process, the same at every length, as in the paper's figure 2; at least one row.
             Perplexity does not depend on it, speed and memory do. None: data.batch_size times data.max_length.
@@ -178,7 +178,7 @@ class LengthSweep(Callback):
             logger.figure("sweep/by_length", drawn, axis(trainer))
 
     def _add(self, rows: list[dict[str, float]]) -> None:
-        """Of two rows for one step and length the later one stays."""
+        """Of two rows for one step and length the later one is kept."""
         found = self.rows | {(row["step"], row["length"]): dict(row) for row in rows}
         self.rows = dict(sorted(found.items()))
 

@@ -33,7 +33,7 @@ class Writer:
 
     def __init__(self, logger: Logger) -> None:
         self.logger = logger
-        self.place: int | None = None  # where the points stand, whatever Lightning says; below 0: nowhere
+        self.place: int | None = None  # where the points go, whatever Lightning says; below 0: nowhere
         self.holding = False  # what is logged is kept, and written later
         self._held: dict[str, Any] = {}
         self._step, self.written = -1, {}  # the latest step and its points
@@ -141,7 +141,7 @@ class TensorBoard(Writer):
     def begin_against_tokens(self, first: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        # A folder of its own: what is dropped goes by step, and would take the points that stand at their tokens along.
+        # A folder of its own: TensorBoard drops points by step, and would drop those against tokens as well.
         self._by_tokens = SummaryWriter(os.path.join(self.logger.log_dir, "by_tokens"), purge_step=first)
 
     def against_tokens(self, name: str, value: float, tokens: int, step: int) -> None:

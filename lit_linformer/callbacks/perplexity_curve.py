@@ -38,7 +38,7 @@ class PerplexityCurve(Callback):
         again = pl_module.tokens_seen + (not owes_validation(trainer)) if trainer.global_step else 0
         for logger in writers(trainer):
             logger.begin_against_tokens(again)
-            if trainer.global_step == 0 and self.rows:  # against steps it would stand where the first step's stands
+            if trainer.global_step == 0 and self.rows:  # against steps it would take the first step's place
                 first = self.rows[0]
                 logger.against_tokens("val/perplexity_by_tokens", first["perplexity"], first["tokens"], axis(trainer))
 

@@ -7,7 +7,7 @@
       metrics.csv, wandb/, mlflow.db, mlartifacts/   what other loggers than TensorBoard write, where they are asked for
       checkpoints/                 last.ckpt, previous.ckpt, best-STEP-METRIC.ckpt; a .tmp is one that a killed process began
 
-Only what has one of these names is ever deleted, and only in a folder that is a run. What else lies there stays.
+Only what has one of these names is ever deleted, and only in a folder that is a run. Anything else there stays.
 """
 
 import contextlib
@@ -78,7 +78,7 @@ def write_marker(folder: Path, name: str | None = None) -> None:
 
 
 def own_files(folder: Path) -> Iterator[Path]:
-    """What lies in a run's folder by names that this project writes, its lock not counted."""
+    """The contents of a run's folder under names that this project writes, its lock not counted."""
     for place, names in OURS.items():
         with contextlib.suppress(OSError):
             for path in sorted((folder / place).iterdir()):
@@ -89,7 +89,7 @@ def own_files(folder: Path) -> Iterator[Path]:
 
 
 def foreign_files(folder: Path) -> list[Path]:
-    """What else lies there."""
+    """Everything else there."""
     ours, places = set(own_files(folder)), [folder / place for place in OURS]
     found = [path for place in places if place.is_dir() for path in sorted(place.iterdir())]
     return [path for path in found if path not in ours and path not in places and path.name != LOCK]
@@ -123,7 +123,7 @@ def replace(source: Path, target: Path) -> None:
 
 
 class Claim:
-    """A start of `fit` in a run's folder: locked at once, changed only when training begins, given back if it is refused.
+    """A start of `fit` in a run's folder: locked at once, changed only when training begins, released if it is refused.
 
     Raises ValueError, in one line, where another process trains there.
     """
@@ -152,7 +152,7 @@ class Claim:
 
         Args:
             overwrite: what is there may go.
-            goes_on: --ckpt_path auto: what is there, and nothing can go on from, is left of a start of this run.
+            goes_on: --ckpt_path auto: what is there, and nothing can continue from, is left of a start of this run.
 
         Raises ValueError for a folder with a run in it, unless told, and for one whose files are not this project's.
         """
@@ -190,7 +190,7 @@ class Claim:
             self._remove_empty()
 
     def _marker(self) -> tuple[int, int] | None:
-        """Which marker there is: with processes that are forked for training, only the disk tells that it began."""
+        """Which marker there is: with processes that are forked for training, only the disk shows that it began."""
         try:
             found = (self.folder / MARKER).stat()
             return found.st_ino, found.st_mtime_ns

@@ -7,7 +7,7 @@ from lit_linformer.data.tokenizer import Tokenizer
 from lit_linformer.model import EncoderConfig
 from lit_linformer.runs.trained_model import StoredModel
 
-# What a run may set anew without becoming another encoder; vocab_size comes from the tokenizer.
+# What a run may change without becoming another encoder; vocab_size comes from the tokenizer.
 FREE = {"vocab_size", "dropout", "attention_dropout", "activation_checkpointing"}
 
 
