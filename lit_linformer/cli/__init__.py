@@ -9,6 +9,7 @@ import importlib
 import os
 import signal
 import sys
+from collections.abc import Callable
 
 from lit_linformer.utils.signals import Stopped, is_first_process, requeue, watch
 
@@ -63,10 +64,8 @@ def main(argv: list[str] | None = None) -> None:
     try:
         if argv[0] in LIGHTNING:
             watch.begin(argv[0])
-        if argv[0] not in COMMANDS:
-            raise ValueError(f"the command is {argv[0]!r}; allowed: {', '.join(COMMANDS)}")
-        if argv[0] in PROGRAMS:
-            importlib.import_module(PROGRAMS[argv[0]]).main(argv[1:])
+        if argv[0] not in LIGHTNING:
+            _program(argv[0])(argv[1:])
             return
         if {"-h", "--help"} & set(argv):
             from lit_linformer.cli.messages import settings_help
@@ -90,6 +89,18 @@ def main(argv: list[str] | None = None) -> None:
         if is_first_process() or not getattr(error, "of_all_processes", False):
             print(f"error: {message}", file=sys.stderr)
         sys.exit(2)
+
+
+def _program(name: str) -> Callable[[list[str]], None]:
+    """main(argv) of a command's module: one of PROGRAMS, or a module of the user's."""
+    own = name not in COMMANDS and ("." in name or os.path.isfile(f"{name}.py"))
+    if name in PROGRAMS or own:
+        try:
+            return importlib.import_module(PROGRAMS.get(name, name)).main
+        except (ModuleNotFoundError, AttributeError, TypeError) as error:
+            if not own or getattr(error, "name", None) not in (name, name.partition(".")[0], "main"):
+                raise  # what that module imports is missing
+    raise ValueError(f"the command is {name!r}; allowed: {', '.join(COMMANDS)}, or a module of yours with main(argv)")
 
 
 def _message(error: Exception, argv: list[str]) -> str | None:
