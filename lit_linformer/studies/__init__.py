@@ -1,1 +1,1 @@
-"""Studies: programs on top of the rest, that run it many times and make a table or a figure of it."""
+"""Studies: programs on top of the rest, which run it many times and make tables and figures."""

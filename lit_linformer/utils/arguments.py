@@ -1,4 +1,4 @@
-"""The settings of a command that is not the Trainer's: a table of them, read by argparse, without importing torch.
+"""Settings of the commands that are not the Trainer's: a table, read by argparse without importing torch.
 
     SETTINGS = {"lengths": Setting(listed(whole("N", 1)), "n, tokens a sequence", [512, 1024]), "overwrite": Setting(FLAG, "…")}
     settings = parse("benchmark", __doc__, SETTINGS, argv)
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-MANY = 2**31 - 1  # what a count may be at most; larger ones overflow somewhere below
+MANY = 2**31 - 1  # the largest count; larger ones overflow somewhere below
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Setting:
-    """A line of the table; a default of None is left to the command."""
+    """A line of the table; the command chooses where the default is None."""
 
     kind: Kind
     help: str
@@ -46,7 +46,7 @@ class Setting:
 
 
 def parse(command: str, doc: str, settings: dict[str, Setting], argv: list[str]) -> dict[str, Any]:
-    """{setting: its value or default}. ValueError, in one line, for what cannot be read; --help prints `doc` and exits."""
+    """{setting: its value or default}. ValueError, in one line, for bad input; --help prints `doc` and exits."""
     needed = "".join(f"--{name} {setting.kind.name} " for name, setting in settings.items() if setting.required)
     head, _, rest = doc.partition("\n\n")
     parser = argparse.ArgumentParser(
@@ -56,7 +56,7 @@ def parse(command: str, doc: str, settings: dict[str, Setting], argv: list[str])
     for name, setting in settings.items():
         told = setting.default in (None, "", []) or "default" in setting.help
         shown = setting.help if told else f"{setting.help} (default {_shown(setting.default)})"
-        # Of a list the last one counts, as on every command line; other words add up.
+        # A repeated list replaces the earlier one; other repeated words add up.
         words = {"nargs": "+", "action": "store" if setting.kind.lists else "extend"} if setting.kind.several else {}
         words |= {"nargs": "?", "const": "true"} if setting.kind is FLAG else {}
         parser.add_argument(f"--{name}", metavar=setting.kind.name, help=shown.replace("%", "%%"), **words)
@@ -79,7 +79,7 @@ def parse(command: str, doc: str, settings: dict[str, Setting], argv: list[str])
 
 
 def read(name: str, kind: Kind, words: str | list[str]) -> Any:
-    """The value that the words of a command line mean."""
+    """The value of a setting's words."""
     if not kind.several:
         return kind.read(name, words)
     parts = [part for word in words for part in word.strip("[]").replace(",", " ").split()] if kind.lists else words
@@ -87,7 +87,7 @@ def read(name: str, kind: Kind, words: str | list[str]) -> Any:
 
 
 def _joined(argv: list[str], settings: dict[str, Setting]) -> list[str]:
-    """argparse takes one value that begins with a dash only behind =, and several values only behind a blank."""
+    """argparse accepts a value that begins with a dash only after =, and several values only after a space."""
     words, left = [], list(argv)
     while left:
         word = left.pop(0)
@@ -156,7 +156,7 @@ def meant(word: str, known: Iterable[str]) -> str:
 def check_number(
     where: str, text: Any, whole: bool = False, least: float = -math.inf, most: float = MANY, above: float = -math.inf
 ) -> float:
-    """The number that is meant, finite, from least to most, more than above; a whole one is 0 or more."""
+    """The number, which must be finite, from least to most and more than above; 0 or more if whole."""
     least = max(least, 0) if whole else least
     with contextlib.suppress(TypeError, ValueError):
         value = int(text) if whole else float(text)
@@ -168,7 +168,7 @@ def check_number(
 
 
 def check_device(name: str) -> str:
-    """The device meant by auto, cpu, cuda or cuda:N; ValueError for one that is not here."""
+    """The device for auto, cpu, cuda or cuda:N; ValueError for one that this machine lacks."""
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -1,4 +1,4 @@
-"""--config files, read strictly before anything else is done with them: what is wrong is told with the file and its line."""
+"""--config files, checked strictly before anything else; errors name the file and the line."""
 
 import itertools
 import re
@@ -13,7 +13,7 @@ TAGS = [f"tag:yaml.org,2002:{kind}" for kind in "null bool int float str seq map
 
 
 def config_files(argv: list[str]) -> Iterator[str]:
-    """What stands behind --config and -c on a command line."""
+    """The values of --config and -c on a command line."""
     words = [part for word in argv for part in (word.split("=", 1) if word.startswith(("--config=", "-c=")) else [word])]
     for flag, value in itertools.pairwise([*words, ""]):
         if flag in ("--config", "-c"):
@@ -30,7 +30,7 @@ def check_configs(argv: list[str]) -> None:
 
 
 def read_config(path: Path, what: str = "a file with settings, as conf/quickstart.yaml") -> str:
-    """A file's text, which is a mapping in YAML; ValueError or OSError for what is none."""
+    """A file's text, a YAML mapping; ValueError or OSError otherwise."""
     if not path.is_file():
         raise ValueError(f"config is {str(path)!r}, which is no file; allowed: {what}")
     allowed = f"allowed: {what}"
@@ -63,7 +63,7 @@ def read_config(path: Path, what: str = "a file with settings, as conf/quickstar
 
 
 def _depth(text: str) -> int:
-    """Of brackets within brackets. YAML's reader would take a time that grows with its square."""
+    """The deepest nesting of brackets, in which YAML's reader takes quadratic time."""
     depth = deepest = 0
     for bracket in re.findall(r"[][{}]", text):
         depth += 1 if bracket in "[{" else -1
@@ -72,12 +72,12 @@ def _depth(text: str) -> int:
 
 
 def _measure(node: yaml.Node, path: Path, known: dict[int, int], depth: int) -> int:
-    """How many values a node stands for, aliases written out; each node is looked at once, however often it is used."""
+    """How many values a node stands for with its aliases expanded; each node is visited once."""
     if id(node) in known:
         return known[id(node)]
     if depth > DEEPEST:
         raise ValueError(f"{path} is nested deeper than {DEEPEST} levels at line {node.start_mark.line + 1}; allowed: less")
-    known[id(node)] = LARGEST + 1  # an alias inside of what it stands for has no end
+    known[id(node)] = LARGEST + 1  # an alias inside what it stands for never ends
     if node.tag not in TAGS:
         raise ValueError(f"{path} has the tag {node.tag!r} at line {node.start_mark.line + 1}; allowed: plain YAML")
     children = []

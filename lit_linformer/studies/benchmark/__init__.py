@@ -1,1 +1,1 @@
-"""What is measured of speed and memory: `python run.py benchmark --what SUBJECT`, a file a subject."""
+"""Speed and memory: `python run.py benchmark --what SUBJECT`, one file for each subject."""

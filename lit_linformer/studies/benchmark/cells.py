@@ -1,4 +1,4 @@
-"""The cells of `benchmark`: which there are, how long they will take, measuring them, and going on where a start stopped."""
+"""The cells of `benchmark`: planning, estimating and measuring them, and continuing an interrupted start."""
 
 import time
 from pathlib import Path
@@ -12,7 +12,7 @@ from lit_linformer.studies.paper import operations
 from lit_linformer.utils.files import json_text, read_json, write_text
 
 CHOOSE_CELLS = ("lengths", "backward", "memory", "largest_batch", "output", "overwrite")  # change no measurement
-# What may differ between two starts of one command: it is told in the file, and no reason to throw hours away.
+# May differ between two starts of one command: recorded in the file, but no reason to throw hours of measurements away.
 NOT_COMPARED = ("commit", "cpu", "fused", "cores", "lightning", "lit-linformer")
 KINDS = {
     "memory": ("peak memory", measure_memory),
@@ -24,7 +24,7 @@ Place = tuple[str, str, int]  # kind, direction, n
 
 
 def plan(settings: dict[str, Any]) -> list[Place]:
-    """Each cell, short ones first. Memory before time, which skips what memory found hopeless."""
+    """All cells, short sequences first. Memory comes before time, which skips what ran out of memory."""
     directions = {False: ["forward"], True: ["forward+backward"], "both": ["forward", "forward+backward"]}
     kinds = [kind for kind in KINDS if kind == "time" or settings[kind]]
     return [(k, direction, n) for n in settings["lengths"] for direction in directions[settings["backward"]] for k in kinds]
@@ -35,12 +35,12 @@ def key(place: Place) -> str:
 
 
 def own_models(settings: dict[str, Any]) -> list[str]:
-    """Class paths of attention that is not this project's."""
+    """Class paths of the user's own attention."""
     return [name for name in settings["models"] if "." in name]
 
 
 def model_names(settings: dict[str, Any], n: int, fused: list[str]) -> list[str]:
-    """The models at one n, Transformers first: a Linformer takes its weights from one."""
+    """The models at one n. Transformers come first, since a Linformer shares their weights."""
     dims = [k for k in settings["projection_dims"] if k <= n]
     members = {"written-out": ["written-out"], "fused": fused, "linformer": [f"linformer {k}" for k in dims]}
     members |= {path: [f"{path} {k}" for k in dims] if has_slots(path) else [path] for path in own_models(settings)}
@@ -49,7 +49,7 @@ def model_names(settings: dict[str, Any], n: int, fused: list[str]) -> list[str]
 
 
 def seconds_needed(settings: dict[str, Any], places: list[Place], fused: list[str]) -> dict[Place, float]:
-    """What each cell will take by its operation counts, at the speed of one pass; nothing for largest batches."""
+    """Estimated seconds of each cell: its operation count at the speed of one measured pass; 0 for largest batches."""
     n = settings["lengths"][0]
     found = measure(Job(measure_speed, {**settings, "num_layers": 1, "compile": False}, n=n), ["fused"])["fused"]
     if found["status"] != "ok":
@@ -67,7 +67,7 @@ def seconds_needed(settings: dict[str, Any], places: list[Place], fused: list[st
 
 
 def _operations(name: str, settings: dict[str, Any], n: int) -> float:
-    """A token and layer of a model's forward pass; an attention that does not tell is taken for the Transformer's."""
+    """Operations per token and layer of the forward pass; an attention without `flops` counts as the Transformer."""
     model, _, k = name.partition(" ")
     shape = {key: settings[key] for key in SHAPE}
     full = operations(n, **shape)
@@ -82,7 +82,7 @@ def words(seconds: float) -> str:
 
 
 def measure_cells(folder: Path, data: dict[str, Any]) -> list[str]:
-    """Measures the cells that data lacks, and writes benchmark.json after each; returns what failed, and why."""
+    """Measures the missing cells and writes benchmark.json after each; returns the failures with their reasons."""
     settings, done, failed, fused = data["settings"], data["cells"], [], data["environment"]["fused"]
     cells = plan(settings)
     left = seconds_needed(settings, [place for place in cells if key(place) not in done], fused)
@@ -98,10 +98,10 @@ def measure_cells(folder: Path, data: dict[str, Any]) -> list[str]:
         began = time.monotonic()
         job = Job(KINDS[kind][1], settings, direction != "forward", n, max(1, settings["tokens"] // n))
         names = model_names(settings, n, fused)
-        # A model whose single pass does not fit, or takes too long, needs no timing.
+        # A model whose single pass does not fit or takes too long is not timed.
         known = done.get(key(("memory", direction, n)), {"models": {}})["models"] if kind == "time" else {}
         hopeless = {name: entry for name, entry in known.items() if entry["status"] in ("OOM", "over limit")}
-        # Resident size is the whole process's: on a CPU each model's memory is measured in one of its own.
+        # Resident size is a property of the process, so on a CPU each model's memory is measured in its own process.
         alone = kind == "memory" and settings["device"] == "cpu"
         measured = measure(job, [name for name in names if name not in hopeless], alone) | hopeless
         cell = {"kind": kind, "direction": direction, "n": n, "batch": job.batch}
@@ -117,7 +117,7 @@ def measure_cells(folder: Path, data: dict[str, Any]) -> list[str]:
 
 
 def finished_cells(file: Path, data: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    """The cells of an earlier start; ValueError if they were measured otherwise. ``defaults``: of settings it did not know."""
+    """The cells of an earlier start; ValueError if its settings differ. ``defaults``: for settings that are newer than it."""
     if data["settings"]["overwrite"] or not file.exists():
         return {}
     before = read_json(file)

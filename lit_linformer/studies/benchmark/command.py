@@ -1,4 +1,4 @@
-"""`python run.py benchmark --what SUBJECT`: finds the subject, which reads its own settings."""
+"""`python run.py benchmark --what SUBJECT`: runs the subject's module, which reads its own settings."""
 
 import importlib
 import itertools

@@ -1,4 +1,4 @@
-"""Figure 2 and Table 3 of what `benchmark` measured, drawn without pyplot, whose state others may use."""
+"""Figure 2 and Table 3, drawn from `benchmark`'s measurements without pyplot's global state."""
 
 import math
 from typing import Any
@@ -11,7 +11,7 @@ MARKERS = "os^Dv<"
 
 
 def draw_times(figure_class: Any, data: dict[str, Any]) -> Any:
-    """Figure 2: time a batch against n at a fixed number of tokens, a line a model, whiskers at the quartiles."""
+    """Figure 2: time of a batch against n at a fixed number of tokens, one line per model, whiskers at the quartiles."""
     cells = sorted((cell for cell in data["cells"].values() if cell["kind"] == "time"), key=lambda cell: cell["n"])
     directions = list(dict.fromkeys(cell["direction"] for cell in cells))
     if not any(entry["status"] == "ok" for cell in cells for entry in cell["models"].values()):
@@ -67,7 +67,7 @@ def _plain_ticks(axes: Any) -> None:
 
 
 def draw_ratios(figure_class: Any, data: dict[str, Any]) -> Any:
-    """Table 3: a panel a kind and baseline; blue where the Linformer wins, orange where it loses, the paper's number below."""
+    """Table 3, a panel per kind and baseline: blue where the Linformer wins, orange where it loses; the paper's number below."""
     from matplotlib.colors import LinearSegmentedColormap
 
     cells = [cell for cell in data["cells"].values() if cell["ratios"]]

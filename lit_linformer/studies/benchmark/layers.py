@@ -3,8 +3,8 @@
 Time and peak memory of layers against n and k: the Linformer's (`linformer`), the Transformer's with softmax written out as
 in the paper (`written-out`), and on fused attention (`fused`: what torch picks on a CPU, every kernel it has on a GPU). All
 have the same shape and weights, take hidden states of --tokens tokens, and have no dropout. Each round times every model once,
-in an order that moves on; a ratio is the median of the rounds' ratios. A model that runs out of memory or over the time limit
-is shown as such. Memory is the peak of a pass above weights and input, in a process of its own on a CPU. The largest batch
+in rotating order; a ratio is the median of the rounds' ratios. Running out of memory or over the time limit
+is a result, too. Memory is the peak of a pass above weights and input, in a process of its own on a CPU. The largest batch
 that fits, on a GPU, is what the paper's "memory saved" compares. Weights and activations are cast to --precision, without
 autocast; float32 is without TF32. Beside the ratios of time stand the paper's, and those of the operation counts: what the
 Linformer would gain if every operation took the same time. Softmax counts nothing there, so against written-out attention more
@@ -74,7 +74,7 @@ DEFAULTS = {  # where it depends on the device: (CPU, GPU)
 
 
 def main(argv: list[str]) -> None:
-    """Measures what is not measured yet, writes the folder's files, prints the tables; ValueError for a bad setting."""
+    """Measures what is missing, writes the folder's files and prints the tables; ValueError for a bad setting."""
     settings = read_settings(argv)
     from lit_linformer.studies.benchmark import tables
     from lit_linformer.studies.benchmark.cells import finished_cells, measure_cells
@@ -107,7 +107,7 @@ def main(argv: list[str]) -> None:
 
 
 def read_settings(argv: list[str]) -> dict[str, Any]:
-    """Every setting with its value, checked as far as can be before anything is measured."""
+    """All settings with their values, checked as far as possible before anything is measured."""
     settings = fill(parse("benchmark", __doc__, SETTINGS, argv), DEFAULTS)
     del settings["what"]
     settings["lengths"], settings["projection_dims"] = (sorted(set(settings[key])) for key in ("lengths", "projection_dims"))
@@ -133,14 +133,14 @@ def _check(settings: dict[str, Any], on_gpu: bool) -> None:
     from lit_linformer.studies.benchmark.cells import own_models
     from lit_linformer.studies.benchmark.models import encoder_config, has_slots
 
-    # These raise for what does not fit together.
+    # These raise ValueError for settings that contradict each other.
     encoder_config(settings, lengths[-1], dims[0] if dims[0] <= lengths[-1] else None)
     for path in own_models(settings):
         encoder_config(settings, lengths[-1], dims[0] if has_slots(path) else None, path)
 
 
 def notes(settings: dict[str, Any]) -> list[str]:
-    """What a reader of the tables would wonder at."""
+    """Remarks that explain gaps and oddities of the tables."""
     found = []
     for n in settings["lengths"]:
         if large := [str(k) for k in settings["projection_dims"] if k > n]:

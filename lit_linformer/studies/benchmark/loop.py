@@ -1,8 +1,7 @@
 """What `fit` costs: a training step by Lightning and this project's data beside the same model in a bare PyTorch loop.
 
-Both train what --config says on the same batches. The bare loop has its batches ready in memory: its step is model, loss,
-backward, clipping and AdamW. The two take turns within one process; the first steps of a turn do not count. The folder gets
-loop.json.
+Both train the model of --config on the same batches. The bare loop has its batches ready in memory: its step is model, loss,
+backward, clipping and AdamW. They take turns in one process; the first steps of each turn are not counted. Writes loop.json.
 
     OMP_NUM_THREADS=1 python run.py benchmark --what loop --config conf/quickstart.yaml --steps 40 --rounds 5
 """

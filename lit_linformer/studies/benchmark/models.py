@@ -1,4 +1,4 @@
-"""The models that `benchmark` compares, of equal shape and equal weights, and what one pass takes: time and memory.
+"""The models that `benchmark` compares, of equal shape and equal weights.
 
 Shapes: B batch, N tokens, H heads, D hidden width, d = D/H.
 """
@@ -72,14 +72,14 @@ def encoder_config(settings: dict[str, Any], n: int, projection_dim: int | None,
 
 
 def has_slots(attention: str) -> bool:
-    """Whether a k is to be given."""
+    """Whether it takes a k."""
     return ATTENTIONS.find(attention).slots
 
 
 def build(name: str, settings: dict[str, Any], n: int, weights: dict[str, Tensor] | None = None) -> nn.Module:
     """The model ``name``: written-out, fused, fused BACKEND, linformer K, peer K, or the class path of an attention, and its K.
 
-    ``weights``, another model's, are taken where they fit: the same tensors, not copies, so that many models need little room.
+    ``weights`` of another model are shared where they fit, not copied, so that many models take little memory.
     """
     kind, _, detail = name.partition(" ")
     torch.manual_seed(0)
@@ -97,7 +97,7 @@ def build(name: str, settings: dict[str, Any], n: int, weights: dict[str, Tensor
                 model.load_state_dict(weights, strict=False, assign=True)
     model = model.to(DTYPES[settings["precision"]]).eval()
     if settings["compile"]:
-        # One code object for all models: without more room the ninth would silently run uncompiled.
+        # All models share one code object: with the default limit the ninth would silently run uncompiled.
         torch._dynamo.config.recompile_limit = 64
         model.compile(dynamic=False)
     return model

@@ -1,7 +1,7 @@
 """What DistributedDataParallel costs: P processes that train together beside P that train alone, at the same time.
 
-Both do the same work on the same cores or GPUs, and share the machine in the same way: what differs are the exchange of
-gradients and waiting for the slowest. Runs of `fit` take turns; each tells its tokens/s after the first steps. The folder gets
+Both do the same work on the same cores or GPUs, and share the machine in the same way: the difference is exchanging
+gradients and waiting for the slowest. Runs of `fit` take turns; each reports its tokens/s after the first steps. Writes
 ddp.json.
 
     OMP_NUM_THREADS=1 python run.py benchmark --what parallel --config conf/quickstart.yaml --processes 2
@@ -53,7 +53,7 @@ def main(argv: list[str]) -> None:
 
 
 def fit(names: list[str], devices: list[str], folder: Path, settings: dict[str, Any], *extra: str) -> float:
-    """Tokens/s of runs at the same time, added up."""
+    """Total tokens/s of simultaneous runs."""
     log_every = max(1, settings["steps"] // 4)  # the first of these windows is not counted
     command = [*run_command(), "fit", "--config", settings["config"], *extra, "--trainer.max_steps", str(settings["steps"])]
     command += ["--trainer.accelerator", "cpu" if settings["device"] == "cpu" else "gpu"]
@@ -70,7 +70,7 @@ def fit(names: list[str], devices: list[str], folder: Path, settings: dict[str, 
             if process.returncode:
                 raise ValueError(f"a run ended with exit status {process.returncode}: {(shown.splitlines() or [''])[-1]}")
     finally:
-        for process in started:  # where one has failed the others would train on
+        for process in started:  # if one has failed the others would train on
             process.kill()
     results = [json.loads((folder / name / "result.json").read_text(encoding="utf-8")) for name in names]
     return sum(result["throughput"]["tokens_per_second"] for result in results)

@@ -36,13 +36,13 @@ def run(model: nn.Module, x: Tensor) -> None:
 
 
 def forget(model: nn.Module, x: Tensor) -> None:
-    """No gradients from the pass before, so that each pass allocates its own."""
+    """Drops gradients, so that each pass allocates its own."""
     model.zero_grad(set_to_none=True)
     x.grad = None
 
 
 def timed(model: nn.Module, x: Tensor) -> float:
-    """Seconds of one pass, the device's work included."""
+    """Seconds of one pass, including the device's work."""
     wait = torch.cuda.synchronize if x.is_cuda else lambda: None
     for _ in range(2):
         allocated = torch.cuda.memory_stats().get("num_device_alloc", 0) if x.is_cuda else 0
@@ -52,7 +52,7 @@ def timed(model: nn.Module, x: Tensor) -> float:
         wait()
         seconds = time.perf_counter() - start
         forget(model, x)
-        # Where the models together outgrow the GPU a pass may have to ask the driver for memory: then once more.
+        # If the models together fill the GPU, a pass may have to ask the driver for memory: then it is repeated.
         if not x.is_cuda or torch.cuda.memory_stats().get("num_device_alloc", 0) == allocated:
             break
     return seconds
@@ -86,7 +86,7 @@ def peak_memory(action: Callable[[], Any], device: str = "cpu") -> int:
 
 
 def measure_time(job: Job, names: list[str], reporter: Reporter) -> None:
-    """Each round times every model once, the order moved on by one each time, so that a slow moment hits all alike."""
+    """Each round times every model once, in rotating order, so that a slow moment affects all of them."""
     x = make_input(job.settings, job.batch, job.n, job.backward)
     models: dict[str, nn.Module] = {}
     for name in names:
@@ -99,7 +99,7 @@ def measure_time(job: Job, names: list[str], reporter: Reporter) -> None:
 
 
 def measure_memory(job: Job, names: list[str], reporter: Reporter) -> None:
-    """Peak of one pass above weights and input; gradients count."""
+    """Peak of one pass above weights and input, gradients included."""
 
     def peak(name: str) -> tuple[int, int]:
         model = build(name, job.settings, job.n)
@@ -152,7 +152,7 @@ def measure_largest_batch(job: Job, names: list[str], reporter: Reporter) -> Non
 
 
 def largest(fits: Callable[[int], bool], bound: int, seconds: float) -> int:
-    """The largest number up to ``bound`` that fits, to within 3 %, 0 if none does; TimeoutError after so many seconds."""
+    """The largest number up to ``bound`` that fits, to within 3 %; 0 if none does. TimeoutError after ``seconds``."""
     begin = time.monotonic()
     low, high, number = 0, bound + 1, 1
     while high - low > 1 + low // 32:
@@ -167,7 +167,7 @@ def largest(fits: Callable[[int], bool], bound: int, seconds: float) -> int:
 
 
 def measure_speed(job: Job, names: list[str], reporter: Reporter) -> None:
-    """Seconds of the second of two passes of the one model, for an estimate."""
+    """Seconds of a pass of one model, after a first one that warms up; for the estimate."""
     model, x = build(names[0], job.settings, job.n), make_input(job.settings, 1, job.n, False)
     if reporter.attempt(names[0], lambda: timed(model, x)):
         reporter.ended(names[0], status="ok", seconds=timed(model, x))
@@ -184,7 +184,7 @@ def describe(job: Job, names: list[str], reporter: Reporter) -> None:
     fused = []
     for name, backend in BACKENDS.items():
         q = torch.randn(shape, dtype=dtype, device=settings["device"], requires_grad=job.backward)
-        with warnings.catch_warnings(), contextlib.suppress(RuntimeError):  # torch warns of each reason why not
+        with warnings.catch_warnings(), contextlib.suppress(RuntimeError):  # torch warns about each kernel that it cannot use
             warnings.simplefilter("ignore")
             with sdpa_kernel(backend):
                 out = scaled_dot_product_attention(q, q, q)

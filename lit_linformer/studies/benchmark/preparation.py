@@ -1,8 +1,8 @@
-"""How fast text becomes token files, beside the tokenizer alone, and how much memory that takes.
+"""How fast text becomes token files, compared with the tokenizer alone, and how much memory it takes.
 
 Alone: `tokenizers` over documents that are already in memory, results thrown away. Ours: reading, decompressing, tokenising and
-writing the same documents with their checksums. Both take turns, because other work on the machine comes and goes. Memory is
-the peak of a process that imports neither torch nor Lightning. The folder gets preparation.json.
+writing the same documents with their checksums. They take turns, since the machine may be busy. Memory is the peak of a
+process that imports neither torch nor Lightning. Writes preparation.json.
 
     python run.py benchmark --what preparation --source texts/ --megabytes 16
 """
@@ -38,7 +38,7 @@ SETTINGS = {
 
 
 class Beginning(Corpus):
-    """The first documents of a text, up to so many bytes."""
+    """The first documents of a text, up to ``most`` bytes."""
 
     def __init__(self, source: str, most: float):
         super().__init__(source)

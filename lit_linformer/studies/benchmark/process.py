@@ -1,7 +1,7 @@
-"""Measurements in processes of their own: what a model leaves behind, in memory or by a crash, touches no other one.
+"""Measurements in separate processes, so that a model's leftovers in memory, or its crash, affect no other one.
 
-The processes are forked from one that has imported torch and computed nothing (multiprocessing's forkserver). One that runs too
-long or out of memory can be ended, which is a result, too.
+The processes are forked from one that has imported torch and computed nothing (multiprocessing's forkserver). One that takes
+too long or too much memory can be killed, which is a result, too.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-PATIENCE = 1.0  # seconds beyond the limit before a process is killed: in time a model that is over it says so itself
+PATIENCE = 1.0  # seconds beyond the limit before a process is killed; usually the model reports first that it is over
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class Job:
     """What is measured.
 
     Args:
-        measurement: (job, models, reporter) → None; a function of a module, for the other process imports it.
+        measurement: (job, models, reporter) → None; a module's function, since the other process imports it.
         settings: the command's: cell_seconds, device and threads are read here.
-        backward, n, batch: of the pass, where it is one of layers.
+        backward, n, batch: of a pass through layers.
     """
 
     measurement: Callable[["Job", list[str], "Reporter"], None]
@@ -49,7 +49,7 @@ def _failed(reason: str) -> dict[str, str]:
 
 
 class Reporter:
-    """In the process that measures: tells the one that asked which model is at work, and what came of it."""
+    """Runs in the measuring process: reports to its parent which model is at work, and the result."""
 
     def __init__(self, send: Callable[[tuple], None]):
         self.send = send
@@ -62,7 +62,7 @@ class Reporter:
         except RuntimeError as error:
             if not out_of_memory(error):
                 self.send(("ended", name, _failed(str(error) or repr(error))))
-                raise SystemExit from None  # after an error of CUDA nothing works; the other models get a new process
+                raise SystemExit from None  # nothing works after a CUDA error; the other models get a new process
         except MemoryError:
             pass
         else:
@@ -100,7 +100,7 @@ def take_turns(passes: dict[str, Callable[[], float]], job: Job, reporter: Repor
 
 
 def measure(job: Job, names: list[str], alone: bool = False) -> dict[str, dict[str, Any]]:
-    """{model: {"status": ok | OOM | over limit | failed, …}}; what ends a process costs the others a new start, no more.
+    """{model: {"status": ok | OOM | over limit | failed, …}}; whatever ends a process costs the other models only a new start.
 
     ``alone``: each model in a process of its own.
     """
@@ -115,7 +115,7 @@ def measure(job: Job, names: list[str], alone: bool = False) -> dict[str, dict[s
 
 def _listen(job: Job, names: list[str], results: dict[str, dict[str, Any]]) -> None:
     context = multiprocessing.get_context("forkserver")
-    # torch by name too: where this package is not installed the server does not find it, and each process would import torch.
+    # torch by name too: if this package is not installed the server cannot import it, and each process would import torch.
     context.set_forkserver_preload(["torch", job.measurement.__module__])
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_work, args=(sender, job, names), daemon=True)
@@ -133,7 +133,7 @@ def _listen(job: Job, names: list[str], results: dict[str, dict[str, Any]]) -> N
             elif message == "crash":
                 raise RuntimeError(f"in the process that measures {job.what}:\n{rest[0]}")
             elif message == "done":
-                process.join(10)  # of itself it ends cleaner than killed: compile leaves semaphores
+                process.join(10)  # a normal exit is cleaner than a kill: compile leaves semaphores
                 return
             else:
                 current = None
@@ -141,7 +141,7 @@ def _listen(job: Job, names: list[str], results: dict[str, dict[str, Any]]) -> N
                     results[rest[0]] = rest[1]
     except EOFError:
         process.join()
-        if current is not None:  # the kernel's way to say out of memory is SIGKILL
+        if current is not None:  # out of memory: the kernel sends SIGKILL
             killed = process.exitcode == -signal.SIGKILL
             results[current] = {"status": "OOM"} if killed else _failed(f"ended with exit status {process.exitcode}")
     finally:
@@ -151,8 +151,8 @@ def _listen(job: Job, names: list[str], results: dict[str, dict[str, Any]]) -> N
 
 
 def _work(pipe: Any, job: Job, names: list[str]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle, who kills this process
-    with contextlib.suppress(OSError):  # if memory ends, this process goes and no other one's
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and kills this process
+    with contextlib.suppress(OSError):  # if memory runs out, this process is to be killed first
         Path("/proc/self/oom_score_adj").write_text("1000")
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with contextlib.suppress(BrokenPipeError):  # the parent is gone
@@ -169,13 +169,13 @@ def _work(pipe: Any, job: Job, names: list[str]) -> None:
 
 
 def _end_with_parent() -> None:
-    """A parent that was killed could not end this process, whose pass may take minutes."""
+    """A killed parent cannot end this process, whose pass may take minutes."""
     multiprocessing.parent_process().join()
     os._exit(1)
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether this is one of the ways to say so: torch's on a GPU, on a CPU, cuBLAS's."""
+    """Whether this is an out-of-memory error: torch's on a GPU or CPU, or cuBLAS's."""
     said = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and any(word in str(error) for word in said)

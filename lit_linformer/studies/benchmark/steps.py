@@ -29,12 +29,12 @@ OURS = {
     "linformer-paper": {"projection_init": "xavier", "local_width": 0, "norm": "post"},
     "transformer": {**RECOMMENDED, "attention": "full"},
 }
-BATCHES = 8  # that a loop goes through, again and again
-WARM = 2  # steps of a loop, at each of its turns, that are not timed: it starts
+BATCHES = 8  # that a loop cycles through
+WARM = 2  # untimed first steps of each turn
 
 
 def measure_training(job: Job, names: list[str], reporter: Reporter) -> None:
-    """Rounds of the models' steps, in turn."""
+    """Times the models' steps in turn."""
     steps = {name: reporter.attempt(name, lambda name=name: build_step(name, job.settings)) for name in names}
     take_turns({name: step for name, step in steps.items() if step is not None}, job, reporter)
 
@@ -56,13 +56,13 @@ def encoder_config(kind: str, settings: dict[str, Any], n: int) -> EncoderConfig
 
 
 def check(name: str, settings: dict[str, Any]) -> None:
-    """ValueError where the settings do not fit together."""
+    """ValueError for settings that contradict each other."""
     kind, n = split(name)
     encoder_config(kind if kind in OURS else "linformer", settings, n)
 
 
 def step_flops(name: str, settings: dict[str, Any]) -> int | None:
-    """Operations of one training step that the model needs; None for RoBERTa, which computes other ones."""
+    """Operations that one training step of the model needs; None for RoBERTa, which computes others."""
     kind, n = split(name)
     if kind.startswith("roberta"):
         return None
@@ -136,7 +136,7 @@ def by_hand(
 
 
 def now(settings: dict[str, Any]) -> float:
-    """Seconds, once the device has done what it was given; of the processor's time where the settings ask for it."""
+    """Time in seconds after synchronising the device; processor time if the settings ask for it."""
     if settings["device"] != "cpu":
         torch.cuda.synchronize(settings["device"])
     return time.process_time() if settings["clock"] == "cpu" else time.perf_counter()
@@ -167,7 +167,7 @@ def _for_transformers(batch: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 class Clock:
-    """Seconds a step of a loop, from the end of the last step that warms up to the end of the last one."""
+    """Seconds per step of a loop, from the end of the last step that warms up to the end of the last one."""
 
     def __init__(self, settings: dict[str, Any]):
         self.settings, self.steps, self.seen, self.begun, self.seconds = settings, settings["steps"], 0, 0.0, 0.0
@@ -180,13 +180,13 @@ class Clock:
 
 
 def quiet() -> None:
-    """Lightning's remarks on a Trainer without logger and checkpoints."""
+    """Silences Lightning's remarks on a Trainer without logger and checkpoints."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning.*")
 
 
 def by_trainer(model: Any, data: Any, settings: dict[str, Any], callbacks: list[Any]) -> float:
-    """Seconds a step of Lightning's Trainer, on a loader or a LightningDataModule."""
+    """Seconds per step of Lightning's Trainer, on a loader or a LightningDataModule."""
     from lightning.pytorch import Trainer
     from lightning.pytorch.callbacks import LambdaCallback
 
@@ -217,7 +217,7 @@ def _by_lightning(settings: dict[str, Any], n: int) -> Callable[[], float]:
 
 
 def _by_transformers(settings: dict[str, Any], n: int) -> Callable[[], float]:
-    """With what makes it fastest: bf16, compile, fused AdamW, sdpa, pinned memory, no logging."""
+    """In its fastest setup: bf16, compile, fused AdamW, sdpa, pinned memory, no logging."""
     from transformers import Trainer, TrainerCallback, TrainingArguments, default_data_collator
 
     model = _roberta(settings, n)

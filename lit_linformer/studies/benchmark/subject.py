@@ -28,7 +28,7 @@ def output(folder: str) -> Setting:
 
 
 def fill(settings: dict[str, Any], by_device: dict[str, tuple[Any, Any]]) -> dict[str, Any]:
-    """The same with the device found and what depends on it: {setting: (on a CPU, on a GPU)}."""
+    """Adds the device and the defaults that depend on it; by_device: {setting: (on a CPU, on a GPU)}."""
     import torch
 
     device = check_device(settings["device"])
@@ -41,7 +41,7 @@ def command_line(argv: list[str]) -> str:
 
 
 def write(folder: str, name: str, argv: list[str], device: str, content: dict[str, Any]) -> None:
-    """FOLDER/NAME.json, with command and environment; the content's own environment is added."""
+    """Writes FOLDER/NAME.json with command and environment, to which the content may add."""
     made = {"command": without_folders(command_line(argv)), "environment": environment(device) | content.pop("environment", {})}
     write_text(Path(folder, f"{name}.json"), json_text({**made, **content}, indent=1) + "\n")
     print(f"→ {folder}/{name}.json", flush=True)

@@ -1,4 +1,4 @@
-"""Ratios, tables and figures of what `benchmark` measured."""
+"""Ratios and tables of `benchmark`'s measurements."""
 
 import statistics
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ SHAPE = ("hidden_size", "intermediate_size", "sharing", "order", "local_width", 
 
 
 def compared(names: Iterable[str]) -> list[str]:
-    """The models that are held against the baselines: by kind and k."""
+    """The models that are compared with the baselines, sorted by kind and k."""
     parts = [name.partition(" ") for name in names]
     return ["".join(part) for part in sorted(parts, key=lambda part: (part[0], int(part[2] or 0))) if part[0] not in BASELINES]
 
@@ -31,7 +31,7 @@ def column(name: str) -> str:
 
 
 def with_ratios(cell: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """The cell with medians and quartiles, and for each model but the baselines how many times it beats each of them."""
+    """Adds medians and quartiles to a cell, and each model's ratios to the baselines."""
     models, n = cell["models"], cell["n"]
     for entry in models.values():
         if "seconds" in entry:
@@ -65,7 +65,7 @@ def _middle(values: list[float]) -> tuple[float, list[float]]:
 
 
 def _best(cell: dict[str, Any], baseline: str, k: str) -> str | None:
-    """The model that stands for a baseline: of several fused kernels the best one that worked."""
+    """The model that represents a baseline: of several fused kernels the best that worked."""
     names = {"written-out": ["written-out"], "peer": [f"peer {k}"]}.get(baseline)
     names = [name for name in cell["models"] if (name.startswith("fused") if names is None else name in names)]
     value = VALUES[cell["kind"]]

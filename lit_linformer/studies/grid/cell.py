@@ -1,4 +1,4 @@
-"""A cell of a grid, which is a run, and the grid that cells make."""
+"""A grid and its cells, each of which is a run."""
 
 import math
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from lit_linformer.utils.files import read_json
 
 @dataclass
 class Cell:
-    """One run: the value that it has on each axis, and how `run.py` is called for it."""
+    """One run: its value on each axis, and the arguments of its `fit`."""
 
     values: dict[str, str]
     name: str
@@ -31,7 +31,7 @@ class Cell:
         return " · ".join(self.values.values())
 
     def left(self) -> list[list[str]]:
-        """The commands that are still to be run, without `python run.py`; none when finished."""
+        """The commands still to be run, without `python run.py`; none when finished."""
         test = ["test", "--config", str(self.run_dir / "config.yaml"), "--name", self.name]
         tests = [test] if self.metric.startswith("test/") else []
         if read_json(self.run_dir / "result.json") is not None:
@@ -40,7 +40,7 @@ class Cell:
         return [[*self.fit, "--ckpt_path", "auto"] if checkpoints(self.run_dir) else self.fit, *tests]
 
     def value(self) -> float | None:
-        """What the table shows of the cell, at its best validation where that was written down; None while unfinished."""
+        """The table's value, at the best validation where that was recorded; None while unfinished."""
         if self.left():
             return None
         file = self.run_dir / ("test.json" if self.metric.startswith("test/") else "result.json")

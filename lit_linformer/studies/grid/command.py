@@ -1,8 +1,8 @@
 """A grid of runs and the table that they make: `python run.py grid --config conf/paper/table2.yaml`.
 
 Each cell is a run NAME/SLUG of `fit`, then of `test` where the table shows a test/… value, in a process of its own. It is
-finished when fit has written result.json (test: test.json), so the same command goes on wherever the last one stopped, and
-makes the table when nothing is left. The grid file:
+finished when fit has written result.json (test: test.json), so the same command continues where the last one stopped, and
+makes the table when nothing is left to run. The grid file:
 
     name: table2                              # results go to runs/table2/
     arguments: --trainer.precision bf16-mixed # of every cell; the axes override them, --arguments overrides the axes

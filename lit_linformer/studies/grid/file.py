@@ -19,7 +19,7 @@ OURS = ["--name", "--ckpt_path", "--overwrite", "--trainer.default_root_dir"]  #
 
 
 def read_grid(path: Path, name: str | None = None, arguments: str = "") -> Grid:
-    """The grid in a file; raises ValueError, in one line, for whatever could go wrong before the first cell runs."""
+    """Reads a grid file; ValueError, in one line, for anything that can be checked before the first cell runs."""
     spec = _mapping(_load(path), str(path), KEYS)
     axes = _mapping(spec.get("axes"), "axes")
     axes = {axis: _mapping(values, f"axes.{axis}") for axis, values in axes.items()}
@@ -89,7 +89,7 @@ def _skipped(entries: Any, axes: dict[str, dict]) -> list[dict[str, str]]:
 
 
 def _load(path: Path) -> Any:
-    # Every scalar stays the text it is: 1e-3 and on are names here.
+    # Every scalar stays text: 1e-3 and on are names here.
     return yaml.load(read_config(path, "a grid file, as conf/paper/table2.yaml"), yaml.BaseLoader)
 
 
@@ -103,7 +103,7 @@ def _mapping(value: Any, where: str, allowed: Any = None, kind: str = "key", emp
 
 
 def _words(where: str, text: Any) -> tuple[list[str], list[str]]:
-    """The words of a piece of command line: those of its --config files, and the others."""
+    """Splits a piece of command line into its --config files and the other words."""
     try:
         if not isinstance(text, str):
             raise ValueError("no text")

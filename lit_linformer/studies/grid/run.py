@@ -1,4 +1,4 @@
-"""The runs of a grid: several at a time, each in a process of its own, stopped together and gone on with."""
+"""Runs the cells of a grid: several at a time, each in its own process, stopped together."""
 
 import contextlib
 import fcntl
@@ -14,11 +14,11 @@ from lit_linformer.studies.grid.cell import Cell
 from lit_linformer.utils.environment import run_command
 from lit_linformer.utils.files import last_line
 
-PATIENCE = 15.0  # seconds that a run has to end by itself after Ctrl-C
+PATIENCE = 15.0  # seconds a run is given to end by itself after Ctrl-C
 
 
-class Job:
-    """A cell that is running. Its log is its lock: the run's processes hold it too, even when the grid itself was killed."""
+class RunningCell:
+    """A cell that is running. Its log is its lock, which the run's processes hold even if the grid is killed."""
 
     def __init__(self, cell: Cell, label: str):
         self.cell, self.label = cell, label
@@ -32,7 +32,7 @@ class Job:
         self.began = time.monotonic()
 
     def start(self, words: list[str]) -> None:
-        """Starts one command, in a session of its own: what Ctrl-C stops, the grid stops, with all children of its."""
+        """Starts one command in its own session, so that Ctrl-C reaches only the grid, which stops it with its children."""
         if words[0] == "fit":
             (self.cell.run_dir / "test.json").unlink(missing_ok=True)  # of the weights before
         self.words = words
@@ -44,7 +44,7 @@ class Job:
         )
 
     def error(self) -> str:
-        """The run's last error line, or its last line, or what is known."""
+        """The run's last error line, or its last line, or its exit status."""
         if self.process.returncode < 0:
             return f"ended by {signal.Signals(-self.process.returncode).name}"
         if self.process.returncode == 0:
@@ -74,7 +74,7 @@ def run_until_stopped(cells: list[Cell], jobs: int) -> list[Cell]:
 
 
 def run_cells(cells: list[Cell], jobs: int = 1) -> list[Cell]:
-    """Runs what is left of the cells, ``jobs`` at a time; returns those that failed."""
+    """Runs the unfinished cells, ``jobs`` at a time; returns those that failed."""
     failed, queue, running = [], [], []
     for number, cell in enumerate(cells, 1):
         label = f"[{number}/{len(cells)}] {cell}"
@@ -105,9 +105,9 @@ def run_cells(cells: list[Cell], jobs: int = 1) -> list[Cell]:
     return failed
 
 
-def _start(cell: Cell, label: str) -> Job | None:
+def _start(cell: Cell, label: str) -> RunningCell | None:
     try:
-        job = Job(cell, label)
+        job = RunningCell(cell, label)
     except BlockingIOError:
         print(f"{label}: left alone, it is already running (its log {cell.log} is locked)", flush=True)
         return None
@@ -123,7 +123,7 @@ def _start(cell: Cell, label: str) -> Job | None:
 
 
 def _report(cell: Cell, label: str, seconds: float | None, failed: list[Cell]) -> None:
-    """The line of a finished cell; a warning where its command line was another one."""
+    """Prints a finished cell's line, with a warning if its command line was different."""
     try:
         when = "finished before" if seconds is None else f"{seconds:.0f} s"
         print(f"{label}: {cell.metric} {cell.value():.4g} ({when})", flush=True)
@@ -136,8 +136,8 @@ def _report(cell: Cell, label: str, seconds: float | None, failed: list[Cell]) -
             print(f"  warning: it ran with other settings than the grid's; to run it again delete {cell.run_dir}", flush=True)
 
 
-def _stop(running: list[Job]) -> None:
-    """Asks, waits, kills: the children's children too."""
+def _stop(running: list[RunningCell]) -> None:
+    """Interrupts, waits, then kills, grandchildren included."""
     for number in (signal.SIGINT, signal.SIGKILL):
         for job in running:
             with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended

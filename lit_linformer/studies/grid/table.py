@@ -1,4 +1,4 @@
-"""A grid's table: made of its runs, written as Markdown and JSON, and read again by `report`."""
+"""A grid's table: made from its runs, written as Markdown and JSON, and read again by `report`."""
 
 import contextlib
 import json
@@ -17,7 +17,7 @@ def summary(grid: Grid) -> dict[str, Any]:
     cells = []
     for cell in grid.cells:
         value = None
-        with contextlib.suppress(ValueError):  # its metric is missing: run_cells has said so
+        with contextlib.suppress(ValueError):  # its metric is missing, as run_cells has reported
             value = cell.value()
         cells.append({**cell.values, "run": cell.name, "metric": cell.metric, "value": value and value * grid.scale})
     medians: dict[str, dict[str, Any]] = {row: {} for row in grid.axes[grid.rows]}
@@ -40,7 +40,7 @@ def summary(grid: Grid) -> dict[str, Any]:
 
 
 def _average(grid: Grid, numbers: list[float]) -> float | None:
-    """Only over all the columns: over fewer it would compare nothing."""
+    """Over all columns or none: averages over fewer are not comparable."""
     return statistics.fmean(numbers) if len(numbers) == len(grid.axes[grid.columns]) else None
 
 

@@ -1,4 +1,4 @@
-"""The report's own figure: validation perplexity against tokens, the paper's figure 3."""
+"""Validation perplexity against tokens, as in the paper's figure 3."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ MOST_ACROSS = 3
 
 
 def draw_curves(figure_class: Any, groups: list[Group]) -> Any:
-    """Panels by name, in each a line a group; several runs of one are drawn thin, under their median. None without points."""
+    """One panel per name and one line per group, its runs thin below their median. None without points."""
     groups = [group for group in groups if any(run.points() for run in group.runs)]
     if not groups:
         return None
@@ -47,7 +47,7 @@ def draw_curves(figure_class: Any, groups: list[Group]) -> Any:
 
 
 def draw_conversions(figure_class: Any, runs: list[Run]) -> Any:
-    """Perplexity against tokens spent, from 0 on, a line a run, and each teacher's as a level. None without points."""
+    """Perplexity against tokens since the conversion, one line per run, and each teacher's level. None without points."""
     runs = [run for run in runs if run.points()]
     if not runs:
         return None

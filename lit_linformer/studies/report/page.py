@@ -1,4 +1,4 @@
-"""The page of `report`: Markdown, its figures, and the same as one HTML file that needs nothing beside it."""
+"""The page of `report`: Markdown with figures, and the same as one self-contained HTML file."""
 
 import base64
 import html
@@ -34,7 +34,7 @@ th { border-bottom: 1px solid #1a1a1a; text-align: left; }
 
 
 class Page:
-    """Markdown in pieces, and the PNGs that it shows by their names."""
+    """Pieces of Markdown, and the PNGs that they show, by name."""
 
     def __init__(self, title: str):
         self.title = " ".join(title.split())
@@ -45,7 +45,7 @@ class Page:
         self.parts += [f"{text.rstrip()}\n" for text in texts if text.strip()]
 
     def show(self, name: str, what: str, figure: Any) -> None:
-        """A figure, if there is one; a second one of a name gets a number."""
+        """Adds a figure, if there is one; further ones of the same name are numbered."""
         if figure is None:
             return
         number = sum(re.fullmatch(rf"{name}(-\d+)?\.png", other) is not None for other in self.images) + 1
@@ -62,7 +62,7 @@ class Page:
         from markdown import Markdown
 
         converter = Markdown(extensions=["tables", "sane_lists"], output_format="html")
-        # What a log or a run's name says is text, whatever it looks like.
+        # Logs and names of runs are plain text, even where they look like HTML.
         converter.preprocessors.deregister("html_block")
         converter.inlinePatterns.deregister("html")
         body = converter.convert(self.markdown())

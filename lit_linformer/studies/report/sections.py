@@ -1,4 +1,4 @@
-"""The sections of `report`: the paper's figures and tables, each drawn and written by the study that measured it."""
+"""The sections of `report`: the paper's figures and tables, each made by the code of the study that measured it."""
 
 import contextlib
 from collections import Counter
@@ -15,11 +15,11 @@ from lit_linformer.utils.figures import figure_class
 from lit_linformer.utils.files import read_json
 from lit_linformer.utils.markdown import aligned, code, demoted, plain
 
-MOST_CURVES = 8  # of runs that belong to no grid, in one figure
+MOST_CURVES = 8  # in one figure, of runs outside of grids
 
 
 def draw(page: Page, name: str, what: str, make: Callable[[Any], Any]) -> None:
-    """A figure, where matplotlib is installed."""
+    """Adds a figure, if matplotlib is installed."""
     if (figure := figure_class()) is not None:
         page.show(name, what, make(figure))
 
@@ -76,7 +76,7 @@ def benchmark(page: Page, source: Source) -> None:
     page.add(f"## Figure 2 and Table 3: time and memory, {plain(str(source.folder))}")
     draw(page, "figure2", "Time of a batch against n, a line a model", lambda figure: draw_times(figure, data))
     draw(page, "table3", "Time and memory saved against n and k", lambda figure: draw_ratios(figure, data))
-    # Below its head: command and hardware stand in the list at the section's end.
+    # Without its head: the list at the section's end has command and hardware.
     page.add(demoted(markdown(data).partition(f"`{data['command']}`\n")[2].strip()))
     if left := [key(place) for place in plan(settings) if key(place) not in data["cells"]]:
         page.add(f"Not finished, {len(left)} of {len(plan(settings))} cells: {', '.join(left)}.")
@@ -86,7 +86,7 @@ def benchmark(page: Page, source: Source) -> None:
 
 
 def pretraining_grid(page: Page, source: Source) -> None:
-    """A panel of figure 3, or one a column."""
+    """Figure 3, one panel per column of the grid."""
     grid = source.grid
     page.add(f"## Figure 3: perplexity while pretraining, {plain(grid.name)}", FIGURE3)
     groups: dict[tuple[str, str], Group] = {}
@@ -123,10 +123,10 @@ def finetuning_grid(page: Page, source: Source) -> None:
 
 
 def pretraining_runs(page: Page, runs: list[Run]) -> None:
-    """Those of no grid, in as many figures as they need."""
+    """Runs outside of grids, in as many figures as they need."""
     page.add("## Other pretraining runs")
     before = Counter()
-    for run in runs:  # of an absolute path only the last part is told
+    for run in runs:  # absolute paths are cut to their last part, which may repeat
         before[run.label] += 1
         run.label += f" ({before[run.label]})" if before[run.label] > 1 else ""
     groups = [Group(run.label, "", [run]) for run in runs]
@@ -136,7 +136,7 @@ def pretraining_runs(page: Page, runs: list[Run]) -> None:
 
 
 def conversions(page: Page, runs: list[Run]) -> None:
-    """Of `convert` and conf/convert/: what a converted model lost, and gets back."""
+    """Runs of conf/convert/: what a converted model lost and recovered."""
     page.add("## Converted models, trained on", "A Transformer's weights in a Linformer, which learns from that Transformer.")
     from lit_linformer.studies.report import figures
 
@@ -156,7 +156,7 @@ def draw_curves(page: Page, name: str, groups: list[Group]) -> None:
 
 
 def curves(page: Page, groups: list[Group], command: str | None = None) -> None:
-    """Their numbers, and whether they compare."""
+    """Their numbers, and whether they are comparable."""
     runs = [run for group in groups for run in group.runs]
     page.add(curve_table(groups))
     if len({run.text for run in runs if run.curve}) > 1:

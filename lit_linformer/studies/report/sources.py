@@ -1,4 +1,4 @@
-"""What lies in a folder that `report` is given: a grid, a benchmark, a spectrum or a run, finished or not."""
+"""Reads the folders given to `report`: grids, benchmarks, spectra and runs, finished or not."""
 
 import contextlib
 import hashlib
@@ -45,19 +45,19 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """By result.json, or by its last validation, for runs from before there was a result.json."""
+        """By result.json; by the last validation for runs older than result.json."""
         return not self.missing and (bool(self.result) or 0 < self.setting("trainer.max_steps", 0) <= self.last("step", 0))
 
     @property
     def pretraining(self) -> bool:
-        """By its curve, and before there is one by its data."""
+        """Judged by its curve or, before the first validation, by its data."""
         if self.curve:
             return "perplexity" in self.curve[0]
         return str(self.setting("data.class_path")).endswith("PretrainingData")
 
     @property
     def transformer(self) -> bool:
-        """What the others are compared with. An attention whose class is not here is none."""
+        """Whether its attention is exact; unknown classes count as not."""
         from lit_linformer.model import ATTENTIONS
 
         with contextlib.suppress(ValueError):
@@ -79,7 +79,7 @@ class Run:
         return self.setting(f"model.init_args.encoder.{name}")
 
     def last(self, name: str, otherwise: Any = None) -> Any:
-        """At its end: result.json's, else the last validation's."""
+        """The final value: from result.json, else from the last validation."""
         found = self.result.get(name)
         return found if found is not None else self.curve[-1].get(name, otherwise) if self.curve else otherwise
 
@@ -88,7 +88,7 @@ class Run:
         return {row["tokens"]: row["perplexity"] for row in self.curve if {"tokens", "perplexity"} <= row.keys()}
 
     def state(self) -> str:
-        """Nothing for a finished run; else how far it came and what it said last."""
+        """Empty for a finished run; else how far it came and its last log line."""
         if self.finished:
             return ""
         said = last_line(self.log)
@@ -102,7 +102,7 @@ class Run:
 
     @cached_property
     def text(self) -> tuple:
-        """What perplexities hang on beside the model: two runs compare only where all of it agrees."""
+        """What perplexity depends on besides the model: two runs are comparable only if all of it agrees."""
         file = self.folder / "tokenizer.json"
         tokenizer = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
         names = ("source", "validation_source", "validation_fraction", "mask_rate", "whole_word")
@@ -111,7 +111,7 @@ class Run:
 
 
 def read_run(folder: Path, label: str, log: Path | None = None) -> Run:
-    """As much of a run as there is."""
+    """Reads as much of a run as exists."""
     config: Any = {}
     with contextlib.suppress(OSError, yaml.YAMLError, UnicodeDecodeError):
         config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
@@ -122,7 +122,7 @@ def read_run(folder: Path, label: str, log: Path | None = None) -> Run:
 
 @dataclass
 class Group:
-    """Runs that differ in what the page takes the median of: a seed, as a rule. They are a line of a figure and of a table."""
+    """Runs that differ only in what the median is taken over, usually the seed: one line of a figure and of a table."""
 
     label: str
     panel: str
@@ -131,7 +131,7 @@ class Group:
 
     @property
     def used(self) -> list[Run]:
-        """Finished ones, or all where none is."""
+        """The finished runs, or all if none is finished."""
         return [run for run in self.runs if run.finished and run.curve] or [run for run in self.runs if run.curve]
 
     @property
@@ -139,24 +139,24 @@ class Group:
         return any(run.transformer for run in self.runs)
 
     def median(self) -> dict[float, float]:
-        """Perplexity by tokens, where all used runs were validated."""
+        """Median perplexity by tokens, where all used runs were validated."""
         points = [run.points() for run in self.used]
         common = sorted(set.intersection(*map(set, points))) if points else []
         return {tokens: median(of[tokens] for of in points) for tokens in common}
 
     def comparable(self, other: "Group") -> bool:
-        """Validated on the same, and of the same n."""
+        """Whether both were validated on the same text at the same n."""
         texts = {run.text for group in (self, other) for run in group.used}
         return len(texts) == 1 and self.same("max_length") == other.same("max_length")
 
     def same(self, name: str) -> Any:
-        """A setting of the encoder, of all runs alike."""
+        """An encoder setting that all runs share, else None."""
         found = {str(run.encoder(name)) for run in self.runs if run.config}
         return found.pop() if len(found) == 1 else None
 
 
 def median(values: Any) -> float:
-    """NaN as soon as one of them is: it has no place in an order."""
+    """NaN if any value is NaN, which cannot be ordered."""
     values = list(values)
     return math.nan if any(map(math.isnan, values)) else statistics.median(values)
 
@@ -187,7 +187,7 @@ class Source:
 
     @property
     def finished(self) -> int:
-        """How many of its parts are."""
+        """How many of its parts are finished."""
         if self.kind == "benchmark":
             cells = self.content["cells"].values()
             return sum(any(entry["status"] != "failed" for entry in cell["models"].values()) for cell in cells)
@@ -195,7 +195,7 @@ class Source:
 
 
 def find(given: list[str]) -> tuple[list[Source], list[str]]:
-    """What the folders hold, each once: themselves, or else one or two levels below; and what there could not be read.
+    """What the folders, or else their subfolders down to two levels, hold, without duplicates; and what could not be read.
 
     ValueError for a folder that holds nothing.
     """

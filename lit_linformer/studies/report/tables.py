@@ -1,4 +1,4 @@
-"""The report's own lines: curves in numbers, what is unfinished, and what made it all, where, at what budget."""
+"""Tables and lists of the report: curves in numbers, what is unfinished, and commands, hardware and budget."""
 
 import itertools
 from collections import Counter
@@ -10,11 +10,11 @@ from lit_linformer.studies.report.sources import Group, Run, median
 from lit_linformer.utils.markdown import aligned, code, plain
 
 NOT_RECORDED = "not recorded"
-MOST = 6  # different things in one line
+MOST = 6  # different values in one line
 
 
 def curve_table(groups: list[Group]) -> str:
-    """A line a group: what it saw, took and came to, and its ratio to the Transformer where both were validated."""
+    """One line per group: tokens, time and perplexity, and its ratio to the Transformer where both were validated."""
     panels = len({group.panel for group in groups}) > 1
     against = any(group.transformer for group in groups) and not all(group.transformer for group in groups)
     paper = any(group.paper for group in groups)
@@ -33,7 +33,7 @@ def curve_table(groups: list[Group]) -> str:
 
 
 def conversion_table(runs: list[Run]) -> str:
-    """A line a run: its teacher, itself right after the conversion, half-way and at the end."""
+    """One line per run: its teacher's perplexity, and its own right after the conversion, half-way and at the end."""
     head = ["run", "teacher", "right after", "half-way", "last perplexity", "÷ teacher", "tokens, millions"]
     lines = [head]
     for run in runs:
@@ -48,13 +48,13 @@ def conversion_table(runs: list[Run]) -> str:
 
 
 def ratio(group: Group, groups: list[Group]) -> str:
-    """To the Transformer most alike, where both were validated last."""
+    """The ratio to the most similar Transformer at the last point where both were validated."""
     ours, found = group.median(), []
     for other in groups:
         theirs = other.median()
         common = max((tokens for tokens in ours if tokens in theirs and tokens > 0), default=0)
         if other.transformer and other.comparable(group) and common:
-            # Its last point beside another one's: of runs on a falling learning rate the shorter one is ahead.
+            # Prefer runs of equal length: with a falling learning rate the shorter one is ahead at its end.
             longer = max(theirs) - common
             likeness = (other.panel != group.panel, other.same("local_width") != group.same("local_width"), longer)
             found.append((likeness, ours[common] / theirs[common], common, other.label))
@@ -83,7 +83,7 @@ def number(value: float | None) -> str:
 
 
 def unfinished(runs: list[Run]) -> str:
-    """A line a state."""
+    """One line per state."""
     left = sorted(((run.state(), place) for place, run in enumerate(runs) if run.state()), key=lambda pair: pair[1])
     if not left:
         return ""
@@ -95,7 +95,7 @@ def unfinished(runs: list[Run]) -> str:
 
 
 def facts(commands: Iterable[str | None], places: Iterable[dict[str, Any] | None], *more: tuple[str, str]) -> str:
-    """Command, hardware, versions, and what else there is to say, as a list."""
+    """Command, hardware, versions and further facts, as a list."""
     environments = [place or {} for place in places]
     lines = [
         ("command", counted(code(command) if command else NOT_RECORDED for command in commands)),
@@ -107,7 +107,7 @@ def facts(commands: Iterable[str | None], places: Iterable[dict[str, Any] | None
 
 
 def run_facts(runs: list[Run], command: str | None = None) -> str:
-    """Of a grid its own command, of other runs each one's."""
+    """For a grid its own command, else each run's."""
     begun = [run for run in runs if run.config or run.result] or runs
     amounts = ["one run" if len(begun) == 1 else f"{len(begun)} runs"]
     for key, unit, show in (("step", "steps", number), ("tokens", "M tokens", millions)):
@@ -121,7 +121,7 @@ def run_facts(runs: list[Run], command: str | None = None) -> str:
 
 
 def counted(texts: Iterable[str]) -> str:
-    """Each once, and how often it stands there unless all are the same."""
+    """Each text once, with its count unless all are the same."""
     counts = Counter(texts)
     shown = [text if len(counts) == 1 or times == 1 else f"{text} ({times} ×)" for text, times in counts.items()]
     left = f"; and {len(shown) - MOST} others" if len(shown) > MOST else ""

@@ -23,7 +23,7 @@ from lit_linformer.utils.environment import environment
 from lit_linformer.utils.files import json_text
 
 if TYPE_CHECKING:  # the help needs no torch
-    from lit_linformer.studies.spectrum.run import Run
+    from lit_linformer.studies.spectrum.run import MeasuredRun
 
 SETTINGS = {
     "run": Setting(several(word("RUN")), "folders of runs that were trained, as runs/small", required=True),
@@ -66,7 +66,7 @@ def main(argv: list[str]) -> None:
 
 
 def write(
-    folder: Path, runs: "list[Run]", threshold: float, heads: list[int] | None, command: str, where: dict[str, Any]
+    folder: Path, runs: "list[MeasuredRun]", threshold: float, heads: list[int] | None, command: str, where: dict[str, Any]
 ) -> None:
     """spectrum.md, spectrum.json, spectrum.npz, spectrum.csv and figure1.png."""
     import numpy as np
@@ -92,7 +92,7 @@ def write(
         drawn.savefig(folder / "figure1.png", dpi=150)
 
 
-def _plain(run: "Run", threshold: float) -> dict[str, Any]:
+def _plain(run: "MeasuredRun", threshold: float) -> dict[str, Any]:
     from lit_linformer.model.lowrank import rank_holding
 
     found = run.measured
@@ -121,7 +121,7 @@ def _plain(run: "Run", threshold: float) -> dict[str, Any]:
     }
 
 
-def markdown(runs: "list[Run]", threshold: float, command: str) -> str:
+def markdown(runs: "list[MeasuredRun]", threshold: float, command: str) -> str:
     """The tables: spectrum and errors of each run, a line a layer."""
     from lit_linformer.model.lowrank import ERRORS, rank_holding
 

@@ -1,4 +1,4 @@
-"""A trained run as the spectrum study needs it: its encoder, the text that it is shown, and what is measured of it."""
+"""A trained run with its encoder, the text that it reads, and its spectrum."""
 
 import sys
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from lit_linformer.runs.trained_model import read_model
 
 
 @dataclass
-class Run:
+class MeasuredRun:
     """A trained run, ready to be measured.
 
     Args:
@@ -61,7 +61,7 @@ class Run:
             print(file=sys.stderr)
 
     def suggestion(self, threshold: float) -> str | None:
-        """Settings of a Linformer with so much of each layer's spectrum; None unless every layer was measured."""
+        """Settings of a Linformer that keeps ``threshold`` of each layer's spectrum; None unless every layer was measured."""
         if len(self.layers) < self.encoder.num_layers:
             return None
         dims = ",".join(map(str, self.measured.suggested(threshold)))
@@ -78,8 +78,8 @@ class Run:
         return " ".join(words)
 
 
-def open_run(path: Path, which: str | None, source: str | None, count: int, layers: Any, heads: Any, index: Any) -> Run:
-    """Finds a run's checkpoint and text; all that can be wrong is found here, before anything is computed."""
+def open_run(path: Path, which: str | None, source: str | None, count: int, layers: Any, heads: Any, index: Any) -> MeasuredRun:
+    """Finds a run's checkpoint and text; raises ValueError for bad input before anything is computed."""
     if which in (None, "best", "last"):
         found = find_checkpoint(path, which or "best") or (None if which else find_checkpoint(path, "last"))
         if found is None:
@@ -99,11 +99,11 @@ def open_run(path: Path, which: str | None, source: str | None, count: int, laye
     length = min(length, run.encoder.max_length) if isinstance(length, int) else run.encoder.max_length
     index = check_index("index", index, run.encoder, length)
     rows, text = _rows(path, data, source, run.tokenizer, length, count)
-    return Run(path, found, step, run.encoder, run.encoder_weights, rows, text, layers, index)
+    return MeasuredRun(path, found, step, run.encoder, run.encoder_weights, rows, text, layers, index)
 
 
 def _rows(path: Path, data: dict, source: str | None, tokenizer: str | None, length: int, count: int) -> tuple[Any, str]:
-    """Token ids (S, N), and what they are in words: the run's validation text, or another text in its tokenizer."""
+    """Token ids (S, N) of the run's validation text, or of another one in its tokenizer; and a description."""
     settings = {**data.get("init_args", {}), "max_length": length, "text": None, "file": None}
     ours = str(data.get("class_path", "")).rpartition(".")[2] == "PretrainingData"
     if source is None and not ours:
