@@ -67,7 +67,7 @@ def _plain_ticks(axes: Any) -> None:
 
 
 def draw_ratios(figure_class: Any, data: dict[str, Any]) -> Any:
-    """Table 3, a panel per kind and baseline: blue where the Linformer wins, orange where it loses; the paper's number below."""
+    """Table 3, a panel per kind and baseline: blue where the Linformer wins, orange where it loses; the paper's below."""
     from matplotlib.colors import LinearSegmentedColormap
 
     cells = [cell for cell in data["cells"].values() if cell["ratios"]]
