@@ -1,4 +1,4 @@
-"""The model, in plain PyTorch: nothing here imports Lightning, data or configuration, so the folder can be lifted out."""
+"""The model, in plain PyTorch: nothing here imports Lightning, data or configuration, so the folder can be copied out."""
 
 from .attention import ATTENTIONS, Attention, LocalConvolution
 from .encoder import Encoder, EncoderConfig, EncoderLayer, count_parameters

@@ -1,4 +1,4 @@
-"""Multi-head attention: what every kind is made from. The kinds are in linformer.py and full.py.
+"""Multi-head attention: the base of every kind. The kinds are in linformer.py and full.py.
 
 Shapes: B batch, N tokens (N <= n = max_length), K = k projected slots, H heads, D hidden width, d = D/H head width, w width of
 the local convolution. Names as in the paper (section 4): x input, q, k, v queries, keys, values, E and F the projections.
@@ -34,7 +34,7 @@ class Attention(nn.Module):
         causal: refused; what is trained here is bidirectional.
     """
 
-    title: str | None = None  # of the model that has it, for people; None: what the setting says
+    title: str | None = None  # of the model that has it, as shown to users; None: what the setting says
     exact = False  # softmax over all tokens: what the others are compared with, and converted from
     slots = False  # whether keys and values are compressed to projection_dim slots, by projections
     settings: tuple[str, ...] = ()  # of EncoderConfig, those that only some kinds read, this among them
@@ -60,7 +60,7 @@ class Attention(nn.Module):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        # What a class tells of itself is not true of those made from it: they tell it anew.
+        # What a class says of itself does not hold for its subclasses: they say it again.
         own = ("title", "exact") + (("flops", "fixed_flops") if "forward" in vars(cls) else ())
         for name in own:
             if name not in vars(cls):
@@ -72,7 +72,7 @@ class Attention(nn.Module):
 
     @classmethod
     def arguments(cls, config: "EncoderConfig", layer: int) -> dict[str, Any]:
-        """What an encoder makes it with, beside ``attention_options``."""
+        """The encoder's arguments for it, apart from ``attention_options``."""
         shape = {name: getattr(config, name) for name in ("hidden_size", "num_heads", "max_length", "local_width", "causal")}
         return shape | {"dropout": config.attention_dropout}
 
@@ -205,7 +205,7 @@ class LocalConvolution(nn.Module):
         return x.squeeze(2).transpose(1, 2)
 
     def _shifted(self, x: Tensor) -> Tensor:
-        # The same as a sum of w shifted copies, which a compiler melts into the kernels before and after. Forward and backward
+        # The same as a sum of w shifted copies, which a compiler fuses into the kernels before and after. Forward and backward
         # on CPU, compiled, 4 × 512 × 768: 17.0 ms instead of 27.2, in bfloat16 14.5 instead of 29.5; eagerly 84 instead of 15.
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))  # as the neighbouring matrix products read it
@@ -240,7 +240,7 @@ def log_mass(mass: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 
 def zero_pads(x: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """(B, N, D) with the rows at pads set to zero, whatever stands there (NaN too)."""
+    """(B, N, D) with the rows at pads set to zero, whatever their values (NaN too)."""
     return x if attention_mask is None else x.masked_fill(~attention_mask[..., None], 0.0)
 
 

@@ -170,7 +170,7 @@ class Encoder(nn.Module):
 
     @property
     def shared(self) -> dict[str, nn.Module]:
-        """What every attention is handed beside its input: E, where all layers have one and the same."""
+        """What every attention is given beside its input: E, where all layers have one and the same."""
         return {} if self.E is None else {"shared": self.E}
 
     def _init_weights(self, module: nn.Module) -> None:

@@ -6,11 +6,11 @@ have the same shape and weights, take hidden states of --tokens tokens, and have
 in rotating order; a ratio is the median of the rounds' ratios. Running out of memory or over the time limit
 is a result, too. Memory is the peak of a pass above weights and input, in a process of its own on a CPU. The largest batch
 that fits, on a GPU, is what the paper's "memory saved" compares. Weights and activations are cast to --precision, without
-autocast; float32 is without TF32. Beside the ratios of time stand the paper's, and those of the operation counts: what the
-Linformer would gain if every operation took the same time. Softmax counts nothing there, so against written-out attention more
-can be gained. A backward pass is taken for twice its forward pass.
+autocast; float32 is without TF32. Beside the ratios of time are the paper's, and those of the operation counts: what the
+Linformer would gain if every operation took the same time. Softmax does not count there, so more can be gained against
+written-out attention. A backward pass counts as twice its forward pass.
 
-The folder gets benchmark.json (rewritten after every cell: the same command goes on where it stopped), benchmark.md,
+The folder gets benchmark.json (rewritten after every cell: the same command continues where it stopped), benchmark.md,
 figure2.png, table3.png, and the same for TensorBoard.
 
     python run.py benchmark --lengths 512 1024 2048 --projection_dims 128 256

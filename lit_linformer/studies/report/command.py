@@ -1,4 +1,4 @@
-"""One page of all that was measured, beside the paper's values: `python run.py report --source runs/table2`.
+"""One page of everything that was measured, beside the paper's values: `python run.py report --source runs/table2`.
 
 Folders are recognised by what they hold: a grid (figure 3 if its runs pretrain, Table 2 if they fine-tune), a benchmark
 (figure 2, Table 3), a spectrum (figure 1), or a run. Others are searched two levels deep. Each part comes with the command that

@@ -2,7 +2,7 @@
 
 Of each run's best checkpoint, on full rows of unmasked text (its validation text, or --source): the cumulative singular values
 of the attention maps P by layer and head, each sentence normalised, then averaged; the k by layer that holds 90 % of them, as
-settings for a Linformer; and what approximations of rank k make of softmax(q kᵀ/√d) v. Written to RUN/spectrum/:
+settings for a Linformer; and how close approximations of rank k come to softmax(q kᵀ/√d) v. Written to RUN/spectrum/:
 
     spectrum.md, spectrum.json      the tables; what a script reads
     figure1.png                     curves, and layer × head at the index (if matplotlib is there)
