@@ -24,7 +24,8 @@ DISTILL = ROOT / "conf/convert/distill.yaml"
 FINETUNE = sorted(set((ROOT / "conf/finetune").glob("*.yaml")) - set(OVERLAYS))
 GRIDS = [path for path in sorted((ROOT / "conf/paper").glob("*.yaml")) if "axes" in yaml.safe_load(path.read_text())]
 FIGURE3 = [path for path in GRIDS if path.name.startswith("figure3")]
-CONFIGS = sorted(set((ROOT / "conf").rglob("*.yaml")) - {*OVERLAYS, *TRAINERS, *FINETUNE, *GRIDS, DISTILL})
+RECALL = sorted((ROOT / "conf/recall").glob("*.yaml"))
+CONFIGS = sorted(set((ROOT / "conf").rglob("*.yaml")) - {*OVERLAYS, *TRAINERS, *FINETUNE, *GRIDS, *RECALL, DISTILL})
 # Small enough for a test; everything else stays as the file has it.
 SHRINK = (
     "--model.encoder.hidden_size 24 --model.encoder.intermediate_size 48 --model.encoder.max_length 256 --data.vocab_size 300 "
@@ -49,6 +50,17 @@ def test_config_runs(path, tmp_path, corpus, cache, monkeypatch):
     name = yaml.safe_load(path.read_text())["name"]
     assert (tmp_path / f"runs/{name}/checkpoints/last.ckpt").is_file()
     assert (tmp_path / f"runs/{name}/perplexity.csv").is_file()
+
+
+@pytest.mark.parametrize("path", RECALL, ids=named)
+def test_recall_runs(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    argv = ["fit", "--config", str(path), "--data.batch_size", "2", "--data.validation_rows", "4"]
+    argv += ["--trainer.accelerator", "cpu", "--trainer.max_steps", "2", "--trainer.val_check_interval", "2"]
+    log = tmp_path / "out.txt"
+    assert run_forked(argv, log) == 0, log.read_text()
+    name = yaml.safe_load(path.read_text())["name"]
+    assert "val/accuracy" in json.loads((tmp_path / f"runs/{name}/result.json").read_text())["metrics"]
 
 
 @pytest.fixture(scope="module")

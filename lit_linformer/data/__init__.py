@@ -1,11 +1,12 @@
 """Data: sources of text, tokenizers, token files, masks and loaders that resume exactly.
 
 What both kinds of training share: reading (files and hub data sets, row by row), pieces (of long texts), tokenizer,
-cache and checksums, loader (which rows a step reads), datamodule. Above it pretraining/ and finetuning/. Heavy imports
+cache and checksums, loader (which rows a step reads), datamodule. Above it pretraining/, finetuning/ and recall, which is
+generated. Heavy imports
 (Lightning here; datasets, pyarrow and tokenizers below) wait until they are used.
 """
 
-__all__ = ["FineTuningData", "PretrainingData"]
+__all__ = ["FineTuningData", "PretrainingData", "RecallData"]
 
 
 def __getattr__(name: str):
@@ -17,4 +18,8 @@ def __getattr__(name: str):
         from lit_linformer.data.pretraining.datamodule import PretrainingData
 
         return PretrainingData
+    if name == "RecallData":
+        from lit_linformer.data.recall import RecallData
+
+        return RecallData
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

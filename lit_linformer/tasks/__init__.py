@@ -4,5 +4,6 @@ from lit_linformer.tasks.base import TrainingModule
 from lit_linformer.tasks.classification import SequenceClassification
 from lit_linformer.tasks.distillation import Distillation
 from lit_linformer.tasks.mlm import MLM
+from lit_linformer.tasks.recall import Recall
 
-__all__ = ["MLM", "Distillation", "SequenceClassification", "TrainingModule"]
+__all__ = ["MLM", "Distillation", "Recall", "SequenceClassification", "TrainingModule"]

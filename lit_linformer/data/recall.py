@@ -1,0 +1,143 @@
+"""Recall as data: rows of keys with their values, where some keys are asked for again. Generated, from no text.
+
+    data = RecallData(max_length=512, pairs=32)
+    data.setup("fit")
+    batch = next(iter(data.train_dataloader()))
+
+Batches as PretrainingData's: input_ids (B, N), positions (B, M), labels (B, M), all int64, M = pairs.
+"""
+
+from typing import Annotated
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from lit_linformer.data.datamodule import BatchSize, ResumableDataModule, RowLength, VocabularySize, Workers
+from lit_linformer.data.loader import EvaluationLoader, ResumableLoader
+from lit_linformer.model.ranges import Count, Natural, Range, Seed, check_ranges
+
+PAD, BOS, MASK = 0, 1, 2
+SPECIAL = 3
+STREAMS = {"train": 3, "validation": 4, "test": 5}  # of Philox's key, beside those of masks and of the loader's order
+
+
+class RecallData(ResumableDataModule):
+    """Multi-query associative recall (Arora et al., 2023, "Zoology"), for masked language modelling.
+
+    After bos come two stretches of equal length. The first holds ``pairs`` keys, each with a value behind it, at random
+    places; the second the same keys in another order, each with a mask where its value is to stand; all else is noise. Keys,
+    values and noise are tokens of three kinds, a third of the vocabulary each, drawn anew for each row: nothing but the row
+    tells which value is a key's. A row is a function of its number and the seed.
+
+    Args:
+        max_length: n, the tokens of a row.
+        pairs: keys of a row, and masks.
+        distance: tokens between the two stretches: the least from a pair to its question.
+        gap: noise between a key and its value. With 0 they are neighbours.
+        vocab_size: tokens, three special ones among them.
+        rows: of a pass over the training data.
+        validation_rows: that are held out, and as many for the test.
+        batch_size: rows on each device in each micro-batch.
+        global_batch_size: rows of an optimiser step over all devices; None: those of a micro-batch on each.
+        num_workers: processes that make batches; 0: the training process does.
+        seed: of the order in which rows come, and of the training rows themselves. Held-out rows do not depend on it.
+    """
+
+    tokenizer = None  # ids are all there is
+    mask_id, pad_id = MASK, PAD
+
+    def __init__(
+        self,
+        max_length: RowLength = 512,
+        pairs: Count = 32,
+        distance: Natural = 0,
+        gap: Natural = 0,
+        vocab_size: VocabularySize = 8192,
+        rows: Count = 100_000,
+        validation_rows: Annotated[int, Range(least=1, most=10**6)] = 500,
+        batch_size: BatchSize = 32,
+        global_batch_size: Count | None = None,
+        num_workers: Workers = 0,
+        seed: Seed = 0,
+    ):
+        check_ranges("data.", RecallData.__init__, locals())
+        super().__init__()
+        self.max_length, self.pairs, self.distance, self.gap = max_length, pairs, distance, gap
+        self.vocab_size, self.num_rows, self.validation_rows = vocab_size, rows, validation_rows
+        self.batch_size, self.global_batch_size = batch_size, global_batch_size
+        self.num_workers, self.seed = num_workers, seed
+        self.data_name = f"recall-{max_length}-{pairs}-{distance}-{gap}-{vocab_size}-{rows}-{seed}"
+        self.datasets: dict[str, RecallRows] = {}
+        self._check()
+
+    def _check(self) -> None:
+        width = 2 + self.gap
+        most = max(0, (self.max_length - 1 - self.distance) // 2 // width)
+        if self.pairs > most:
+            more = "".join(
+                f", data.{name} = {value}" for name, value in (("distance", self.distance), ("gap", self.gap)) if value
+            )
+            allowed = f"up to {most} with data.max_length = {self.max_length}{more}" if most else "a longer data.max_length"
+            raise ValueError(f"data.pairs is {self.pairs}; allowed: {allowed}")
+        if self.pairs > (self.vocab_size - SPECIAL) // 3:
+            least = 3 * self.pairs + SPECIAL
+            raise ValueError(f"data.vocab_size is {self.vocab_size}; allowed with data.pairs = {self.pairs}: {least} or more")
+
+    @property
+    def num_tokens(self) -> int:
+        return self.vocab_size
+
+    def prepare_data(self) -> None:
+        """Nothing: rows are made when they are read."""
+
+    def setup(self, stage: str | None = None) -> None:
+        if stage == "predict":
+            raise ValueError("data is RecallData; allowed with predict: PretrainingData or FineTuningData")
+        if stage in ("fit", None):
+            self._start_anew()
+        for split, rows in (("train", self.num_rows), ("validation", self.validation_rows), ("test", self.validation_rows)):
+            self.datasets[split] = RecallRows(self, split, rows)
+
+    def train_dataloader(self) -> ResumableLoader:
+        return self._training_loader(self.datasets["train"])
+
+    def val_dataloader(self) -> EvaluationLoader:
+        return EvaluationLoader(self.datasets["validation"], self.batch_size, **self._parallel())
+
+    def test_dataloader(self) -> EvaluationLoader:
+        return EvaluationLoader(self.datasets["test"], self.batch_size, **self._parallel())
+
+
+class RecallRows(Dataset):
+    """An item is a whole batch, its key the (epoch, index) of every row; an index below 0 is a filler without labels."""
+
+    def __init__(self, data: RecallData, split: str, rows: int):
+        self.data, self.rows = data, rows
+        self.key = [data.seed if split == "train" else 0, STREAMS[split]]
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __getitem__(self, keys: list[tuple[int, int]]) -> dict[str, torch.Tensor]:
+        made = [self.row(max(int(index), 0)) for _, index in keys]
+        ids, positions, labels = (np.stack(part) for part in zip(*made, strict=True))
+        labels[[number for number, (_, index) in enumerate(keys) if index < 0]] = -100
+        batch = {"input_ids": ids, "positions": positions, "labels": labels}
+        return {name: torch.from_numpy(array) for name, array in batch.items()}
+
+    def row(self, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """ids (N,), positions of the masks (M,) in ascending order, labels (M,)."""
+        data, draw = self.data, np.random.Generator(np.random.Philox(key=self.key, counter=[0, 0, 0, index]))
+        kind = (data.vocab_size - SPECIAL) // 3  # tokens of each
+        ids = draw.integers(SPECIAL + 2 * kind, data.vocab_size, data.max_length)
+        ids[0] = BOS
+        keys = SPECIAL + draw.choice(kind, data.pairs, replace=False)
+        values = SPECIAL + kind + draw.integers(0, kind, data.pairs)
+        stretch, width = (data.max_length - 1 - data.distance) // 2, 2 + data.gap
+        told, asked = (np.sort(draw.choice(stretch // width, data.pairs, replace=False)) * width for _ in range(2))
+        told, asked = 1 + told, 1 + stretch + data.distance + asked
+        order = draw.permutation(data.pairs)
+        ids[told], ids[told + width - 1] = keys, values
+        ids[asked], ids[asked + width - 1] = keys[order], MASK
+        return ids, asked + width - 1, values[order]

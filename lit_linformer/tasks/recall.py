@@ -1,0 +1,34 @@
+"""Masked language modelling that is scored by how many masked tokens are found: for recall (data/recall.py)."""
+
+from typing import Any
+
+from torch import Tensor
+from torchmetrics import MeanMetric
+
+from lit_linformer.model.heads import IGNORED
+from lit_linformer.tasks.base import Batch
+from lit_linformer.tasks.mlm import MLM, inputs
+from lit_linformer.tasks.perplexity import Perplexity
+
+
+class Recall(MLM):
+    """MLM with val/accuracy and test/accuracy: the share of masked tokens whose most probable token is the right one.
+
+    Args:
+        kwargs: MLM's settings.
+    """
+
+    headline = ("val/accuracy", "validation accuracy", ".4f", max)
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.val_accuracy, self.test_accuracy = MeanMetric(), MeanMetric()
+
+    def _evaluate(self, batch: Batch, metric: Perplexity, name: str) -> Tensor:
+        nll = super()._evaluate(batch, metric, name)
+        ids, positions, labels, mask = inputs(batch)
+        right = self.net(ids, mask, positions).argmax(-1) == labels
+        accuracy = self.val_accuracy if metric is self.val_perplexity else self.test_accuracy
+        accuracy.update(right.float(), (labels != IGNORED).float())
+        self.log(name.replace("perplexity", "accuracy"), accuracy, prog_bar=True)
+        return nll
