@@ -15,11 +15,11 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from torch import Tensor
 
-from lit_linformer.callbacks.observing import validation_follows
 from lit_linformer.model.ranges import Count, Natural, check_ranges
 from lit_linformer.runs.checkpoints import BEST, is_whole, write_checkpoint
 from lit_linformer.runs.folder import remove, replace
 from lit_linformer.runs.sharded import load_sharded
+from lit_linformer.utils.compat import validation_follows
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):

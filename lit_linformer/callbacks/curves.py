@@ -9,8 +9,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import Logger
 
 from lit_linformer.callbacks.loggers import Writer, writer_of, writers
-from lit_linformer.callbacks.observing import axis, owes_validation, validation_follows
+from lit_linformer.callbacks.observing import axis, owes_validation
 from lit_linformer.runs.checkpoints import first_line
+from lit_linformer.utils import compat
 from lit_linformer.utils.files import write_text
 
 IDENTITIES = "loggers.json"
@@ -73,9 +74,9 @@ class Curves(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        trainer._logger_connector.update_train_step_metrics()  # Lightning does it again; nothing is written twice
-        if not _within_accumulation(trainer):
-            step = None if validation_follows(trainer) else trainer.global_step - 1
+        compat.log_train_step_now(trainer)  # Lightning does it again; nothing is written twice
+        if not compat.within_accumulation(trainer):
+            step = None if compat.validation_follows(trainer) else trainer.global_step - 1
             for writer in self.writers:
                 writer.release(step)
 
@@ -84,7 +85,7 @@ class Curves(Callback):
         # step, written with that, so that a run that continues from the checkpoint drops it. A validation after that step comes
         # first: it would be at the same place.
         for writer in self.writers:
-            writer.holding = _within_accumulation(trainer) and not trainer.sanity_checking
+            writer.holding = compat.within_accumulation(trainer) and not trainer.sanity_checking
             writer.place = trainer.global_step - 1
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -109,7 +110,3 @@ class Curves(Callback):
         opened, self.writers = writers(trainer), []
         for writer in opened:
             writer.close(failed)
-
-
-def _within_accumulation(trainer: Trainer) -> bool:
-    return trainer.fit_loop.epoch_loop._should_accumulate()

@@ -15,13 +15,12 @@ from typing import Annotated, Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from lit_linformer.callbacks.loggers import writers
 from lit_linformer.callbacks.observing import axis, say, unnoticed, write_csv
 from lit_linformer.model.ranges import Count, Natural, Range, check_ranges
 from lit_linformer.tasks.perplexity import Perplexity
+from lit_linformer.utils import compat
 from lit_linformer.utils.figures import draw_sweep, figure_class
 
 COLUMNS = ("step", "tokens", "length", "perplexity", "tokens_per_second", "peak_memory_mib")
@@ -183,7 +182,7 @@ class LengthSweep(Callback):
         self.rows = dict(sorted(found.items()))
 
 
-class AllocatedTensors(TorchDispatchMode):
+class AllocatedTensors(compat.TorchDispatchMode):
     """Counts the bytes of the tensors that operators make within it, and the most at a time: ``peak``.
 
     Not the resident set: a process keeps what its last backward pass has freed, and a forward pass then adds nothing to it.
@@ -193,16 +192,19 @@ class AllocatedTensors(TorchDispatchMode):
     def __init__(self, known: Iterable[torch.Tensor]) -> None:
         super().__init__()
         self.live = self.peak = 0
-        self._known = {tensor.untyped_storage()._cdata for tensor in known}  # a view of a weight allocates nothing
+        self._known = {compat.storage_key(tensor.untyped_storage()) for tensor in known}  # a view of a weight allocates nothing
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(made):
-            if isinstance(tensor, torch.Tensor) and (storage := tensor.untyped_storage())._cdata not in self._known:
-                self._known.add(storage._cdata)
+        for tensor in compat.tree_leaves(made):
+            if not isinstance(tensor, torch.Tensor):
+                continue
+            storage = tensor.untyped_storage()
+            if (key := compat.storage_key(storage)) not in self._known:
+                self._known.add(key)
                 self.live += storage.nbytes()
                 self.peak = max(self.peak, self.live)
-                weakref.finalize(storage, self._freed, storage._cdata, storage.nbytes())
+                weakref.finalize(storage, self._freed, key, storage.nbytes())
         return made
 
     def _freed(self, key: int, size: int) -> None:

@@ -38,12 +38,6 @@ def axis(trainer: Trainer) -> int:
     return max(0, trainer.global_step - 1)
 
 
-def validation_follows(trainer: Trainer) -> bool:
-    """Whether the training batch that has just ended has a validation after it."""
-    loop = trainer.fit_loop
-    return loop.epoch_loop._should_check_val_fx(loop._data_fetcher)
-
-
 def owes_validation(trainer: Trainer) -> bool:
     """Whether a checkpoint that is written now, or that the run goes on from, comes before its step's validation."""
     return any(getattr(callback, "owes_validation", False) for callback in trainer.callbacks)

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from lit_linformer.callbacks.checkpoint import LastCheckpoint
 from lit_linformer.callbacks.finite import Finite, NotFinite
-from lit_linformer.callbacks.observing import validation_follows
+from lit_linformer.utils import compat
 from lit_linformer.utils.signals import Stopped, requeue, watch
 
 
@@ -37,9 +37,8 @@ class Preemption(Checkpoint):
         if watch.received:  # in a place that lets no exception out, a destructor say
             raise Stopped(128 + watch.received)
         if dist.is_available() and dist.is_initialized() and trainer.world_size > 1:
-            self._group = dist.new_group(backend="gloo", timeout=getattr(trainer.strategy, "_timeout", None))
-            # Lightning asks before every batch whether process 0 has had a signal, and a GPU waits for the answer.
-            trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
+            self._group = dist.new_group(backend="gloo", timeout=compat.timeout(trainer.strategy))
+            compat.no_broadcast_of_signals(trainer)
             steps = torch.full((trainer.world_size,), -1)
             steps[trainer.global_rank] = trainer.global_step
             dist.all_reduce(steps, dist.ReduceOp.MAX, group=self._group)
@@ -62,7 +61,7 @@ class Preemption(Checkpoint):
             self._take_answer()
             self._finite.refuse(trainer, step, kind)
         # After its last step the run is about to end anyway.
-        if self._agreed and trainer.global_step != trainer.max_steps and not validation_follows(trainer):
+        if self._agreed and trainer.global_step != trainer.max_steps and not compat.validation_follows(trainer):
             self._stop(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

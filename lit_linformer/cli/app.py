@@ -40,6 +40,7 @@ from lit_linformer.data.datamodule import TRAINED
 from lit_linformer.runs.checkpoints import checkpoint_path, config_of, lies_in
 from lit_linformer.runs.folder import CONFIG, TOKENIZER, Claim, check_name, own_files
 from lit_linformer.runs.trained_model import read_model
+from lit_linformer.utils import compat
 from lit_linformer.utils.configs import check_configs
 from lit_linformer.utils.environment import command_line
 from lit_linformer.utils.files import write_text
@@ -55,7 +56,7 @@ class RunTrainer(Trainer):
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         # Where each process starts, one that Lightning forks too.
-        self._signal_connector.register_signal_handlers = lambda: None
+        compat.own_signal_handlers(self)
         failed = True
         try:
             results = super()._run(*args, **kwargs)

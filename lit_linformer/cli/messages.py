@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from jsonargparse import DefaultHelpFormatter
 
+from lit_linformer.utils import compat
 from lit_linformer.utils.configs import config_files
 
 # Of the Trainer's fifty, those that one changes; `--help_all` lists every one.
@@ -148,13 +149,13 @@ def _meant(key: str, argv: list[str]) -> str:
 
 
 def _known_keys(argv: list[str]) -> list[str]:
-    return [action.dest for action in _settings_parser(argv)._actions]
+    return [action.dest for action in compat.actions(_settings_parser(argv))]
 
 
 def settings_of(argv: list[str], **classes: str) -> dict[str, Any]:
     """{setting: its type} of a command line, every one of Lightning's too; ``classes``: of the model or data, by class path."""
-    actions = _settings_parser(argv, classes, everything=True)._actions
-    return {action.dest: getattr(action, "_typehint", None) or action.type for action in actions}
+    actions = compat.actions(_settings_parser(argv, classes, everything=True))
+    return {action.dest: compat.type_of(action) or action.type for action in actions}
 
 
 def _settings_parser(argv: list[str], classes: dict[str, str] | None = None, everything: bool = False) -> Any:

@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, _EmptyStateDictLoadPlanner
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
-from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+
+from lit_linformer.utils import compat
 
 META = "meta.pt"  # everything but weights and AdamW's state
 METADATA = ".metadata"  # which tensor is where
@@ -103,7 +104,7 @@ class Planner(_WeightsOnly, DefaultLoadPlanner):
     """Reads into tensors that are there."""
 
 
-class _WholePlanner(_WeightsOnly, _EmptyStateDictLoadPlanner):
+class _WholePlanner(_WeightsOnly, compat.EmptyStateDictLoadPlanner):
     """Reads all that there is."""
 
 
@@ -145,7 +146,7 @@ def load_sharded(folder: Path) -> dict[str, Any]:
     checkpoint = check_sharded(folder)
     tensors: dict[str, Any] = {}
     try:
-        _load_state_dict(tensors, storage_reader=Reader(folder), planner=_WholePlanner(), no_dist=True)
+        compat.load_state_dict(tensors, storage_reader=Reader(folder), planner=_WholePlanner(), no_dist=True)
     except CheckpointException as error:  # around what went wrong, with all of its traceback
         raise next(iter(error.failures.values()))[0] from error
     checkpoint["state_dict"] = tensors.pop("state_dict")

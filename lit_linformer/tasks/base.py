@@ -18,6 +18,7 @@ from lightning.pytorch import LightningModule
 from lit_linformer.tasks.compiling import check_compiler
 from lit_linformer.tasks.optim import SCHEDULES, lr_factor, parameter_groups
 from lit_linformer.tasks.sharding import shard
+from lit_linformer.utils import compat
 from lit_linformer.utils.finite import check_finite
 
 OPTIMIZER = (
@@ -44,6 +45,14 @@ class TrainingModule(LightningModule):
         self._compiled: Callable | None = None
         self.batches_seen = 0
         self.tokens_seen = 0  # positions fed to the model, pads included, over all ranks
+
+    @property
+    def attached(self) -> bool:
+        """Whether a Trainer has this module; there is none in load_from_checkpoint."""
+        try:
+            return self.trainer is not None
+        except RuntimeError:
+            return False
 
     def warmup(self, total_steps: int) -> int:
         """Optimiser steps over which the learning rate rises from 0."""
@@ -77,7 +86,7 @@ class TrainingModule(LightningModule):
         The rule for Adam: Malladi et al., 2022, "On the SDEs and scaling rules for adaptive gradient algorithms".
         """
         lr, meant_for = self.hparams.lr, self.hparams.get("lr_batch_size")
-        if meant_for is None or self._trainer is None:
+        if meant_for is None or not self.attached:
             return lr
         rows = getattr(self.trainer.datamodule, "rows_per_step", None)
         if rows is None:
@@ -104,9 +113,7 @@ class TrainingModule(LightningModule):
         optimizer = torch.optim.AdamW(
             self.parameter_groups(), betas=tuple(self.hparams.betas), eps=self.hparams.eps, fused=True
         )
-        # A fused step can undo the gradient scaler by itself; Lightning then refuses to clip, in bf16-mixed too, which
-        # scales nothing. Told that it can't, it is given unscaled, clipped gradients in every precision.
-        optimizer._step_supports_amp_scaling = False
+        compat.clip_before_fused_step(optimizer)
         total_steps = self._total_steps()
         factor = partial(
             lr_factor,
@@ -146,18 +153,18 @@ class TrainingModule(LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         seen = checkpoint.get("seen", {})
-        fits = self._trainer is not None and self.trainer.state.fn == "fit"
+        fits = self.attached and self.trainer.state.fn == "fit"
         if fits and "state_dict" in checkpoint and "optimizer_states" not in checkpoint:
             raise ValueError(
                 "ckpt_path is a model that has trained nothing yet; allowed: to start from it, with model.pretrained"
             )
-        if self._trainer is not None:  # there is none in load_from_checkpoint
+        if self.attached:
             self._recount(checkpoint, seen)
         self.batches_seen, self.tokens_seen = seen.get("batches", 0), seen.get("tokens", 0)
         if "state_dict" in checkpoint:  # not in a sharded checkpoint, which the strategy itself has loaded
             check_fit(self.state_dict(), checkpoint["state_dict"])
-            check_finite(checkpoint["state_dict"], f"ckpt_path is {self.trainer.ckpt_path if self._trainer else '?'}")
-        if self._trainer is not None and self.trainer.precision == "64-true":
+            check_finite(checkpoint["state_dict"], f"ckpt_path is {self.trainer.ckpt_path if self.attached else '?'}")
+        if self.attached and self.trainer.precision == "64-true":
             self.double()  # Lightning does so after it has loaded the weights, which would lose half of their digits
 
     def _recount(self, checkpoint: dict[str, Any], seen: dict[str, int]) -> None:

@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from lit_linformer.runs.folder import remove, replace
 from lit_linformer.runs.sharded import Planner, Reader, check_sharded, write_checksums
+from lit_linformer.utils import compat
 
 
 class ShardedStrategy(ModelParallelStrategy):
@@ -28,7 +29,7 @@ class ShardedStrategy(ModelParallelStrategy):
         super().__init__(process_group_backend=process_group_backend, timeout=timeout)
 
     def setup_environment(self) -> None:
-        self._data_parallel_size, self._tensor_parallel_size = self.num_nodes * self.num_processes, 1
+        compat.shard_over_all(self, self.num_nodes * self.num_processes)
         super().setup_environment()
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:

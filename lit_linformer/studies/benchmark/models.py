@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lit_linformer.model import ATTENTIONS, EncoderConfig, EncoderLayer, SelfAttention
 from lit_linformer.model.attention import merge_heads, split_heads
+from lit_linformer.utils import compat
 
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 BACKENDS = {
@@ -97,7 +98,7 @@ def build(name: str, settings: dict[str, Any], n: int, weights: dict[str, Tensor
                 model.load_state_dict(weights, strict=False, assign=True)
     model = model.to(DTYPES[settings["precision"]]).eval()
     if settings["compile"]:
-        # All models share one code object: with the default limit the ninth would silently run uncompiled.
-        torch._dynamo.config.recompile_limit = 64
+        # One code object for all models: without more room the ninth would silently run uncompiled.
+        compat.many_recompilations()
         model.compile(dynamic=False)
     return model

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from lit_linformer.model import Encoder, EncoderConfig, MaskedLanguageModel
 from lit_linformer.model.flops import training_flops
 from lit_linformer.studies.benchmark.process import Job, Reporter, take_turns
+from lit_linformer.utils import compat
 
 RECOMMENDED = {"projection_init": "block_mean", "local_width": 5, "norm": "pre"}
 OURS = {
@@ -119,7 +120,7 @@ def by_hand(
     device = settings["device"]
     net = net.to(device).train()
     if settings["compile"]:
-        torch._dynamo.config.recompile_limit = 64  # one code object for all models
+        compat.many_recompilations()
         loss = torch.compile(loss, dynamic=False)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.01, fused=True)
     precision = torch.autocast("cuda" if device != "cpu" else "cpu", torch.bfloat16, enabled=settings["precision"] == "bf16")
@@ -210,7 +211,7 @@ def _by_lightning(settings: dict[str, Any], n: int) -> Callable[[], float]:
 
     quiet()
     model = MLM(encoder_config("linformer", settings, n), lr=1e-4, compile=settings["compile"])
-    torch._dynamo.config.recompile_limit = 64
+    compat.many_recompilations()
     batches = [make_batch(settings, n, seed) for seed in range(BATCHES)] * (1 + (WARM + settings["steps"]) // BATCHES)
     loader = DataLoader(batches, batch_size=None, pin_memory=settings["device"] != "cpu")
     return lambda: by_trainer(model, loader, settings, [Throughput()])
@@ -221,7 +222,7 @@ def _by_transformers(settings: dict[str, Any], n: int) -> Callable[[], float]:
     from transformers import Trainer, TrainerCallback, TrainingArguments, default_data_collator
 
     model = _roberta(settings, n)
-    torch._dynamo.config.recompile_limit = 64
+    compat.many_recompilations()
     batches = [_for_transformers(make_batch(settings, n, seed)) for seed in range(BATCHES)]
     rows = [{key: value[row] for key, value in batch.items()} for batch in batches for row in range(len(batch["labels"]))]
     folder = tempfile.mkdtemp()

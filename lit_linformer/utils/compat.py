@@ -1,0 +1,122 @@
+"""Every private name of a dependency that this project uses, on one page: what for, and what would replace it.
+
+Nothing promises that such a name stays. tests/utils/test_compat.py looks each of them up in the installed versions, and finds
+those that are used elsewhere, so that a new release that drops one fails there, by name, and not in a run.
+"""
+
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
+from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+__all__ = ["EmptyStateDictLoadPlanner", "TorchDispatchMode", "load_state_dict", "tree_leaves"]
+
+# torch. To see each tensor that is made (the length sweep's memory) there is no public hook but this class, which torch's own
+# tutorials use; its results are nested as tree_leaves takes them apart.
+# To read a sharded checkpoint without knowing what it holds, torch has dcp_to_torch_save, which unpickles what it reads and
+# writes a file. These two are what it is made of.
+EmptyStateDictLoadPlanner = _EmptyStateDictLoadPlanner
+load_state_dict = _load_state_dict
+
+# What is overridden, not called: Lightning calls these methods of its classes. Without the first three a run of one's own
+# process would need a copy of LightningCLI and Trainer.
+OVERRIDDEN = {
+    "lightning.pytorch.Trainer._run": "each process begins and ends here: signals, closing the curves, errors in one line",
+    "lightning.pytorch.Trainer._run_stage": "the end of fit, while loggers and processes are still there",
+    "lightning.pytorch.cli.LightningCLI._add_subcommands": "a parser for the command that is asked for, not for all five",
+    "lightning.pytorch.cli.LightningCLI._prepare_subcommand_parser": "the same",
+    "lightning.pytorch.cli.LightningCLI._parse_ckpt_path": "a checkpoint's hyper-parameters would win over the command line",
+    "lightning.pytorch.cli.LightningCLI._run_subcommand": "prepare, which needs no Trainer",
+    "transformers.PreTrainedModel._init_weights": "transformers asks each model for its start there; documented, if private",
+}
+# What is set or called on objects, below, and where it would be missed.
+USED = {
+    "lightning.pytorch.loops.training_epoch_loop._TrainingEpochLoop._broadcast_sigterm_tensor": "no_broadcast_of_signals",
+    "lightning.pytorch.loops.training_epoch_loop._TrainingEpochLoop._should_check_val_fx": "validation_follows",
+    "lightning.pytorch.loops.training_epoch_loop._TrainingEpochLoop._should_accumulate": "within_accumulation",
+    "lightning.pytorch.trainer.connectors.logger_connector._LoggerConnector.update_train_step_metrics": "log_train_step_now",
+    "lightning.pytorch.trainer.connectors.signal_connector._SignalConnector.register_signal_handlers": "own_signal_handlers",
+    "torch._dynamo.config.recompile_limit": "many_recompilations",
+    "torch.UntypedStorage._cdata": "storage_key",
+}
+# The same of attributes that an object gets when it is made: the class whose source names them.
+SET_IN = {
+    "torch.optim.AdamW": ("_step_supports_amp_scaling", "clip_before_fused_step"),
+    "argparse.ArgumentParser": ("_actions", "actions"),
+    "jsonargparse._typehints.ActionTypeHint": ("_typehint", "type_of"),
+    "lightning.pytorch.Trainer": ("_signal_connector", "own_signal_handlers"),
+    "lightning.pytorch.loops.fit_loop._FitLoop": ("_data_fetcher", "validation_follows"),
+    "lightning.pytorch.strategies.DDPStrategy": ("_timeout", "timeout"),
+    "lightning.pytorch.strategies.ModelParallelStrategy": ("_data_parallel_size", "shard_over_all"),
+}
+
+
+def no_broadcast_of_signals(trainer: Any) -> None:
+    """Lightning asks before every batch whether process 0 has had a signal, and a GPU waits for the answer.
+
+    Callback Preemption asks once a step, beside the GPU's work. No setting turns Lightning's off.
+    """
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
+
+
+def validation_follows(trainer: Any) -> bool:
+    """Whether the training batch that has just ended has a validation after it. Lightning tells it to nobody."""
+    loop = trainer.fit_loop
+    return loop.epoch_loop._should_check_val_fx(loop._data_fetcher)
+
+
+def within_accumulation(trainer: Any) -> bool:
+    """Whether the optimiser has not stepped since the last micro-batch. Lightning tells it to nobody."""
+    return trainer.fit_loop.epoch_loop._should_accumulate()
+
+
+def log_train_step_now(trainer: Any) -> None:
+    """A step's metrics reach the loggers before the callbacks' on_train_batch_end, and so before its checkpoint."""
+    trainer._logger_connector.update_train_step_metrics()
+
+
+def timeout(strategy: Any) -> Any:
+    """How long its processes wait for each other, as the user has set it; None: as long as torch says."""
+    return getattr(strategy, "_timeout", None)
+
+
+def shard_over_all(strategy: Any, processes: int) -> None:
+    """FSDP2 over all processes. The strategy's own setting wants their number before it is known."""
+    strategy._data_parallel_size, strategy._tensor_parallel_size = processes, 1
+
+
+def own_signal_handlers(trainer: Any) -> None:
+    """Signals stay with utils/signals.py. Lightning would put its handlers over them; no setting turns that off."""
+    trainer._signal_connector.register_signal_handlers = lambda: None
+
+
+def clip_before_fused_step(optimizer: torch.optim.Optimizer) -> None:
+    """Lets Lightning clip gradients before a fused AdamW's step.
+
+    A fused step can undo the gradient scaler by itself; Lightning then refuses to clip, in bf16-mixed too, which scales
+    nothing. Told that it can't, it is given unscaled, clipped gradients in every precision.
+    """
+    optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
+
+
+def many_recompilations(limit: int = 64) -> None:
+    """torch.compile gives up on a function after 8 shapes; a benchmark has more models than that, with one code object."""
+    torch._dynamo.config.recompile_limit = limit
+
+
+def actions(parser: Any) -> list[Any]:
+    """A parser's arguments, with type, default and help. argparse has no public list of them."""
+    return parser._actions
+
+
+def type_of(action: Any) -> Any:
+    """The annotation of an argument, which jsonargparse keeps beside the parser made of it; None for a plain one."""
+    return getattr(action, "_typehint", None)
+
+
+def storage_key(storage: torch.UntypedStorage) -> int:
+    """The same for all tensors that view a storage, as long as it lives. Its address may be another one's a moment later."""
+    return storage._cdata
