@@ -13,7 +13,7 @@ import torch
 from torch.utils.tensorboard import SummaryWriter
 
 from tests.helpers import HANGS
-from tests.test_scripts import ROOT, script
+from tests.test_gpu_suite import ROOT, script
 
 # Which files of a run that was killed are damaged, how, and what is to be found of it.
 RUN = "runs/torture"

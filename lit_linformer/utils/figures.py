@@ -132,9 +132,10 @@ def open_frame(axes: Any) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def plain_numbers(axis: Any) -> None:
-    from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
+def plain_numbers(axis: Any, marks: Sequence[float] = (1, 1.5, 2, 3, 5, 7)) -> None:
+    """Numbers instead of powers of ten on a logarithmic axis, which often spans less than a decade."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    axis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
-    axis.set_major_formatter(ScalarFormatter())
+    axis.set_major_locator(LogLocator(subs=marks))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
     axis.set_minor_formatter(NullFormatter())

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from lit_linformer.studies.benchmark.tables import BASELINES, OURS, SAVED, column, compared, digits, ratio_text
-from lit_linformer.utils.figures import COLOURS
+from lit_linformer.utils.figures import COLOURS, open_frame, plain_numbers
 
 STYLES = ["-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1))]
 MARKERS = "os^Dv<"
@@ -27,9 +27,9 @@ def draw_times(figure_class: Any, data: dict[str, Any]) -> Any:
         lengths = [cell["n"] for cell in here]
         axes.set_xticks(lengths, [f"{n:,}" for n in lengths], rotation=35 if len(lengths) > 5 else 0)
         axes.minorticks_off()
-        _plain_ticks(axes)
+        plain_numbers(axes.yaxis, (1, 2, 5))
         axes.grid(True, which="major", alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
+        open_frame(axes)
     panels[0].set_ylabel(f"time of {data['settings']['tokens']:,} tokens, ms")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center", frameon=False, handlelength=3)
     figure.suptitle(_subtitle(data), fontsize="small", color="0.35")
@@ -55,15 +55,6 @@ def _draw_line(axes: Any, name: str, names: list[str], cells: list[dict[str, Any
     spread = [[1e3 * abs(entry["quartiles"][side] - entry["median"]) for entry in entries] for side in (0, 1)]
     axes.errorbar(lengths, times, yerr=spread, elinewidth=1, capsize=2, fmt="none", ecolor=colour, alpha=0.5)
     axes.plot(lengths, times, linestyle=style, marker=marker, color=colour, markersize=5, label=label)
-
-
-def _plain_ticks(axes: Any) -> None:
-    """Numbers, not powers, at 1, 2 and 5: a benchmark's times often span less than a decade."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    axes.yaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def draw_ratios(figure_class: Any, data: dict[str, Any]) -> Any:

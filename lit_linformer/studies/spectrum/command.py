@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from lit_linformer.utils.arguments import Setting, check_device, listed, number, parse, several, whole, word
 from lit_linformer.utils.environment import environment
 from lit_linformer.utils.files import json_text
+from lit_linformer.utils.markdown import aligned
 
 if TYPE_CHECKING:  # the help needs no torch
     from lit_linformer.studies.spectrum.run import MeasuredRun
@@ -137,15 +138,14 @@ def markdown(runs: "list[MeasuredRun]", threshold: float, command: str) -> str:
             "means over the layer's heads (lowest to highest head).",
             "",
         ]
-        head = ["layer", f"share at index {run.index}", f"k for {threshold:.0%}", "suggested k", "k of the errors", *names]
-        table = [head, ["---"] + ["---:"] * (len(head) - 1)]
+        table = [["layer", f"share at index {run.index}", f"k for {threshold:.0%}", "suggested k", "k of the errors", *names]]
         for place, (layer, k, rank) in enumerate(zip(found.layers, found.suggested(threshold), found.ranks, strict=True)):
             cells = [str(layer), _range(share[place], ".3f"), _range(held[place].double(), ".0f"), str(k), str(rank)]
             table.append(cells + [f"{found.errors[name][place].mean():.3f}" for name in names])
-        lines += [f"| {' | '.join(row)} |" for row in table]
+        over = f"over all {found.length} tokens"
         lines += [
-            "",
-            f"Error: ‖approximation − P V‖ / ‖P V‖ (Frobenius), P = softmax(q Kᵀ/√d) over all {found.length} tokens:",
+            aligned(table, right=True, words=1),
+            f"Error: ‖approximation − P V‖ / ‖P V‖ (Frobenius), P = softmax(q Kᵀ/√d) {over}:",
             "",
         ]
         lines += [f"- {name}: {ERRORS[name]}" for name in names]
