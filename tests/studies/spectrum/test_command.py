@@ -57,7 +57,7 @@ def test_one_run_end_to_end(here, corpus, cache, capsys):
         "spectrum.md",
         "spectrum.npz",
     ]
-    assert (folder / "spectrum.md").read_text() in shown.out and "| 0 | " in shown.out
+    assert (folder / "spectrum.md").read_text() in shown.out and "| 0     | " in shown.out
 
     # The same by hand: the best checkpoint on full rows of its validation text.
     model = MLM.load_from_checkpoint(find_checkpoint(here / "runs/full", "best"), map_location="cpu", weights_only=True)
