@@ -1,4 +1,4 @@
-"""Where a masked language model is good and where not: what each row offers to copy. copy_slices.csv and TensorBoard.
+"""Where a masked language model is good and where it is not: what each row offers to copy. copy_slices.csv and TensorBoard.
 
     --trainer.callbacks+ CopySlices
 
@@ -32,7 +32,7 @@ class CopySlices(Callback):
     Six slices, and what belongs to none of them. The masked token occurs nowhere else in the row as the model sees it;
     elsewhere, beside other neighbours; or elsewhere beside the same neighbour, left or right. Each for frequent tokens, the
     first ones of the vocabulary (BPE's merges are ordered by frequency), and for rare ones. Other: tokens that masking left
-    as they are, and those that stand again nearby alone. With the validation's own masks a slice holds the same tokens in
+    as they are, and those that occur again only nearby. With the validation's own masks a slice holds the same tokens in
     every run on the same data. Training is not affected. With `validate` the file is validate_copy_slices.csv.
 
     Args:

@@ -22,10 +22,10 @@ Settings = dict[str, Any]
 
 
 class Writer:
-    """What stands between training and one logger. A metric has one point at a step: the first.
+    """The link between training and one logger. A metric has one point at a step: the first.
 
     Args:
-        logger: its log_metrics is taken over, so that Lightning's points come by here, too.
+        logger: its log_metrics is taken over, so that Lightning's points come through here, too.
     """
 
     kind: ClassVar[type[Logger]] = Logger
@@ -45,7 +45,7 @@ class Writer:
 
         Args:
             given: as they were parsed, Lightning's defaults included.
-            earlier: the ``identity`` that a run which goes on had before; None: it begins.
+            earlier: the ``identity`` that a resumed run had before; None: it begins.
         """
         return given | {"save_dir": str(folder)} if "save_dir" in given and given["save_dir"] is None else dict(given)
 
@@ -77,12 +77,12 @@ class Writer:
     def drop(self, first: int) -> bool:
         """Points from step ``first`` on, of an earlier start, are written again; whether they have been dropped.
 
-        Where they cannot be, they stand there twice, at the same place.
+        Where they cannot be dropped, they are there twice, at the same place.
         """
         return False
 
     def identity(self) -> str | None:
-        """By what the logger finds this run again when it goes on; None where a folder is enough."""
+        """How the logger finds this run again when it resumes; None where a folder is enough."""
         return None
 
     def figure(self, tag: str, figure: Any, step: int) -> None:
@@ -98,7 +98,7 @@ class Writer:
         """Points from ``first`` tokens on, of an earlier start, are written again."""
 
     def against_tokens(self, name: str, value: float, tokens: int, step: int) -> None:
-        # Not by `points`: the untrained model's stands at the first step's place, too. Kept points belong to the next step.
+        # Not by `points`: the untrained model's is at the first step's place, too. Kept points belong to the next step.
         self._write({name: value, "tokens": tokens}, step + self.holding)
 
     def flush(self) -> None:
@@ -199,7 +199,7 @@ class WeightsAndBiases(Writer):
 
     def __init__(self, logger: WandbLogger) -> None:
         if not {"WANDB_QUIET", "WANDB_SILENT"} & os.environ.keys():
-            os.environ["WANDB_SILENT"] = "true"  # a screen of lines at each end; below is what one needs of them
+            os.environ["WANDB_SILENT"] = "true"  # a screen of lines at each end; below is what is needed of them
         super().__init__(logger)
 
     def open(self) -> None:
@@ -267,7 +267,7 @@ WRITERS = (TensorBoard, Table, WeightsAndBiases, MLflow)
 
 
 def writer_of(kind: type[Logger]) -> type[Writer]:
-    """ValueError, in one line, where what the logger stands on is not installed."""
+    """ValueError, in one line, where a package that the logger needs is not installed."""
     found = next((writer for writer in WRITERS if issubclass(kind, writer.kind)), Writer)
     if missing := [name for name in found.packages if importlib.util.find_spec(name) is None]:
         raise ValueError(
@@ -294,5 +294,5 @@ def _in(folder: Path, given: Settings) -> Settings:
 
 
 def _filled(given: Settings, **defaults: tuple[Any, Any]) -> Settings:
-    """With ours, the second of two, where Lightning's default, the first, stands."""
+    """With ours, the second of two, where Lightning has its default, the first."""
     return given | {name: ours for name, (lightnings, ours) in defaults.items() if given.get(name) == lightnings}

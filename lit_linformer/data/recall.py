@@ -25,10 +25,10 @@ STREAMS = {"train": 3, "validation": 4, "test": 5}  # of Philox's key, beside th
 class RecallData(ResumableDataModule):
     """Multi-query associative recall (Arora et al., 2023, "Zoology"), for masked language modelling.
 
-    After bos come two stretches of equal length. The first holds ``pairs`` keys, each with a value behind it, at random
-    places; the second the same keys in another order, each with a mask where its value is to stand; all else is noise. Keys,
-    values and noise are tokens of three kinds, a third of the vocabulary each, drawn anew for each row: nothing but the row
-    tells which value is a key's. A row is a function of its number and the seed.
+    After bos come two stretches of equal length. The first holds ``pairs`` keys, each followed by a value, at random
+    places; the second the same keys in another order, each with a mask where its value belongs; all else is noise. Keys,
+    values and noise are tokens of three kinds, a third of the vocabulary each, drawn anew for each row: only the row says
+    which value is a key's. A row is a function of its number and the seed.
 
     Args:
         max_length: n, the tokens of a row.

@@ -1,4 +1,4 @@
-"""Slots, and beside them the tokens that stand next to the same neighbour. Shapes as in attention.py; c chunk, M = ⌈N/c⌉."""
+"""Slots, and beside them the tokens that have the same neighbour. Shapes as in attention.py; c chunk, M = ⌈N/c⌉."""
 
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -27,7 +27,7 @@ class Neighbours(NamedTuple):
 
 @ATTENTIONS.add("lookup")
 class LookupAttention(LinformerAttention):
-    """The Linformer's attention, which in some layers also looks up where a token's neighbour stands elsewhere in the row.
+    """The Linformer's attention, which in some layers also looks up where else in the row a token's neighbour occurs.
 
     In one softmax, for token i of head h, over the slots j and the tokens t of N_h(i),
 
@@ -42,7 +42,7 @@ class LookupAttention(LinformerAttention):
 
     Args:
         hidden_size, …: as LinformerAttention's; num_heads even.
-        looks_up: whether this layer does; ``from_config`` says yes for the last layer and every so-manieth before it.
+        looks_up: whether this layer does; ``from_config`` says yes for the last layer and for one in ``every`` before it.
         every: that number.
         chunk: c.
         strength: what b_h, learnt, starts as.

@@ -73,7 +73,7 @@ def operations(
 
     With a feed-forward of 4 D: 24 D² + 4 n D for the Transformer; 24 D² + 8 k D for project first; 20 D² + 6 k D + 4 D² k/n
     for compress first with E = F (the last term, W_K and W_V of the k slots, vanishes with k/n); 2 k D more with an F.
-    Another attention or projection tells its own; None where it does not.
+    Another attention or projection counts its own; None where it does not.
     """
     import torch
 

@@ -1,6 +1,6 @@
 """Every private name of a dependency that this project uses, on one page: what for, and what would replace it.
 
-Nothing promises that such a name stays. tests/utils/test_compat.py looks each of them up in the installed versions, and finds
+No such name is promised to stay. tests/utils/test_compat.py looks each of them up in the installed versions, and finds
 those that are used elsewhere, so that a new release that drops one fails there, by name, and not in a run.
 """
 
@@ -63,13 +63,13 @@ def no_broadcast_of_signals(trainer: Any) -> None:
 
 
 def validation_follows(trainer: Any) -> bool:
-    """Whether the training batch that has just ended has a validation after it. Lightning tells it to nobody."""
+    """Whether the training batch that has just ended has a validation after it. Lightning does not expose it."""
     loop = trainer.fit_loop
     return loop.epoch_loop._should_check_val_fx(loop._data_fetcher)
 
 
 def within_accumulation(trainer: Any) -> bool:
-    """Whether the optimiser has not stepped since the last micro-batch. Lightning tells it to nobody."""
+    """Whether the optimiser has not stepped since the last micro-batch. Lightning does not expose it."""
     return trainer.fit_loop.epoch_loop._should_accumulate()
 
 

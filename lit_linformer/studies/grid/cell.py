@@ -36,7 +36,7 @@ class Cell:
         tests = [test] if self.metric.startswith("test/") else []
         if read_json(self.run_dir / "result.json") is not None:
             return tests if read_json(self.run_dir / "test.json") is None else []
-        # auto: a run that was killed before its first last.ckpt has nothing to go on from, and starts anew.
+        # auto: a run that was killed before its first last.ckpt has nothing to continue from, and starts from scratch.
         return [[*self.fit, "--ckpt_path", "auto"] if checkpoints(self.run_dir) else self.fit, *tests]
 
     def value(self) -> float | None:

@@ -1,4 +1,4 @@
-"""What a grid file says, checked; command.py tells the format."""
+"""What a grid file says, checked; command.py describes the format."""
 
 import itertools
 import re
