@@ -25,6 +25,7 @@ from typing import Any
 from lit_linformer.studies.benchmark.subject import CELL_SECONDS, DEVICE, ROUNDS, THREADS, WHAT, command_line, fill, output
 from lit_linformer.utils.arguments import FLAG, Kind, Setting, check_choice, choice, listed, number, parse, whole, word
 from lit_linformer.utils.environment import commit, cores, versions
+from lit_linformer.utils.figures import figure_class
 
 MODELS = ("written-out", "fused", "linformer")
 MODEL = Kind("MODEL", lambda where, name: name if "." in name else check_choice(where, name, MODELS))
@@ -98,7 +99,7 @@ def main(argv: list[str]) -> None:
     except KeyboardInterrupt:
         print("stopped; the same command goes on from here", file=sys.stderr, flush=True)
         raise
-    print("\n" + tables.write(folder, data), end="", flush=True)
+    print("\n" + write(folder, data), end="", flush=True)
     if failed:
         raise ValueError(
             f"{len(failed)} measurements failed: {'; '.join(failed[:3])}{'; …' if len(failed) > 3 else ''}; "
@@ -159,3 +160,33 @@ def environment(settings: dict[str, Any]) -> dict[str, Any]:
 
     found = {**versions(), "cores": cores(), **measure(Job(describe, settings, settings["backward"] is not False), [""])[""]}
     return {**found, "commit": head} if (head := commit()) else found
+
+
+def write(folder: Path, data: dict[str, Any]) -> str:
+    """benchmark.md, the figures, and both for TensorBoard; returns what to print."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    from lit_linformer.studies.benchmark import figures, tables
+
+    text = tables.markdown(data)
+    (folder / "benchmark.md").write_text(text, encoding="utf-8")
+    for old in folder.glob("events.out.tfevents.*.benchmark"):  # an earlier start's, whose cells are in this one too
+        old.unlink()
+    with SummaryWriter(str(folder), filename_suffix=".benchmark") as writer:
+        writer.add_text("benchmark", text)
+        for cell in data["cells"].values():
+            unit, scale = {"time": ("ms", 1e3), "memory": ("MiB", 2**-20), "largest_batch": ("sequences", 1)}[cell["kind"]]
+            for name, entry in cell["models"].items():
+                if entry["status"] == "ok":
+                    tag = f"{cell['kind']}, {cell['direction']}, {unit}/{name}"
+                    writer.add_scalar(tag, entry[tables.VALUES[cell["kind"]]] * scale, cell["n"])
+        if (Figure := figure_class()) is None:
+            return text + f"\n{folder}/: benchmark.json, benchmark.md; for figures `pip install matplotlib`, then again\n"
+        made = []
+        for name, draw in (("figure2", figures.draw_times), ("table3", figures.draw_ratios)):
+            (folder / f"{name}.png").unlink(missing_ok=True)
+            if (figure := draw(Figure, data)) is not None:
+                figure.savefig(folder / f"{name}.png", dpi=150)
+                writer.add_figure(name, figure)
+                made.append(f"{name}.png")
+    return text + f"\n{folder}/: {', '.join(['benchmark.json', 'benchmark.md', *made])}\n"

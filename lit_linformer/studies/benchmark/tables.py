@@ -2,11 +2,9 @@
 
 import statistics
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from lit_linformer.studies.paper import MEMORY_SAVED, TIME_SAVED, allowed_ratio
-from lit_linformer.utils.figures import figure_class
 from lit_linformer.utils.markdown import aligned
 
 VALUES = {"time": "median", "memory": "bytes", "largest_batch": "batch"}
@@ -199,33 +197,3 @@ def ratio_text(cell: dict[str, Any], name: str, baseline: str, spread: bool = Fa
         return "–" if status == "ok" else f"{found['against']}: {status}"
     text = ("≥ " if found.get("at_least") else "") + digits(found["ratio"])
     return f"{text} ({'–'.join(map(digits, found['quartiles']))})" if spread and "quartiles" in found else text
-
-
-def write(folder: Path, data: dict[str, Any]) -> str:
-    """benchmark.md, the figures, and both for TensorBoard; returns what to print."""
-    from torch.utils.tensorboard import SummaryWriter
-
-    text = markdown(data)
-    (folder / "benchmark.md").write_text(text, encoding="utf-8")
-    for old in folder.glob("events.out.tfevents.*.benchmark"):  # an earlier start's, whose cells are in this one too
-        old.unlink()
-    with SummaryWriter(str(folder), filename_suffix=".benchmark") as writer:
-        writer.add_text("benchmark", text)
-        for cell in data["cells"].values():
-            unit, scale = {"time": ("ms", 1e3), "memory": ("MiB", 2**-20), "largest_batch": ("sequences", 1)}[cell["kind"]]
-            for name, entry in cell["models"].items():
-                if entry["status"] == "ok":
-                    tag = f"{cell['kind']}, {cell['direction']}, {unit}/{name}"
-                    writer.add_scalar(tag, entry[VALUES[cell["kind"]]] * scale, cell["n"])
-        if (Figure := figure_class()) is None:
-            return text + f"\n{folder}/: benchmark.json, benchmark.md; for figures `pip install matplotlib`, then again\n"
-        from lit_linformer.studies.benchmark.figures import draw_ratios, draw_times
-
-        made = []
-        for name, draw in (("figure2", draw_times), ("table3", draw_ratios)):
-            (folder / f"{name}.png").unlink(missing_ok=True)
-            if (figure := draw(Figure, data)) is not None:
-                figure.savefig(folder / f"{name}.png", dpi=150)
-                writer.add_figure(name, figure)
-                made.append(f"{name}.png")
-    return text + f"\n{folder}/: {', '.join(['benchmark.json', 'benchmark.md', *made])}\n"
