@@ -1,6 +1,7 @@
 """Where a number comes from: a commit where there is one, and no folder of the machine."""
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,3 +35,13 @@ def test_environment_fails_gracefully_without_git_or_repository(tmp_path, monkey
 def test_folders_of_the_machine_are_left_out(text, expected):
     assert environment.without_folders(text) == (text if expected is None else expected)
     assert environment.without_folders(f"see {Path.cwd()}/runs/a") == "see runs/a"
+
+
+def test_commands_start_by_run_py_or_as_a_package(tmp_path, monkeypatch):
+    """Installed from a wheel there is no run.py."""
+    monkeypatch.chdir(environment.ROOT)
+    assert environment.run_command() == [sys.executable, "run.py"]
+    monkeypatch.chdir(tmp_path)
+    assert environment.run_command() == [sys.executable, str(environment.ROOT / "run.py")]
+    monkeypatch.setattr(environment, "ROOT", tmp_path)
+    assert environment.run_command() == [sys.executable, "-m", "lit_linformer"]
