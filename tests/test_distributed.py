@@ -258,10 +258,13 @@ def test_learning_rate_goes_with_the_root_of_the_batch(tiny, tmp_path):
 @pytest.mark.parametrize(
     "extra, told",
     [
-        ("--data.global_batch_size 10", "data.global_batch_size=10 must be a multiple of 4: data.batch_size=4 × 1 device"),
+        (
+            "--data.global_batch_size 10",
+            "data.global_batch_size is 10; allowed: a multiple of 4, data.batch_size = 4 × 1 device",
+        ),
         (
             "--data.global_batch_size 8 --trainer.accumulate_grad_batches 3",
-            "trainer.accumulate_grad_batches=3 must be left out",
+            "trainer.accumulate_grad_batches is 3 beside data.global_batch_size = 8; allowed: 1",
         ),
         ("--model.lr_batch_size 0", "model.lr_batch_size is 0; allowed: 1 or more"),
         ("--trainer.precision 16-mixed", "trainer.precision is 16-mixed, which accelerator cpu lacks"),

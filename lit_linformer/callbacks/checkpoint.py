@@ -7,7 +7,7 @@ best-STEP-METRIC.ckpt. runs/checkpoints.py finds them again.
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
@@ -15,7 +15,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from torch import Tensor
 
-from lit_linformer.model.ranges import Count, Natural, check_ranges
+from lit_linformer.model.ranges import Count, Natural, OneOf, check_ranges
 from lit_linformer.runs.checkpoints import BEST, is_whole, write_checkpoint
 from lit_linformer.runs.folder import remove, replace
 from lit_linformer.runs.sharded import load_sharded
@@ -209,7 +209,9 @@ def _best_callbacks(trainer: Trainer) -> list[BestCheckpoint]:
     return [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, BestCheckpoint)]
 
 
-def best_checkpoint(monitor: str = "val/perplexity", mode: str = "min", keep: Natural = 1) -> BestCheckpoint:
+def best_checkpoint(
+    monitor: str = "val/perplexity", mode: Annotated[str, OneOf(("min", "max"))] = "min", keep: Natural = 1
+) -> BestCheckpoint:
     """Keeps the checkpoints of the best validations.
 
     Args:
@@ -218,8 +220,6 @@ def best_checkpoint(monitor: str = "val/perplexity", mode: str = "min", keep: Na
         keep: how many are kept; 0 for none.
     """
     check_ranges("best.", best_checkpoint, locals())
-    if mode not in ("min", "max"):
-        raise ValueError(f"best.mode is {mode!r}; allowed: min, max")
     return BestCheckpoint(
         monitor=monitor,
         mode=mode,

@@ -32,14 +32,17 @@ from lit_linformer.callbacks import (
 from lit_linformer.callbacks.owed import finish
 from lit_linformer.cli.checks import check_settings
 from lit_linformer.cli.closing import closing_lines
+from lit_linformer.cli.early import check_early
 from lit_linformer.cli.failures import failure
 from lit_linformer.cli.loggers import RunLoggers, RunParser
 from lit_linformer.cli.machines import check_machine
 from lit_linformer.cli.messages import RangesInWords, classes_in_configs
 from lit_linformer.data.datamodule import TRAINED
+from lit_linformer.model import EncoderConfig
 from lit_linformer.runs.checkpoints import checkpoint_path, config_of, lies_in
 from lit_linformer.runs.folder import CONFIG, TOKENIZER, Claim, check_name, own_files
 from lit_linformer.runs.trained_model import read_model
+from lit_linformer.tasks.pretrained import pretrained_encoder
 from lit_linformer.utils import compat
 from lit_linformer.utils.configs import check_configs
 from lit_linformer.utils.environment import command_line
@@ -222,6 +225,8 @@ class LinformerCLI(LightningCLI):
                 "model.pretrained is not given; allowed: a run directory or a checkpoint, "
                 "or model.encoder with the settings of one to train from scratch"
             )
+        if self.subcommand != "prepare":
+            check_early(self.subcommand, config)
 
     def instantiate_classes(self) -> None:
         if self.subcommand != "prepare":
@@ -300,6 +305,8 @@ def _carry_over(config: Namespace) -> None:
         if "load_weights" in model:
             model.load_weights = False
     source = read_model(model.pretrained) if model.pretrained else None
+    if source is not None and model.encoder:
+        pretrained_encoder(source, EncoderConfig(**vars(model.encoder)), None)
     own = (None,) if "load_weights" in model else (None, *TRAINED)  # a new tokenizer would be of no use to old weights
     if data.get("tokenizer") in own and source is not None:
         data.tokenizer = source.tokenizer or data.tokenizer

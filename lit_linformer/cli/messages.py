@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from jsonargparse import DefaultHelpFormatter
 
+from lit_linformer.model.ranges import OneOf
 from lit_linformer.utils import compat
 from lit_linformer.utils.configs import config_files
 
@@ -21,6 +22,13 @@ TRAINER_SETTINGS = (
     "val_check_interval check_val_every_n_epoch limit_val_batches num_sanity_val_steps log_every_n_steps callbacks logger "
     "fast_dev_run overfit_batches profiler default_root_dir"
 ).split()
+
+
+# What they are made of, where Lightning's type says it in the language of types.
+CLASSES = {
+    "model": "MLM, SequenceClassification, Distillation, or the class path of a LightningModule, as my_ideas.Denoising",
+    "data": "PretrainingData, FineTuningData, or the class path of a LightningDataModule, as my_ideas.Sequences",
+}
 
 
 class RangesInWords(DefaultHelpFormatter):
@@ -95,6 +103,10 @@ def _parser_error(message: str, argv: list[str]) -> str | None:
     if key and value and (types or "Expected a typing.Literal" in innermost):
         name = _full_key(key[-1], argv)
         return f"{name} is {value.splitlines()[0]!r}; allowed: {_allowed(name, argv) or ' or '.join(types)}"
+    if key and key[-1] in CLASSES and "Expected a path but" in message:
+        return f"{key[-1]} is {value.strip()!r}; allowed: {CLASSES[key[-1]]}"
+    if key and key[-1] in CLASSES and (lines := _reasons(innermost)):
+        return f"{key[-1]}: {lines[0]}; allowed: {CLASSES[key[-1]]}"
     if key and (lines := _reasons(innermost)):
         return f"{_full_key(key[-1], argv)}: {lines[0]}"
     lines = _reasons(message)
@@ -111,20 +123,32 @@ def _reasons(message: str) -> list[str]:
 def _allowed(name: str, argv: list[str]) -> str | None:
     """What the type of a setting takes, in words; None where it takes an object."""
     hint = settings_of(argv).get(name)
-    words = list(dict.fromkeys(_words(hint)))
+    words, names = list(dict.fromkeys(_words(hint))), ", ".join(dict.fromkeys(_names(hint)))
+    words += [names] if names else []
     return " or ".join(words) if words and None not in words else None
+
+
+def _names(hint: Any) -> Iterator[str]:
+    """The names, and numbers, that a Literal lists, in a union too."""
+    if get_origin(hint) is Literal:
+        yield from map(str, get_args(hint))
+    elif get_origin(hint) in (Union, UnionType):
+        for part in get_args(hint):
+            yield from _names(part)
 
 
 def _words(hint: Any) -> Iterator[str | None]:
     origin, parts = get_origin(hint), get_args(hint)
-    if origin is Annotated:
+    if origin is Annotated and isinstance(parts[1], OneOf):
+        yield repr(parts[1])
+    elif origin is Annotated:
         (kind,) = _words(parts[0])
         yield f"{kind}, {parts[1]!r}"
     elif origin in (Union, UnionType):
         for part in parts:
             yield from _words(part) if part is not NoneType else ()
     elif origin is Literal:
-        yield ", ".join(map(str, parts))
+        return  # of several in a union each name is told once: _names
     elif origin in (list, tuple):
         yield f"a list, each {' or '.join(map(str, _words(parts[0])))}"
     else:

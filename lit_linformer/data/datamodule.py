@@ -147,17 +147,8 @@ class ResumableDataModule(LightningDataModule):
         trainer, rows = self.trainer, self.global_batch_size
         if trainer is None or rows is None or self._divided:
             return
-        if trainer.accumulate_grad_batches != 1:
-            raise ValueError(
-                f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches} must be left out beside "
-                f"data.global_batch_size={rows}, from which it follows"
-            )
         devices = self._parallel()["world_size"]
-        if rows < 1 or rows % (self.batch_size * devices):
-            raise ValueError(
-                f"data.global_batch_size={rows} must be a multiple of {self.batch_size * devices}: "
-                f"data.batch_size={self.batch_size} × {devices} device{'s' * (devices > 1)}"
-            )
+        check_global_batch(rows, self.batch_size, devices, trainer.accumulate_grad_batches)
         trainer.accumulate_grad_batches = rows // (self.batch_size * devices)
         if isinstance(trainer.val_check_interval, int) and trainer.check_val_every_n_epoch is None:
             trainer.val_check_interval *= trainer.accumulate_grad_batches
@@ -198,3 +189,17 @@ class ResumableDataModule(LightningDataModule):
         here = self.state_dict().get("tokens")
         if here and state.get("tokens", here) != here:
             rank_zero_warn(f"the checkpoint saw other data ({state['tokens']}, now {here}): order and text differ")
+
+
+def check_global_batch(rows: int, batch_size: int, devices: int, accumulate: int) -> None:
+    """ValueError where so many rows a step do not divide into the devices' batches."""
+    if accumulate != 1:
+        raise ValueError(
+            f"trainer.accumulate_grad_batches is {accumulate} beside data.global_batch_size = {rows}; allowed: 1, for it "
+            "follows from that"
+        )
+    if rows < 1 or rows % (batch_size * devices):
+        raise ValueError(
+            f"data.global_batch_size is {rows}; allowed: a multiple of {batch_size * devices}, data.batch_size = {batch_size} "
+            f"× {devices} device{'s' * (devices > 1)}"
+        )

@@ -1,4 +1,4 @@
-"""Ranges of numbers, told once, where a setting is declared: `lr: Annotated[float, Range(above=0)] = 1e-3`.
+"""Ranges of numbers, and names, told once, where a setting is declared: `lr: Annotated[float, Range(above=0)] = 1e-3`.
 
 `check_ranges` holds values against them. The command line does so before anything is built, and `--help` tells them.
 """
@@ -52,6 +52,13 @@ class Range:
         return words + "".join(f", or {number:g}" for number in self.also)
 
 
+class OneOf(tuple):
+    """The names that a setting allows: `mode: Annotated[str, OneOf(("min", "max"))]`."""
+
+    def __repr__(self) -> str:
+        return ", ".join(self)
+
+
 Count = Annotated[int, Range(least=1)]
 Natural = Annotated[int, Range(least=0)]
 Positive = Annotated[float, Range(above=0)]
@@ -62,7 +69,7 @@ Seed = Annotated[int, Range(least=0, most=2**32 - 1)]
 
 
 def check_ranges(prefix: str, declared: Any, values: Mapping[str, Any]) -> None:
-    """ValueError for the first of ``values`` that is outside the range with which ``declared`` (a function, a class) tells it.
+    """ValueError for the first of ``values`` that is not what ``declared`` (a function, a class) allows.
 
     Args:
         prefix: what stands before a setting's name where one types it, as "model."; "" in plain Python.
@@ -93,7 +100,11 @@ def _check(where: str, hint: Any, value: Any) -> None:
     elif value is None:
         if get_origin(hint) is Annotated:
             raise ValueError(f"{where} is null; allowed: {get_args(hint)[1]}")
-    elif not isinstance(value, str):
+    elif isinstance(value, str):
+        names = [part for kind in kinds for part in get_args(kind) if isinstance(part, OneOf)]
+        if names and value not in names[0]:
+            raise ValueError(f"{where} is {value!r}; allowed: {names[0]}")
+    else:
         for kind in kinds:
             if is_dataclass(kind):
                 check_ranges(f"{where}.", kind, value if isinstance(value, Mapping) else vars(value))

@@ -7,7 +7,7 @@ For a task of one's own: call `super().__init__()`, `save_hyperparameters` with 
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from lightning.pytorch import LightningModule
 
 from lit_linformer.tasks.compiling import check_compiler
-from lit_linformer.tasks.optim import SCHEDULES, lr_factor, parameter_groups
+from lit_linformer.tasks.optim import lr_factor, parameter_groups
 from lit_linformer.tasks.sharding import shard
 from lit_linformer.utils import compat
 from lit_linformer.utils.finite import check_finite
@@ -53,6 +53,10 @@ class TrainingModule(LightningModule):
             return self.trainer is not None
         except RuntimeError:
             return False
+
+    @classmethod
+    def check_early(cls, settings: Mapping[str, Any]) -> None:
+        """For fit, before data are prepared: ValueError for settings, files included, with which it would be refused later."""
 
     def warmup(self, total_steps: int) -> int:
         """Optimiser steps over which the learning rate rises from 0."""
@@ -194,8 +198,3 @@ def check_fit(mine: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) ->
             )
     if missing := [name for name in mine if name not in theirs]:
         raise ValueError(f"the checkpoint does not fit this model: it lacks {missing[0]} ({len(missing)} missing in all)")
-
-
-def check_schedule(schedule: str) -> None:
-    if schedule not in SCHEDULES:
-        raise ValueError(f"model.schedule is {schedule!r}; allowed: {', '.join(SCHEDULES)}")

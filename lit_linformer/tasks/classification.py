@@ -4,17 +4,28 @@ Shapes: B texts, W rows (windows of texts), N tokens a row, C classes (1 for reg
 """
 
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from lit_linformer.model import EncoderConfig, SequenceClassifier
 from lit_linformer.model.flops import training_flops
-from lit_linformer.model.ranges import Count, Dropout, Share, check_ranges
+from lit_linformer.model.heads import POOLINGS
+from lit_linformer.model.ranges import Count, Dropout, OneOf, Share, check_ranges
 from lit_linformer.runs.trained_model import read_model
-from lit_linformer.tasks.base import Batch, TrainingModule, check_schedule
-from lit_linformer.tasks.optim import Beta, Epsilon, LearningRate, Multiple, Power, WeightDecay, layer_decay, parameter_groups
+from lit_linformer.tasks.base import Batch, TrainingModule
+from lit_linformer.tasks.optim import (
+    Beta,
+    Epsilon,
+    LearningRate,
+    Multiple,
+    Power,
+    Schedule,
+    WeightDecay,
+    layer_decay,
+    parameter_groups,
+)
 from lit_linformer.tasks.pretrained import check_same_tokenizer, pretrained_encoder
 from lit_linformer.tasks.scores import Scores, task_loss
 
@@ -61,7 +72,7 @@ class SequenceClassification(TrainingModule):
         encoder: EncoderConfig | None = None,
         vocab_size: Count | None = None,
         num_labels: Count = 2,
-        pooling: str = "first",
+        pooling: Annotated[str, OneOf(POOLINGS)] = "first",
         dropout: Dropout = 0.1,
         attention_dropout: Dropout = 0.1,
         activation_checkpointing: bool = False,
@@ -74,13 +85,12 @@ class SequenceClassification(TrainingModule):
         betas: tuple[Beta, Beta] = (0.9, 0.98),
         eps: Epsilon = 1e-6,
         warmup_fraction: Share = 0.06,
-        schedule: str = "linear",
+        schedule: Schedule = "linear",
         power: Power = 2.0,
         final_lr_factor: Share = 0.0,
         compile: bool = False,
     ):
         check_ranges("model.", SequenceClassification.__init__, locals())
-        check_schedule(schedule)
         super().__init__(compile, dynamic=True)
         if isinstance(encoder, dict):  # from a checkpoint, whose hyper-parameters are plain
             encoder = EncoderConfig(**encoder)

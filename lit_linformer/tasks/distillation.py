@@ -3,6 +3,7 @@
 Shapes: B rows, N tokens a row, M masked positions a row, D hidden width, V vocabulary, L layers.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import torch
@@ -50,14 +51,16 @@ class Distillation(MLM):
         check_ranges("model.", Distillation.__init__, locals())
         super().__init__(**kwargs)
         self.weights = (logits_weight, hidden_weight, labels_weight)
-        if not any(self.weights):
-            raise ValueError("model.logits_weight, hidden_weight and labels_weight are all 0; allowed: one that is more")
-        if teacher is None:
-            raise ValueError("model.teacher is not given; allowed: a run or a checkpoint, the model that is to be learnt from")
+        _check_terms(teacher, self.weights)
         self.teacher_name = teacher
         self._teacher: tuple[MaskedLanguageModel, ...] = ()  # no part of this module, its checkpoints and its optimiser
         self._teacher_value: float | None = None
         self.teacher_perplexity = Perplexity()
+
+    @classmethod
+    def check_early(cls, settings: Mapping[str, Any]) -> None:
+        _check_terms(settings["teacher"], [settings[name] for name in WEIGHTS])
+        read_teacher(settings["teacher"])
 
     @property
     def teacher(self) -> MaskedLanguageModel:
@@ -121,6 +124,13 @@ class Distillation(MLM):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
         self._teacher_value = checkpoint.get("teacher_perplexity")
+
+
+def _check_terms(teacher: str | None, weights: Sequence[float]) -> None:
+    if not any(weights):
+        raise ValueError("model.logits_weight, hidden_weight and labels_weight are all 0; allowed: one that is more")
+    if teacher is None:
+        raise ValueError("model.teacher is not given; allowed: a run or a checkpoint, the model that is to be learnt from")
 
 
 def read_teacher(path: str) -> MaskedLanguageModel:

@@ -12,8 +12,8 @@ from lit_linformer.model import EncoderConfig, MaskedLanguageModel
 from lit_linformer.model.flops import training_flops
 from lit_linformer.model.ranges import Count, Natural, Share, check_ranges
 from lit_linformer.runs.trained_model import read_model
-from lit_linformer.tasks.base import Batch, TrainingModule, check_schedule
-from lit_linformer.tasks.optim import Beta, Epsilon, LearningRate, Multiple, Power, WeightDecay
+from lit_linformer.tasks.base import Batch, TrainingModule
+from lit_linformer.tasks.optim import Beta, Epsilon, LearningRate, Multiple, Power, Schedule, WeightDecay
 from lit_linformer.tasks.perplexity import Perplexity
 from lit_linformer.tasks.pretrained import check_same_tokenizer, pretrained_encoder
 
@@ -57,13 +57,12 @@ class MLM(TrainingModule):
         betas: tuple[Beta, Beta] = (0.9, 0.98),
         eps: Epsilon = 1e-6,
         warmup_steps: Natural = 100,
-        schedule: str = "linear",
+        schedule: Schedule = "linear",
         power: Power = 2.0,
         final_lr_factor: Share = 0.0,
         compile: bool = False,
     ):
         check_ranges("model.", MLM.__init__, locals())
-        check_schedule(schedule)
         super().__init__(compile)  # rows have one length; the few batches with pads are a second graph
         if isinstance(encoder, dict):  # from a checkpoint, whose hyper-parameters are plain
             encoder = EncoderConfig(**encoder)

@@ -7,9 +7,10 @@ from typing import Annotated, Any
 from torch import nn
 
 from lit_linformer.model.projection import Projection
-from lit_linformer.model.ranges import Range
+from lit_linformer.model.ranges import OneOf, Range
 
 SCHEDULES = ("linear", "cosine", "polynomial", "constant")
+Schedule = Annotated[str, OneOf(SCHEDULES)]
 LearningRate = Annotated[float, Range(above=0, most=10000)]
 Multiple = Annotated[float, Range(least=0, most=1000)]  # of another learning rate
 WeightDecay = Annotated[float, Range(least=0, most=100)]

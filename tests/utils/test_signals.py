@@ -1,6 +1,7 @@
 """Signals, wherever they come: the exit status is theirs, one line tells how to go on, and nothing done is lost."""
 
 import os
+import re
 import signal
 
 import pytest
@@ -73,7 +74,8 @@ def test_ctrl_c_reaches_all_processes_and_their_workers_at_once(tiny, tmp_path, 
         after(patched, MLM, "on_train_batch_start", first)
         assert fit(tiny, "run", tmp_path / "run") == 130
     shown = (tmp_path / "run.out").read_text()
-    assert "Traceback" not in shown and shown.count("stopped by SIGINT at step 5") == 1
+    # Of the other process the signal may find the step before, or the one after.
+    assert "Traceback" not in shown and len(re.findall("stopped by SIGINT at step [3456];", shown)) == 1
     assert fit(tiny, "run", tmp_path / "run", "--ckpt_path", "last") == 0
     assert len(read_log(tmp_path / "run.1")) == 12
 

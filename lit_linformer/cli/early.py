@@ -1,0 +1,93 @@
+"""What can be said of a run before its data are prepared, which may take hours: what model and trainer need to be built."""
+
+import importlib
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from jsonargparse import Namespace
+from lightning.pytorch import Trainer
+from lightning.pytorch.accelerators import AcceleratorRegistry, CUDAAccelerator, MPSAccelerator
+from lightning.pytorch.strategies import StrategyRegistry
+
+from lit_linformer.cli.machines import check_machine
+from lit_linformer.data.datamodule import check_global_batch
+
+PLAIN = (bool, int, float, str, type(None))
+# Of the thirty strategies that Lightning knows by name, those that are no other one with an option set.
+STRATEGIES = "auto, ddp, ddp_fork, ddp_spawn, fsdp, deepspeed, or the class path of one"
+
+
+def check_early(subcommand: str, config: Namespace) -> None:
+    """ValueError, in one line, for settings with which the run would be refused once its data are there."""
+    trainer, model = config.trainer, config.model
+    check_names(trainer)
+    with _quiet():
+        built = Trainer(**_plain(trainer), logger=False, enable_checkpointing=False, enable_model_summary=False)
+    check_machine(built, trainer.precision)
+    if subcommand != "fit":
+        return
+    settings, data = (vars(part.get("init_args", Namespace())) for part in (model, config.data))
+    if isinstance(trainer.strategy, str) and data.get("global_batch_size") is not None:
+        devices = built.num_devices * built.num_nodes
+        check_global_batch(data["global_batch_size"], data["batch_size"], devices, trainer.accumulate_grad_batches)
+    if settings.get("encoder") and (data.get("max_length") or 0) > settings["encoder"].max_length:
+        longest = settings["encoder"].max_length
+        raise ValueError(f"data.max_length is {data['max_length']}; allowed: up to model.encoder.max_length = {longest}")
+    schedule = settings.get("schedule", "constant")
+    if schedule != "constant" and (built.max_steps, built.max_epochs) == (-1, -1):
+        raise ValueError(
+            f"trainer.max_steps is -1; allowed with model.schedule={schedule!r}: 1 or more, for the learning rate has to end "
+            "somewhere"
+        )
+    strategy = trainer.strategy.get("class_path", "") if isinstance(trainer.strategy, Namespace) else ""
+    if settings.get("compile") and strategy.endswith(("ModelParallelStrategy", "ShardedStrategy")):
+        raise ValueError("model.compile is true, but trainer.strategy shards the model; allowed: false with that strategy")
+    module, _, name = model.class_path.rpartition(".")
+    check = getattr(getattr(importlib.import_module(module), name), "check_early", None)
+    if check is not None:
+        check(settings)
+
+
+def check_names(trainer: Namespace) -> None:
+    """What Lightning refuses in words of its own."""
+    accelerators = {"auto", "gpu", *AcceleratorRegistry.available_accelerators()}
+    if isinstance(trainer.accelerator, str):
+        if trainer.accelerator not in accelerators:
+            raise ValueError(f"trainer.accelerator is {trainer.accelerator!r}; allowed: {', '.join(sorted(accelerators))}")
+        gpus = {"cuda": (CUDAAccelerator,), "mps": (MPSAccelerator,), "gpu": (CUDAAccelerator, MPSAccelerator)}
+        if (kinds := gpus.get(trainer.accelerator)) and not any(kind.is_available() for kind in kinds):
+            raise ValueError(
+                f"trainer.accelerator is {trainer.accelerator!r}, which this machine lacks; allowed here: auto, cpu"
+            )
+    if isinstance(trainer.strategy, str) and trainer.strategy not in {"auto", *StrategyRegistry.available_strategies()}:
+        raise ValueError(f"trainer.strategy is {trainer.strategy!r}; allowed: {STRATEGIES}")
+    if trainer.gradient_clip_algorithm not in (None, "norm", "value"):
+        raise ValueError(f"trainer.gradient_clip_algorithm is {trainer.gradient_clip_algorithm!r}; allowed: norm, value")
+
+
+def _plain(trainer: Namespace) -> dict[str, Any]:
+    """The settings that need no object built: without a strategy of a class, callbacks, loggers."""
+    own = ("logger", "enable_checkpointing", "enable_model_summary", "callbacks", "plugins", "profiler")
+    return {key: value for key, value in vars(trainer).items() if isinstance(value, PLAIN) and key not in own}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what a Trainer says of the machine when it is built: the one that trains says it again."""
+    logger = logging.getLogger("lightning.pytorch")
+    disabled, logger.disabled = logger.disabled, True
+    names = [logging.getLogger(name) for name in logging.root.manager.loggerDict if name.startswith("lightning.pytorch")]
+    levels = [(one, one.level) for one in names]
+    for one in names:
+        one.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.disabled = disabled
+        for one, level in levels:
+            one.setLevel(level)
