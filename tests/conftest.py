@@ -1,5 +1,6 @@
 """One thread a process: tests run beside each other, and two ranks on two cores."""
 
+import importlib
 import os
 import signal
 import tempfile
@@ -24,6 +25,10 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     # Under nohup, or in a shell's background, the tests' processes would ignore these from their start.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# What each forked process of a command would import again, a third of its time.
+IMPORTED = "lit_linformer.cli.app omegaconf attrs fsspec.implementations.chained torch.utils.tensorboard torch.profiler"
+for name in f"{IMPORTED} torch.distributed.fsdp torch.distributed.checkpoint.state_dict".split():
+    importlib.import_module(name)
 
 
 @pytest.fixture(scope="session")

@@ -43,6 +43,7 @@ def numeric(hint: Any) -> bool:
     return hint in (int, float) or any(numeric(part) for part in get_args(hint))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", PARTS)
 def test_numbers_of_fit(part, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

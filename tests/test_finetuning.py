@@ -278,7 +278,7 @@ OWN = ["--data.task", "null", "--data.source", "glue/SST-2", "--data.columns"]
         (["--data.metrics", "[acuracy]", "--data.task", "null", "--data.columns", "[sentence]"], ["acuracy"]),
         ([*OWN, "[text]", "--data.labels", "[a, b]"], ["train.tsv", "text", "sentence"]),
         ([*OWN, "[sentence]", "--data.labels", "[a]"], ["data.labels"]),
-        ([*OWN, "[label]", "--data.label_column", "sentence"], ["train.tsv", "must be a finite number", "data.labels"]),
+        ([*OWN, "[label]", "--data.label_column", "sentence"], ["train.tsv", "allowed: a finite number", "data.labels"]),
     ],
 )
 def test_bad_settings_are_one_line(extra, expected, task, tmp_path):

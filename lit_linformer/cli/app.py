@@ -1,5 +1,6 @@
 """LightningCLI, fitted to this project: a run directory by name, checkpoints by `last` and `best`, the command line wins."""
 
+import functools
 import importlib
 import logging
 import warnings
@@ -109,12 +110,12 @@ class RunConfig(SaveConfigCallback):
         if self.claim is not None:
             self.claim.begin()
         folder, tokenizer = Path(trainer.default_root_dir), getattr(trainer.datamodule, "tokenizer", None)
-        write_text(folder / CONFIG, self._dump())
+        write_text(folder / CONFIG, self._text)
         if hasattr(tokenizer, "to_str"):
             write_text(folder / TOKENIZER, tokenizer.to_str())
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        checkpoint["config"] = self._dump()
+        checkpoint["config"] = self._text
         tokenizer = getattr(trainer.datamodule, "tokenizer", None)
         if hasattr(tokenizer, "to_str"):  # so that the file alone can be fine-tuned
             checkpoint["tokenizer"] = tokenizer.to_str()
@@ -123,13 +124,14 @@ class RunConfig(SaveConfigCallback):
         if trainer.state.fn != "fit" or "config" not in checkpoint or not trainer.is_global_zero:
             return
         earlier = config_of(checkpoint, Path(trainer.ckpt_path or "ckpt_path"), "ckpt_path")
-        before, now = (_flatten(config) for config in (earlier, yaml.safe_load(self._dump())))
+        before, now = (_flatten(config) for config in (earlier, yaml.safe_load(self._text)))
         print(f"resuming at step {checkpoint['global_step']}", flush=True)
         for key in sorted(before.keys() | now.keys()):
             if before.get(key) != now.get(key):
                 print(f"  {key.replace('.init_args', '')}: {before.get(key)} → {now.get(key)}", flush=True)
 
-    def _dump(self) -> str:
+    @functools.cached_property
+    def _text(self) -> str:  # each checkpoint carries it, and to make it takes longer than to write a small one
         return self.parser.dump(self.config, skip_none=False)
 
 

@@ -97,7 +97,7 @@ def json_object(line: bytes, where: str, setting: str) -> dict:
     except ValueError as error:  # JSONDecodeError, UnicodeDecodeError, UnicodeEncodeError
         raise ValueError(f"{setting}: {where} is not a line of JSON: {error}") from error
     if not isinstance(row, dict):
-        raise ValueError(f"{setting}: {where} must hold one JSON object a line, not {type(row).__name__}")
+        raise ValueError(f"{setting}: {where} is a JSON {type(row).__name__}; allowed: an object on each line")
     return row
 
 

@@ -184,7 +184,7 @@ def _load_checkpoint(file: Path) -> Tokenizer:
     text = checkpoint.get("tokenizer") if isinstance(checkpoint, dict) else None
     if not isinstance(text, str):
         raise ValueError(
-            f"data.tokenizer={str(file)!r} carries no tokenizer: it must be a checkpoint that does, "
+            f"data.tokenizer is {str(file)!r}, which carries no tokenizer; allowed: a checkpoint that does, "
             "or the tokenizer.json in its run directory"
         )
     return Tokenizer.from_str(text, str(file))

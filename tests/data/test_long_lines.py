@@ -135,7 +135,7 @@ PAD = b" " * 60
         (b'{"text": "x"', r"a.jsonl:2 is not a line of JSON: its brackets do not match$"),
         (b'{"text": "\\ud83d"}', r"a.jsonl:2 is not a line of JSON: .*surrogates not allowed"),
         (b'{"text": "\xff"}', r"a.jsonl:2 is not a line of JSON: 'utf-8' codec can't decode"),
-        (b'["text"]', r"a.jsonl:2 must hold one JSON object a line$"),
+        (b'["text"]', r"a.jsonl:2 is no JSON object; allowed: one on each line$"),
     ],
 )
 def test_bad_long_json_is_named_by_file_and_line(short, tmp_path, line, message):

@@ -108,7 +108,7 @@ class FineTuningData(ResumableDataModule):
         self.text_task = _task(task, columns, label_column, labels, metrics)
         if source is None:
             if self.text_task.hub is None:
-                raise ValueError("data.source is not given: it must be a folder, 'hub:NAME' or 'hub:NAME:CONFIG'")
+                raise ValueError("data.source is not given; allowed: a folder, hub:NAME or hub:NAME:CONFIG")
             source = "hub:" + ":".join(self.text_task.hub)
         self.source = LabelledSource(source, self.text_task, empty_texts, Path(cache_dir))
         self.validation_fraction, self.drop_leaked, self.limit_train = validation_fraction, drop_leaked, limit_train
@@ -251,7 +251,7 @@ class FineTuningData(ResumableDataModule):
             for split, rows in self.sets.items():
                 if not rows.labelled and not self.text_task.unlabelled_test:
                     raise ValueError(
-                        f"data.source={self.source.source!r}: its {split} split has no labels: it must have them to be scored "
+                        f"data.source is {self.source.source!r}, whose {split} split has no labels; allowed: one with labels "
                         "(`predict` with data.file classifies texts without)"
                     )
         self._compare_processes()
@@ -279,8 +279,8 @@ class FineTuningData(ResumableDataModule):
         rows = np.arange(files.rows) if rows is None else rows
         if (bad := self.layout.too_long(files.lengths[rows])) is not None:
             raise ValueError(
-                f"data.truncation={self.truncation!r}: row {rows[bad]} (from 0) of the {split} split has a text too long: "
-                f"the one that is not cut must leave room in data.max_length={self.max_length} (longest_first cuts both)"
+                f"data.truncation is {self.truncation!r}, and row {rows[bad]} (from 0) of the {split} split is too long; "
+                f"allowed: one that leaves room in data.max_length = {self.max_length}, or longest_first, which cuts both"
             )
         return EncodedTexts(files, self.layout, rows, by_length)
 
@@ -309,7 +309,7 @@ def _task(task, columns, label_column, labels, metrics) -> TextTask:
     if task is not None:
         own = {"columns": columns, "labels": labels, "metrics": metrics}
         if given := [name for name, value in own.items() if value is not None]:
-            raise ValueError(f"data.{given[0]}={own[given[0]]} must be left out for data.task={task!r}: the task says it")
+            raise ValueError(f"data.{given[0]} is {own[given[0]]}; allowed with data.task {task}: none, for the task says it")
         return find_task(task)
     if columns is None:
         names = ", ".join(task.name for task in TASKS)

@@ -67,7 +67,7 @@ class LabelledSource:
     def __init__(self, source: str, task: TextTask, empty_texts: str = "error", cache: Path | None = None):
         self.source, self.task, self.cache = source, task, cache
         if empty_texts not in EMPTY_TEXTS:
-            raise ValueError(f"data.empty_texts={empty_texts!r} must be 'error' or 'keep'")
+            raise ValueError(f"data.empty_texts is {empty_texts!r}; allowed: error, keep")
         self.keep_empty = empty_texts == "keep"
         self.hub: list[str | None] | None = None
         self.skipped = 0  # ragged lines in the split that was read last
@@ -76,10 +76,10 @@ class LabelledSource:
         if source.startswith("hub:"):
             name, _, config = source[4:].partition(":")
             if not name or ":" in config or source.endswith(":"):
-                raise ValueError(f"{self.setting}={source!r}: a data set must be written hub:NAME or hub:NAME:CONFIG")
+                raise ValueError(f"{self.setting} is {source!r}; allowed: hub:NAME or hub:NAME:CONFIG")
             self.hub = [name, config or None]
         elif not source:
-            raise ValueError(f"{self.setting} is empty: it must be a folder, 'hub:NAME' or 'hub:NAME:CONFIG'")
+            raise ValueError(f"{self.setting} is ''; allowed: a folder, hub:NAME or hub:NAME:CONFIG")
 
     # Which splits there are
 
@@ -101,18 +101,18 @@ class LabelledSource:
         found = [layout for folder in self._folders() for name in _names(split) for layout in self._layouts(folder, name)]
         if len(found) > 1:
             names = " and ".join(layout.name for layout in found)
-            raise ValueError(f"{self.setting}={self.source!r} has the {split} split twice, in {names}: it must be there once")
+            raise ValueError(f"{self.setting} is {self.source!r}, which has the {split} split twice, in {names}; allowed: once")
         return found[0] if found else None
 
     def missing(self, split: str, instead: str = "") -> ValueError:
         """The error to raise for a split that must be there; `instead`: what else would do."""
         if self.hub:
-            must = f"must be one of {', '.join(self._hub_splits)}"
+            allowed = ", ".join(self._hub_splits)
         else:
             name = _names(split)[0]
             files = [f"{other}.tsv" for other in _names(split)[:2]] + [f"{name}.jsonl", f"{name}-00000-of-00001.parquet"]
-            must = f"must be {', '.join(files)} or {name}/LABEL/*.txt, there or in {', '.join(self._below())}"
-        return ValueError(f"{self.setting}={self.source!r} has no {split} split: it {must}{instead}")
+            allowed = f"{', '.join(files)} or {name}/LABEL/*.txt, there or in {', '.join(self._below())}"
+        return ValueError(f"{self.setting} is {self.source!r}, which has no {split} split; allowed: {allowed}{instead}")
 
     def _below(self) -> list[str]:
         config = self.task.hub[1] if self.task.hub else None
@@ -121,8 +121,8 @@ class LabelledSource:
     def _folders(self) -> list[Path]:
         root = Path(self.source)
         if not root.is_dir():
-            must = "be the folder it is in, not a file" if root.is_file() else "be a folder that exists, or hub:NAME"
-            raise ValueError(f"{self.setting}={self.source!r} must {must}")
+            allowed = "the folder it is in, not a file" if root.is_file() else "a folder that exists, or hub:NAME"
+            raise ValueError(f"{self.setting} is {self.source!r}; allowed: {allowed}")
         folders = [root, *(root / name for name in self._below() if (root / name).is_dir())]
         # CoLA and cola are one folder where case does not count
         return list({folder.stat().st_ino: folder for folder in reversed(folders)}.values())[::-1]
@@ -136,7 +136,7 @@ class LabelledSource:
         for (kind, _, shards), files in found.items():
             if shards and len(files) != int(shards):
                 raise ValueError(
-                    f"{self.setting}: {files[0]} must be one of {int(shards)} files beside it, of which {len(files)} are there"
+                    f"{self.setting}: {files[0]} is one of {len(files)} shards; allowed: all {int(shards)} of its name"
                 )
             yield Layout(kind, str(files[0]), files)
         classes = [folder / name / label for label in self.task.labels or () if "/" not in label]
@@ -179,13 +179,13 @@ class LabelledSource:
             labels.add(label is not None)
             if not split.startswith("test"):
                 if label is None:
-                    raise ValueError(f"{self.setting}: {_at(where)} has no label: every {split} row must have one")
+                    raise ValueError(f"{self.setting}: {_at(where)} has no label; allowed: one in every {split} row")
             elif len(labels) == 2:
                 other = "no label, though others have one" if label is None else "a label, though others have none"
-                raise ValueError(f"{self.setting}: {_at(where)} has {other}: all rows of a split must have one, or none")
+                raise ValueError(f"{self.setting}: {_at(where)} has {other}; allowed: one in all rows of a split, or in none")
             yield Row(texts, label)
         if not labels:
-            raise ValueError(f"{self.setting}={self.source!r}: its {split} split must have at least one row")
+            raise ValueError(f"{self.setting} is {self.source!r}, whose {split} split is empty; allowed: 1 row or more")
 
     def texts(self, split: str) -> Iterator[tuple[tuple, tuple[str, ...], object]]:
         """((file, "line", number), texts, label as it is written) of a split's rows."""
@@ -199,11 +199,11 @@ class LabelledSource:
                     raise self._too_long(where)
                 if not isinstance(text, str):
                     kind = "nothing" if text is None else type(text).__name__
-                    raise ValueError(f"{self.setting}: {_at(where)}: {column[0]!r} must be text, it is {kind}")
+                    raise ValueError(f"{self.setting}: {_at(where)}: {column[0]!r} is {kind}; allowed: text")
                 if not self.keep_empty and (not text or text.isspace()):
                     raise ValueError(
-                        f"{self.setting}: {_at(where)}: {column[0]!r} is empty: it must hold text, "
-                        "unless data.empty_texts is 'keep'"
+                        f"{self.setting}: {_at(where)}: {column[0]!r} is empty; allowed: text, "
+                        "or none with data.empty_texts keep"
                     )
             yield where, tuple(texts), value
 
@@ -238,7 +238,7 @@ class LabelledSource:
                 if self.task.ragged:
                     self.skipped += 1
                     continue
-                raise ValueError(f"{self.setting}: {path}, line {number} must have {width} fields, it has {len(fields)}")
+                raise ValueError(f"{self.setting}: {path}, line {number} has {len(fields)} fields; allowed: {width}")
             *texts, label = (None if place is None else fields[place] for place in places)
             yield position / size, (path, "line", number), texts, label
 
@@ -300,7 +300,7 @@ class LabelledSource:
                 setting = "data.label_column" if is_label else "data.columns"
                 raise ValueError(
                     f"{self.setting}: {where} has no column {' or '.join(map(repr, aliases))} ({setting}); "
-                    f"it must be one of those that are there: {', '.join(map(repr, names))}"
+                    f"allowed: those that are there, {', '.join(map(repr, names))}"
                 )
             chosen.append(found)
         return chosen

@@ -28,7 +28,7 @@ def _class(value, labels: tuple[str, ...]) -> int | None:
         allowed += f", or their numbers 0 to {len(labels) - 1} (-1: no label)"
     elif text == "-1":
         return None
-    raise ValueError(f"label {value!r} must be one of {allowed}")
+    raise ValueError(f"label is {value!r}; allowed: {allowed}")
 
 
 def _number(value, allowed: tuple[float, float] | None) -> float | None:
@@ -38,12 +38,12 @@ def _number(value, allowed: tuple[float, float] | None) -> float | None:
         number = math.nan
     if allowed is None:
         if not math.isfinite(number):
-            raise ValueError(f"label {value!r} must be a finite number (give data.labels for names of classes)")
+            raise ValueError(f"label is {value!r}; allowed: a finite number (give data.labels for names of classes)")
         return number
     if number == -1:
         return None
     if not allowed[0] <= number <= allowed[1]:
-        raise ValueError(f"label {value!r} must be a number from {allowed[0]:g} to {allowed[1]:g}")
+        raise ValueError(f"label is {value!r}; allowed: a number from {allowed[0]:g} to {allowed[1]:g}")
     return number
 
 

@@ -16,21 +16,21 @@ def read_texts(
     """Texts, or pairs of texts, to classify: `text` with `text_pair`, then the lines of `file`, a pair's divided by a tab."""
     firsts, seconds = ([each] if isinstance(each, str) else list(each or []) for each in (text, text_pair))
     if not pair and text_pair is not None:
-        raise ValueError(f"data.text_pair={text_pair!r} must be left out: the task has one text a row")
+        raise ValueError(f"data.text_pair is {text_pair!r}; allowed: none, for the task has one text a row")
     if pair and len(firsts) != len(seconds):
-        raise ValueError(f"data.text_pair must have as many texts as data.text, {len(firsts)}, it has {len(seconds)}")
+        raise ValueError(f"data.text_pair has {len(seconds)} texts; allowed: as many as data.text, {len(firsts)}")
     found = [("data.text", texts) for texts in (zip(firsts, seconds, strict=True) if pair else zip(firsts))]
     if file is None and not found:
         read_prompts(None, None)  # which says what to give
     for where, line in read_prompts(None, file) if file is not None else []:
         fields = tuple(line.split("\t"))
         if len(fields) != 1 + pair:
-            must = "two texts divided by a tab" if pair else "one text without a tab"
-            raise ValueError(f"{where} has {len(fields)} fields: it must hold {must}")
+            allowed = "two texts divided by a tab" if pair else "one text without a tab"
+            raise ValueError(f"{where} has {len(fields)} fields; allowed: {allowed}")
         found.append((where, fields))
     for where, texts in found:
         if not all(each.strip() for each in texts):
-            raise ValueError(f"{where}: {texts} holds an empty text: there must be something to classify")
+            raise ValueError(f"{where}: {texts} holds an empty text; allowed: something to classify")
     return [texts for _, texts in found]
 
 
@@ -40,8 +40,8 @@ def text_loader(texts: list[tuple[str, ...]], tokenizer: Tokenizer, layout: RowL
     encoded = [[next(ids) for _ in row] for row in texts]
     if (row := layout.too_long(np.array([[len(ids) for ids in row] for row in encoded]))) is not None:
         raise ValueError(
-            f"data.text or data.file: {[shortened(text) for text in texts[row]]} is too long for data.truncation="
-            f"{layout.truncation!r}: the text that is not cut must leave room in data.max_length={layout.max_length}"
+            f"data.text or data.file: {[shortened(text) for text in texts[row]]} is too long for data.truncation "
+            f"{layout.truncation}; allowed: a text that is not cut leaves room in data.max_length = {layout.max_length}"
         )
 
     def collate(rows: list[int]) -> dict:

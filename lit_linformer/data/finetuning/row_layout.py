@@ -41,19 +41,18 @@ class RowLayout:
 
     def __post_init__(self):
         if self.truncation not in TRUNCATIONS:
-            raise ValueError(f"data.truncation={self.truncation!r} must be one of {', '.join(TRUNCATIONS)}")
+            raise ValueError(f"data.truncation is {self.truncation!r}; allowed: {', '.join(TRUNCATIONS)}")
         if self.truncation != "longest_first" and not self.pair:
-            raise ValueError(f"data.truncation={self.truncation!r} must be longest_first for a task with one text")
+            raise ValueError(f"data.truncation is {self.truncation!r}; allowed for a task with one text: longest_first")
         if self.max_length < 8:
-            raise ValueError(f"data.max_length={self.max_length} must be at least 8")
+            raise ValueError(f"data.max_length is {self.max_length}; allowed: 8 or more")
         if self.max_windows < 1 or (self.pair and self.max_windows > 1):
-            raise ValueError(
-                f"data.max_windows={self.max_windows} must be 1{' for pairs of texts' if self.pair else ' or more'}"
-            )
+            allowed = "allowed for pairs of texts: 1" if self.pair else "allowed: 1 or more"
+            raise ValueError(f"data.max_windows is {self.max_windows}; {allowed}")
         if self.max_windows > 1 and not 0 <= self.window_overlap < self.capacity:
             raise ValueError(
-                f"data.window_overlap={self.window_overlap} must be at least 0 and below {self.capacity}, "
-                f"the tokens of text in a row of data.max_length={self.max_length}"
+                f"data.window_overlap is {self.window_overlap}; allowed: 0 up to, not including, {self.capacity}, the tokens "
+                f"of text in a row of data.max_length = {self.max_length}"
             )
 
     @property

@@ -41,14 +41,16 @@ def select_rows(
     count = round(fraction * len(hashes))
     if fraction > 0 and count in (0, len(hashes)):
         what = "none" if count == 0 else "all"
-        raise ValueError(f"data.validation_fraction={fraction} holds out {what} of {len(hashes)} rows: it must leave both some")
+        raise ValueError(
+            f"data.validation_fraction is {fraction}, which is {what} of {len(hashes)} rows; allowed: some for each part"
+        )
     held_out, train = order[:count], order[count:]
     before = len(train)
     if other_hashes is not None:
         train = train[~np.isin(hashes[train], np.concatenate([other_hashes, hashes[held_out]]))]
     leaked = before - len(train)
     if limit is not None and limit > len(train):
-        raise ValueError(f"data.limit_train={limit} must be at most {len(train)}, the training rows there are")
+        raise ValueError(f"data.limit_train is {limit}; allowed: up to {len(train)}, the training rows there are")
     if len(train) == 0:
         raise ValueError("data.drop_leaked=True leaves no training row: all are in validation or test too")
     return Selection(train[:limit], np.sort(held_out), leaked)

@@ -139,21 +139,21 @@ def own_task(
 ) -> TextTask:
     """A task that is not in the table; without labels it is a regression."""
     if len(columns) not in (1, 2) or not all(columns) or len(set(columns)) != len(columns):
-        raise ValueError(f"data.columns={columns} must name one column of texts, or two of pairs")
+        raise ValueError(f"data.columns is {columns}; allowed: one column of texts, or two of pairs")
     if label_column in columns or not label_column:
-        raise ValueError(f"data.label_column={label_column!r} must be another column than data.columns")
+        raise ValueError(f"data.label_column is {label_column!r}; allowed: another column than data.columns")
     if labels is not None and (len(labels) < 2 or len(set(labels)) != len(labels) or not all(labels)):
-        raise ValueError(f"data.labels={labels} must be two or more different names (leave it out for regression)")
+        raise ValueError(f"data.labels is {labels}; allowed: two or more different names, or none for regression")
     allowed = REGRESSION_METRICS if labels is None else CLASSIFICATION_METRICS
     metrics = list(metrics) if metrics is not None else list(REGRESSION_METRICS) if labels is None else ["accuracy"]
     if not metrics or len(set(metrics)) != len(metrics):
-        raise ValueError(f"data.metrics={metrics} must be one or more of {', '.join(allowed)}")
+        raise ValueError(f"data.metrics is {metrics}; allowed: one or more of {', '.join(allowed)}")
     for metric in metrics:
         if metric in allowed:
             continue
         if metric in CLASSIFICATION_METRICS + REGRESSION_METRICS:
             kind = "a regression (data.labels is not given)" if labels is None else "a classification"
-            raise ValueError(f"data.metrics: {metric!r} is not for {kind}: it must be one of {', '.join(allowed)}")
+            raise ValueError(f"data.metrics has {metric!r}, which is not for {kind}; allowed: {', '.join(allowed)}")
         near = difflib.get_close_matches(metric, CLASSIFICATION_METRICS + REGRESSION_METRICS, 1)
         meant = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"data.metrics has {metric!r}; allowed: {', '.join(allowed)}{meant}")

@@ -185,7 +185,7 @@ class Corpus:
         except TypeError as error:
             raise self._no_text(error, where) from error
         except NotImplementedError as error:
-            raise ValueError(f"{self.setting}: {where} must hold one JSON object a line") from error
+            raise ValueError(f"{self.setting}: {where} is no JSON object; allowed: one on each line") from error
         except ValueError as error:
             raise ValueError(f"{self.setting}: {where} is not a line of JSON: {error}") from error
 

@@ -77,14 +77,14 @@ def test_few_training_rows_are_of_all_classes_and_always_the_same(make_data):
     assert rows == numbers(ready(make_data(limit_train=40, seed=5)).sets["train"]) and len(set(rows)) == 40
     assert rows[:10] == numbers(ready(make_data(limit_train=10)).sets["train"])
     assert 10 < sum(row < 100 for row in rows) < 30  # the file is sorted by class
-    with pytest.raises(ValueError, match=r"^data.limit_train=500 must be at most 183, the training rows there are$"):
+    with pytest.raises(ValueError, match=r"^data.limit_train is 500; allowed: up to 183, the training rows there are$"):
         ready(make_data(limit_train=500))
 
 
 def test_selection_of_nothing_is_refused():
     hashes = np.arange(5, dtype=np.uint64)
     for fraction, what in ((0.01, "none"), (0.99, "all")):
-        with pytest.raises(ValueError, match=rf"^data.validation_fraction={fraction} holds out {what} of 5 rows: it must"):
+        with pytest.raises(ValueError, match=rf"^data.validation_fraction is {fraction}, which is {what} of 5 rows; allowed"):
             select_rows(hashes, fraction)
     with pytest.raises(ValueError, match=r"^data.drop_leaked=True leaves no training row"):
         select_rows(hashes, other_hashes=hashes)
@@ -124,7 +124,7 @@ def test_mnli_has_two_evaluation_sets(tmp_path, make_data):
     data.setup("test")
     assert ["labels" in next(iter(loader)) for loader in data.test_dataloader()] == [False, False]
     (tmp_path / "MNLI" / "dev_mismatched.tsv").unlink()
-    with pytest.raises(ValueError, match=r"has no validation_mismatched split: it must be .*dev_mismatched.tsv"):
+    with pytest.raises(ValueError, match=r"has no validation_mismatched split; allowed: .*dev_mismatched.tsv"):
         make_data(task="MNLI", source=str(tmp_path)).prepare_data()
 
 
@@ -146,7 +146,7 @@ def test_a_validation_split_that_must_be_there(tmp_path, make_data):
     with pytest.warns(UserWarning, match=r"data.validation_fraction=0.25 is ignored: .* has a validation split"):
         ready(make_data(task="RTE", source=str(tmp_path), cache_dir=str(tmp_path / "cache"), validation_fraction=0.25))
     (tmp_path / "RTE" / "dev.tsv").unlink()
-    with pytest.raises(ValueError, match=r"no validation split: it must be .*dev.tsv, .* or data.validation_fraction a share"):
+    with pytest.raises(ValueError, match=r"no validation split; allowed: .*dev.tsv, .* or data.validation_fraction a share"):
         make_data(task="RTE", source=str(tmp_path)).prepare_data()
     data = ready(make_data(task="RTE", source=str(tmp_path), cache_dir=str(tmp_path / "cache"), validation_fraction=0.25))
     assert len(data.sets["validation"]) == 1
@@ -196,10 +196,10 @@ def test_other_data_on_resume_is_announced(make_data):
     [
         ({"task": "IMDBB"}, r"^data.task is 'IMDBB'; allowed: CoLA, .*; did you mean 'IMDB'\?$"),
         ({"task": None}, r"^data.task is not given; allowed: CoLA, .*, or data.columns, which describes a task of your own$"),
-        ({"columns": ["text"]}, r"^data.columns=\['text'\] must be left out for data.task='IMDB'"),
-        ({"metrics": ["f1"]}, r"^data.metrics=\['f1'\] must be left out for data.task='IMDB'"),
-        ({"task": None, "columns": ["a"], "source": None}, r"^data.source is not given: it must be a folder"),
-        ({"task": None, "columns": ["a"], "metrics": ["f1"]}, r"^data.metrics: 'f1' is not for a regression"),
+        ({"columns": ["text"]}, r"^data.columns is \['text'\]; allowed with data.task IMDB: none"),
+        ({"metrics": ["f1"]}, r"^data.metrics is \['f1'\]; allowed with data.task IMDB: none"),
+        ({"task": None, "columns": ["a"], "source": None}, r"^data.source is not given; allowed: a folder"),
+        ({"task": None, "columns": ["a"], "metrics": ["f1"]}, r"^data.metrics has 'f1', which is not for a regression"),
         ({"tokenizer": None}, r"^data.tokenizer is not given; allowed: .*model.pretrained carries one over"),
         ({"vocab_size": 100}, r"^data.vocab_size is 100; allowed: 261 or more with data.tokenizer bpe$"),
         ({"max_length": 7}, r"^data.max_length is 7; allowed: 8 or more$"),
@@ -209,10 +209,10 @@ def test_other_data_on_resume_is_announced(make_data):
         ({"num_workers": -1}, r"^data.num_workers is -1; allowed: 0 to 256$"),
         ({"seed": -1}, r"^data.seed is -1; allowed: 0 to 4294967295$"),
         ({"validation_fraction": 1.0}, r"^data.validation_fraction is 1.0; allowed: 0 up to, not including, 1$"),
-        ({"empty_texts": "drop"}, r"^data.empty_texts='drop' must be 'error' or 'keep'$"),
-        ({"truncation": "only_first"}, r"^data.truncation='only_first' must be longest_first for a task with one text$"),
-        ({"max_windows": 2, "task": "RTE"}, r"^data.max_windows=2 must be 1 for pairs of texts$"),
-        ({"source": ""}, r"^data.source is empty"),
+        ({"empty_texts": "drop"}, r"^data.empty_texts is 'drop'; allowed: error, keep$"),
+        ({"truncation": "only_first"}, r"^data.truncation is 'only_first'; allowed for a task with one text: longest_first$"),
+        ({"max_windows": 2, "task": "RTE"}, r"^data.max_windows is 2; allowed for pairs of texts: 1$"),
+        ({"source": ""}, r"^data.source is ''; allowed: a folder"),
     ],
 )
 def test_bad_settings_are_refused_when_the_object_is_built(make_data, settings, message):
@@ -230,7 +230,7 @@ def test_an_unlabelled_test_of_ones_own_cannot_be_scored(tmp_path, make_data, im
     (tmp_path / "train.jsonl").write_text((imdb / "train.jsonl").read_text())
     data = make_data(source=str(tmp_path), cache_dir=str(tmp_path / "cache"), drop_leaked=True)
     data.prepare_data()  # texts without labels do to look for leaks
-    with pytest.raises(ValueError, match=r"its test split has no labels: it must .*`predict` with data.file classifies"):
+    with pytest.raises(ValueError, match=r"whose test split has no labels; allowed: .*`predict` with data.file classifies"):
         data.setup("test")
 
 
@@ -241,7 +241,7 @@ def test_a_text_that_may_not_be_cut_is_named_by_its_row(tmp_path, make_data):
     own = {"task": None, "columns": ["premise", "hypothesis"], "labels": ["a", "b"], "max_length": 20}
     settings = {**own, "source": str(tmp_path), "cache_dir": str(tmp_path / "cache")}
     ready(make_data(**settings, truncation="only_second"))
-    with pytest.raises(ValueError, match=r"^data.truncation='only_first': row 5 \(from 0\) of the train split has a text too"):
+    with pytest.raises(ValueError, match=r"^data.truncation is 'only_first', and row 5 \(from 0\) of the train split is too"):
         ready(make_data(**settings, truncation="only_first"))
 
 

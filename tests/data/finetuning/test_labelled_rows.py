@@ -103,7 +103,7 @@ def test_a_hub_data_set_with_its_classes_in_another_order_counts_by_name(tmp_pat
     (root / "README.md").write_text(CARD)
     source = LabelledSource(f"hub:{root}", OWN)
     assert list(source.rows("test")) == [Row(("good",), 1), Row(("bad",), 0)]
-    with pytest.raises(ValueError, match=r"data.source: 'hub:.*', split train, row 2 has no label: every train row must"):
+    with pytest.raises(ValueError, match=r"data.source: 'hub:.*', split train, row 2 has no label; allowed: one in every"):
         list(source.rows("train"))
 
 
@@ -142,13 +142,13 @@ def test_a_split_that_is_there_twice(tmp_path):
             LabelledSource(str(tmp_path), OWN).splits()
         path.unlink()
     (tmp_path / "train" / "pos").mkdir(parents=True)
-    with pytest.raises(ValueError, match=r"the train split twice, in .*train.jsonl and .*train: it must be there once"):
+    with pytest.raises(ValueError, match=r"the train split twice, in .*train.jsonl and .*train; allowed: once"):
         LabelledSource(str(tmp_path), OWN).splits()
 
 
 def test_a_lost_shard(tmp_path):
     write_json(tmp_path / "train-00001-of-00002.jsonl", as_dicts(ROWS[2:], OWN))
-    with pytest.raises(ValueError, match=r"train-00001-of-00002.jsonl must be one of 2 files beside it, of which 1 are there$"):
+    with pytest.raises(ValueError, match=r"train-00001-of-00002.jsonl is one of 1 shards; allowed: all 2 of its name$"):
         LabelledSource(str(tmp_path), OWN).splits()
     write_json(tmp_path / "train-00000-of-00002-0123456789abcdef.jsonl", as_dicts(ROWS[:2], OWN))
     assert list(LabelledSource(str(tmp_path), OWN).rows("train")) == ROWS
@@ -157,11 +157,11 @@ def test_a_lost_shard(tmp_path):
 @pytest.mark.parametrize(
     "source, message",
     [
-        ("", r"^data.source is empty"),
-        ("hub:", r"^data.source='hub:': a data set must be written hub:NAME or hub:NAME:CONFIG$"),
-        ("hub:a:b:c", r"^data.source='hub:a:b:c': a data set must be"),
-        ("hub:a:", r"^data.source='hub:a:': a data set must be"),
-        ("no/such/folder", r"^data.source='no/such/folder' must be a folder that exists, or hub:NAME$"),
+        ("", r"^data.source is ''; allowed: a folder"),
+        ("hub:", r"^data.source is 'hub:'; allowed: hub:NAME or hub:NAME:CONFIG$"),
+        ("hub:a:b:c", r"^data.source is 'hub:a:b:c'; allowed: hub"),
+        ("hub:a:", r"^data.source is 'hub:a:'; allowed: hub"),
+        ("no/such/folder", r"^data.source is 'no/such/folder'; allowed: a folder that exists, or hub:NAME$"),
     ],
 )
 def test_bad_sources(source, message):
@@ -171,13 +171,13 @@ def test_bad_sources(source, message):
 
 def test_a_missing_split_and_a_file(tmp_path):
     write_json(tmp_path / "train.jsonl", as_dicts(ROWS, OWN))
-    with pytest.raises(ValueError, match=r"has no test split: it must be test.tsv, test.jsonl, .* or test/LABEL/\*.txt, there"):
+    with pytest.raises(ValueError, match=r"has no test split; allowed: test.tsv, test.jsonl, .* or test/LABEL/\*.txt, there"):
         list(LabelledSource(str(tmp_path), OWN).rows("test"))
     with pytest.raises(
-        ValueError, match=r"no validation_matched split: it must be .*dev_matched.tsv, .* or in MNLI, mnli, plain"
+        ValueError, match=r"no validation_matched split; allowed: .*dev_matched.tsv, .* or in MNLI, mnli, plain"
     ):
         list(LabelledSource(str(tmp_path), find_task("MNLI")).rows("validation_matched"))
-    with pytest.raises(ValueError, match=r"train.jsonl' must be the folder it is in, not a file"):
+    with pytest.raises(ValueError, match=r"train.jsonl'; allowed: the folder it is in, not a file"):
         LabelledSource(str(tmp_path / "train.jsonl"), OWN).splits()
 
 
@@ -194,7 +194,7 @@ def test_an_unknown_configuration_of_a_hub_data_set(tmp_path, monkeypatch):
         LabelledSource(f"hub:{tmp_path / 'hub'}:large", OWN).splits()
     source = LabelledSource(f"hub:{tmp_path / 'hub'}", OWN)
     assert list(source.rows("train")) == ROWS
-    with pytest.raises(ValueError, match=r"has no test split: it must be one of train$"):
+    with pytest.raises(ValueError, match=r"has no test split; allowed: train$"):
         list(source.rows("test"))
 
 
@@ -208,19 +208,24 @@ SST2, QQP, STSB = find_task("SST-2"), find_task("QQP"), find_task("STS-B")
             SST2,
             "train",
             "sentence\tlabel\nfine\t1\nbad\t2\n",
-            r"train.tsv, line 3: label '2' must be one of 'negative', 'positive'",
+            r"train.tsv, line 3: label is '2'; allowed: 'negative', 'positive'",
         ),
-        (SST2, "train", "sentence\tlabel\nfine\t-1\n", r"train.tsv, line 2 has no label: every train row must have one"),
-        (SST2, "train", "text\tlabel\nfine\t1\n", r"train.tsv has no column 'sentence' \(data.columns\); .*: 'text', 'label'$"),
+        (SST2, "train", "sentence\tlabel\nfine\t-1\n", r"train.tsv, line 2 has no label; allowed: one in every train row"),
+        (SST2, "train", "text\tlabel\nfine\t1\n", r"train.tsv has no column 'sentence' \(data.columns\); allowed: .*, 'text', 'label'$"),
         (SST2, "train", "sentence\tclass\nfine\t1\n", r"train.tsv has no column 'label' \(data.label_column\); .* 'class'$"),
-        (SST2, "train", "sentence\tlabel\nfine\t1\t1\n", r"train.tsv, line 2 must have 2 fields, it has 3$"),
-        (SST2, "train", "sentence\tlabel\nfine\n", r"train.tsv, line 2 must have 2 fields, it has 1$"),
-        (SST2, "train", "sentence\tlabel\n \t1\n", r"train.tsv, line 2: 'sentence' is empty: .* data.empty_texts is 'keep'$"),
-        (SST2, "train", "sentence\tlabel\n", r"data.source='.*': its train split must have at least one row"),
+        (SST2, "train", "sentence\tlabel\nfine\t1\t1\n", r"train.tsv, line 2 has 3 fields; allowed: 2$"),
+        (SST2, "train", "sentence\tlabel\nfine\n", r"train.tsv, line 2 has 1 fields; allowed: 2$"),
+        (SST2, "train", "sentence\tlabel\n \t1\n", r"train.tsv, line 2: 'sentence' is empty; allowed: .* data.empty_texts keep$"),
+        (SST2, "train", "sentence\tlabel\n", r"data.source is '.*', whose train split is empty; allowed: 1 row"),
         (SST2, "test", "sentence\tlabel\na\t-1\nb\t1\n", r"test.tsv, line 3 has a label, though others have none"),
         (SST2, "test", "sentence\tlabel\na\t1\nb\t-1\n", r"test.tsv, line 3 has no label, though others have one"),
-        (STSB, "train", "sentence1\tsentence2\tscore\na\tb\tnan\n", r"train.tsv, line 2: label 'nan' must be a number from 0"),
-        (find_task("CoLA"), "train", "gj04\t1\t\n", r"train.tsv, line 1 must have 4 fields, it has 3"),
+        (
+            STSB,
+            "train",
+            "sentence1\tsentence2\tscore\na\tb\tnan\n",
+            r"train.tsv, line 2: label is 'nan'; allowed: a number from 0",
+        ),
+        (find_task("CoLA"), "train", "gj04\t1\t\n", r"train.tsv, line 1 has 3 fields; allowed: 4"),
     ],
 )
 def test_bad_rows_are_named_by_file_and_line(tmp_path, task, split, text, message):
@@ -233,12 +238,12 @@ def test_bad_rows_are_named_by_file_and_line(tmp_path, task, split, text, messag
 @pytest.mark.parametrize(
     "row, message",
     [
-        ({"text": 3, "label": 1}, r"train.jsonl, line 2: 'text' must be text, it is int"),
-        ({"text": None, "label": 1}, r"train.jsonl, line 2: 'text' must be text, it is nothing"),
-        ({"body": "x", "label": 1}, r"train.jsonl, line 2 has no column 'text' \(data.columns\); .*: 'body', 'label'$"),
+        ({"text": 3, "label": 1}, r"train.jsonl, line 2: 'text' is int; allowed: text"),
+        ({"text": None, "label": 1}, r"train.jsonl, line 2: 'text' is nothing; allowed: text"),
+        ({"body": "x", "label": 1}, r"train.jsonl, line 2 has no column 'text' \(data.columns\); allowed: .*, 'body', 'label'$"),
         ({"text": "x"}, r"train.jsonl, line 2 has no column 'label' \(data.label_column\)"),
         ({"text": "x", "label": None}, r"train.jsonl, line 2 has no label"),
-        ({"text": "x", "label": "good"}, r"train.jsonl, line 2: label 'good' must be one of 'neg', 'pos'"),
+        ({"text": "x", "label": "good"}, r"train.jsonl, line 2: label is 'good'; allowed: 'neg', 'pos'"),
     ],
 )
 def test_bad_json_rows(tmp_path, row, message):
@@ -260,7 +265,7 @@ def test_broken_files(tmp_path):
 def test_empty_texts_may_be_kept(tmp_path):
     (tmp_path / "train.tsv").write_text("sentence\tlabel\n\t1\n")
     assert list(LabelledSource(str(tmp_path), SST2, "keep").rows("train")) == [Row(("",), 1)]
-    with pytest.raises(ValueError, match=r"^data.empty_texts='drop' must be 'error' or 'keep'$"):
+    with pytest.raises(ValueError, match=r"^data.empty_texts is 'drop'; allowed: error, keep$"):
         LabelledSource(str(tmp_path), SST2, "drop")
 
 

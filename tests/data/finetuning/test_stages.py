@@ -108,12 +108,12 @@ def test_predict_windows(make_data):
         ({}, r"^nothing to predict: give data.text .* or data.file"),
         ({"text": " "}, r"^data.text: \(' ',\) holds an empty text"),
         ({"file": "no/such/file"}, r"^data.file: no/such/file cannot be read"),
-        ({"file": "pairs"}, r"^data.file='.*', line 2 has 2 fields: it must hold one text without a tab$"),
-        ({"file": "pairs", "task": "RTE"}, r"^data.file='.*', line 1 has 1 fields: it must hold two texts divided by a tab$"),
-        ({"text": "x", "text_pair": "y"}, r"^data.text_pair='y' must be left out: the task has one text a row$"),
+        ({"file": "pairs"}, r"^data.file='.*', line 2 has 2 fields; allowed: one text without a tab$"),
+        ({"file": "pairs", "task": "RTE"}, r"^data.file='.*', line 1 has 1 fields; allowed: two texts divided by a tab$"),
+        ({"text": "x", "text_pair": "y"}, r"^data.text_pair is 'y'; allowed: none, for the task has one text a row$"),
         (
             {"text": ["x", "y"], "text_pair": "z", "task": "RTE"},
-            r"^data.text_pair must have as many texts as data.text, 2, it has 1",
+            r"^data.text_pair has 1 texts; allowed: as many as data.text, 2",
         ),
     ],
 )

@@ -183,7 +183,7 @@ def test_damaged_compressed_files(tmp_path, suffix, damage):
     [
         (b'{"text": "broken', r"rows.jsonl:2 is not a line of JSON"),
         (b'{"text": "\xff"}', r"rows.jsonl:2 is not a line of JSON"),
-        (b'["text"]', r"rows.jsonl:2 must hold one JSON object a line, not list"),
+        (b'["text"]', r"rows.jsonl:2 is a JSON list; allowed: an object on each line"),
         (b'{"body": "x", "id": 1}', r"data.column='text' is not in .*rows.jsonl:2: there are 'body', 'id'"),
         (b'{"text": 3}', r"data.column='text' holds int, not text, in .*rows.jsonl:2"),
     ],
