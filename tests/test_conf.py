@@ -98,7 +98,13 @@ def source_of(path):
     return {"imdb": "data/IMDB", "agnews": "data/ag_news"}.get(path.stem, "data")
 
 
-@pytest.mark.parametrize("path", FINETUNE, ids=named)
+# The others differ in name and data alone, says the test below. One text, pairs, a number, two sets; one's own.
+QUICK = ("sst2", "stsb", "mnli", "agnews")
+
+
+@pytest.mark.parametrize(
+    "path", [path if path.stem in QUICK else pytest.param(path, marks=pytest.mark.slow) for path in FINETUNE], ids=named
+)
 def test_finetuning_config_runs(path, finetuning, cache, tmp_path, monkeypatch):
     monkeypatch.chdir(finetuning)
     log = tmp_path / "out.txt"

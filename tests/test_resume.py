@@ -7,7 +7,7 @@ import pytest
 
 from lit_linformer.runs.checkpoints import check_checkpoint
 from lit_linformer.utils.files import read_rows
-from tests.helpers import assert_same, load, read_log, run_forked
+from tests.helpers import TINY, assert_same, inside, load, read_log, run_forked
 
 CASES = {
     # 20 rows of 32 tokens make some 30 batches of 4 a pass: kills fall in the middle of it and of an accumulation.
@@ -31,7 +31,10 @@ def fit(tiny, name, log, *extra, kill_at=-1):
     return run_forked(["fit", *tiny, "--name", name, *extra, *callback], log.with_suffix(".out"))
 
 
-@pytest.mark.parametrize("case", CASES)
+SLOW = ("workers", "whole words", "two processes")  # of which others have a part
+
+
+@pytest.mark.parametrize("case", [case if case not in SLOW else pytest.param(case, marks=pytest.mark.slow) for case in CASES])
 def test_killed_run_resumes_bit_for_bit(case, tiny, tmp_path):
     extra = CASES[case]
     accumulate = int(dict(zip(extra[::2], extra[1::2], strict=True)).get("--trainer.accumulate_grad_batches", 1))
@@ -119,36 +122,50 @@ def test_perplexity_file_of_a_resumed_run_is_that_of_a_whole_one(saved_every, ti
     assert [row[0] for row in rows[0]] == ["step", "0", "7"]
 
 
-KILLS = {  # validated after batches 7 and 14, and saved after every step
-    "validation": ("on_validation_batch_start", 7, 10),
-    "last step's validation": ("on_validation_batch_start", 14, 14),
-    "validation done but not saved": ("on_validation_end", 7, 10),
-    "end": ("on_fit_end", 10, 10),
+@pytest.fixture(scope="module")
+def saved_at_every_step(tmp_path_factory, corpus, cache):
+    """Arguments, and the folder of a run that was left alone: validated after steps 7 and 14, the last."""
+    folder = tmp_path_factory.mktemp("whole")
+    (folder / "tiny.yaml").write_text(TINY)
+    tiny = ["--config", str(folder / "tiny.yaml"), "--data.source", str(corpus), "--data.cache_dir", str(cache)]
+    tiny += ["--last.every_n_steps", "1", "--trainer.max_steps", "14"]
+    with inside(folder):
+        assert fit(tiny, "whole", folder / "whole") == 0
+    return tiny, folder / "runs/whole"
+
+
+KILLS = {
+    "validation": ("on_validation_batch_start", 7),
+    "last step's validation": ("on_validation_batch_start", 14),
+    "validation done but not saved": ("on_validation_end", 7),
+    "end": ("on_fit_end", 14),
 }
 
 
 @pytest.mark.parametrize("case", KILLS)
-def test_what_was_killed_after_a_step_is_made_up_for_without_doing_the_step_again(case, tiny, tmp_path):
-    hook, step, steps = KILLS[case]
-    tiny = [*tiny, "--last.every_n_steps", "1", "--trainer.max_steps", str(steps)]
-    assert fit(tiny, "whole", tmp_path / "whole") == 0
+def test_what_was_killed_after_a_step_is_made_up_for_without_doing_the_step_again(
+    case, saved_at_every_step, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (hook, step), (tiny, alone) = KILLS[case], saved_at_every_step
     kill = ["--trainer.callbacks+", "tests.helpers.KillAt", "--trainer.callbacks.hook", hook]
     assert fit(tiny, "killed", tmp_path / "killed", *kill, "--trainer.callbacks.step", str(step)) == -9
     assert fit(tiny, "killed", tmp_path / "killed", "--ckpt_path", "last") == 0
     assert f"resuming at step {step}\n" in (tmp_path / "killed.out").read_text()
-    whole, killed = (load(tmp_path / f"runs/{name}/checkpoints/last.ckpt") for name in ("whole", "killed"))
+    runs = (alone, tmp_path / "runs/killed")
+    whole, killed = (load(run / "checkpoints/last.ckpt") for run in runs)
     assert_same(whole["state_dict"], killed["state_dict"])
     assert_same(whole["metrics"], killed["metrics"])
-    names = [{path.name for path in (tmp_path / f"runs/{name}/checkpoints").iterdir()} for name in ("whole", "killed")]
+    names = [{path.name for path in (run / "checkpoints").iterdir()} for run in runs]
     assert names[0] == names[1]
     found = []
-    for name in ("whole", "killed"):
-        rows = read_rows(tmp_path / f"runs/{name}/perplexity.csv")
-        result = json.loads((tmp_path / f"runs/{name}/result.json").read_text())
+    for run in runs:
+        rows = read_rows(run / "perplexity.csv")
+        result = json.loads((run / "result.json").read_text())
         result = {key: result[key] for key in ("step", "metrics", "best_step", "best_metrics")}
         found.append([[row | {"seconds": 0} for row in rows], result])
     assert found[0] == found[1]
-    assert [row["step"] for row in found[0][0]] == [0, *range(7, steps + 1, 7)] and "val/perplexity" in found[0][1]["metrics"]
+    assert [row["step"] for row in found[0][0]] == [0, 7, 14] and "val/perplexity" in found[0][1]["metrics"]
 
 
 def test_last_save_that_was_killed_is_finished(tiny, tmp_path):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lit_linformer.runs.checkpoints import find_checkpoint
-from tests.helpers import TINY, load, run_forked, small_disk
+from tests.helpers import TINY, in_one_process, load, run_forked, small_disk
 
 ROOT = Path(__file__).parents[2]
 
@@ -123,12 +123,11 @@ def test_full_disk_while_a_checkpoint_is_written(tiny, tmp_path):
         assert run_forked(["fit", *tiny, "--ckpt_path", "last"], tmp_path / "out.txt") == 0
 
 
-def test_traceback_only_when_asked_for(tiny):
-    command = [sys.executable, str(ROOT / "run.py"), "fit", *tiny, "--model.encoder.norm", "both"]
-    plain = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    asked = subprocess.run([*command, "--traceback"], capture_output=True, text=True, cwd=ROOT)
-    assert plain.returncode == 2 and plain.stderr.splitlines() == ["error: model.encoder.norm is 'both'; allowed: post, pre"]
-    assert asked.returncode == 1 and "Traceback" in asked.stderr
+def test_traceback_only_when_asked_for(tiny, tmp_path):
+    command = ["fit", *tiny, "--model.encoder.norm", "both"]
+    (status, plain), (raised, asked) = in_one_process([command, [*command, "--traceback"]], tmp_path / "printed")
+    assert status == 2 and plain.splitlines() == ["error: model.encoder.norm is 'both'; allowed: post, pre"]
+    assert raised == 1 and "Traceback" in asked
 
 
 def test_a_python_without_the_packages_is_one_line():

@@ -225,7 +225,10 @@ def test_a_transformer_becomes_a_linformer_and_longer_in_one_command(pretrained,
     assert f"{metrics['val/perplexity']:.2f}" == found[0][2]
 
 
-@pytest.mark.parametrize("start", ["block_mean", "split", "strided", "normal", "xavier", "svd"])
+SLOW = [pytest.param(start, marks=pytest.mark.slow) for start in ("split", "strided", "normal", "xavier")]
+
+
+@pytest.mark.parametrize("start", ["block_mean", "svd", *SLOW])
 def test_every_start(start, roberta, tmp_path, corpus, cache):
     text = ["--source", str(corpus), "--num_rows", "8"]
     shown = convert(roberta, tmp_path, "--attention", "linformer", "--projection_init", start, *text)

@@ -35,6 +35,8 @@ VARIANTS = [
     {"projection": "gaussian", "sharing": "headwise"},
     {"attention": "lookup", "num_layers": 2, "attention_options": {"chunk": 4}},
 ]
+NAMES = [" ".join(map(str, settings.values())) for settings in VARIANTS]
+SLOW = [pytest.param(settings, marks=pytest.mark.slow) for settings in VARIANTS[1:-1]]
 
 
 def export(run, form, folder, tmp_path, *extra, status=0):
@@ -54,7 +56,7 @@ def model_of(settings, classes=None):
 
 
 @pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("kind", ["pretrained", "finetuned"])
+@pytest.mark.parametrize("kind", ["pretrained", pytest.param("finetuned", marks=pytest.mark.slow)])
 def test_every_format_is_written_and_held_against_the_checkpoint(form, kind, request, tmp_path):
     run = request.getfixturevalue(kind)
     shown = export(run, form, tmp_path / "out", tmp_path)
@@ -140,7 +142,7 @@ def test_a_checkpoint_file_alone_is_enough(pretrained, tmp_path):
     assert facts["step"] == 8 and facts["best_perplexity"] > 1  # the checkpoint carries the curve
 
 
-@pytest.mark.parametrize("settings", VARIANTS, ids=[" ".join(map(str, v.values())) for v in VARIANTS])
+@pytest.mark.parametrize("settings", [VARIANTS[0], *SLOW, VARIANTS[-1]], ids=NAMES)
 def test_one_program_for_every_length_whatever_the_model(settings, tmp_path, monkeypatch):
     from lit_linformer.export import graph
 
@@ -150,7 +152,10 @@ def test_one_program_for_every_length_whatever_the_model(settings, tmp_path, mon
     assert largest_difference(model, graph.logits(model, tmp_path)) < 1e-5
 
 
-@pytest.mark.parametrize("settings", VARIANTS[:1] + VARIANTS[4:5] + VARIANTS[-1:], ids=["full", "key-value", "lookup"])
+FULL = pytest.param(VARIANTS[0], marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("settings", [FULL, VARIANTS[4], VARIANTS[-1]], ids=["full", "key-value", "lookup"])
 def test_onnx_graph_for_every_length(settings, tmp_path, monkeypatch):
     pytest.importorskip("onnxruntime")
     from lit_linformer.export import onnx
@@ -165,7 +170,7 @@ def test_onnx_graph_for_every_length(settings, tmp_path, monkeypatch):
     assert torch.equal(written(ids, mask)[mask.bool()], written(other, mask)[mask.bool()])
 
 
-@pytest.mark.parametrize("settings", VARIANTS, ids=[" ".join(map(str, v.values())) for v in VARIANTS])
+@pytest.mark.parametrize("settings", VARIANTS, ids=NAMES)
 def test_transformers_model_has_equal_weights_whatever_the_model(settings, tmp_path):
     pytest.importorskip("transformers")
     from lit_linformer.export import huggingface_folder as hf_folder
@@ -187,6 +192,7 @@ def test_int8_tells_its_cost(pretrained, tmp_path):
     assert (tmp_path / "out/model.int8.onnx").is_file() and "perplexity float32" in (tmp_path / "out/README.md").read_text()
 
 
+@pytest.mark.slow
 def test_int8_of_a_classifier(finetuned, tmp_path):
     pytest.importorskip("onnxruntime")
     from lit_linformer.export import onnx, quantize
