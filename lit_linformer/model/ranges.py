@@ -1,6 +1,6 @@
 """Ranges of numbers, and names, told once, where a setting is declared: `lr: Annotated[float, Range(above=0)] = 1e-3`.
 
-`check_ranges` holds values against them. The command line does so before anything is built, and `--help` tells them.
+`check_ranges` checks values against them. The command line does so before anything is built, and `--help` shows them.
 """
 
 import math
@@ -16,7 +16,7 @@ MANY = 2**31 - 1  # what a count may be at most; larger ones overflow somewhere 
 class Range:
     """Finite numbers from ``least``, or more than ``above``, to ``most``, or less than ``below``; beside them ``also``.
 
-    ``largest`` is a bound that only a slip of the hand exceeds: it is told where it matters.
+    ``largest`` is a bound that only a typing mistake exceeds: it is mentioned only where it matters.
     """
 
     least: float | None = None
@@ -40,7 +40,7 @@ class Range:
         return self.words()
 
     def words(self, value: float = 0) -> str:
-        """`0 to 1`, `more than 0`, `1 or more, or -1`: what is allowed, told to someone who gave ``value``."""
+        """`0 to 1`, `more than 0`, `1 or more, or -1`: what is allowed, in words, for a user who gave ``value``."""
         most = self.largest if self.most is None and self.below is None and value > self.largest else self.most
         low = f"{self.least:g}" if self.above is None else f"more than {self.above:g}"
         if self.below is not None:
@@ -72,7 +72,7 @@ def check_ranges(prefix: str, declared: Any, values: Mapping[str, Any]) -> None:
     """ValueError for the first of ``values`` that is not what ``declared`` (a function, a class) allows.
 
     Args:
-        prefix: what stands before a setting's name where one types it, as "model."; "" in plain Python.
+        prefix: what is put before a setting's name on the command line, as "model."; "" in plain Python.
         declared: the function or dataclass whose annotations count, or a mapping {name: annotation}.
         values: {name: value}, as locals() gives them; names without an annotation are passed over.
     """
@@ -88,7 +88,7 @@ def _check(where: str, hint: Any, value: Any) -> None:
         return
     if isinstance(value, int | float):
         numbers = [kind for kind in kinds if get_origin(kind) is Annotated]
-        # Where both are told, a whole number is a count and 0.5 a share.
+        # Where both are given, a whole number is a count and 0.5 a share.
         fitting = [kind for kind in numbers if get_args(kind)[0] is type(value)] or numbers
         allowed = [part for kind in fitting for part in get_args(kind)[1:] if isinstance(part, Range)]
         if allowed and value not in allowed[0]:

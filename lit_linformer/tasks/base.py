@@ -1,6 +1,6 @@
-"""What every task's LightningModule stands on: AdamW by groups, a schedule by steps, and resuming bit for bit.
+"""The base of every task's LightningModule: AdamW by groups, a schedule by steps, and resuming bit for bit.
 
-For a task of one's own: call `super().__init__()`, `save_hyperparameters` with (at least) the names in OPTIMIZER, set
+For a task of your own: call `super().__init__()`, `save_hyperparameters` with (at least) the names in OPTIMIZER, set
 `self.net`, count with `self.count(batch)` in training_step, and give `warmup(total_steps)`. What training_step runs through
 `self.in_training(function)` is compiled where the user asks for it.
 """
@@ -31,12 +31,12 @@ class TrainingModule(LightningModule):
     """A LightningModule that resumes exactly: dropout by (seed, batch, rank), what it is given now wins over a checkpoint.
 
     Args:
-        compile: torch.compile for training steps; validation, test and predictions run as they always do. No hyper-parameter
+        compile: torch.compile for training steps; validation, test and predictions are not compiled. No hyper-parameter
             and not in the state dict: a checkpoint loads with it and without.
         dynamic: torch.compile's, whether batches differ in shape.
     """
 
-    # What the progress lines and result.json tell: metric, words, format, and which of two values is better.
+    # What the progress lines and result.json show: metric, words, format, and which of two values is better.
     headline = ("val/perplexity", "validation perplexity", ".2f", min)
 
     def __init__(self, compile: bool = False, dynamic: bool = False) -> None:
@@ -142,7 +142,7 @@ class TrainingModule(LightningModule):
         return 0 if steps == float("inf") else int(steps)
 
     def on_train_start(self) -> None:
-        # A restored optimiser brings the old run's settings along; what this run was given wins (Lightning does not do this).
+        # A restored optimiser brings the old run's settings; those given to this run win (Lightning does not do this).
         optimizer, scheduler = self.optimizers(), self.lr_schedulers()
         for index, group in enumerate(self.parameter_groups()):
             scheduler.base_lrs[index] = group["lr"]
@@ -174,7 +174,7 @@ class TrainingModule(LightningModule):
     def _recount(self, checkpoint: dict[str, Any], seen: dict[str, int]) -> None:
         """Micro-batches are counted in those of this run: on other devices a step may be another number of them.
 
-        Lightning, too, counts micro-batches, and would make the first step of a run that goes on of too few.
+        Lightning, too, counts micro-batches, and would make the first step of a run that continues of too few.
         """
         before, now = seen.get("accumulate"), self.trainer.accumulate_grad_batches
         if self.trainer.state.fn != "fit" or before in (None, now):

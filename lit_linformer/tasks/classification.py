@@ -41,7 +41,7 @@ class SequenceClassification(TrainingModule):
         encoder: the encoder's shape, to train from scratch; beside `pretrained` it must be that checkpoint's.
         vocab_size: V; the command line fills it in from the data's tokenizer.
         num_labels: classes, 1 for regression; the command line fills it in from the data.
-        pooling: what stands for a text: first (its first token, as in RoBERTa) | mean (over its tokens).
+        pooling: what represents a text: first (its first token, as in RoBERTa) | mean (over its tokens).
         dropout: of encoder and head, whatever pretraining had.
         attention_dropout: of attention weights, whatever pretraining had.
         activation_checkpointing: recompute each layer in the backward pass instead of keeping its activations.

@@ -1,4 +1,4 @@
-"""Distillation: a model learns to do what its teacher does. How a converted Linformer gets its perplexity back.
+"""Distillation: a model learns to do what its teacher does. This is how a converted Linformer recovers its perplexity.
 
 Shapes: B rows, N tokens a row, M masked positions a row, D hidden width, V vocabulary, L layers.
 """
@@ -25,7 +25,7 @@ Weight = Annotated[float, Range(least=0, largest=1e6)]
 
 
 class Distillation(MLM):
-    """Masked language modelling beside a teacher, whose perplexity stands beside the model's own: val/teacher_perplexity.
+    """Masked language modelling beside a teacher, whose perplexity is logged beside the model's own: val/teacher_perplexity.
 
     The loss is a weighted sum of three. A weight of 0 leaves its term out; with labels_weight alone the training is plain
     masked language modelling.
@@ -134,7 +134,7 @@ def _check_terms(teacher: str | None, weights: Sequence[float]) -> None:
 
 
 def read_teacher(path: str) -> MaskedLanguageModel:
-    """In evaluation mode, without gradients; ValueError, in one line, for what is no masked language model."""
+    """In evaluation mode, without gradients; ValueError, in one line, for anything but a masked language model."""
     source = read_model(path, "model.teacher")
     if "head.bias" not in source.weights:
         raise ValueError(f"model.teacher is {path}, which has no masked-language-model head; allowed: one of MLM")

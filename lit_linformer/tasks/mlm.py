@@ -24,7 +24,7 @@ class MLM(TrainingModule):
     Args:
         encoder: the encoder's shape; its vocab_size is taken from the data. Beside `pretrained` it must be that model's.
         vocab_size: V; the command line fills it in from the data's tokenizer.
-        pretrained: weights to start from, for training that goes on with other text or another objective: a run directory
+        pretrained: weights to start from, to train with other text or another objective: a run directory
             (its best checkpoint, or its last), a checkpoint file, or a folder that `export` wrote as safetensors or
             huggingface. Encoder settings and tokenizer come from there too. None: random weights.
         lr: peak learning rate of AdamW.
