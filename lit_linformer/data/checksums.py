@@ -10,6 +10,7 @@ machine's name, since homes and data may be on network file systems.
 import json
 import os
 import platform
+import sys
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,7 @@ from lit_linformer.utils.files import write_text
 VERIFY = ("once", "always", "never")
 SHARD_BYTES = 50_000_000
 CHUNK = 1 << 22
+PAGE = 4096
 IDS = ("train.bin", "validation.bin", "test.bin", "ids.bin")  # files of token ids
 TOLD = 2_000_000_000  # bytes: to check more takes long enough to be announced
 
@@ -72,7 +74,7 @@ def shard_of(path: Path, size: int) -> list:
 def verify(folder: Path, meta: dict, names: list[str], vocab_size: int, when: str = "once") -> None:
     """ValueError where a file does not hold what was written to it.
 
-    A file without checksums (until version 0.1.0) is searched for ids that the vocabulary does not have.
+    A file without checksums (until version 0.1.0) is searched for ids that the vocabulary does not have and for pages of zeros.
 
     Args:
         folder: Of the cache.
@@ -110,6 +112,8 @@ def _verify(path: Path, meta: dict, vocab_size: int, done: Callable[[int], None]
     if shards is None:
         if path.name in IDS:
             _verify_ids(path, np.dtype(meta["dtype"]), vocab_size, done)
+            less = "its folder is from before there were checksums: only ids and zeros were looked for"
+            print(f"note: {path}: {less}; without the folder it is made anew, with them", file=sys.stderr, flush=True)
         return
     starts = np.cumsum([0, *(size for size, _ in shards)]).tolist()
     if path.stat().st_size != starts[-1]:
@@ -128,6 +132,10 @@ def _verify(path: Path, meta: dict, vocab_size: int, done: Callable[[int], None]
 def _verify_ids(path: Path, dtype: np.dtype, vocab_size: int, done: Callable[[int], None]) -> None:
     with open(path, "rb") as file:
         while data := file.read(CHUNK):
+            pages = np.frombuffer(data[: len(data) // PAGE * PAGE], np.uint8).reshape(-1, PAGE)
+            if len(empty := np.flatnonzero(~pages.any(axis=1))):  # what a file system leaves where nothing was written
+                start = file.tell() - len(data) + int(empty[0]) * PAGE
+                raise damaged(path, f"bytes {start:,} to {start + PAGE:,} are zeros")
             largest = int(np.frombuffer(data[: len(data) // dtype.itemsize * dtype.itemsize], dtype).max(initial=0))
             if largest >= vocab_size:
                 raise damaged(path, f"it holds token {largest}, of a vocabulary of {vocab_size}")

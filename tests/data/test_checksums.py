@@ -150,11 +150,21 @@ def test_a_record_that_is_unreadable_or_cannot_be_written_means_that_files_are_c
     assert "train.bin" in read
 
 
-def test_files_of_a_version_without_checksums_are_looked_through_for_ids_that_do_not_exist(folder, tokenizer):
+def test_files_of_a_version_without_checksums_are_looked_through_for_ids_that_do_not_exist(folder, tokenizer, capsys):
     meta = json.loads((folder / "meta.json").read_text())
     del meta["checksums"]
     (folder / "meta.json").write_text(json.dumps(meta))
     check(folder, tokenizer)
+    told = f"note: {folder / 'train.bin'}: its folder is from before there were checksums: only ids and zeros were looked for"
+    assert told in capsys.readouterr().err
+    check(folder, tokenizer)
+    assert not capsys.readouterr().err
+    whole = (folder / "train.bin").read_bytes()
+    assert len(whole) > 4096
+    change(folder / "train.bin", 0, bytes(4096))
+    with pytest.raises(ValueError, match=r"train.bin is damaged: bytes 0 to 4,096 are zeros; delete the folder"):
+        check(folder, tokenizer, when="always")
+    change(folder / "train.bin", 0, whole)
     change(folder / "train.bin", 1000, np.uint16(60_000).tobytes())
     with pytest.raises(
         ValueError, match=r"train.bin is damaged: it holds token 60000, of a vocabulary of \d+; delete the folder"
