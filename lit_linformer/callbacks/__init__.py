@@ -1,6 +1,6 @@
 """Callbacks: they observe and record, and never change training."""
 
-from lit_linformer.callbacks.checkpoint import AtomicCheckpointIO, LastCheckpoint, best_checkpoint
+from lit_linformer.callbacks.checkpoint import AtomicCheckpointIO, LastCheckpoint, best_checkpoint, best_of
 from lit_linformer.callbacks.copy_slices import CopySlices
 from lit_linformer.callbacks.curves import Curves
 from lit_linformer.callbacks.finite import Finite
@@ -32,4 +32,5 @@ __all__ = [
     "TaskScores",
     "Throughput",
     "best_checkpoint",
+    "best_of",
 ]

@@ -15,6 +15,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from torch import Tensor
 
+from lit_linformer.callbacks.observing import HEADLINE
 from lit_linformer.model.ranges import Count, Natural, OneOf, check_ranges
 from lit_linformer.runs.checkpoints import BEST, is_whole, write_checkpoint
 from lit_linformer.runs.folder import remove, replace
@@ -147,6 +148,10 @@ class LastCheckpoint(Checkpoint):
             best.drop_others()
 
 
+class MissingMetric(ValueError):
+    of_all_processes = True  # the first one says it
+
+
 class BestCheckpoint(ModelCheckpoint):
     """Lightning's, for runs that are killed and go on: what it keeps is what the history of the run calls best.
 
@@ -170,6 +175,18 @@ class BestCheckpoint(ModelCheckpoint):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         self._trainer = trainer
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # Before training only training's metrics may be lacking, whose names are not known.
+        due = trainer.state.fn == "fit" and (not trainer.sanity_checking or self.monitor.startswith("val"))
+        if self.save_top_k and due and self.monitor not in trainer.callback_metrics:
+            logged = [name for name in trainer.callback_metrics if not (trainer.sanity_checking and name.startswith("train"))]
+            raise MissingMetric(
+                f"best.monitor is {self.monitor!r}, which {type(pl_module).__name__} does not log in its validation; allowed: "
+                f"{', '.join(logged) or 'a metric that it logs (there is none)'}, with --best.monitor or as its `headline`; "
+                "or --best.keep 0 for no best checkpoint"
+            )
+        super().on_validation_end(trainer, pl_module)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """The best ones of the history, where they lie now, as far as they are there."""
@@ -209,17 +226,25 @@ def _best_callbacks(trainer: Trainer) -> list[BestCheckpoint]:
     return [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, BestCheckpoint)]
 
 
+def best_of(model: type, monitor: str | None, mode: str | None) -> tuple[str, str]:
+    """best.monitor and best.mode, with what the user left out: the headline of the model's class, if it declares one."""
+    name, _, _, better = getattr(model, "headline", HEADLINE)
+    monitor = monitor or name
+    return monitor, mode or ("max" if monitor == name and better is max else "min")
+
+
 def best_checkpoint(
-    monitor: str = "val/perplexity", mode: Annotated[str, OneOf(("min", "max"))] = "min", keep: Natural = 1
+    monitor: str | None = None, mode: Annotated[str, OneOf(("min", "max"))] | None = None, keep: Natural = 1
 ) -> BestCheckpoint:
     """Keeps the checkpoints of the best validations.
 
     Args:
-        monitor: the logged metric that decides.
-        mode: min, or max where higher is better.
+        monitor: the logged metric that decides; none: the headline of the model's class.
+        mode: min, or max where higher is better; none: as the headline says, else min.
         keep: how many are kept; 0 for none.
     """
     check_ranges("best.", best_checkpoint, locals())
+    monitor, mode = best_of(LightningModule, monitor, mode)
     return BestCheckpoint(
         monitor=monitor,
         mode=mode,

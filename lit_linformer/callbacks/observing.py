@@ -3,7 +3,7 @@
 import csv
 import io
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,20 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 
 from lit_linformer.utils.files import write_text
+
+# What tells how a model does: metric, words, format, and which of two values is better.
+Headline = tuple[str, str, str, Callable[..., float]]
+HEADLINE: Headline = ("val/perplexity", "validation perplexity", ".2f", min)
+
+
+def headline(trainer: Trainer, pl_module: LightningModule) -> Headline:
+    """What the module declares, else what the best checkpoint goes by."""
+    if (declared := getattr(pl_module, "headline", None)) is not None:
+        return declared
+    for callback in trainer.checkpoint_callbacks:
+        if (monitor := getattr(callback, "monitor", None)) is not None:
+            return monitor, monitor, ".4g", max if callback.mode == "max" else min
+    return HEADLINE
 
 
 @contextmanager

@@ -1,20 +1,23 @@
-"""Records the validation perplexity: a CSV that a script reads, curves against steps and tokens, the best value."""
+"""Records the validation perplexity, or another task's headline: a CSV that a script reads, curves, the best value."""
 
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_linformer.callbacks.loggers import writers
-from lit_linformer.callbacks.observing import axis, owes_validation, write_csv
+from lit_linformer.callbacks.observing import axis, headline, owes_validation, write_csv
 
-COLUMNS = ("step", "tokens", "seconds", "perplexity", "best")
+FILES = {"val/perplexity": ("perplexity", "perplexity.csv")}  # its column and file; another metric's: its name, curve.csv
 
 
 class PerplexityCurve(Callback):
     """Writes perplexity.csv into the run directory, one row a validation, and the curve against tokens into the loggers.
+
+    Of a module without val_perplexity it is curve.csv, with the module's headline, or what best.monitor names.
 
     With trainer.num_sanity_val_steps=-1 the first row is the untrained model's. Training is not affected.
     """
@@ -23,6 +26,7 @@ class PerplexityCurve(Callback):
         self.rows: list[dict[str, float]] = []
         self._seconds_before = 0.0
         self._started = time.monotonic()
+        self._name = ""
 
     def state_dict(self) -> dict[str, Any]:
         return {"seconds": self._seconds(), "rows": [dict(row) for row in self.rows]}
@@ -35,28 +39,45 @@ class PerplexityCurve(Callback):
         self._started = time.monotonic()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not hasattr(pl_module, "tokens_seen"):
+            return
         again = pl_module.tokens_seen + (not owes_validation(trainer)) if trainer.global_step else 0
         for logger in writers(trainer):
             logger.begin_against_tokens(again)
             if trainer.global_step == 0 and self.rows:  # against steps it would take the first step's place
                 first = self.rows[0]
-                logger.against_tokens("val/perplexity_by_tokens", first["perplexity"], first["tokens"], axis(trainer))
+                value = first[FILES.get(self._name, (self._name,))[0]]
+                logger.against_tokens(f"{self._name}_by_tokens", value, first["tokens"], axis(trainer))
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if hasattr(pl_module, "val_perplexity"):  # in all its digits; what is logged is a float32
+            self._record(trainer, pl_module, "val/perplexity", lambda: pl_module.val_perplexity.compute().item(), min)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        name, _, _, better = headline(trainer, pl_module)
+        if not hasattr(pl_module, "val_perplexity") and name in trainer.callback_metrics:
+            self._record(trainer, pl_module, name, trainer.callback_metrics[name].item, better)
+
+    def _record(
+        self, trainer: Trainer, pl_module: LightningModule, name: str, read: Callable[[], float], better: Callable[..., float]
+    ) -> None:
         whole = not trainer.sanity_checking or trainer.num_sanity_val_steps == float("inf")
         if trainer.state.fn != "fit" or not whole:
             return
-        perplexity = pl_module.val_perplexity.compute().item()  # on every rank: it is a sum over all of them
-        known = [value for value in (perplexity, *(row["perplexity"] for row in self.rows)) if math.isfinite(value)]
-        best = min(known, default=perplexity)
-        values = (trainer.global_step, pl_module.tokens_seen, round(self._seconds(), 1), perplexity, best)
-        self.rows.append(dict(zip(COLUMNS, values, strict=True)))
+        value, tokens = read(), getattr(pl_module, "tokens_seen", None)  # read on every rank: perhaps a sum over all of them
+        self._name, column, file = name, *FILES.get(name, (name, "curve.csv"))
+        known = [one for one in (value, *(row[column] for row in self.rows)) if math.isfinite(one)]
+        best = better(known, default=value)
+        seen = {"tokens": tokens} if tokens is not None else {}
+        seconds = round(self._seconds(), 1)
+        self.rows.append({"step": trainer.global_step, **seen, "seconds": seconds, column: value, "best": best})
         if trainer.is_global_zero:
             if not trainer.fast_dev_run:
-                write_csv(Path(trainer.default_root_dir) / "perplexity.csv", COLUMNS, self.rows)
+                write_csv(Path(trainer.default_root_dir) / file, list(self.rows[0]), self.rows)
             for logger in writers(trainer) if not trainer.sanity_checking else ():  # those points wait for training
-                logger.points({"val/perplexity_best": best}, axis(trainer))
-                logger.against_tokens("val/perplexity_by_tokens", perplexity, pl_module.tokens_seen, axis(trainer))
+                logger.points({f"{name}_best": best}, axis(trainer))
+                if tokens is not None:
+                    logger.against_tokens(f"{name}_by_tokens", value, tokens, axis(trainer))
 
     def _seconds(self) -> float:
         """Since the run began, resumed ones added up."""

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
 
 from lit_linformer.utils.files import json_text
 
@@ -11,7 +12,8 @@ from lit_linformer.utils.files import json_text
 class PredictionWriter(Callback):
     """Prints each text with its most probable fillings or labels, and writes them as JSON lines.
 
-    A task's predict_step gives a list of records: {text, mask?, top: [{token or label, probability}, …]} or {text, value}.
+    A task's predict_step gives a list of records: {text, mask?, top: [{token or label, probability}, …]} or {text, value}. What
+    a module of your own gives otherwise, a tensor say, is written a row a line, and not printed.
     """
 
     def __init__(self) -> None:
@@ -20,7 +22,7 @@ class PredictionWriter(Callback):
     def on_predict_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        self.records += outputs
+        self.records += _records(outputs)
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         from rich.console import Console
@@ -30,6 +32,10 @@ class PredictionWriter(Callback):
         path = Path(trainer.default_root_dir) / "predictions.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(json_text(record) + "\n" for record in self.records), encoding="utf-8")
+        console = Console()
+        if not all("text" in record and record.keys() & {"top", "value"} for record in self.records):
+            console.print(f"{len(self.records)} predictions → {path}", highlight=False)
+            return
         of_masks, shown = "mask" in self.records[0], len(self.records[0].get("top", ())[:5])
         heads = ["mask"] * of_masks + [f"{rank}." for rank in range(1, shown + 1)] + ["value"] * (shown == 0)
         table = Table("text", *heads, show_lines=True)
@@ -39,9 +45,14 @@ class PredictionWriter(Callback):
             cells += [f"{_name(found)}\n{found['probability']:.1%}" for found in record.get("top", ())[:5]]
             cells += [f"{record['value']:.3f}"] if "value" in record else []
             table.add_row(*(Text(cell) for cell in (text, *cells)))
-        console = Console()
         console.print(table)
         console.print(f"{len(self.records)} {'masks' if of_masks else 'texts'} → {path}", highlight=False)
+
+
+def _records(outputs: Any) -> list[dict[str, Any]]:
+    rows = outputs.tolist() if isinstance(outputs, Tensor) else outputs if isinstance(outputs, list) else [outputs]
+    rows = [row if isinstance(row, dict) else {"prediction": row} for row in rows if row is not None]
+    return [{key: value.tolist() if isinstance(value, Tensor) else value for key, value in row.items()} for row in rows]
 
 
 def _name(found: dict[str, Any]) -> str:

@@ -7,11 +7,10 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 
+from lit_linformer.callbacks.observing import headline
 from lit_linformer.callbacks.throughput import Throughput, Totals, line
 from lit_linformer.model import count_parameters
 from lit_linformer.model.ranges import Count, check_ranges
-
-NO_HEADLINE = ("val/perplexity", "validation perplexity", ".2f", min)  # a LightningModule of someone else's
 
 
 class Progress(ProgressBar):
@@ -84,7 +83,7 @@ class Progress(ProgressBar):
         self._refresh()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        name, words, form, better = getattr(pl_module, "headline", NO_HEADLINE)
+        name, words, form, better = headline(trainer, pl_module)
         value = trainer.callback_metrics.get(name)
         if trainer.state.fn != "fit" or value is None:
             return
@@ -104,7 +103,7 @@ class Progress(ProgressBar):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._stop()
         if self._first not in (None, self._last):
-            _, words, form, _ = getattr(pl_module, "headline", NO_HEADLINE)
+            _, words, form, _ = headline(trainer, pl_module)
             marks = {"first": self._first, "last": self._last, "best": self._best}
             shown = ", ".join(f"{name} {value:{form}} (step {step})" for name, (value, step) in marks.items())
             self.print(f"{words}: {shown}")

@@ -1,7 +1,6 @@
 """LightningCLI, fitted to this project: a run directory by name, checkpoints by `last` and `best`, the command line wins."""
 
 import functools
-import importlib
 import logging
 import warnings
 from pathlib import Path
@@ -29,9 +28,11 @@ from lit_linformer.callbacks import (
     RunResult,
     Throughput,
     best_checkpoint,
+    best_of,
 )
 from lit_linformer.callbacks.owed import finish
 from lit_linformer.cli.checks import check_settings
+from lit_linformer.cli.class_paths import check_class_paths, class_of
 from lit_linformer.cli.closing import closing_lines
 from lit_linformer.cli.early import check_early
 from lit_linformer.cli.failures import failure
@@ -45,7 +46,7 @@ from lit_linformer.runs.folder import CONFIG, TOKENIZER, Claim, check_name, own_
 from lit_linformer.runs.trained_model import read_model
 from lit_linformer.tasks.pretrained import pretrained_encoder
 from lit_linformer.utils import compat
-from lit_linformer.utils.configs import check_configs
+from lit_linformer.utils.configs import check_configs, config_files
 from lit_linformer.utils.environment import command_line
 from lit_linformer.utils.files import write_text
 from lit_linformer.utils.signals import is_first_process
@@ -200,6 +201,8 @@ class LinformerCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         config = self.config[self.subcommand]
+        monitor, mode = best_of(class_of(config.model.class_path, "model"), config.best.monitor, config.best.mode)
+        config.best.monitor, config.best.mode = monitor, mode
         self.as_given = config.clone()
         check_name(config.name)
         # Not written back into the config: with the run's config.yaml as --config, another --name is another folder.
@@ -235,8 +238,7 @@ class LinformerCLI(LightningCLI):
             super().instantiate_classes()
             return
         data = self.config.prepare.data
-        module, _, name = data.class_path.rpartition(".")
-        self.datamodule = getattr(importlib.import_module(module), name)(**data.get("init_args", {}))
+        self.datamodule = class_of(data.class_path, "data")(**data.get("init_args", {}))
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         config = self.config_init[self.subcommand].trainer
@@ -350,6 +352,7 @@ def run(argv: list[str]) -> LinformerCLI:
     if argv[0] != "fit":  # what those callbacks do has its end with training
         warnings.filterwarnings("ignore", message=".*callbacks used to create the checkpoint need to be provided.*")
     check_configs(argv)
+    check_class_paths(argv, list(config_files(argv)))
     try:
         return LinformerCLI(argv)
     except ProcessExitedException as error:  # of processes that were forked; they have said why

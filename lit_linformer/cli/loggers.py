@@ -1,6 +1,5 @@
 """trainer.logger on the command line and in files: any of Lightning's loggers or of your own, in the run's folder."""
 
-import importlib
 import inspect
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
 from lit_linformer.callbacks.curves import Identities
 from lit_linformer.callbacks.loggers import Settings, writer_of
+from lit_linformer.cli.class_paths import class_of
 
 DEFAULT = Namespace(class_path=f"{TensorBoardLogger.__module__}.TensorBoardLogger", init_args=Namespace(save_dir=None))
 
@@ -44,7 +44,7 @@ class RunLoggers:
     def __init__(self, given: Any, folder: Path, name: str) -> None:
         given = DEFAULT if given in (None, True) else given or []
         self._specs = given if isinstance(given, list) else [given]
-        self._kinds = [_class(spec.class_path) for spec in self._specs]
+        self._kinds = [class_of(spec.class_path, "trainer.logger") for spec in self._specs]
         self._writers = [writer_of(kind) for kind in self._kinds]
         self._folder, self._name = folder, name
 
@@ -70,8 +70,3 @@ class RunLoggers:
             given = spec.get("init_args", Namespace()).as_dict()
             settings.append(writer.settings(given, self._folder, self._name, earlier))
         return settings
-
-
-def _class(path: str) -> type[Logger]:
-    module, _, name = path.rpartition(".")
-    return getattr(importlib.import_module(module), name)

@@ -57,7 +57,7 @@ def one_line(error: Exception, argv: list[str]) -> str | None:
         return line
     if isinstance(error, OmegaConfBaseException):
         if key := re.search(r"Interpolation key '\.*([^']*)' not found", message):
-            return f"${{{key[1]}}} in the config names no setting{_meant(key[1], argv)}"
+            return f"${{{key[1]}}} in the config names no setting{_meant(key[1], argv)}{_refers(key[1], argv)}"
         return (
             f"a value in the config cannot be read: {message.splitlines()[0]}; allowed: ${{NAME}} for another setting's value"
         )
@@ -170,6 +170,13 @@ def _meant(key: str, argv: list[str]) -> str:
         last = {name.rpartition(".")[2]: name for name in reversed(known)}
         near = [last[word] for word in difflib.get_close_matches(key.rpartition(".")[2], last, 1, 0.6)]
     return f"; did you mean '{near[0]}'?" if near else ""
+
+
+def _refers(key: str, argv: list[str]) -> str:
+    """What takes the value of a setting that is not there: another class, of the user's say, may have no such setting."""
+    texts = (Path(file).read_text(encoding="utf-8") for file in config_files(argv))
+    found = next((match[1] for text in texts if (match := re.search(rf"(\w+): *\$\{{{re.escape(key)}\}}", text))), None)
+    return f" (or give {found}, which refers to it, a value of its own)" if found else ""
 
 
 def _known_keys(argv: list[str]) -> list[str]:

@@ -63,11 +63,13 @@ class Registry(Mapping):
             near = difflib.get_close_matches(str(name), self, 1)
             self._refuse(name, f"; did you mean {near[0]!r}?" if near else "")
         path, _, attribute = name.rpartition(".")
+        module = self._import(name, path)
         try:
-            module = self._import(name, path)
             found = getattr(module, attribute)
         except AttributeError as error:
-            self._refuse(name, f", but module {path} has no {attribute}", error)
+            near = difflib.get_close_matches(attribute, dir(module), 1)
+            meant = f"; did you mean '{path}.{near[0]}'?" if near else ""
+            self._refuse(name, f", but module {path} has no {attribute}{meant}", error)
         if not (inspect.isclass(found) and issubclass(found, self.base) and found is not self.base):
             self._refuse(name, f", which is no subclass of {self.base.__name__}")
         return found
@@ -87,8 +89,9 @@ class Registry(Mapping):
 
     def _refuse(self, name: Any, why: str, error: Exception | None = None) -> None:
         package = self.base.__module__.rpartition(".")[0]
-        own = f"or the path of a subclass of {package}.{self.base.__name__}, as my_ideas.Idea"
-        raise UnknownKind(f"{self.setting} is {name!r}{why}; allowed: {', '.join(self)}, {own}") from error
+        entries = f"{', '.join(self)}, or " if self else ""
+        own = f"the path of a subclass of {package}.{self.base.__name__}, as my_ideas.Idea"
+        raise UnknownKind(f"{self.setting} is {name!r}{why}; allowed: {entries}{own}") from error
 
     def check_options(self, name: str, taken: set[str], options: dict[str, Any] | None) -> None:
         """ValueError for an option that the class does not have.

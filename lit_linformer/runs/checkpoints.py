@@ -136,7 +136,7 @@ def _find_best(run_dir: Path) -> Path | None:
     named = [(path, found) for path in checkpoints(run_dir) if (found := BEST.fullmatch(path.name))]
     scored = [(float(found[2]), int(found[1]), path) for path, found in named if found[2] != "nan"]
     best = best_settings(run_dir)
-    curve = read_rows(run_dir / "perplexity.csv") or read_rows(run_dir / "scores.csv")
+    curve = read_rows(run_dir / "perplexity.csv") or read_rows(run_dir / "scores.csv") or read_rows(run_dir / "curve.csv")
     measured = {(row.get("step"), row.get(name)) for row in curve for name in ("perplexity", best["monitor"])}
 
     def on_curve(score: float, step: int) -> bool:

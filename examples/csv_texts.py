@@ -1,0 +1,97 @@
+"""Data of your own: a column of a CSV file, for masked language modelling, that resumes exactly.
+
+    python run.py fit --config conf/quickstart.yaml --name csv --data examples.csv_texts.CsvTexts --data.file reviews.csv
+
+A tokenizer is there already: that of a run, or any that `prepare` made.
+"""
+
+import csv
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningDataModule
+from torch import Tensor
+
+from lit_linformer.data.loader import EvaluationLoader, ResumableLoader
+from lit_linformer.data.tokenizer import Tokenizer, load_tokenizer
+
+IGNORED = -100
+
+
+class MaskedRows:
+    """Rows of ids (R, N) as batches: dataset[[(epoch, index), …]]. What is masked depends on (seed, epoch, index) alone."""
+
+    def __init__(self, rows: np.ndarray, tokenizer: Tokenizer, seed: int):
+        self.rows, self.tokenizer, self.seed = rows, tokenizer, seed
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, keys: list[tuple[int, int]]) -> dict[str, Tensor]:
+        ids = self.rows[[index for _, index in keys]]
+        masked = max(1, ids.shape[1] * 15 // 100)  # M, the same in every row
+        draws = [np.random.default_rng((self.seed, epoch, index)) for epoch, index in keys]
+        positions = np.stack([np.sort(draw.choice(ids.shape[1], masked, replace=False)) for draw in draws])
+        there = np.take_along_axis(ids, positions, 1)
+        labels = np.where(there == self.tokenizer.pad_id, IGNORED, there)
+        np.put_along_axis(ids, positions, np.where(labels == IGNORED, there, self.tokenizer.mask_id), 1)
+        batch = {"input_ids": ids, "positions": positions, "labels": labels, "attention_mask": ids != self.tokenizer.pad_id}
+        return {name: torch.from_numpy(value) for name, value in batch.items()}
+
+
+class CsvTexts(LightningDataModule):
+    """One row of tokens for each line of a CSV file; every tenth one is validation.
+
+    Args:
+        file: the CSV file, with a header.
+        column: of the texts.
+        tokenizer: a tokenizer.json.
+        max_length: tokens of a row; the rest of a text is cut off.
+        batch_size: rows of a batch.
+        seed: of the order and the masks.
+    """
+
+    def __init__(
+        self,
+        file: str,
+        column: str = "text",
+        tokenizer: str = "runs/quickstart/tokenizer.json",
+        max_length: int = 128,
+        batch_size: int = 32,
+        seed: int = 0,
+    ):
+        super().__init__()
+        self.file, self.column, self.max_length, self.batch_size, self.seed = file, column, max_length, batch_size, seed
+        self.tokenizer = load_tokenizer(tokenizer)
+        self._loader: ResumableLoader | None = None
+        self._samples = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """The model's vocab_size is taken from here."""
+        return len(self.tokenizer)
+
+    def setup(self, stage: str) -> None:
+        with open(self.file, newline="", encoding="utf-8") as lines:
+            texts = [row[self.column] for row in csv.DictReader(lines)]
+        self.rows = np.full((len(texts), self.max_length), self.tokenizer.pad_id, dtype=np.int64)
+        for row, text in zip(self.rows, texts, strict=True):
+            ids = [self.tokenizer.bos_id, *self.tokenizer.encode(text)][: self.max_length]
+            row[: len(ids)] = ids
+        self.held_out = np.arange(len(texts)) % 10 == 0
+
+    def train_dataloader(self) -> ResumableLoader:
+        dataset = MaskedRows(self.rows[~self.held_out], self.tokenizer, self.seed)
+        self._loader = ResumableLoader(dataset, self.batch_size, seed=self.seed, samples=self._samples)
+        return self._loader
+
+    def val_dataloader(self) -> EvaluationLoader:
+        return EvaluationLoader(MaskedRows(self.rows[self.held_out], self.tokenizer, seed=1), self.batch_size)
+
+    # Where the run goes on: after so many rows.
+
+    def state_dict(self) -> dict[str, int]:
+        return {"samples": self._loader.samples if self._loader is not None else self._samples}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._samples = state["samples"]

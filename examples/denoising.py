@@ -1,0 +1,83 @@
+"""An objective of your own: which tokens were replaced? (After ELECTRA, with random tokens instead of a generator's.)
+
+    python run.py fit --config conf/quickstart.yaml --name denoising --model examples.denoising.Denoising
+
+Everything else is the quickstart's: text, tokenizer, Trainer. `headline` says what makes a checkpoint the best one.
+"""
+
+from dataclasses import asdict, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from lit_linformer.model import Encoder, EncoderConfig
+from lit_linformer.tasks.base import TrainingModule
+
+
+class Detector(nn.Module):
+    def __init__(self, config: EncoderConfig):
+        super().__init__()
+        self.encoder = Encoder(config)
+        self.head = nn.Linear(config.hidden_size, 1)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """(B, N) → logits (B, N): above 0 where a token looks replaced."""
+        return self.head(self.encoder(input_ids, attention_mask)).squeeze(-1)
+
+
+class Denoising(TrainingModule):
+    """Replaced-token detection.
+
+    Args:
+        encoder: the encoder's shape; its vocab_size is taken from the data.
+        vocab_size: filled in from the data's tokenizer.
+        replaced: share of the tokens that are replaced, in training and in validation.
+        lr: peak learning rate of AdamW.
+        warmup_steps: optimiser steps over which it rises from 0.
+    """
+
+    headline = ("val/loss", "validation loss", ".4f", min)
+
+    def __init__(
+        self,
+        encoder: EncoderConfig | None = None,
+        vocab_size: int | None = None,
+        replaced: float = 0.15,
+        lr: float = 1e-3,
+        warmup_steps: int = 10,
+    ):
+        super().__init__()
+        if not isinstance(encoder, EncoderConfig):
+            encoder = EncoderConfig(**(encoder or {}))  # a dict where a checkpoint is loaded
+        encoder = replace(encoder, vocab_size=vocab_size or encoder.vocab_size)
+        self.save_hyperparameters(
+            {"encoder": asdict(encoder), "replaced": replaced, "lr": lr, "warmup_steps": warmup_steps}
+            | {"weight_decay": 0.01, "projection_lr_factor": 0.02, "projection_weight_decay": 0.0, "betas": [0.9, 0.98]}
+            | {"eps": 1e-6, "schedule": "linear", "power": 1.0, "final_lr_factor": 0.0}
+        )
+        self.net = Detector(encoder)
+
+    def warmup(self, total_steps: int) -> int:
+        return self.hparams.warmup_steps
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        loss = self._loss(batch, None)
+        self.count(batch)
+        self.log("train/loss", loss.detach())
+        return loss
+
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        fixed = torch.Generator(self.device).manual_seed(batch_idx)  # the same tokens in every validation
+        self.log("val/loss", self._loss(batch, fixed), batch_size=len(batch["input_ids"]))
+
+    def _loss(self, batch: dict[str, Tensor], generator: torch.Generator | None) -> Tensor:
+        # The data mask tokens for MLM: `labels` (B, M) are those that stood at `positions`, -100 where a row has fewer.
+        known = batch["labels"] >= 0
+        there = batch["input_ids"].gather(1, batch["positions"])
+        ids = batch["input_ids"].scatter(1, batch["positions"], torch.where(known, batch["labels"], there))
+        noise = torch.rand(ids.shape, generator=generator, device=ids.device)
+        other = torch.randint(self.net.encoder.config.vocab_size, ids.shape, generator=generator, device=ids.device)
+        damaged = torch.where(noise < self.hparams.replaced, other, ids)
+        logits = self.net(damaged, batch.get("attention_mask"))
+        return functional.binary_cross_entropy_with_logits(logits, (damaged != ids).to(logits.dtype))

@@ -1,0 +1,41 @@
+"""Something to measure: the norm of the gradients, for the loggers, and the largest one that there was.
+
+python run.py fit --config conf/quickstart.yaml --name watched --trainer.callbacks+ examples.gradient_norm.GradientNorm
+"""
+
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch.optim import Optimizer
+
+
+class GradientNorm(Callback):
+    """Logs train/gradient_norm, before clipping, and says at the end when it was largest.
+
+    Args:
+        power: 2 for the Euclidean norm, 1 for the sum of sizes.
+    """
+
+    def __init__(self, power: float = 2.0):
+        self.power = power
+        self.largest, self.at_step = 0.0, 0
+
+    # What is to survive an interruption: it goes into each checkpoint.
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"largest": self.largest, "at_step": self.at_step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.largest, self.at_step = state["largest"], state["at_step"]
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        gradients = [parameter.grad for parameter in pl_module.parameters() if parameter.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients, self.power)
+        pl_module.log("train/gradient_norm", norm)
+        if norm > self.largest:
+            self.largest, self.at_step = norm.item(), trainer.global_step + 1
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.is_global_zero:
+            print(f"largest gradient norm: {self.largest:.3f} at step {self.at_step}")

@@ -1,0 +1,73 @@
+"""Classes that a command line or a config names: found, or refused in one line that says why, before jsonargparse sees them."""
+
+import difflib
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
+from lightning.pytorch.loggers import Logger
+
+from lit_linformer.model.registry import Registry
+
+BASES = {"model": LightningModule, "data": LightningDataModule, "trainer.callbacks": Callback, "trainer.logger": Logger}
+
+
+def check_class_paths(argv: list[str], files: list[str]) -> None:
+    """ValueError for the first class that cannot be imported or is not there.
+
+    Args:
+        argv: the command's words.
+        files: its --config files.
+    """
+    for setting, path in (*_in_words(argv), *(found for file in files for found in _in_file(file))):
+        if path.isidentifier():
+            _check_name(setting, path)
+        elif all(part.isidentifier() for part in path.split(".")) and not Path(path).is_file():  # a file of settings
+            class_of(path, setting)
+
+
+def class_of(path: str, setting: str) -> type:
+    """The class; ValueError for a module that fails, and tells how, for a class that is not there or is of another kind."""
+    return Registry(setting, BASES[setting]).find(path)
+
+
+def _check_name(setting: str, name: str) -> None:
+    known = {kind.__name__ for kind in _subclasses(BASES[setting])}
+    if name in known or name.lower() in ("true", "false", "null", "none"):
+        return
+    near = difflib.get_close_matches(name, sorted(known), 1)
+    meant = f"; did you mean {near[0]!r}?" if near else ""
+    base = BASES[setting].__name__
+    raise ValueError(f"{setting} is {name!r}{meant}; allowed: my_module.MyClass, a {base}, or the name of one that is built in")
+
+
+def _subclasses(base: type) -> Iterator[type]:
+    for kind in base.__subclasses__():
+        yield kind
+        yield from _subclasses(kind)
+
+
+def _in_words(argv: list[str]) -> Iterator[tuple[str, str]]:
+    for word, following in itertools.zip_longest(argv, argv[1:], fillvalue=""):
+        option, given, value = word.partition("=")
+        setting = option.removeprefix("--").removesuffix("+").removesuffix(".class_path")
+        if option.startswith("--") and setting in BASES:
+            yield setting, value if given else following
+
+
+def _in_file(file: str) -> Iterator[tuple[str, str]]:
+    try:
+        content = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError, RecursionError):
+        return  # another's error
+    for setting in BASES:
+        found: Any = content
+        for key in setting.split("."):
+            found = found.get(key, found.get(f"{key}+")) if isinstance(found, dict) else None
+        for spec in found if isinstance(found, list) else [found]:
+            path = spec.get("class_path") if isinstance(spec, dict) else spec
+            if isinstance(path, str):
+                yield setting, path

@@ -1,0 +1,155 @@
+"""examples/, each copied into a clean folder as a file of your own: trained, killed, resumed, validated; and a plain module."""
+
+import csv
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from lit_linformer.utils.files import read_rows
+from tests.cli.test_errors import complaint
+from tests.helpers import TINY, assert_same, in_one_process, inside, load, run_forked
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+PLAIN = """
+import torch
+from lightning.pytorch import LightningModule
+from torch import nn
+
+
+class Plain(LightningModule):
+    def __init__(self, vocab_size: int = 300):
+        super().__init__()
+        self.tokens = nn.Embedding(vocab_size, 8)
+        self.output = nn.Linear(8, vocab_size)
+
+    def loss(self, batch):
+        ids = batch["input_ids"]
+        return nn.functional.cross_entropy(self.output(self.tokens(ids[:, :-1])).flatten(0, 1), ids[:, 1:].flatten())
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch)
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val/loss", self.loss(batch))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1.0)
+"""
+BROKEN = "from lightning.pytorch import Callback\n\n\nclass Watch(Callback):\n    def report(self, folder: Path): ...\n"
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory, corpus, cache):
+    """A folder with the examples, and what each line printed; the runs of two of them were killed in step 9, and go on."""
+    folder = tmp_path_factory.mktemp("clean")
+    for example in EXAMPLES.glob("*.py"):
+        shutil.copy(example, folder)
+    (folder / "plain.py").write_text(PLAIN)
+    (folder / "broken.py").write_text(BROKEN)
+    (folder / "tiny.yaml").write_text(TINY)
+    draw, words = random.Random(0), corpus.read_text().split()
+    with open(folder / "reviews.csv", "w", newline="") as file:
+        csv.writer(file).writerows([["text", "stars"], *([" ".join(draw.choices(words, k=20)), 3] for _ in range(150))])
+    data = ["--data.source", str(corpus), "--data.cache_dir", str(cache)]
+    common = ["fit", "--config", "tiny.yaml", "--progress.every_n_steps", "6"]
+    denoising = [*common, "--model", "denoising.Denoising", *data]
+    texts = [*common, "--data", "csv_texts.CsvTexts", "--data.file", "reviews.csv"]
+    texts += ["--data.tokenizer", "runs/denoising/tokenizer.json", "--data.max_length", "32"]
+    watched = [*common, *data, "--name", "watched", "--trainer.callbacks+", "gradient_norm.GradientNorm"]
+    watched += ["--trainer.callbacks.power", "1.0"]
+    plain = [*common, "--model", "plain.Plain", *data, "--data.max_length", "32"]
+    best = [*plain, "--name", "plain", "--best.monitor", "val/loss"]
+    lines = {
+        "denoising": [*denoising, "--name", "denoising"],
+        "csv": [*texts, "--name", "csv"],
+        "watched": watched,
+        "watched on": [*watched, "--ckpt_path", "last", "--trainer.max_steps", "16"],
+        "plain refused": [*plain, "--name", "refused"],
+        "plain": best,
+        "plain on": [*best, "--ckpt_path", "last", "--trainer.max_steps", "16"],
+    }
+    for name in ("denoising", "csv", "plain"):
+        lines[f"validate {name}"] = ["validate", "--config", f"runs/{name}/config.yaml"]
+    with inside(folder):
+        found = dict(zip(lines, in_one_process(list(lines.values()), folder / "printed"), strict=True))
+        for name, argv in (("denoising", denoising), ("csv", texts)):
+            killed = [*argv, "--name", f"killed-{name}", "--ckpt_path", "auto"]
+            kill = ["--trainer.callbacks+", "tests.helpers.KillAt", "--trainer.callbacks.hook", "on_train_batch_start"]
+            assert run_forked([*killed, *kill, "--trainer.callbacks.step", "9"], folder / f"{name}.txt") == -9
+            assert run_forked(killed, folder / f"{name}.txt") == 0, (folder / f"{name}.txt").read_text()
+    return folder, found
+
+
+@pytest.mark.parametrize("name", ["denoising", "csv"])
+def test_goes_on_bit_for_bit(name, clean):
+    folder, found = clean
+    assert found[name][0] == 0, found[name][1]
+    whole, killed = (load(folder / f"runs/{run}/checkpoints/last.ckpt") for run in (name, f"killed-{name}"))
+    assert whole["global_step"] == killed["global_step"] == 12
+    assert_same(whole["state_dict"], killed["state_dict"])
+    assert_same(whole["optimizer_states"], killed["optimizer_states"])
+
+
+def test_an_objective_has_its_own_best_checkpoint_curve_and_closing_lines(clean):
+    folder, found = clean
+    said = found["denoising"][1]
+    assert "validation loss 0." in said and "python run.py validate --config runs/denoising/config.yaml" in said
+    assert "perplexity" not in said and "predict" not in said
+    curve = read_rows(folder / "runs/denoising/curve.csv")
+    assert [row["step"] for row in curve][:2] == [0, 7] and curve[-1]["val/loss"] < curve[0]["val/loss"]
+    (best,) = (folder / "runs/denoising/checkpoints").glob("best-*.ckpt")
+    assert f"checkpoint: runs/denoising/checkpoints/{best.name}" in found["validate denoising"][1]
+    assert json.loads((folder / "runs/denoising/result.json").read_text())["best_metrics"]["val/loss"] == min(
+        row["val/loss"] for row in curve[1:]
+    )
+
+
+def test_a_csv_file_as_data(clean):
+    folder, found = clean
+    said = found["csv"][1]
+    assert "validation perplexity: first" in said and "python run.py validate --config runs/csv/config.yaml" in said
+    assert found["validate csv"][0] == 0 and "checkpoints/best-" in found["validate csv"][1]
+    assert len(read_rows(folder / "runs/csv/perplexity.csv")) >= 2
+
+
+def test_a_callback_keeps_what_it_has_seen(clean):
+    from tests.callbacks.test_curves import curves
+
+    folder, found = clean
+    before, after = (
+        line for name in ("watched", "watched on") for line in found[name][1].splitlines() if line.startswith("largest")
+    )
+    assert before.startswith("largest gradient norm: ") and float(after.split()[3]) >= float(before.split()[3])
+    assert [step for step, _ in curves(folder / "runs/watched")["train/gradient_norm"]] == [*range(16)]
+
+
+def test_a_plain_module_needs_to_say_what_is_best_and_is_told_so_before_training(clean):
+    folder, found = clean
+    status, said = found["plain refused"]
+    assert (
+        status == 2
+        and "best.monitor is 'val/perplexity', which Plain does not log in its validation; allowed: val/loss" in said
+    )
+    assert "--best.monitor" in said and not list((folder / "runs").glob("refused/checkpoints/*"))
+    status, said = found["plain"]
+    assert status == 0 and "val/loss: first 5." in said and "python run.py validate --config runs/plain/config.yaml" in said
+    assert "resuming at step 12" in found["plain on"][1] and found["plain on"][0] == 0
+    assert "checkpoints/best-" in found["validate plain"][1]
+    assert torch.load(folder / "runs/plain/checkpoints/last.ckpt", weights_only=True)["global_step"] == 16
+
+
+def test_a_class_that_cannot_be_found_is_told_with_its_reason(clean, tmp_path, monkeypatch):
+    monkeypatch.chdir(clean[0])
+    fit = ["fit", "--config", "tiny.yaml"]
+    line = complaint([*fit, "--trainer.callbacks+", "broken.Watch"], tmp_path)
+    assert "trainer.callbacks is 'broken.Watch', but module broken cannot be imported: NameError: name 'Path' is not" in line
+    line = complaint([*fit, "--trainer.callbacks+", "LenghtSweep"], tmp_path)
+    assert "trainer.callbacks is 'LenghtSweep'; did you mean 'LengthSweep'?" in line
+    line = complaint([*fit, "--model", "denoising.Denoise"], tmp_path)
+    assert "model is 'denoising.Denoise', but module denoising has no Denoise; did you mean 'denoising.Denoising'?" in line
+    line = complaint([*fit, "--data", "denoising.Denoising"], tmp_path)
+    assert "data is 'denoising.Denoising', which is no subclass of LightningDataModule" in line
