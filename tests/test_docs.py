@@ -24,6 +24,7 @@ from tests.test_conf import SHRINK
 ROOT = Path(__file__).parents[1]
 INDEX = (ROOT / "docs/README.md").read_text(encoding="utf-8")
 PAGES = ["README.md", *(f"docs/{name}" for name in re.findall(r"^\| \[(\w+\.md)\]", INDEX, re.MULTILINE) if name != "LOG.md")]
+SLOW = ("docs/export.md", "docs/paper.md")  # half of the time of all pages; their commands have tests of their own
 TEXT = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
 
 
@@ -80,7 +81,14 @@ def trained(tmp_path_factory, cache):
     return folder
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if any(blocks(page, kind) for kind in ("bash", "python", "py"))])
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=pytest.mark.slow) if page in SLOW else page
+        for page in PAGES
+        if any(blocks(page, kind) for kind in ("bash", "python", "py"))
+    ],
+)
 def test_every_command_runs(page, trained, cache, tmp_path, monkeypatch):
     shutil.copytree(trained, tmp_path, symlinks=True, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
