@@ -16,12 +16,12 @@ with padding; more than 1e-4 of the largest logit is an error.
 """
 
 import importlib.util
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lit_linformer.runs.folder import CONVERSION, check_name, foreign_files, is_run
 from lit_linformer.utils.arguments import FLAG, Setting, check_choice, check_device, choice, listed, parse, whole, word
+from lit_linformer.utils.environment import command_line
 
 if TYPE_CHECKING:  # the help needs no torch
     from lit_linformer.model import EncoderConfig
@@ -70,7 +70,7 @@ def main(argv: list[str]) -> None:
     for line in lines:
         print(line)
     with staged(output, "name") as folder:
-        content = {"command": shlex.join(["python", "run.py", "convert", *argv]), "from": model.name}
+        content = {"command": command_line(["convert", *argv]), "from": model.name}
         content |= {"settings": given, "perplexity": convert(model, given, folder, where)}
         model.name = output.name
         write(model, folder, output, content)

@@ -22,9 +22,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lit_linformer.studies.benchmark.subject import CELL_SECONDS, DEVICE, ROUNDS, THREADS, WHAT, command_line, fill, output
+from lit_linformer.studies.benchmark.subject import CELL_SECONDS, DEVICE, ROUNDS, THREADS, WHAT, fill, output
 from lit_linformer.utils.arguments import FLAG, Kind, Setting, check_choice, choice, listed, number, parse, whole, word
-from lit_linformer.utils.environment import commit, cores, versions
+from lit_linformer.utils.environment import command_line, commit, cores, versions
 from lit_linformer.utils.figures import figure_class
 
 MODELS = ("written-out", "fused", "linformer")
@@ -82,7 +82,7 @@ def main(argv: list[str]) -> None:
 
     folder = Path(settings["output"])
     data = {
-        "command": command_line(argv),
+        "command": command_line(["benchmark", *argv]),
         "settings": settings,
         "environment": environment(settings),
         "notes": notes(settings),

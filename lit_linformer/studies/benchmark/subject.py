@@ -1,12 +1,11 @@
 """What the subjects of `benchmark` share: common settings, defaults that depend on the device, and a JSON file of results."""
 
-import shlex
 import statistics
 from pathlib import Path
 from typing import Any
 
 from lit_linformer.utils.arguments import Setting, check_device, choice, number, whole, word
-from lit_linformer.utils.environment import environment, without_folders
+from lit_linformer.utils.environment import command_line, environment
 from lit_linformer.utils.files import json_text, write_text
 
 SUBJECTS = {
@@ -36,13 +35,9 @@ def fill(settings: dict[str, Any], by_device: dict[str, tuple[Any, Any]]) -> dic
     return settings | {name: value for name, value in known.items() if settings.get(name, 0) is None} | {"device": device}
 
 
-def command_line(argv: list[str]) -> str:
-    return shlex.join(["python", "run.py", "benchmark", *argv])
-
-
 def write(folder: str, name: str, argv: list[str], device: str, content: dict[str, Any]) -> None:
     """Writes FOLDER/NAME.json with command and environment, to which the content may add."""
-    made = {"command": without_folders(command_line(argv)), "environment": environment(device) | content.pop("environment", {})}
+    made = {"command": command_line(["benchmark", *argv]), "environment": environment(device) | content.pop("environment", {})}
     write_text(Path(folder, f"{name}.json"), json_text({**made, **content}, indent=1) + "\n")
     print(f"→ {folder}/{name}.json", flush=True)
 

@@ -22,7 +22,7 @@ from lit_linformer.studies.grid.file import read_grid
 from lit_linformer.studies.grid.run import run_until_stopped
 from lit_linformer.studies.grid.table import write_table
 from lit_linformer.utils.arguments import FLAG, Setting, parse, several, whole, word
-from lit_linformer.utils.environment import run_command
+from lit_linformer.utils.environment import command_line, run_command
 
 SETTINGS = {
     "config": Setting(word("FILE"), "the grid file, as conf/paper/table2.yaml", required=True),
@@ -46,7 +46,7 @@ def main(argv: list[str]) -> None:
             if left := cell.left():
                 print(" && ".join(shlex.join([*run_command(), *words]) for words in left))
         return
-    command = shlex.join(["python", "run.py", "grid", *argv])
+    command = command_line(["grid", *argv])
     write_table(grid, command)  # by this file `report` knows a grid, be it at work
     try:
         failed = run_until_stopped(cells, given["jobs"])

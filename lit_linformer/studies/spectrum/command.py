@@ -14,12 +14,11 @@ A fine-tuned run works too, and needs --source. At n = 512 a head of a layer tak
 """
 
 import csv
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lit_linformer.utils.arguments import Setting, check_device, listed, number, parse, several, whole, word
-from lit_linformer.utils.environment import environment
+from lit_linformer.utils.environment import command_line, environment
 from lit_linformer.utils.files import json_text
 from lit_linformer.utils.markdown import aligned
 
@@ -61,7 +60,7 @@ def main(argv: list[str]) -> None:
     for run in opened:
         run.measure(chosen)
     folder = Path(given["output"] or runs[0] / "spectrum")
-    write(folder, opened, threshold, heads, shlex.join(["python", "run.py", "spectrum", *argv]), environment(chosen))
+    write(folder, opened, threshold, heads, command_line(["spectrum", *argv]), environment(chosen))
     print((folder / "spectrum.md").read_text(encoding="utf-8"), end="")
     print(f"\n→ {folder}/", flush=True)
 
