@@ -53,12 +53,12 @@ def axis(trainer: Trainer) -> int:
 
 
 def owes_validation(trainer: Trainer) -> bool:
-    """Whether a checkpoint that is written now, or that the run goes on from, comes before its step's validation."""
+    """Whether a checkpoint that is written now, or that the run continues from, comes before its step's validation."""
     return any(getattr(callback, "owes_validation", False) for callback in trainer.callbacks)
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:
-    """A table with a header line; like write_text it never stands there in part."""
+    """A table with a header line, written atomically as by write_text."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, columns)
     writer.writeheader()
