@@ -35,6 +35,17 @@ def test_with_as_many_slots_as_tokens_it_is_the_transformer(settings, sharing, s
     assert made.encoder.config.attention == "linformer" and not made.training
 
 
+def test_lookup_that_finds_nothing_is_the_transformer_and_gets_longer():
+    net = model(attention="full")
+    settings = {"projection_dim": 12, "sharing": "none", "attention_options": {"strength": -100.0, "chunk": 4}}
+    made = to_linformer(net, "strided", None, "lookup", **settings)
+    assert torch.allclose(made(rows()), net(rows()), atol=1e-5)
+    settings["attention_options"]["strength"] = 2.0
+    assert not torch.allclose(to_linformer(net, "strided", None, "lookup", **settings)(rows()), net(rows()), atol=1e-3)
+    longer = to_longer(made, 24, "repeat", "repeat")
+    assert longer.encoder.config.projection_dim == 24 and longer(rows(length=24)).shape == (5, 24, 40)
+
+
 @pytest.mark.parametrize(("sharing", "names"), [("none", "EF"), ("headwise", "EF"), ("key-value", "E"), ("layerwise", "E")])
 def test_svd_is_numpys_of_the_maps_that_share_a_matrix(sharing, names):
     net = model(attention="full")

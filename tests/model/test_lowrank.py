@@ -27,6 +27,7 @@ MODELS = {
     "none, convolution": {"projection_dim": 8, "sharing": "none", "local_width": 3, "projection_noise": 0.3},
     "project first": {"projection_dim": 8, "order": "project_first", "sharing": "key-value"},
     "mean": {"projection_dim": 8, "projection": "mean", "mass_bias": True},
+    "lookup": {"projection_dim": 8, "attention": "lookup", "attention_options": {"chunk": 4}},
 }
 
 
