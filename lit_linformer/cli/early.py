@@ -30,12 +30,12 @@ def check_early(subcommand: str, config: Namespace) -> None:
     if subcommand != "fit":
         return
     settings, data = (vars(part.get("init_args", Namespace())) for part in (model, config.data))
-    if isinstance(trainer.strategy, str) and data.get("global_batch_size") is not None:
+    if isinstance(trainer.strategy, str) and data.get("global_batch_size") and data.get("batch_size"):
         devices = built.num_devices * built.num_nodes
         check_global_batch(data["global_batch_size"], data["batch_size"], devices, trainer.accumulate_grad_batches)
-    if settings.get("encoder") and (data.get("max_length") or 0) > settings["encoder"].max_length:
-        longest = settings["encoder"].max_length
-        raise ValueError(f"data.max_length is {data['max_length']}; allowed: up to model.encoder.max_length = {longest}")
+    rows, longest = data.get("max_length"), getattr(settings.get("encoder"), "max_length", None)
+    if isinstance(rows, int) and isinstance(longest, int) and rows > longest:
+        raise ValueError(f"data.max_length is {rows}; allowed: up to model.encoder.max_length = {longest}")
     schedule = settings.get("schedule", "constant")
     if schedule != "constant" and (built.max_steps, built.max_epochs) == (-1, -1):
         raise ValueError(
