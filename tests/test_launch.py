@@ -99,6 +99,7 @@ def test_two_nodes_under_torchrun_end_with_a_killed_process_and_go_on(tiny, tmp_
             assert_equal_runs(tmp_path, "one", name)
 
 
+@pytest.mark.slow
 def test_a_killed_process_ends_a_run_that_lightning_started(tiny, tmp_path):
     settings = ["--config", str(ROOT / "conf/trainer/ddp.yaml"), "--trainer.accelerator", "cpu", "--trainer.devices", "2"]
     command = [sys.executable, RUN, "fit", *tiny, *settings, "--trainer.max_steps", "100000", "--name", "run"]
