@@ -61,6 +61,7 @@ data:
     seed: ${seed_everything}
 last:
   every_n_steps: 5
+  validation: false  # tests/callbacks/test_owed.py has it true
 """
 
 

@@ -204,9 +204,12 @@ def test_early_stopping_on_the_tasks_own_metric(task, tmp_path):
 def test_a_run_may_end_before_its_first_validation(task, tmp_path):
     stop = ["--trainer.callbacks+", "lightning.pytorch.callbacks.EarlyStopping", "--trainer.callbacks.monitor", "val/score"]
     stop += ["--trainer.callbacks.check_on_train_epoch_end", "false", "--trainer.max_steps", "4"]
-    output(["fit", *task, *stop], tmp_path)
+    output(["fit", *task, *stop, "--last.validation", "false"], tmp_path)
     result = json.loads((tmp_path / "runs/task/result.json").read_text())
     assert result["step"] == 4 and "best_metrics" not in result and not (tmp_path / "runs/task/scores.csv").exists()
+    output(["fit", *task, *stop, "--name", "validated"], tmp_path)
+    result = json.loads((tmp_path / "runs/validated/result.json").read_text())
+    assert result["step"] == result["best_step"] == 4 and len(scores(tmp_path / "runs/validated/scores.csv")) == 1
 
 
 def test_pairs_regression_and_two_dev_sets(task, tmp_path):

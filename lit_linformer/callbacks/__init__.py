@@ -5,7 +5,7 @@ from lit_linformer.callbacks.copy_slices import CopySlices
 from lit_linformer.callbacks.curves import Curves
 from lit_linformer.callbacks.finite import Finite
 from lit_linformer.callbacks.length_sweep import LengthSweep
-from lit_linformer.callbacks.owed import OwedValidation
+from lit_linformer.callbacks.owed import LastValidation, OwedValidation
 from lit_linformer.callbacks.perplexity_curve import PerplexityCurve
 from lit_linformer.callbacks.predictions import PredictionWriter
 from lit_linformer.callbacks.preemption import Preemption
@@ -21,6 +21,7 @@ __all__ = [
     "Curves",
     "Finite",
     "LastCheckpoint",
+    "LastValidation",
     "LengthSweep",
     "OwedValidation",
     "PerplexityCurve",

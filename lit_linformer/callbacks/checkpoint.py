@@ -43,11 +43,12 @@ class LastCheckpoint(Checkpoint):
 
     Args:
         every_n_steps: optimiser steps between two of them.
+        validation: whether training ends with a validation, wherever trainer.val_check_interval has it end.
     """
 
-    def __init__(self, every_n_steps: Count = 500):
+    def __init__(self, every_n_steps: Count = 500, validation: bool = True):
         check_ranges("last.", LastCheckpoint.__init__, locals())
-        self.every_n_steps = every_n_steps
+        self.every_n_steps, self.validation = every_n_steps, validation
         self._step_before_batch = -1
         self._saved = (-1, False)  # last.ckpt's step, and whether it owes that step's validation
         self._due = False  # before the validation that follows the step, and after it

@@ -1,8 +1,40 @@
-"""The validation that a run owes when it continues from a checkpoint that was written before it (callbacks/checkpoint.py)."""
+"""Validations that Lightning would leave out: the one after the last step, and the one that a run owes when it continues from a
+checkpoint that was written before it (callbacks/checkpoint.py)."""
+
+from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_linformer.callbacks.observing import owes_validation
+from lit_linformer.utils import compat
+
+
+class LastValidation(Callback):
+    """Training that ends between two validations ends with one, so that its best checkpoint and result know the last step.
+
+    For Lightning it is a step after which a callback asks to stop: that one is validated in the ordinary place. Stands before
+    the callbacks that ask whether a validation follows.
+
+    Args:
+        validates: false leaves it out (last.validation).
+    """
+
+    def __init__(self, validates: bool = True) -> None:
+        self._validates, self._begun = validates, False
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if not self._begun:
+            compat.count_step_before(trainer)
+        self._begun = True
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        last_epoch = trainer.is_last_batch and trainer.current_epoch + 1 == trainer.max_epochs
+        if self._validates and (trainer.global_step == trainer.max_steps or last_epoch):
+            trainer.should_stop = True
+            if trainer.check_val_every_n_epoch is not None:
+                trainer.check_val_every_n_epoch = 1  # of the epochs that are left, which is this one
 
 
 class OwedValidation(Callback):

@@ -21,6 +21,7 @@ from lit_linformer.callbacks import (
     Curves,
     Finite,
     LastCheckpoint,
+    LastValidation,
     OwedValidation,
     PredictionWriter,
     Preemption,
@@ -265,7 +266,8 @@ class LinformerCLI(LightningCLI):
             rest = [callback for callback in trainer.callbacks if callback not in first]
             curves = [Curves(self.loggers.build)] if self.loggers else []
             finite = Finite()
-            trainer.callbacks[:] = [*first, *curves, finite, *rest, Preemption(finite), OwedValidation()]
+            last = LastValidation(self.as_given.last.validation)
+            trainer.callbacks[:] = [*first, last, *curves, finite, *rest, Preemption(finite), OwedValidation()]
         return trainer
 
     def _run_subcommand(self, subcommand: str) -> None:

@@ -49,6 +49,7 @@ SET_IN = {
     "jsonargparse._typehints.ActionTypeHint": ("_typehint", "type_of"),
     "lightning.pytorch.Trainer": ("_signal_connector", "own_signal_handlers"),
     "lightning.pytorch.loops.fit_loop._FitLoop": ("_data_fetcher", "validation_follows"),
+    "lightning.pytorch.loops.training_epoch_loop._TrainingEpochLoop": ("_batches_that_stepped", "count_step_before"),
     "lightning.pytorch.strategies.DDPStrategy": ("_timeout", "timeout"),
     "lightning.pytorch.strategies.ModelParallelStrategy": ("_data_parallel_size", "shard_over_all"),
 }
@@ -71,6 +72,17 @@ def validation_follows(trainer: Any) -> bool:
 def within_accumulation(trainer: Any) -> bool:
     """Whether the optimiser has not stepped since the last micro-batch. Lightning does not expose it."""
     return trainer.fit_loop.epoch_loop._should_accumulate()
+
+
+def count_step_before(trainer: Any) -> None:
+    """The step of the checkpoint that a run goes on from is counted on the loggers' axis, before its first batch.
+
+    Lightning does not count it where the checkpoint was written in a validation that is not due again, as the last one of a
+    run that was to end there: each later point would stand a step too early.
+    """
+    loop = trainer.fit_loop.epoch_loop
+    if len(trainer.optimizers) == 1 and loop._batches_that_stepped == trainer.global_step - 1:
+        loop._batches_that_stepped += 1
 
 
 def log_train_step_now(trainer: Any) -> None:

@@ -1,0 +1,60 @@
+"""Training ends with a validation, wherever its interval ends; what comes after is as if there had been none."""
+
+import json
+
+import pytest
+import yaml
+
+from lit_linformer.utils.files import read_rows
+from tests.callbacks.test_curves import curves
+from tests.helpers import TINY, assert_same, load, output, run_forked
+
+
+@pytest.fixture
+def ending(tiny, tmp_path):
+    """A run of 9 steps with validations after 7, and after the last one; its learning rate does not depend on its length."""
+    config = yaml.safe_load(TINY)
+    del config["last"]["validation"]
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(config))
+    return ["fit", *tiny, "--model.schedule", "constant", "--trainer.max_steps", "9"]
+
+
+def steps(run):
+    return [row["step"] for row in read_rows(run / "perplexity.csv")]
+
+
+def test_ends_with_a_validation_and_goes_on_as_if_there_had_been_none(ending, tmp_path):
+    whole, short = tmp_path / "runs/whole", tmp_path / "runs/short"
+    output([*ending, "--name", "whole", "--trainer.max_steps", "14"], tmp_path)
+    said = output([*ending, "--name", "short"], tmp_path)
+    assert steps(whole) == [0, 7, 14] and steps(short) == [0, 7, 9]
+    assert "last 1" in said and "(step 9), best" in said
+    result = json.loads((short / "result.json").read_text())
+    assert result["step"] == result["best_step"] == 9
+    assert result["metrics"]["val/perplexity"] == pytest.approx(read_rows(short / "perplexity.csv")[-1]["perplexity"])
+    assert [path.name[:13] for path in (short / "checkpoints").glob("best-*")] == ["best-00000009"]
+    assert [step for step, _ in curves(short)["val/perplexity"]] == [6, 8]
+    output([*ending, "--name", "short", "--ckpt_path", "last", "--trainer.max_steps", "14"], tmp_path)
+    assert steps(short) == [0, 7, 9, 14]
+    ended = [load(run / "checkpoints/last.ckpt") for run in (whole, short)]
+    assert_same(ended[0]["state_dict"], ended[1]["state_dict"])
+    assert_same(ended[0]["optimizer_states"], ended[1]["optimizer_states"])
+    assert_same(curves(whole)["train/loss"], curves(short)["train/loss"])
+
+
+def test_killed_within_its_last_validation_it_does_that(ending, tmp_path):
+    killed = [*ending, "--ckpt_path", "auto"]
+    kill = ["--trainer.callbacks+", "tests.helpers.KillAt", "--trainer.callbacks.hook", "on_validation_batch_start"]
+    assert run_forked([*killed, *kill, "--trainer.callbacks.step", "9"], tmp_path / "log") == -9
+    assert steps(tmp_path / "runs/tiny") == [0, 7]
+    output(killed, tmp_path)
+    assert steps(tmp_path / "runs/tiny") == [0, 7, 9]
+    assert [step for step, _ in curves(tmp_path / "runs/tiny")["val/perplexity"]] == [6, 8]
+
+
+def test_an_end_by_epochs_too_unless_told(ending, tmp_path):
+    epochs = [*ending, "--trainer.max_steps", "-1", "--trainer.max_epochs", "1", "--trainer.val_check_interval", "1.0"]
+    epochs += ["--trainer.check_val_every_n_epoch", "2", "--trainer.limit_train_batches", "4"]
+    output([*epochs, "--name", "with"], tmp_path)
+    output([*epochs, "--name", "without", "--last.validation", "false"], tmp_path)
+    assert steps(tmp_path / "runs/with") == [0, 4] and steps(tmp_path / "runs/without") == [0]
