@@ -210,7 +210,8 @@ class LocalConvolution(nn.Module):
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))  # as the neighbouring matrix products read it
         length, x = x.shape[1], functional.pad(x, (0, 0, self.width // 2, self.width // 2))
-        return sum(x[:, shift : shift + length] * self.weight[:, 0, 0, shift] for shift in range(self.width))
+        copies = (x[:, shift : shift + length] * self.weight[:, 0, 0, shift] for shift in range(self.width))
+        return sum(copies)  # type: ignore[return-value]
 
 
 def attend(

@@ -129,7 +129,7 @@ class SequenceClassifier(nn.Module):
         if document is None:
             return logits
         sums = logits.new_zeros(num_documents, logits.shape[1]).index_add(0, document, logits)
-        return sums / torch.bincount(document, minlength=num_documents)[:, None]
+        return sums / torch.bincount(document, minlength=num_documents)[:, None]  # type: ignore[arg-type]
 
 
 def pool(hidden: Tensor, attention_mask: Tensor | None, pooling: str) -> Tensor:

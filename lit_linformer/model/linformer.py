@@ -232,9 +232,10 @@ class LinformerAttention(Attention):
     def flops(self, length: int, shared: Projection | None = None) -> int | None:
         rows, applied = self._applied(length, shared)
         compressing = [projection.flops(length, self.hidden_size) for projection in applied]
-        if None in compressing:
+        if any(one is None for one in compressing):
             return None
-        return self.linear_flops(length, rows) + sum(compressing) + 4 * self.projection_dim * length * self.hidden_size
+        counted = sum(one for one in compressing if one is not None)
+        return self.linear_flops(length, rows) + counted + 4 * self.projection_dim * length * self.hidden_size
 
     def fixed_flops(self, length: int, shared: Projection | None = None) -> int:
         fixed = [one for one in self._applied(length, shared)[1] if not list(one.parameters())]

@@ -63,7 +63,7 @@ class Linear(Projection):
 
     @torch.no_grad()
     def lengthen(self, old: Projection, how: str) -> None:
-        self.weight.copy_(LENGTHENED[how](old.weight, self.max_length))
+        self.weight.copy_(LENGTHENED[how](old.weight, self.max_length))  # type: ignore[arg-type]
 
     @torch.no_grad()
     def fill(self, E: Tensor) -> None:
@@ -107,7 +107,7 @@ class Convolution(Projection):
     @torch.no_grad()
     def lengthen(self, old: Projection, how: str) -> None:
         if self.window == old.window:  # the slots are repeated
-            self.weight.copy_(old.weight)
+            self.weight.copy_(old.weight)  # type: ignore[arg-type]
             return
         spread_out = spread(old.weight.transpose(-2, -1), self.window).transpose(-2, -1)
         self.weight.copy_(spread_out * old.window / self.window)

@@ -166,7 +166,9 @@ def checkpoint_path(subcommand: str, asked: str | None, root: Path) -> str | Non
         return str(found)
     if asked == "auto":  # for a job that a cluster starts again with the same command
         found = find_checkpoint(root, "last")
-        return str(found) if found is not None else _nothing_to_go_on_from(root)
+        if found is None:
+            _check_nothing_is_lost(root)
+        return str(found) if found is not None else None
     if asked in ("last", "best"):
         found = find_checkpoint(root, asked)
         if found is None:
@@ -180,7 +182,7 @@ def checkpoint_path(subcommand: str, asked: str | None, root: Path) -> str | Non
     return asked
 
 
-def _nothing_to_go_on_from(root: Path) -> None:
+def _check_nothing_is_lost(root: Path) -> None:
     """Says so; ValueError where there is something, but damaged: to start over would throw it away."""
     left = [path.name for path in checkpoints(root)]
     if damaged := [name for name in left if name in ("last.ckpt", "previous.ckpt")]:

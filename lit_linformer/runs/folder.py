@@ -27,7 +27,15 @@ PROJECT, FORMAT = "lit-linformer", 1
 MARKER, CONFIG, TOKENIZER, CONVERSION = "run.json", "config.yaml", "tokenizer.json", "conversion.json"
 NAME = re.compile(r"\w[\w.,=+@-]*(/\w[\w.,=+@-]*)*")
 CHECKPOINT_NAMES = ("last.ckpt", "previous.ckpt", "new.ckpt", "best-*.ckpt")
-RESULTS = ("result.json", "validate.json", "test.json", "perplexity.csv", "curve.csv", "scores.csv", "predictions.jsonl")
+RESULTS: tuple[str, ...] = (
+    "result.json",
+    "validate.json",
+    "test.json",
+    "perplexity.csv",
+    "curve.csv",
+    "scores.csv",
+    "predictions.jsonl",
+)
 RESULTS += ("spectrum.json", "validate_spectrum.json", "length_sweep.*", "validate_length_sweep.*")
 EVENTS = ("events.out.tfevents.*", "hparams.yaml")
 PROFILE = "fit-profile*"  # conf/debug/profile.yaml

@@ -75,4 +75,9 @@ class RunLock:
             self._descriptor = None
 
 
-os.register_at_fork(after_in_child=lambda: [lock.forget() for lock in list(_held)])
+def _forget_all() -> None:
+    for lock in list(_held):
+        lock.forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)

@@ -97,7 +97,7 @@ class _WeightsOnly:
         found, clean = torch.load(value, map_location="cpu", weights_only=True), io.BytesIO()
         torch.save(found, clean)
         clean.seek(0)
-        super().load_bytes(read_item, clean)
+        super().load_bytes(read_item, clean)  # type: ignore[misc]  # the planner's beside it
 
 
 class Planner(_WeightsOnly, DefaultLoadPlanner):
@@ -157,7 +157,8 @@ def load_sharded(folder: Path) -> dict[str, Any]:
 
 def _by_number(optimizer: dict[str, Any]) -> dict[str, Any]:
     """An optimiser's state with its parameters numbered, as torch.optim has it, instead of named."""
-    groups, names = [], []
+    groups: list[dict[str, Any]] = []
+    names: list[str] = []
     for group in optimizer["param_groups"]:
         groups.append({**group, "params": list(range(len(names), len(names) + len(group["params"])))})
         names += group["params"]

@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from lit_linformer.data.tokenizer import Tokenizer, load_tokenizer
 from lit_linformer.model import ATTENTIONS, PROJECTIONS, EncoderConfig, MaskedLanguageModel, SequenceClassifier
@@ -60,10 +60,11 @@ class StoredModel:
     def own_tokenizer(self) -> Tokenizer | None:
         return load_tokenizer(self.tokenizer) if self.tokenizer is not None else None
 
-    def build(self, setting: str) -> nn.Module:
+    def build(self, setting: str) -> MaskedLanguageModel | SequenceClassifier:
         """MaskedLanguageModel or SequenceClassifier, float32, in evaluation mode."""
         encoder = replace(self.encoder, activation_checkpointing=False)
         try:
+            net: MaskedLanguageModel | SequenceClassifier
             if "num_labels" in self.settings:
                 net = SequenceClassifier(encoder, self.settings["num_labels"], self.settings["pooling"])
             else:
@@ -87,7 +88,9 @@ def read_model(asked: str | Path, setting: str = "model.pretrained") -> StoredMo
     if exported.is_exported(path):
         config = exported.read_config(path, setting)
         encoder = stored_encoder(config["encoder"], path, setting)
-        settings = {key: config[key] for key in ("num_labels", "pooling") if config["task"] != "masked-lm" and key in config}
+        settings: dict[str, Any] = {
+            key: config[key] for key in ("num_labels", "pooling") if config["task"] != "masked-lm" and key in config
+        }
         weights = exported.read_weights(path, setting)
         tokenizer = str(path) if (path / TOKENIZER).is_file() else None
         stored = StoredModel(path, encoder, weights, settings, tokenizer, exported=config)
@@ -135,7 +138,7 @@ class TrainedModel:
     """
 
     name: str
-    net: nn.Module
+    net: MaskedLanguageModel | SequenceClassifier
     tokenizer: Tokenizer
     max_length: int
     labels: tuple[str, ...] | None = None
@@ -154,11 +157,11 @@ class TrainedModel:
 
     @property
     def num_labels(self) -> int:
-        return self.net.head.output.out_features
+        return self.net.head.output.out_features  # type: ignore[return-value]
 
     def config(self) -> dict[str, Any]:
         """config.json of the formats that are this project's own."""
-        task = {"task": "masked-lm"}
+        task: dict[str, Any] = {"task": "masked-lm"}
         if self.classifies:
             task = {"task": "sequence-classification", "num_labels": self.num_labels, "pooling": self.net.pooling}
             task |= {"labels": list(self.labels) if self.labels else None, "pair": self.pair}

@@ -57,7 +57,9 @@ def parse(command: str, doc: str, settings: dict[str, Setting], argv: list[str])
         told = setting.default in (None, "", []) or "default" in setting.help
         shown = setting.help if told else f"{setting.help} (default {_shown(setting.default)})"
         # A repeated list replaces the earlier one; other repeated words add up.
-        words = {"nargs": "+", "action": "store" if setting.kind.lists else "extend"} if setting.kind.several else {}
+        words: dict[str, Any] = (
+            {"nargs": "+", "action": "store" if setting.kind.lists else "extend"} if setting.kind.several else {}
+        )
         words |= {"nargs": "?", "const": "true"} if setting.kind is FLAG else {}
         parser.add_argument(f"--{name}", metavar=setting.kind.name, help=shown.replace("%", "%%"), **words)
     try:
@@ -81,7 +83,7 @@ def parse(command: str, doc: str, settings: dict[str, Setting], argv: list[str])
 def read(name: str, kind: Kind, words: str | list[str]) -> Any:
     """The value of a setting's words."""
     if not kind.several:
-        return kind.read(name, words)
+        return kind.read(name, words)  # type: ignore[arg-type]
     parts = [part for word in words for part in word.strip("[]").replace(",", " ").split()] if kind.lists else words
     return [kind.read(name, part) for part in parts] if parts else [kind.read(name, " ".join(words))]
 

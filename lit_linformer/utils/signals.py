@@ -30,6 +30,9 @@ class Watch:
     """What signals have asked of this process; ``watch`` below is the only one."""
 
     def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
         self.received = 0  # the first signal's number
         self.training = False  # from now on signals are noted, and the training loop ends itself
         self._last, self._said = 0.0, False
@@ -38,7 +41,7 @@ class Watch:
 
     def begin(self, command: str) -> None:
         """Listens, to the end of the process or to ``end``."""
-        self.__init__()
+        self.reset()
         self._command = command
         if threading.current_thread() is not threading.main_thread():
             return  # Python lets no other one listen
