@@ -13,7 +13,7 @@ import yaml
 
 from lit_linformer.cli import PROGRAMS
 from lit_linformer.cli.app import LinformerCLI
-from lit_linformer.cli.messages import settings_of
+from lit_linformer.cli.help import settings_of
 from lit_linformer.utils.arguments import check_number
 from tests.helpers import in_one_process
 

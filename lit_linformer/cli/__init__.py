@@ -68,7 +68,7 @@ def main(argv: list[str] | None = None) -> None:
             _program(argv[0])(argv[1:])
             return
         if {"-h", "--help"} & set(argv):
-            from lit_linformer.cli.messages import settings_help
+            from lit_linformer.cli.help import settings_help
 
             print(settings_help(argv), end="")
             return

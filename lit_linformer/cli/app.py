@@ -1,6 +1,5 @@
 """LightningCLI, fitted to this project: a run directory by name, checkpoints by `last` and `best`, the command line wins."""
 
-import functools
 import logging
 import warnings
 from pathlib import Path
@@ -8,11 +7,10 @@ from typing import Any
 
 import jsonargparse
 import torch
-import yaml
 from jsonargparse import Namespace
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers.logger import DummyLogger
 from torch.multiprocessing import ProcessExitedException
 
@@ -20,121 +18,34 @@ from lit_linformer.callbacks import (
     AtomicCheckpointIO,
     Curves,
     Finite,
-    LastCheckpoint,
     LastValidation,
     OwedValidation,
     PredictionWriter,
     Preemption,
-    Progress,
     RunResult,
-    Throughput,
-    best_checkpoint,
     best_of,
 )
-from lit_linformer.callbacks.owed import finish
+from lit_linformer.cli.arguments import DEFAULT_CLASSES, RangesInWords, add_run_arguments, classes_in_configs
 from lit_linformer.cli.checks import check_settings
 from lit_linformer.cli.class_paths import check_class_paths, class_of
 from lit_linformer.cli.closing import closing_lines
 from lit_linformer.cli.early import check_early
-from lit_linformer.cli.failures import failure
 from lit_linformer.cli.loggers import RunLoggers, RunParser
 from lit_linformer.cli.machines import check_machine
-from lit_linformer.cli.messages import RangesInWords, classes_in_configs
+from lit_linformer.cli.run_config import RunConfig
+from lit_linformer.cli.trainer import RunTrainer
 from lit_linformer.data.datamodule import TRAINED
 from lit_linformer.model import EncoderConfig
-from lit_linformer.runs.checkpoints import checkpoint_path, config_of, lies_in
-from lit_linformer.runs.folder import CONFIG, TOKENIZER, Claim, check_name, own_files
+from lit_linformer.runs.checkpoints import checkpoint_path, lies_in
+from lit_linformer.runs.folder import TOKENIZER, Claim, check_name, own_files
 from lit_linformer.runs.trained_model import read_model
 from lit_linformer.tasks.pretrained import pretrained_encoder
-from lit_linformer.utils import compat
 from lit_linformer.utils.configs import check_configs, config_files
 from lit_linformer.utils.environment import command_line
-from lit_linformer.utils.files import write_text
 from lit_linformer.utils.signals import is_first_process
 
-DEFAULT_CLASSES = {"model": "lit_linformer.tasks.MLM", "data": "lit_linformer.data.PretrainingData"}
 # What only the data knows.
 LINKS = {"data.num_tokens": "model.init_args.vocab_size", "data.num_labels": "model.init_args.num_labels"}
-
-
-class RunTrainer(Trainer):
-    """Lightning's Trainer with the command that needs none, and with signals left to utils/signals.py."""
-
-    def _run(self, *args: Any, **kwargs: Any) -> Any:
-        # Where each process starts, one that Lightning forks too.
-        compat.own_signal_handlers(self)
-        failed = True
-        try:
-            results = super()._run(*args, **kwargs)
-            failed = False
-            return results
-        except Exception as error:
-            if (line := failure(error, self)) is None:
-                raise
-            raise ValueError(line) from error
-        finally:
-            for curves in (callback for callback in self.callbacks if isinstance(callback, Curves)):
-                curves.close(self, failed)
-
-    @property
-    def log_dir(self) -> str:
-        """The run's folder; Lightning's would be another one with each logger."""
-        return self.default_root_dir
-
-    def _run_stage(self) -> Any:
-        results = super()._run_stage()
-        if self.state.fn == "fit":
-            finish(self)
-        return results
-
-    def prepare(self, datamodule: LightningDataModule) -> None:
-        """Makes the tokenizer and the token blocks; trains nothing."""
-        datamodule.prepare_data()
-
-
-class RunConfig(SaveConfigCallback):
-    """Keeps config and tokenizer in the run directory, the config in each checkpoint, and says what a resumed run changes."""
-
-    claim: Claim | None = None  # on the run's folder, for the process that writes it
-
-    def __init__(self, parser: LightningArgumentParser, config: Namespace, **kwargs: Any):
-        # What belongs to one start of the run, not to the run: as a --config it must neither delete nor resume anything.
-        config = config.clone()
-        config.ckpt_path, config.overwrite = None, False
-        super().__init__(parser, config, **kwargs)
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Nothing yet: model and data may still turn out not to fit, and leave no run behind."""
-
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not trainer.is_global_zero or trainer.fast_dev_run:
-            return
-        if self.claim is not None:
-            self.claim.begin()
-        folder, tokenizer = Path(trainer.default_root_dir), getattr(trainer.datamodule, "tokenizer", None)
-        write_text(folder / CONFIG, self._text)
-        if hasattr(tokenizer, "to_str"):
-            write_text(folder / TOKENIZER, tokenizer.to_str())
-
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        checkpoint["config"] = self._text
-        tokenizer = getattr(trainer.datamodule, "tokenizer", None)
-        if hasattr(tokenizer, "to_str"):  # so that the file alone can be fine-tuned
-            checkpoint["tokenizer"] = tokenizer.to_str()
-
-    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        if trainer.state.fn != "fit" or "config" not in checkpoint or not trainer.is_global_zero:
-            return
-        earlier = config_of(checkpoint, Path(trainer.ckpt_path or "ckpt_path"), "ckpt_path")
-        before, now = (_flatten(config) for config in (earlier, yaml.safe_load(self._text)))
-        print(f"resuming at step {checkpoint['global_step']}", flush=True)
-        for key in sorted(before.keys() | now.keys()):
-            if before.get(key) != now.get(key):
-                print(f"  {key.replace('.init_args', '')}: {before.get(key)} → {now.get(key)}", flush=True)
-
-    @functools.cached_property
-    def _text(self) -> str:  # each checkpoint carries it, and to make it takes longer than to write a small one
-        return self.parser.dump(self.config, skip_none=False)
 
 
 class LinformerCLI(LightningCLI):
@@ -283,18 +194,6 @@ class LinformerCLI(LightningCLI):
             print(line, flush=True)
 
 
-def add_run_arguments(parser: LightningArgumentParser) -> None:
-    """What every command has beside Lightning's own: the run's name and the callbacks that are always there."""
-    parser.add_argument("--name", type=str, default="run", help="Name of the run; it lives in runs/NAME.")
-    parser.add_argument(
-        "--overwrite", type=bool, default=False, help="Let fit delete a run of the same name, when it begins to train."
-    )
-    parser.add_lightning_class_args(best_checkpoint, "best")
-    parser.add_lightning_class_args(LastCheckpoint, "last")  # after best, whose state it keeps
-    parser.add_lightning_class_args(Throughput, "throughput")
-    parser.add_lightning_class_args(Progress, "progress")  # after throughput, which it shows
-
-
 def _keep_sources(config: Namespace, root: Path) -> None:
     """ValueError where overwriting would delete what the run is to start from."""
     settings = {f"model.{name}": config.model.get("init_args", {}).get(name) for name in ("pretrained", "teacher")}
@@ -325,15 +224,6 @@ def _listed(one_or_more: Any) -> list:
     if one_or_more is None:
         return []
     return one_or_more if isinstance(one_or_more, list) else [one_or_more]
-
-
-def _flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(tree, dict):
-        return {prefix: tree}
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        flat.update(_flatten(value, f"{prefix}.{key}" if prefix else str(key)))
-    return flat
 
 
 def run(argv: list[str]) -> LinformerCLI:

@@ -1,48 +1,19 @@
-"""What a person reads: the settings of a command (--help), and an error in one line with the setting that was meant."""
+"""An error in one line, with the setting that was meant."""
 
 import difflib
-import importlib
-import inspect
 import re
 from argparse import ArgumentError
 from collections.abc import Iterator
-from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from jsonargparse import DefaultHelpFormatter
-
 from lit_linformer.model.ranges import OneOf
-from lit_linformer.utils import compat
-from lit_linformer.utils.configs import config_files
-
-# Of the Trainer's fifty, those that one changes; `--help_all` lists every one.
-TRAINER_SETTINGS = (
-    "accelerator devices num_nodes strategy precision max_steps max_epochs accumulate_grad_batches gradient_clip_val "
-    "val_check_interval check_val_every_n_epoch limit_val_batches num_sanity_val_steps log_every_n_steps callbacks logger "
-    "fast_dev_run overfit_batches profiler default_root_dir"
-).split()
-
 
 # What they are made of, where Lightning's type says it in the language of types.
 CLASSES = {
     "model": "MLM, SequenceClassification, Distillation, or the class path of a LightningModule, as my_ideas.Denoising",
     "data": "PretrainingData, FineTuningData, or the class path of a LightningDataModule, as my_ideas.Sequences",
 }
-
-
-class RangesInWords(DefaultHelpFormatter):
-    """`type: float (more than 0)` for what jsonargparse calls `type: Annotated[float, more than 0]`."""
-
-    def format_help(self) -> str:
-        return re.sub(r"Annotated\[(\w+),(\s+)([^][]*)\]", r"\1\2(\3)", super().format_help())
-
-
-def settings_help(argv: list[str]) -> str:
-    """The settings of command ``argv[0]``, those of the classes that its --config files name included."""
-    parser = _settings_parser(argv)
-    parser.usage = f"python run.py {argv[0]} --config FILE [--config OVERLAY …] [--SETTING VALUE …]"
-    return parser.format_help()
 
 
 def one_line(error: Exception, argv: list[str]) -> str | None:
@@ -122,6 +93,8 @@ def _reasons(message: str) -> list[str]:
 
 def _allowed(name: str, argv: list[str]) -> str | None:
     """What the type of a setting takes, in words; None where it takes an object."""
+    from lit_linformer.cli.help import settings_of
+
     hint = settings_of(argv).get(name)
     words, names = list(dict.fromkeys(_words(hint))), ", ".join(dict.fromkeys(_names(hint)))
     words += [names] if names else []
@@ -180,71 +153,6 @@ def _refers(key: str, argv: list[str]) -> str:
 
 
 def _known_keys(argv: list[str]) -> list[str]:
-    return [action.dest for action in compat.actions(_settings_parser(argv))]
+    from lit_linformer.cli.help import known_keys  # with Lightning, which most messages do without
 
-
-def settings_of(argv: list[str], **classes: str) -> dict[str, Any]:
-    """{setting: its type} of a command line, every one of Lightning's too; ``classes``: of the model or data, by class path."""
-    actions = compat.actions(_settings_parser(argv, classes, everything=True))
-    return {action.dest: compat.type_of(action) or action.type for action in actions}
-
-
-def _settings_parser(argv: list[str], classes: dict[str, str] | None = None, everything: bool = False) -> Any:
-    """A parser that is only looked at: unlike the real one it knows the arguments of the model's and the data's class."""
-    from jsonargparse import ArgumentParser
-
-    from lit_linformer.cli.app import DEFAULT_CLASSES, RunTrainer, add_run_arguments
-    from lit_linformer.model import EncoderConfig
-
-    class SettingsParser(ArgumentParser):
-        def add_lightning_class_args(self, lightning_class: Any, key: str) -> None:
-            self.add_class_arguments(lightning_class, key) if inspect.isclass(lightning_class) else (
-                self.add_function_arguments(lightning_class, key)
-            )
-
-    parser = SettingsParser(add_help=False, description=None, formatter_class=RangesInWords)
-    parser.add_argument("--config", help="YAML file; a later one overrides an earlier one.")
-    parser.add_argument("--ckpt_path", help="Checkpoint: a file, last, best, or auto (last if there is one).")
-    parser.add_argument("--seed_everything", type=int, default=0, help="Seed of weights, order, masks and dropout.")
-    add_run_arguments(parser)
-    for key, path in {**DEFAULT_CLASSES, **classes_in_configs(argv), **(classes or {})}.items():
-        module, _, name = path.rpartition(".")
-        settings = getattr(importlib.import_module(module), name)
-        optional = inspect.signature(settings).parameters.get("encoder")
-        if optional is None or optional.default is not None:
-            parser.add_class_arguments(settings, key)
-            continue
-        # Where the encoder may be left out, jsonargparse takes its settings but would not list them.
-        parser.add_class_arguments(settings, key, skip={"encoder"})
-        parser.add_class_arguments(EncoderConfig, f"{key}.encoder")
-    hidden = set(inspect.signature(RunTrainer.__init__).parameters) - set(TRAINER_SETTINGS) - {"self"}
-    parser.add_class_arguments(RunTrainer, "trainer", skip=set() if everything else hidden)
-    return parser
-
-
-def classes_in_configs(argv: list[str]) -> dict[str, str]:
-    """{"model": class path, "data": class path}, as far as the --config files name them."""
-    import yaml
-
-    found = {}
-    for value in config_files(argv):
-        if not Path(value).is_file():
-            continue
-        try:
-            content = yaml.safe_load(Path(value).read_text(encoding="utf-8"))
-        except (yaml.YAMLError, UnicodeDecodeError):
-            continue
-        for key in ("model", "data"):
-            section = content.get(key) if isinstance(content, dict) else None
-            path = section.get("class_path") if isinstance(section, dict) else None
-            if isinstance(path, str) and _is_class(path):
-                found[key] = path
-    return found
-
-
-def _is_class(path: str) -> bool:
-    module, _, name = path.rpartition(".")
-    try:
-        return isinstance(getattr(importlib.import_module(module), name, None), type)
-    except (ImportError, ValueError):
-        return False
+    return known_keys(argv)

@@ -1,0 +1,59 @@
+"""What every command's parser has: the arguments beside Lightning's own, and the classes that config files name."""
+
+import importlib
+import re
+from pathlib import Path
+
+import yaml
+from jsonargparse import DefaultHelpFormatter
+from lightning.pytorch.cli import LightningArgumentParser
+
+from lit_linformer.callbacks import LastCheckpoint, Progress, Throughput, best_checkpoint
+from lit_linformer.utils.configs import config_files
+
+DEFAULT_CLASSES = {"model": "lit_linformer.tasks.MLM", "data": "lit_linformer.data.PretrainingData"}
+
+
+class RangesInWords(DefaultHelpFormatter):
+    """`type: float (more than 0)` for what jsonargparse calls `type: Annotated[float, more than 0]`."""
+
+    def format_help(self) -> str:
+        return re.sub(r"Annotated\[(\w+),(\s+)([^][]*)\]", r"\1\2(\3)", super().format_help())
+
+
+def add_run_arguments(parser: LightningArgumentParser) -> None:
+    """What every command has beside Lightning's own: the run's name and the callbacks that are always there."""
+    parser.add_argument("--name", type=str, default="run", help="Name of the run; it lives in runs/NAME.")
+    parser.add_argument(
+        "--overwrite", type=bool, default=False, help="Let fit delete a run of the same name, when it begins to train."
+    )
+    parser.add_lightning_class_args(best_checkpoint, "best")
+    parser.add_lightning_class_args(LastCheckpoint, "last")  # after best, whose state it keeps
+    parser.add_lightning_class_args(Throughput, "throughput")
+    parser.add_lightning_class_args(Progress, "progress")  # after throughput, which it shows
+
+
+def classes_in_configs(argv: list[str]) -> dict[str, str]:
+    """{"model": class path, "data": class path}, as far as the --config files name them."""
+    found = {}
+    for value in config_files(argv):
+        if not Path(value).is_file():
+            continue
+        try:
+            content = yaml.safe_load(Path(value).read_text(encoding="utf-8"))
+        except (yaml.YAMLError, UnicodeDecodeError):
+            continue
+        for key in ("model", "data"):
+            section = content.get(key) if isinstance(content, dict) else None
+            path = section.get("class_path") if isinstance(section, dict) else None
+            if isinstance(path, str) and _is_class(path):
+                found[key] = path
+    return found
+
+
+def _is_class(path: str) -> bool:
+    module, _, name = path.rpartition(".")
+    try:
+        return isinstance(getattr(importlib.import_module(module), name, None), type)
+    except (ImportError, ValueError):
+        return False

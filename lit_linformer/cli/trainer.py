@@ -1,0 +1,45 @@
+"""Lightning's Trainer as this project's commands use it."""
+
+from typing import Any
+
+from lightning.pytorch import LightningDataModule, Trainer
+
+from lit_linformer.callbacks import Curves
+from lit_linformer.callbacks.owed import finish
+from lit_linformer.cli.failures import failure
+from lit_linformer.utils import compat
+
+
+class RunTrainer(Trainer):
+    """Lightning's Trainer with the command that needs none, and with signals left to utils/signals.py."""
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        # Where each process starts, one that Lightning forks too.
+        compat.own_signal_handlers(self)
+        failed = True
+        try:
+            results = super()._run(*args, **kwargs)
+            failed = False
+            return results
+        except Exception as error:
+            if (line := failure(error, self)) is None:
+                raise
+            raise ValueError(line) from error
+        finally:
+            for curves in (callback for callback in self.callbacks if isinstance(callback, Curves)):
+                curves.close(self, failed)
+
+    @property
+    def log_dir(self) -> str:
+        """The run's folder; Lightning's would be another one with each logger."""
+        return self.default_root_dir
+
+    def _run_stage(self) -> Any:
+        results = super()._run_stage()
+        if self.state.fn == "fit":
+            finish(self)
+        return results
+
+    def prepare(self, datamodule: LightningDataModule) -> None:
+        """Makes the tokenizer and the token blocks; trains nothing."""
+        datamodule.prepare_data()
