@@ -8,6 +8,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from lit_linformer.model.ranges import OneOf
+from lit_linformer.utils.configs import config_files
 
 # What they are made of, where Lightning's type says it in the language of types.
 CLASSES = {
