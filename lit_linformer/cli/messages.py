@@ -4,6 +4,7 @@ import difflib
 import re
 from argparse import ArgumentError
 from collections.abc import Iterator
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
