@@ -24,7 +24,7 @@ from lit_linformer.utils.compat import validation_follows
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes so that a kill or a full disk leaves the old file or the new one, whole."""
+    """Writes atomically: a kill or a full disk leaves the old file or the new one, complete."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | os.PathLike, storage_options: Any | None = None) -> None:
         write_checkpoint(checkpoint, Path(path))
@@ -38,7 +38,7 @@ class LastCheckpoint(Checkpoint):
     """Keeps last.ckpt, written after an optimiser step, and previous.ckpt, the one of an earlier step.
 
     Lightning's ModelCheckpoint may save in the middle of a gradient accumulation, from where no run resumes exactly. And a run
-    that is saved between a step and its validation, and killed in that, goes on without it: its point is lost for good. Here
+    that is saved between a step and its validation, and killed there, continues without it: its point is lost. Here
     such a checkpoint says that it owes the validation, which callbacks/owed.py runs first; after it last.ckpt is written anew.
 
     Args:
@@ -84,7 +84,7 @@ class LastCheckpoint(Checkpoint):
                 self.save(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # Not at the end of the batch: from here Lightning goes on as after the validation, in the middle of an epoch and at
+        # Not at the end of the batch: from here Lightning continues as after the validation, in the middle of an epoch and at
         # its end.
         if self._due and not self.owes_validation:
             self.save(trainer, owing=True)
@@ -95,7 +95,7 @@ class LastCheckpoint(Checkpoint):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._due:
             self._due = False
-            self._settle(trainer)  # of a run that goes on with its validation
+            self._settle(trainer)  # of a run that continues with its validation
             self.save(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -128,9 +128,9 @@ class LastCheckpoint(Checkpoint):
         trainer.strategy.barrier()
 
     def _settle(self, trainer: Trainer) -> None:
-        """Leaves in checkpoints/ what the history that this run goes on with knows of, and no more.
+        """Removes from checkpoints/ what is not part of the history that this run continues.
 
-        Once a batch was done: a start that fails before has thrown nothing away.
+        Only after the first batch: a start that fails earlier deletes nothing.
         """
         if self._settled or not trainer.is_global_zero or trainer.fast_dev_run:
             return
@@ -154,10 +154,10 @@ class MissingMetric(ValueError):
 
 
 class BestCheckpoint(ModelCheckpoint):
-    """Lightning's, for runs that are killed and go on: what it keeps is what the history of the run calls best.
+    """Lightning's, for runs that are killed and continue: it keeps what the run's history calls best.
 
-    A checkpoint that was beaten goes only when last.ckpt no longer refers to it: a run that is killed before goes on from a
-    last.ckpt to which it is the best. A metric that is not finite is never the best.
+    A checkpoint that was beaten is deleted only when last.ckpt no longer refers to it: a run that is killed before that
+    continues from a last.ckpt to which it is the best. A metric that is not finite is never the best.
     """
 
     def __init__(self, **kwargs: Any):
@@ -190,7 +190,7 @@ class BestCheckpoint(ModelCheckpoint):
         super().on_validation_end(trainer, pl_module)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The best ones of the history, where they lie now, as far as they are there."""
+        """The best ones of the history, in their present folder, as far as they exist."""
         scores = {os.path.join(self.dirpath, Path(path).name): score for path, score in state_dict["best_k_models"].items()}
         # One answer for all processes, or they would wait for each other at the next validation.
         gone = self._trainer.strategy.broadcast([path for path in scores if not Path(path).exists()])
@@ -216,7 +216,7 @@ class BestCheckpoint(ModelCheckpoint):
         self._beaten = []
 
     def drop_others(self) -> None:
-        """For the first process of a run that goes on: those of steps that it does again, and those that were beaten before."""
+        """For the first process of a run that continues: drops those of steps that it repeats, and those beaten before."""
         kept = {Path(path).name for path in [*self.best_k_models, *self._beaten]}
         for path in Path(self.dirpath).glob("best-*.ckpt"):
             if path.name not in kept and BEST.fullmatch(path.name):

@@ -162,7 +162,7 @@ class LinformerCLI(LightningCLI):
         result = RunResult(best.monitor, best.mode, command_line(self.argv))
         extra = PredictionWriter() if self.subcommand == "predict" else result
         config.callbacks = [*_listed(config.callbacks), extra]
-        self.config[self.subcommand] = self.as_given  # what the run directory's config.yaml tells
+        self.config[self.subcommand] = self.as_given  # what the run directory's config.yaml holds
         trainer = super().instantiate_trainer(**kwargs)
         check_machine(trainer, config.precision)
         for callback in trainer.callbacks:
@@ -252,6 +252,6 @@ def run(argv: list[str]) -> LinformerCLI:
             raise
         raise SystemExit(error.exit_code) from error
     finally:
-        # Left to the interpreter's end, gloo's threads now and then abort a run that has succeeded (pytorch issue 190489).
+        # Left to the interpreter's end, gloo's threads sometimes abort a run that has succeeded (pytorch issue 190489).
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()

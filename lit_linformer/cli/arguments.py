@@ -22,7 +22,7 @@ class RangesInWords(DefaultHelpFormatter):
 
 
 def add_run_arguments(parser: LightningArgumentParser) -> None:
-    """What every command has beside Lightning's own: the run's name and the callbacks that are always there."""
+    """What every command has in addition to Lightning's own: the run's name and the callbacks that are always there."""
     parser.add_argument("--name", type=str, default="run", help="Name of the run; it lives in runs/NAME.")
     parser.add_argument(
         "--overwrite", type=bool, default=False, help="Let fit delete a run of the same name, when it begins to train."

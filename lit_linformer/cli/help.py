@@ -11,7 +11,7 @@ from lit_linformer.cli.trainer import RunTrainer
 from lit_linformer.model import EncoderConfig
 from lit_linformer.utils import compat
 
-# Of the Trainer's fifty, those that one changes; `--help_all` lists every one.
+# Of the Trainer's fifty, those that are often changed; `--help_all` lists every one.
 TRAINER_SETTINGS = (
     "accelerator devices num_nodes strategy precision max_steps max_epochs accumulate_grad_batches gradient_clip_val "
     "val_check_interval check_val_every_n_epoch limit_val_batches num_sanity_val_steps log_every_n_steps callbacks logger "

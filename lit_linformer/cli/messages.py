@@ -19,7 +19,7 @@ CLASSES = {
 
 
 def one_line(error: Exception, argv: list[str]) -> str | None:
-    """One line for an error that a user can mend; None for what looks like a bug of ours, whose traceback is worth more."""
+    """One line for an error that a user can fix; None for what looks like a bug of ours, whose traceback is worth more."""
     from lightning.fabric.utilities.exceptions import MisconfigurationException
     from omegaconf.errors import OmegaConfBaseException
 
@@ -42,7 +42,7 @@ def one_line(error: Exception, argv: list[str]) -> str | None:
     if isinstance(error, ArgumentError | TypeError) and (line := _parser_error(message, argv)):
         return line
     if "Union subtypes" in message and (refused := _reasons(message)):
-        return refused[0]  # what a class that the parser was to build said itself
+        return refused[0]  # the error of a class that the parser was building
     if twice := re.match(r"Found more than one stateful callback of type `(\w+)`", message):
         return f"trainer.callbacks names {twice[1]} twice; allowed: once, for a checkpoint keeps its state by that name"
     if isinstance(error, OSError) and error.strerror:

@@ -15,7 +15,7 @@ from lit_linformer.utils.files import write_text
 
 
 class RunConfig(SaveConfigCallback):
-    """Keeps config and tokenizer in the run directory, the config in each checkpoint, and says what a resumed run changes."""
+    """Keeps config and tokenizer in the run directory, the config in each checkpoint, and prints what a resumed run changes."""
 
     claim: Claim | None = None  # on the run's folder, for the process that writes it
 

@@ -125,7 +125,7 @@ def several(kind: Kind) -> Kind:
 
 
 def listed(kind: Kind) -> Kind:
-    """The same, which may stand in a list, too: 0 3, or 0,3, or [0, 3]."""
+    """The same, also as a list: 0 3, or 0,3, or [0, 3]."""
     return replace(kind, several=True, lists=True)
 
 
