@@ -148,7 +148,7 @@ def test_a_class_that_cannot_be_found_is_told_with_its_reason(clean, tmp_path, m
     line = complaint([*fit, "--trainer.callbacks+", "broken.Watch"], tmp_path)
     assert "trainer.callbacks is 'broken.Watch', but module broken cannot be imported: NameError: name 'Path' is not" in line
     line = complaint([*fit, "--trainer.callbacks+", "LenghtSweep"], tmp_path)
-    assert "trainer.callbacks is 'LenghtSweep'; did you mean 'LengthSweep'?" in line
+    assert "trainer.callbacks is 'LenghtSweep'; did you mean 'LengthSweep'?; allowed: the name of a Callback" in line
     line = complaint([*fit, "--model", "denoising.Denoise"], tmp_path)
     assert "model is 'denoising.Denoise', but module denoising has no Denoise; did you mean 'denoising.Denoising'?" in line
     line = complaint([*fit, "--data", "denoising.Denoising"], tmp_path)

@@ -10,7 +10,8 @@ import yaml
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.loggers import Logger
 
-from lit_linformer.model.registry import Registry
+from lit_linformer.cli.messages import CLASSES
+from lit_linformer.model.registry import Registry, UnknownKind
 
 BASES = {"model": LightningModule, "data": LightningDataModule, "trainer.callbacks": Callback, "trainer.logger": Logger}
 
@@ -31,7 +32,10 @@ def check_class_paths(argv: list[str], files: list[str]) -> None:
 
 def class_of(path: str, setting: str) -> type:
     """The class; ValueError for a module that fails, and tells how, for a class that is not there or is of another kind."""
-    return Registry(setting, BASES[setting]).find(path)
+    try:
+        return Registry(setting, BASES[setting]).find(path)
+    except UnknownKind as error:
+        raise ValueError(f"{str(error).partition('; allowed: ')[0]}; allowed: {_allowed(setting)}") from error
 
 
 def _check_name(setting: str, name: str) -> None:
@@ -40,8 +44,12 @@ def _check_name(setting: str, name: str) -> None:
         return
     near = difflib.get_close_matches(name, sorted(known), 1)
     meant = f"; did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"{setting} is {name!r}{meant}; allowed: {_allowed(setting)}")
+
+
+def _allowed(setting: str) -> str:
     base = BASES[setting].__name__
-    raise ValueError(f"{setting} is {name!r}{meant}; allowed: my_module.MyClass, a {base}, or the name of one that is built in")
+    return CLASSES.get(setting, f"the name of a {base} that is built in, or the class path of one, as my_module.My{base}")
 
 
 def _subclasses(base: type) -> Iterator[type]:
