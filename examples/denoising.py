@@ -6,6 +6,7 @@ Everything else is the quickstart's: text, tokenizer, Trainer. `headline` says w
 """
 
 from dataclasses import asdict, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,8 +34,8 @@ class Denoising(TrainingModule):
         encoder: the encoder's shape; its vocab_size is taken from the data.
         vocab_size: filled in from the data's tokenizer.
         replaced: share of the tokens that are replaced, in training and in validation.
-        lr: peak learning rate of AdamW.
-        warmup_steps: optimiser steps over which it rises from 0.
+        warmup_steps: optimiser steps over which the learning rate rises from 0.
+        optimization: settings of AdamW and its learning rate (`lit_linformer.tasks.optim.Optimization`).
     """
 
     headline = ("val/loss", "validation loss", ".4f", min)
@@ -44,17 +45,15 @@ class Denoising(TrainingModule):
         encoder: EncoderConfig | None = None,
         vocab_size: int | None = None,
         replaced: float = 0.15,
-        lr: float = 1e-3,
         warmup_steps: int = 10,
+        **optimization: Any,
     ):
-        super().__init__()
+        super().__init__(**optimization)
         if not isinstance(encoder, EncoderConfig):
             encoder = EncoderConfig(**(encoder or {}))  # a dict where a checkpoint is loaded
         encoder = replace(encoder, vocab_size=vocab_size or encoder.vocab_size)
         self.save_hyperparameters(
-            {"encoder": asdict(encoder), "replaced": replaced, "lr": lr, "warmup_steps": warmup_steps}
-            | {"weight_decay": 0.01, "projection_lr_factor": 0.02, "projection_weight_decay": 0.0, "betas": [0.9, 0.98]}
-            | {"eps": 1e-6, "schedule": "linear", "power": 1.0, "final_lr_factor": 0.0}
+            {"encoder": asdict(encoder), "replaced": replaced, "warmup_steps": warmup_steps} | asdict(self.optimization)
         )
         self.net = Detector(encoder)
 

@@ -10,6 +10,8 @@ from jsonargparse import Namespace
 
 from lit_linformer.callbacks import LastCheckpoint, Progress, Throughput, best_checkpoint
 from lit_linformer.model.ranges import Count, Natural, NotNegative, Range, Seed, Share, check_ranges
+from lit_linformer.tasks.base import TrainingModule
+from lit_linformer.tasks.optim import Optimization
 
 OrNoLimit = Annotated[int, Range(least=1, also=(-1,))]
 LimitedTo = Count | Annotated[float, Range(above=0, most=1)] | None
@@ -81,6 +83,8 @@ def _check_class(prefix: str, spec: Any) -> None:
             check_ranges(f"{prefix}.", parameters, values)
             for name, hint in parameters.items():
                 _check_whole(f"{prefix}.{name}", hint, values.get(name))
+    if isinstance(declared, type) and issubclass(declared, TrainingModule):  # which takes them as **optimization
+        check_ranges(f"{prefix}.", Optimization, values)
 
 
 def _check_whole(where: str, hint: Any, value: Any) -> None:

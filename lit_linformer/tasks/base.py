@@ -1,11 +1,10 @@
 """The base of every task's LightningModule: AdamW by groups, a schedule by steps, and resuming bit for bit.
 
-For a task of your own: call `super().__init__()`, `save_hyperparameters` with (at least) the names in OPTIMIZER, set
-`self.net`, count with `self.count(batch)` in training_step, and give `warmup(total_steps)`. What training_step runs through
+For a task of your own: hand the optimiser's settings on with `super().__init__(**optimization)`, set `self.net`, count with
+`self.count(batch)` in training_step, and give `warmup(total_steps)`. What training_step runs through
 `self.in_training(function)` is compiled where the user asks for it.
 """
 
-import math
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -16,14 +15,11 @@ import torch
 from lightning.pytorch import LightningModule
 
 from lit_linformer.tasks.compiling import check_compiler
-from lit_linformer.tasks.optim import lr_factor, parameter_groups
+from lit_linformer.tasks.optim import Optimization, lr_factor, parameter_groups
 from lit_linformer.tasks.sharding import shard
 from lit_linformer.utils import compat
 from lit_linformer.utils.finite import check_finite
 
-OPTIMIZER = (
-    "lr weight_decay projection_lr_factor projection_weight_decay betas eps schedule power final_lr_factor"  # of AdamW
-).split()
 Batch = dict[str, Any]
 
 
@@ -34,13 +30,15 @@ class TrainingModule(LightningModule):
         compile: torch.compile for training steps; validation, test and predictions are not compiled. No hyper-parameter
             and not in the state dict: a checkpoint loads with it and without.
         dynamic: torch.compile's, whether batches differ in shape.
+        optimization: settings of `Optimization`: AdamW and its learning rate.
     """
 
     # What the progress lines and result.json show: metric, words, format, and which of two values is better.
     headline = ("val/perplexity", "validation perplexity", ".2f", min)
 
-    def __init__(self, compile: bool = False, dynamic: bool = False) -> None:
+    def __init__(self, compile: bool = False, dynamic: bool = False, **optimization: Any) -> None:
         super().__init__()
+        self.optimization = Optimization(**optimization)
         self.compiles, self._dynamic = compile, dynamic
         self._compiled: Callable | None = None
         self.batches_seen = 0
@@ -85,22 +83,18 @@ class TrainingModule(LightningModule):
         return None
 
     def peak_lr(self) -> float:
-        """lr, scaled with the square root of the batch if lr_batch_size says which batch it is for.
-
-        The rule for Adam: Malladi et al., 2022, "On the SDEs and scaling rules for adaptive gradient algorithms".
-        """
-        lr, meant_for = self.hparams.lr, self.hparams.get("lr_batch_size")
+        """The highest learning rate, for as many rows a step as the data has."""
+        meant_for = self.optimization.lr_batch_size
         if meant_for is None or not self.attached:
-            return lr
+            return self.optimization.lr
         rows = getattr(self.trainer.datamodule, "rows_per_step", None)
         if rows is None:
             name = type(self.trainer.datamodule).__name__
             raise ValueError(f"model.lr_batch_size is {meant_for}; allowed: None, for data={name} has no rows_per_step")
-        return lr * math.sqrt(rows / meant_for)
+        return self.optimization.peak_lr(rows)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        h = self.hparams
-        return parameter_groups(self.net, self.peak_lr(), h.weight_decay, h.projection_lr_factor, h.projection_weight_decay)
+        return parameter_groups(self.net, self.peak_lr(), self.optimization)
 
     def count(self, batch: Batch) -> None:
         """To be called once a training batch."""
@@ -115,17 +109,17 @@ class TrainingModule(LightningModule):
 
     def configure_optimizers(self) -> dict[str, Any]:
         optimizer = torch.optim.AdamW(
-            self.parameter_groups(), betas=tuple(self.hparams.betas), eps=self.hparams.eps, fused=True
+            self.parameter_groups(), betas=tuple(self.optimization.betas), eps=self.optimization.eps, fused=True
         )
         compat.clip_before_fused_step(optimizer)
         total_steps = self._total_steps()
         factor = partial(
             lr_factor,
-            schedule=self.hparams.schedule,
+            schedule=self.optimization.schedule,
             warmup_steps=self.warmup(total_steps),
             total_steps=total_steps,
-            final=self.hparams.final_lr_factor,
-            power=self.hparams.power,
+            final=self.optimization.final_lr_factor,
+            power=self.optimization.power,
         )
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
@@ -134,9 +128,9 @@ class TrainingModule(LightningModule):
         if self.trainer.max_steps > 0:
             return self.trainer.max_steps
         steps = self.trainer.estimated_stepping_batches
-        if steps == float("inf") and self.hparams.schedule != "constant":
+        if steps == float("inf") and self.optimization.schedule != "constant":
             raise ValueError(
-                f"trainer.max_steps is {self.trainer.max_steps}; allowed with model.schedule={self.hparams.schedule!r}: "
+                f"trainer.max_steps is {self.trainer.max_steps}; allowed with model.schedule={self.optimization.schedule!r}: "
                 "1 or more, for the learning rate has to end somewhere"
             )
         return 0 if steps == float("inf") else int(steps)
@@ -149,7 +143,7 @@ class TrainingModule(LightningModule):
             restored = optimizer.param_groups[index]
             restored["lr"] = group["lr"] * scheduler.lr_lambdas[index](scheduler.last_epoch)
             restored["weight_decay"] = group["weight_decay"]
-            restored["betas"], restored["eps"] = tuple(self.hparams.betas), self.hparams.eps
+            restored["betas"], restored["eps"] = tuple(self.optimization.betas), self.optimization.eps
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         accumulate = self.trainer.accumulate_grad_batches

@@ -16,12 +16,7 @@ from lit_linformer.model.ranges import Count, Dropout, OneOf, Share, check_range
 from lit_linformer.runs.trained_model import read_model
 from lit_linformer.tasks.base import Batch, TrainingModule
 from lit_linformer.tasks.optim import (
-    Beta,
-    Epsilon,
     LearningRate,
-    Multiple,
-    Power,
-    Schedule,
     WeightDecay,
     layer_decay,
     parameter_groups,
@@ -47,20 +42,12 @@ class SequenceClassification(TrainingModule):
         activation_checkpointing: recompute each layer in the backward pass instead of keeping its activations.
         lr: peak learning rate of AdamW. 1e-5 is for an encoder of RoBERTa-base's size; one of conf/pretrain/small.yaml's
             size wants 3e-4.
-        lr_batch_size: rows an optimiser step that lr is meant for; with R rows it becomes lr · √(R / lr_batch_size), the rule
-            for Adam (Malladi et al., 2022). None: lr is taken as it is.
         layer_lr_decay: multiplies the learning rate once more with each layer below the head; 1.0 for none.
         weight_decay: of the matrices; norms, biases and embeddings have none.
-        projection_lr_factor: learning rate of E and F, as a multiple of lr.
-        projection_weight_decay: of E and F.
-        betas: AdamW's.
-        eps: AdamW's.
         warmup_fraction: share of all optimiser steps over which the learning rate rises from 0.
-        schedule: how it falls until the end: linear | cosine | polynomial | constant.
-        power: exponent of the polynomial schedule.
-        final_lr_factor: what it ends at, as a multiple of lr.
         compile: torch.compile for training steps, for batches of any length: three graphs, of rows shorter than k, shorter
             than n, and of n tokens. Needs a compiler (g++; for a GPU Triton).
+        optimization: the other settings of AdamW and its learning rate (`tasks.optim.Optimization`).
     """
 
     headline = ("val/score", "validation score", ".4f", max)
@@ -77,21 +64,14 @@ class SequenceClassification(TrainingModule):
         attention_dropout: Dropout = 0.1,
         activation_checkpointing: bool = False,
         lr: LearningRate = 1e-5,
-        lr_batch_size: Count | None = None,
         layer_lr_decay: Share = 1.0,
         weight_decay: WeightDecay = 0.1,
-        projection_lr_factor: Multiple = 0.02,
-        projection_weight_decay: WeightDecay = 0.0,
-        betas: tuple[Beta, Beta] = (0.9, 0.98),
-        eps: Epsilon = 1e-6,
         warmup_fraction: Share = 0.06,
-        schedule: Schedule = "linear",
-        power: Power = 2.0,
-        final_lr_factor: Share = 0.0,
         compile: bool = False,
+        **optimization: Any,
     ):
         check_ranges("model.", SequenceClassification.__init__, locals())
-        super().__init__(compile, dynamic=True)
+        super().__init__(compile, dynamic=True, lr=lr, weight_decay=weight_decay, **optimization)
         if isinstance(encoder, dict):  # from a checkpoint, whose hyper-parameters are plain
             encoder = EncoderConfig(**encoder)
         if pretrained is None and encoder is None:
@@ -119,18 +99,9 @@ class SequenceClassification(TrainingModule):
                 "dropout": dropout,
                 "attention_dropout": attention_dropout,
                 "activation_checkpointing": activation_checkpointing,
-                "lr": lr,
-                "lr_batch_size": lr_batch_size,
                 "layer_lr_decay": layer_lr_decay,
-                "weight_decay": weight_decay,
-                "projection_lr_factor": projection_lr_factor,
-                "projection_weight_decay": projection_weight_decay,
-                "betas": list(betas),
-                "eps": eps,
                 "warmup_fraction": warmup_fraction,
-                "schedule": schedule,
-                "power": power,
-                "final_lr_factor": final_lr_factor,
+                **asdict(self.optimization),
             }
         )
         self.net = SequenceClassifier(encoder, num_labels, pooling)
@@ -155,11 +126,8 @@ class SequenceClassification(TrainingModule):
         return round(self.hparams.warmup_fraction * total_steps)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        h = self.hparams
-        scale = layer_decay(h.layer_lr_decay, self.net.encoder.config.num_layers)
-        return parameter_groups(
-            self.net, self.peak_lr(), h.weight_decay, h.projection_lr_factor, h.projection_weight_decay, scale
-        )  # fmt: skip
+        scale = layer_decay(self.hparams.layer_lr_decay, self.net.encoder.config.num_layers)
+        return parameter_groups(self.net, self.peak_lr(), self.optimization, scale)
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits (B, C) of a batch: input_ids (W, N), attention_mask (W, N) if there are pads, document (W,) if W > B."""

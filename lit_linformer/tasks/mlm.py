@@ -10,10 +10,9 @@ from torch import Tensor
 
 from lit_linformer.model import EncoderConfig, MaskedLanguageModel
 from lit_linformer.model.flops import training_flops
-from lit_linformer.model.ranges import Count, Natural, Share, check_ranges
+from lit_linformer.model.ranges import Count, Natural, check_ranges
 from lit_linformer.runs.trained_model import read_model
 from lit_linformer.tasks.base import Batch, TrainingModule
-from lit_linformer.tasks.optim import Beta, Epsilon, LearningRate, Multiple, Power, Schedule, WeightDecay
 from lit_linformer.tasks.perplexity import Perplexity
 from lit_linformer.tasks.pretrained import check_same_tokenizer, pretrained_encoder
 
@@ -27,21 +26,10 @@ class MLM(TrainingModule):
         pretrained: weights to start from, to train with other text or another objective: a run directory
             (its best checkpoint, or its last), a checkpoint file, or a folder that `export` wrote as safetensors or
             huggingface. Encoder settings and tokenizer come from there too. None: random weights.
-        lr: peak learning rate of AdamW.
-        lr_batch_size: rows an optimiser step that lr is meant for; with R rows it becomes lr · √(R / lr_batch_size), the rule
-            for Adam (Malladi et al., 2022). None: lr is taken as it is.
-        weight_decay: of the matrices; norms, biases and embeddings have none.
-        projection_lr_factor: learning rate of E and F, as a multiple of lr. AdamW moves every entry by about lr a step, and
-            E's are k/n or 0 at the start: at 1 the windows of block_mean are gone before the rest has learnt to use them.
-        projection_weight_decay: of E and F.
-        betas: AdamW's. 0.98 for the second is RoBERTa's.
-        eps: AdamW's. 1e-6 is RoBERTa's.
         warmup_steps: optimiser steps over which the learning rate rises from 0.
-        schedule: how it falls until trainer.max_steps: linear | cosine | polynomial | constant.
-        power: exponent of the polynomial schedule.
-        final_lr_factor: what it ends at, as a multiple of lr.
         compile: torch.compile for training steps. On a GPU faster, after a minute of compiling; on a CPU hardly. Needs a
             compiler (g++; for a GPU Triton).
+        optimization: settings of AdamW and its learning rate (`tasks.optim.Optimization`).
     """
 
     def __init__(
@@ -49,21 +37,12 @@ class MLM(TrainingModule):
         encoder: EncoderConfig | None = None,
         vocab_size: Count | None = None,
         pretrained: str | None = None,
-        lr: LearningRate = 1e-3,
-        lr_batch_size: Count | None = None,
-        weight_decay: WeightDecay = 0.01,
-        projection_lr_factor: Multiple = 0.02,
-        projection_weight_decay: WeightDecay = 0.0,
-        betas: tuple[Beta, Beta] = (0.9, 0.98),
-        eps: Epsilon = 1e-6,
         warmup_steps: Natural = 100,
-        schedule: Schedule = "linear",
-        power: Power = 2.0,
-        final_lr_factor: Share = 0.0,
         compile: bool = False,
+        **optimization: Any,
     ):
         check_ranges("model.", MLM.__init__, locals())
-        super().__init__(compile)  # rows have one length; the few batches with pads are a second graph
+        super().__init__(compile, **optimization)  # rows have one length; the few batches with pads are a second graph
         if isinstance(encoder, dict):  # from a checkpoint, whose hyper-parameters are plain
             encoder = EncoderConfig(**encoder)
         source = read_model(pretrained) if pretrained is not None else None
@@ -80,17 +59,8 @@ class MLM(TrainingModule):
             {
                 "encoder": asdict(encoder),
                 "vocab_size": encoder.vocab_size,
-                "lr": lr,
-                "lr_batch_size": lr_batch_size,
-                "weight_decay": weight_decay,
-                "projection_lr_factor": projection_lr_factor,
-                "projection_weight_decay": projection_weight_decay,
-                "betas": list(betas),
-                "eps": eps,
                 "warmup_steps": warmup_steps,
-                "schedule": schedule,
-                "power": power,
-                "final_lr_factor": final_lr_factor,
+                **asdict(self.optimization),
             }
         )
         self.net = MaskedLanguageModel(encoder)

@@ -1,13 +1,14 @@
-"""AdamW's parameter groups, and the learning rate as a function of the step."""
+"""AdamW: its settings, its parameter groups, and the learning rate as a function of the step."""
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from torch import nn
 
 from lit_linformer.model.projection import Projection
-from lit_linformer.model.ranges import OneOf, Range
+from lit_linformer.model.ranges import Count, OneOf, Range, Share, check_ranges
 
 SCHEDULES = ("linear", "cosine", "polynomial", "constant")
 Schedule = Annotated[str, OneOf(SCHEDULES)]
@@ -19,12 +20,49 @@ Epsilon = Annotated[float, Range(above=0, most=1)]
 Power = Annotated[float, Range(above=0, most=100)]
 
 
+@dataclass
+class Optimization:
+    """AdamW, and its learning rate over the steps.
+
+    Args:
+        lr: peak learning rate of AdamW.
+        lr_batch_size: rows an optimiser step that lr is meant for; with R rows it becomes lr · √(R / lr_batch_size), the rule
+            for Adam (Malladi et al., 2022, "On the SDEs and scaling rules for adaptive gradient algorithms"). None: lr is
+            taken as it is.
+        weight_decay: of the matrices; norms, biases and embeddings have none.
+        projection_lr_factor: learning rate of E and F, as a multiple of lr. AdamW moves every entry by about lr a step, and
+            E's are k/n or 0 at the start: at 1 the windows of block_mean are gone before the rest has learnt to use them.
+        projection_weight_decay: of E and F.
+        betas: AdamW's. 0.98 for the second is RoBERTa's.
+        eps: AdamW's. 1e-6 is RoBERTa's.
+        schedule: how the rate falls after its warm-up, until training ends: linear | cosine | polynomial | constant.
+        power: exponent of the polynomial schedule.
+        final_lr_factor: what the rate ends at, as a multiple of lr.
+    """
+
+    lr: LearningRate = 1e-3
+    lr_batch_size: Count | None = None
+    weight_decay: WeightDecay = 0.01
+    projection_lr_factor: Multiple = 0.02
+    projection_weight_decay: WeightDecay = 0.0
+    betas: tuple[Beta, Beta] = (0.9, 0.98)
+    eps: Epsilon = 1e-6
+    schedule: Schedule = "linear"
+    power: Power = 2.0
+    final_lr_factor: Share = 0.0
+
+    def __post_init__(self) -> None:
+        check_ranges("model.", Optimization, vars(self))
+
+    def peak_lr(self, rows: int) -> float:
+        """lr for ``rows`` an optimiser step."""
+        return self.lr if self.lr_batch_size is None else self.lr * math.sqrt(rows / self.lr_batch_size)
+
+
 def parameter_groups(
     model: nn.Module,
     lr: float,
-    weight_decay: float,
-    projection_lr_factor: float,
-    projection_weight_decay: float,
+    settings: Optimization,
     lr_scale: Callable[[str], float] = lambda name: 1.0,
 ) -> list[dict[str, Any]]:
     """Three groups: decay (matrices), no_decay (norms, biases, embeddings) and projection (E and F), empty ones left out.
@@ -33,9 +71,9 @@ def parameter_groups(
     each scale makes three groups of its own.
     """
     kinds = {
-        "decay": {"lr": lr, "weight_decay": weight_decay},
+        "decay": {"lr": lr, "weight_decay": settings.weight_decay},
         "no_decay": {"lr": lr, "weight_decay": 0.0},
-        "projection": {"lr": lr * projection_lr_factor, "weight_decay": projection_weight_decay},
+        "projection": {"lr": lr * settings.projection_lr_factor, "weight_decay": settings.projection_weight_decay},
     }
     members: dict[tuple[float, str], list[nn.Parameter]] = {}
     seen = set()
@@ -54,10 +92,10 @@ def parameter_groups(
     groups = []
     # The highest rate first: its group is the one whose rate is logged.
     for scale in sorted({scale for scale, _ in members}, reverse=True):
-        for kind, settings in kinds.items():
+        for kind, values in kinds.items():
             if params := members.get((scale, kind)):
                 name = kind if scale == 1.0 else f"{kind} × {scale:.4g}"
-                groups.append({"name": name, "params": params, **settings, "lr": settings["lr"] * scale})
+                groups.append({"name": name, "params": params, **values, "lr": values["lr"] * scale})
     return groups
 
 

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from lit_linformer.model import EncoderConfig, MaskedLanguageModel, SequenceClassifier
-from lit_linformer.tasks.optim import layer_decay, lr_factor, parameter_groups
+from lit_linformer.tasks.optim import Optimization, layer_decay, lr_factor, parameter_groups
 
 
 @pytest.mark.parametrize("sharing", ["none", "headwise", "key-value", "layerwise"])
@@ -15,7 +15,7 @@ def test_every_parameter_is_in_one_group_by_its_kind(sharing):
         sharing=sharing, local_width=3, norm="pre",
     )  # fmt: skip
     model = MaskedLanguageModel(config)
-    groups = {group["name"]: group for group in parameter_groups(model, 1.0, 0.1, 0.3, 0.05)}
+    groups = {group["name"]: group for group in parameter_groups(model, 1.0, Optimization(1.0, None, 0.1, 0.3, 0.05))}
     assert {name: (group["lr"], group["weight_decay"]) for name, group in groups.items()} == {
         "decay": (1.0, 0.1),
         "no_decay": (1.0, 0.0),
@@ -35,7 +35,11 @@ def test_every_parameter_is_in_one_group_by_its_kind(sharing):
 
 def test_a_transformer_has_no_projection_group():
     config = EncoderConfig(vocab_size=50, max_length=16, hidden_size=8, num_layers=1, num_heads=2, attention="full")
-    assert [group["name"] for group in parameter_groups(MaskedLanguageModel(config), 1, 1, 1, 1)] == ["decay", "no_decay"]
+    names = [group["name"] for group in parameter_groups(MaskedLanguageModel(config), 1, Optimization())]
+    assert names == ["decay", "no_decay"]
+        "decay",
+        "no_decay",
+    ]
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine", "polynomial"])
@@ -58,7 +62,7 @@ def test_layer_decay_falls_from_the_head_down_to_the_embeddings():
         vocab_size=50, max_length=16, hidden_size=8, num_layers=3, num_heads=2, projection_dim=4, norm="pre"
     )  # fmt: skip
     model = SequenceClassifier(config, 2)
-    groups = parameter_groups(model, 1.0, 0.1, 0.5, 0.0, layer_decay(0.5, 3))
+    groups = parameter_groups(model, 1.0, Optimization(1.0, None, 0.1, 0.5, 0.0), layer_decay(0.5, 3))
     lr_of = {id(parameter): group["lr"] for group in groups for parameter in group["params"]}
     for name, parameter in model.named_parameters():
         expected = {
@@ -73,5 +77,5 @@ def test_layer_decay_falls_from_the_head_down_to_the_embeddings():
 
 def test_without_layer_decay_there_are_three_groups():
     config = EncoderConfig(vocab_size=50, max_length=16, hidden_size=8, num_layers=3, num_heads=2, projection_dim=4)
-    groups = parameter_groups(SequenceClassifier(config, 2), 1.0, 0.1, 0.5, 0.0, layer_decay(1.0, 3))
+    groups = parameter_groups(SequenceClassifier(config, 2), 1.0, Optimization(1.0, None, 0.1, 0.5, 0.0), layer_decay(1.0, 3))
     assert [group["name"] for group in groups] == ["decay", "no_decay", "projection"]
