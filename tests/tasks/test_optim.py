@@ -37,9 +37,6 @@ def test_a_transformer_has_no_projection_group():
     config = EncoderConfig(vocab_size=50, max_length=16, hidden_size=8, num_layers=1, num_heads=2, attention="full")
     names = [group["name"] for group in parameter_groups(MaskedLanguageModel(config), 1, Optimization())]
     assert names == ["decay", "no_decay"]
-        "decay",
-        "no_decay",
-    ]
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine", "polynomial"])
