@@ -9,17 +9,15 @@ Whatever it is made from, it knows its special tokens by role and never cuts, pa
 
 import hashlib
 import json
-import string
-import unicodedata
 import zlib
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
-from lit_linformer.data.training_text import training_text
+from lit_linformer.data.training_text import frequent_characters, stands_alone, training_text, unpacked
+from lit_linformer.data.words import word_tables
 from lit_linformer.utils.files import write_text
 
 # The roles that a masked language model needs, and the names they go by.
@@ -136,17 +134,8 @@ class Tokenizer:
 
         Token b continues the word of token a before it where joins[b] & ends_word[a].
         """
-        joins, ends_word = np.zeros(len(self), dtype=bool), np.zeros(len(self), dtype=bool)
         prefix = self._config["model"].get("continuing_subword_prefix") or ""
-        to_byte = _byte_alphabet() if self.byte_level else None
-        for token, i in self.backend.get_vocab(with_added_tokens=True).items():
-            if prefix:
-                joins[i], ends_word[i] = token.startswith(prefix), True
-                continue
-            if to_byte is not None and all(c in to_byte for c in token):
-                # a token may hold a part of a character: it decodes to U+FFFD, and such characters are mostly letters
-                token = bytes(to_byte[c] for c in token).decode("utf-8", "replace")
-            joins[i], ends_word[i] = _is_word(token[:1]), _is_word(token[-1:])
+        joins, ends_word = word_tables(self.backend.get_vocab(with_added_tokens=True), len(self), prefix, self.byte_level)
         joins[self.special_ids] = ends_word[self.special_ids] = False
         return joins, ends_word
 
@@ -251,34 +240,15 @@ def train_tokenizer(kind: str, documents: Iterable[str], vocab_size: int) -> Tok
     packed = [zlib.compress(text.encode(), 1) for text in texts]  # read twice: first to count characters
     backend = _as_bert(Backend(models.WordPiece(unk_token="[UNK]")), lower=True)
     # each character may stand in two forms, x and ##x: a quarter leaves half of the vocabulary to words
-    alphabet = _alphabet(_unpacked(packed), backend.normalizer, limit=min(1000, vocab_size // 4))
-    inside = [f"##{character}" for character in alphabet if not _stands_alone(character)]
+    alphabet = frequent_characters(unpacked(packed), backend.normalizer, limit=min(1000, vocab_size // 4))
+    inside = [f"##{character}" for character in alphabet if not stands_alone(character)]
     trainer = trainers.WordPieceTrainer(
         special_tokens=SPECIAL[kind] + inside, initial_alphabet=alphabet, limit_alphabet=len(alphabet), **settings
     )
-    backend.train_from_iterator(_unpacked(packed), trainer)
+    backend.train_from_iterator(unpacked(packed), trainer)
     backend = _as_bert(Backend(models.WordPiece(backend.get_vocab(), unk_token="[UNK]")), lower=True)
     _add_special(backend, SPECIAL[kind])
     return Tokenizer(backend, kind)
-
-
-def _unpacked(packed: list[bytes]) -> Iterator[str]:
-    return (zlib.decompress(text).decode() for text in packed)
-
-
-def _alphabet(documents: Iterable[str], normalizer, limit: int) -> list[str]:
-    """The most frequent characters, sorted."""
-    counts: Counter[str] = Counter()
-    for document in documents:
-        counts.update(normalizer.normalize_str(document))
-    characters = sorted((c for c in counts if not c.isspace()), key=lambda c: (-counts[c], c))
-    return sorted(characters[:limit])
-
-
-def _stands_alone(character: str) -> bool:
-    """Whether BERT's rules make it a word of its own: ASCII and Unicode punctuation, and (by its name) Chinese characters."""
-    category, name = unicodedata.category(character), unicodedata.name(character, "")
-    return category[0] == "P" or character in string.punctuation or name.startswith("CJK UNIFIED")
 
 
 def check_vocab_size(kind: str, vocab_size: int) -> None:
@@ -313,17 +283,6 @@ def _special_tokens(names: list[str]) -> list:
 
     # RoBERTa's mask includes the space left of it: in "The <mask> is" the missing word is " cat", not "cat"
     return [AddedToken(name, special=True, normalized=False, lstrip=name == "<mask>") for name in names]
-
-
-def _is_word(character: str) -> bool:
-    return character.isalnum() or character == "\ufffd"
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's alphabet, character → byte: printable bytes stand for themselves, the others for U+0100 and on."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
 def _first_line(error: Exception) -> str:

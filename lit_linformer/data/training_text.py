@@ -6,7 +6,10 @@ repeats less, in a script without spaces say, is read until it holds MOST_DISTIN
 """
 
 import re
+import string
+import unicodedata
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from lit_linformer.data.pieces import pieces_of, size_of
@@ -73,3 +76,22 @@ def _new(word: str, seen: bytearray) -> bool:
     new = not seen[place] & bit
     seen[place] |= bit
     return new
+
+
+def unpacked(packed: list[bytes]) -> Iterator[str]:
+    return (zlib.decompress(text).decode() for text in packed)
+
+
+def frequent_characters(documents: Iterable[str], normalizer, limit: int) -> list[str]:
+    """The most frequent characters, sorted."""
+    counts: Counter[str] = Counter()
+    for document in documents:
+        counts.update(normalizer.normalize_str(document))
+    characters = sorted((c for c in counts if not c.isspace()), key=lambda c: (-counts[c], c))
+    return sorted(characters[:limit])
+
+
+def stands_alone(character: str) -> bool:
+    """Whether BERT's rules make it a word of its own: ASCII and Unicode punctuation, and (by its name) Chinese characters."""
+    category, name = unicodedata.category(character), unicodedata.name(character, "")
+    return category[0] == "P" or character in string.punctuation or name.startswith("CJK UNIFIED")

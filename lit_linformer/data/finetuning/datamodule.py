@@ -24,7 +24,7 @@ from lit_linformer.data.finetuning.labelled_rows import LabelledSource
 from lit_linformer.data.finetuning.prompts import read_texts, text_loader
 from lit_linformer.data.finetuning.row_layout import RowLayout
 from lit_linformer.data.finetuning.selection import Selection, select_rows
-from lit_linformer.data.finetuning.text_tasks import TASKS, TextTask, find_task, own_task
+from lit_linformer.data.finetuning.text_tasks import chosen_task
 from lit_linformer.data.loader import EvaluationLoader, ResumableLoader
 from lit_linformer.data.tokenizer import Tokenizer, check_vocab_size
 from lit_linformer.model.ranges import Count, Natural, Range, Seed, check_ranges
@@ -105,7 +105,7 @@ class FineTuningData(ResumableDataModule):
     ):
         check_ranges("data.", FineTuningData.__init__, locals())
         super().__init__()
-        self.text_task = _task(task, columns, label_column, labels, metrics)
+        self.text_task = chosen_task(task, columns, label_column, labels, metrics)
         if source is None:
             if self.text_task.hub is None:
                 raise ValueError("data.source is not given; allowed: a folder, hub:NAME or hub:NAME:CONFIG")
@@ -158,8 +158,6 @@ class FineTuningData(ResumableDataModule):
         """Names of the evaluation sets: ("",), or MNLI's two."""
         return self.text_task.evaluation
 
-    # Which rows
-
     def _validation(self) -> tuple[list[str], float]:
         """The validation splits, and the share of the training rows to hold out where there are none."""
         wanted, there = self.text_task.splits("validation"), self.source.splits()
@@ -206,8 +204,6 @@ class FineTuningData(ResumableDataModule):
                     yield from ((text.strip(), i / len(chosen)) for text in texts)
 
         return self._trained_tokenizer(source.source, inputs, documents)
-
-    # Preparation
 
     def prepare_data(self) -> None:
         trainer = self.trainer
@@ -260,7 +256,7 @@ class FineTuningData(ResumableDataModule):
         files = {split: self._files(split) for split in self._needed("fit")}
         selection = self._select(lambda split: files[split].hashes)
         if self.drop_leaked:
-            _tell(f"{selection.leaked} training rows dropped: their texts are in validation or test too")
+            rank_zero_only(print)(f"{selection.leaked} training rows dropped: their texts are in validation or test too")
         rows = hashlib.sha256(selection.train.tobytes()).hexdigest()[:8]
         self.data_name = f"{files['train'].folder.name}-{rows}"
         return {"train": self._set("train", files["train"], selection.train)} | self._validation_sets()
@@ -303,20 +299,3 @@ class FineTuningData(ResumableDataModule):
         sets = [self.sets[split] for split in self.text_task.splits(kind) if split in self.sets]
         loaders = [EvaluationLoader(rows, self.eval_batch_size, **self._parallel()) for rows in sets]
         return loaders[0] if len(loaders) == 1 else loaders
-
-
-def _task(task, columns, label_column, labels, metrics) -> TextTask:
-    if task is not None:
-        own = {"columns": columns, "labels": labels, "metrics": metrics}
-        if given := [name for name, value in own.items() if value is not None]:
-            raise ValueError(f"data.{given[0]} is {own[given[0]]}; allowed with data.task {task}: none, for the task says it")
-        return find_task(task)
-    if columns is None:
-        names = ", ".join(task.name for task in TASKS)
-        raise ValueError(f"data.task is not given; allowed: {names}, or data.columns, which describes a task of your own")
-    return own_task(columns, label_column, labels, metrics)
-
-
-@rank_zero_only
-def _tell(line: str) -> None:
-    print(line, flush=True)

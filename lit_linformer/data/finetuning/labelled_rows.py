@@ -9,9 +9,7 @@ LabelledSource("glue/", find_task("SST-2"))                     a folder, which 
 """
 
 import json
-import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import repeat
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import NamedTuple
 
 from lit_linformer.data.cache import fingerprint, make_once, read_json
 from lit_linformer.data.finetuning.labels import label_of
+from lit_linformer.data.finetuning.split_files import Layout, find_files
 from lit_linformer.data.finetuning.text_tasks import TextTask
 from lit_linformer.data.reading import (
     JSON,
@@ -33,23 +32,12 @@ from lit_linformer.data.reading import (
 )
 
 ALIASES = {"train": ("train",), "validation": ("validation", "dev", "valid", "val"), "test": ("test",)}
-SHARD = r"(?:-\d{5}-of-(?P<shards>\d{5})(?:-[0-9a-f]{16})?)?"  # older data sets have a hash there
-FILE = r"(?P<kind>\.tsv|\.jsonl|\.ndjson|\.json|\.parquet)(?P<packed>\.gz|\.xz|\.zst)?"
 EMPTY_TEXTS = ("error", "keep")
 
 
 class Row(NamedTuple):
     texts: tuple[str, ...]
     label: int | float | None
-
-
-@dataclass
-class Layout:
-    """Where a split was found: the kind of its files (".tsv", …, "folders" or "hub"), and the files."""
-
-    kind: str
-    name: str
-    files: list[Path]
 
 
 class LabelledSource:
@@ -98,7 +86,8 @@ class LabelledSource:
         if self.hub:
             found = [name for name in _names(split) if name in self._hub_splits]
             return Layout("hub", found[0], []) if found else None
-        found = [layout for folder in self._folders() for name in _names(split) for layout in self._layouts(folder, name)]
+        classes = self.task.labels or ()
+        found = [layout for folder in self._folders() for name in _names(split) for layout in find_files(folder, name, classes)]
         if len(found) > 1:
             names = " and ".join(layout.name for layout in found)
             raise ValueError(f"{self.setting} is {self.source!r}, which has the {split} split twice, in {names}; allowed: once")
@@ -126,23 +115,6 @@ class LabelledSource:
         folders = [root, *(root / name for name in self._below() if (root / name).is_dir())]
         # CoLA and cola are one folder where case does not count
         return list({folder.stat().st_ino: folder for folder in reversed(folders)}.values())[::-1]
-
-    def _layouts(self, folder: Path, name: str) -> Iterator[Layout]:
-        found: dict[tuple, list[Path]] = {}  # plain and compressed, in one piece and in shards: each is a layout of its own
-        for path in sorted(folder.iterdir()):
-            match = re.fullmatch(re.escape(name) + SHARD + FILE, path.name)
-            if match and path.is_file():
-                found.setdefault(match.group("kind", "packed", "shards"), []).append(path)
-        for (kind, _, shards), files in found.items():
-            if shards and len(files) != int(shards):
-                raise ValueError(
-                    f"{self.setting}: {files[0]} is one of {len(files)} shards; allowed: all {int(shards)} of its name"
-                )
-            yield Layout(kind, str(files[0]), files)
-        classes = [folder / name / label for label in self.task.labels or () if "/" not in label]
-        if any(path.is_dir() for path in classes):
-            files = [file for path in classes if path.is_dir() for file in sorted(path.glob("*.txt"))]
-            yield Layout("folders", str(folder / name), files)
 
     @cached_property
     def _hub_rows(self):

@@ -170,3 +170,18 @@ def own_task(
 
 def _key(name: str) -> str:
     return "".join(character for character in name.lower() if character.isalnum())
+
+
+def chosen_task(
+    task: str | None, columns: list | None, label_column: str | None, labels: list | None, metrics: list | None
+) -> TextTask:
+    """The task that `data.task` names, or the one that the other settings describe; ValueError for both, or neither."""
+    if task is not None:
+        own = {"columns": columns, "labels": labels, "metrics": metrics}
+        if given := [name for name, value in own.items() if value is not None]:
+            raise ValueError(f"data.{given[0]} is {own[given[0]]}; allowed with data.task {task}: none, for the task says it")
+        return find_task(task)
+    if columns is None:
+        names = ", ".join(task.name for task in TASKS)
+        raise ValueError(f"data.task is not given; allowed: {names}, or data.columns, which describes a task of your own")
+    return own_task(columns, label_column, labels, metrics)

@@ -1,0 +1,35 @@
+"""The files of a split in a folder: in one piece or in shards, plain or compressed, or a folder for each class."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+SHARD = r"(?:-\d{5}-of-(?P<shards>\d{5})(?:-[0-9a-f]{16})?)?"  # older data sets have a hash there
+FILE = r"(?P<kind>\.tsv|\.jsonl|\.ndjson|\.json|\.parquet)(?P<packed>\.gz|\.xz|\.zst)?"
+
+
+@dataclass
+class Layout:
+    """Where a split was found: the kind of its files (".tsv", …, "folders" or "hub"), and the files."""
+
+    kind: str
+    name: str
+    files: list[Path]
+
+
+def find_files(folder: Path, name: str, classes: Sequence[str]) -> Iterator[Layout]:
+    """Every layout in which a split of that name lies in the folder; ValueError where a shard is missing."""
+    found: dict[tuple, list[Path]] = {}  # plain and compressed, in one piece and in shards: each is a layout of its own
+    for path in sorted(folder.iterdir()):
+        match = re.fullmatch(re.escape(name) + SHARD + FILE, path.name)
+        if match and path.is_file():
+            found.setdefault(match.group("kind", "packed", "shards"), []).append(path)
+    for (kind, _, shards), files in found.items():
+        if shards and len(files) != int(shards):
+            raise ValueError(f"data.source: {files[0]} is one of {len(files)} shards; allowed: all {int(shards)} of its name")
+        yield Layout(kind, str(files[0]), files)
+    folders = [folder / name / label for label in classes if "/" not in label]
+    if any(path.is_dir() for path in folders):
+        files = [file for path in folders if path.is_dir() for file in sorted(path.glob("*.txt"))]
+        yield Layout("folders", str(folder / name), files)
