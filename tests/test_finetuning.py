@@ -269,7 +269,7 @@ OWN = ["--data.task", "null", "--data.source", "glue/SST-2", "--data.columns"]
     ("extra", "expected"),
     [
         (["--data.task", "SST2B"], ["data.task is 'SST2B'; allowed: CoLA", "did you mean 'SST-2'?"]),
-        (["--data.max_length", "64"], ["data.max_length is 64; allowed: up to the encoder's max_length = 32", "max_windows"]),
+        (["--data.max_length", "64"], ["data.max_length is 64; allowed: up to model.encoder.max_length = 32", "max_windows"]),
         (["--data.tokenizer", "null"], ["data.tokenizer is not given", "model.pretrained"]),
         (["--data.source", "nowhere"], ["nowhere"]),
         (["--model.encoder.num_layrs", "3"], ["did you mean 'model.encoder.num_layers'?"]),

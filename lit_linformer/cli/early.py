@@ -35,7 +35,8 @@ def check_early(subcommand: str, config: Namespace) -> None:
         check_global_batch(data["global_batch_size"], data["batch_size"], devices, trainer.accumulate_grad_batches)
     rows, longest = data.get("max_length"), getattr(settings.get("encoder"), "max_length", None)
     if isinstance(rows, int) and isinstance(longest, int) and rows > longest:
-        raise ValueError(f"data.max_length is {rows}; allowed: up to model.encoder.max_length = {longest}")
+        windows = ", or data.max_windows more than 1, which reads a longer text in windows" if "max_windows" in data else ""
+        raise ValueError(f"data.max_length is {rows}; allowed: up to model.encoder.max_length = {longest}{windows}")
     schedule = settings.get("schedule", "constant")
     if schedule != "constant" and (built.max_steps, built.max_epochs) == (-1, -1):
         raise ValueError(
