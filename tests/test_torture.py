@@ -94,7 +94,9 @@ def test_one_process_killed_in_each_phase(tmp_path):
 @pytest.mark.slow
 def test_two_sharded_processes_killed(tmp_path):
     script("torture.py", "--cases", "sharded-2", "--kills", 3, "--output", tmp_path)
-    assert phases(tmp_path) == {"start", "files of a checkpoint", "going on"}
+    assert "files of a checkpoint" in phases(
+        tmp_path
+    )  # whether a start that goes on passes the third point depends on the first two
 
 
 STUCK = """
