@@ -115,9 +115,8 @@ class FineTuningData(ResumableDataModule):
         self.vocab_size, self.max_length = vocab_size, 512 if max_length is None else max_length
         self.truncation, self.max_windows, self.window_overlap = truncation, max_windows, window_overlap
         self.batch_size, self.eval_batch_size = batch_size, batch_size if eval_batch_size is None else eval_batch_size
-        self.global_batch_size = global_batch_size
-        self.num_workers, self.seed, self.cache_dir = num_workers, seed, Path(cache_dir)
-        self.verify, self.text, self.text_pair, self.file = verify, text, text_pair, file
+        self.global_batch_size, self.num_workers, self.seed = global_batch_size, num_workers, seed
+        self.cache_dir, self.verify, self.text, self.text_pair, self.file = Path(cache_dir), verify, text, text_pair, file
         if tokenizer is None:
             raise ValueError(
                 "data.tokenizer is not given; allowed: bpe, wordpiece, a tokenizer.json, a folder or a checkpoint with one "
