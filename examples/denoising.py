@@ -53,7 +53,8 @@ class Denoising(TrainingModule):
             encoder = EncoderConfig(**(encoder or {}))  # a dict where a checkpoint is loaded
         encoder = replace(encoder, vocab_size=vocab_size or encoder.vocab_size)
         self.save_hyperparameters(
-            {"encoder": asdict(encoder), "replaced": replaced, "warmup_steps": warmup_steps} | asdict(self.optimization)
+            {"encoder": asdict(encoder), "replaced": replaced, "warmup_steps": warmup_steps}
+            | self.optimization.hyper_parameters()
         )
         self.net = Detector(encoder)
 

@@ -17,6 +17,8 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from torch import Tensor
 
+from lit_linformer.utils.markdown import aligned
+
 PROJECT = "lit-linformer"  # what runs are filed under, where a logger has such a thing
 Settings = dict[str, Any]
 
@@ -284,8 +286,7 @@ def writers(trainer: Trainer) -> list[Writer]:
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    lines = [columns, ["---", *["---:"] * (len(columns) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+    return aligned([[str(cell) for cell in line] for line in (columns, *rows)], right=True, words=1)
 
 
 def _in(folder: Path, given: Settings) -> Settings:

@@ -1,6 +1,5 @@
 """Checks numbers before anything is built: no data are prepared for a run that cannot start."""
 
-import importlib
 import re
 from collections.abc import Mapping
 from dataclasses import is_dataclass
@@ -9,6 +8,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 from jsonargparse import Namespace
 
 from lit_linformer.callbacks import LastCheckpoint, Progress, Throughput, best_checkpoint
+from lit_linformer.cli.class_paths import class_of
 from lit_linformer.model.ranges import Count, Natural, NotNegative, Range, Seed, Share, check_ranges
 from lit_linformer.tasks.base import TrainingModule
 from lit_linformer.tasks.optim import Optimization
@@ -63,19 +63,18 @@ def check_settings(config: Namespace) -> None:
         if key in config:
             check_ranges(f"{key}.", _parameters(declared), dict(vars(config[key])))
     for key in ("model", "data"):
-        _check_class(key, config.get(key))
+        _check_class(key, config.get(key), key)
     callbacks = trainer.get("callbacks") or []
     for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
         if isinstance(callback, Namespace) and "class_path" in callback:
-            _check_class(callback.class_path.rpartition(".")[2], callback)
+            _check_class(callback.class_path.rpartition(".")[2], callback, "trainer.callbacks")
 
 
-def _check_class(prefix: str, spec: Any) -> None:
+def _check_class(prefix: str, spec: Any, setting: str) -> None:
     """For what a config builds by class_path and init_args."""
     if not isinstance(spec, Namespace) or not isinstance(spec.get("class_path"), str):
         return
-    module, _, name = spec.class_path.rpartition(".")
-    declared = getattr(importlib.import_module(module), name)
+    declared = class_of(spec.class_path, setting)
     values = vars(spec.get("init_args", Namespace()))
     for base in reversed(getattr(declared, "__mro__", (declared,))):
         if base is declared or "__init__" in vars(base):  # a subclass hands on what it does not take itself

@@ -10,10 +10,14 @@ import yaml
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.loggers import Logger
 
-from lit_linformer.cli.messages import CLASSES
 from lit_linformer.model.registry import Registry, UnknownKind
 
 BASES = {"model": LightningModule, "data": LightningDataModule, "trainer.callbacks": Callback, "trainer.logger": Logger}
+# What they are made of, where Lightning's type says it in the language of types.
+CLASSES = {
+    "model": "MLM, SequenceClassification, Distillation, or the class path of a LightningModule, as my_ideas.Denoising",
+    "data": "PretrainingData, FineTuningData, or the class path of a LightningDataModule, as my_ideas.Sequences",
+}
 
 
 def check_class_paths(argv: list[str], files: list[str]) -> None:

@@ -1,6 +1,5 @@
 """What can be said of a run before its data are prepared, which may take hours: what model and trainer need to be built."""
 
-import importlib
 import logging
 import warnings
 from collections.abc import Iterator
@@ -12,8 +11,10 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.accelerators import AcceleratorRegistry, CUDAAccelerator, MPSAccelerator
 from lightning.pytorch.strategies import StrategyRegistry
 
+from lit_linformer.cli.class_paths import class_of
 from lit_linformer.cli.machines import check_machine
 from lit_linformer.data.datamodule import check_global_batch
+from lit_linformer.tasks.optim import endless
 
 PLAIN = (bool, int, float, str, type(None))
 # Of the thirty strategies that Lightning knows by name, those that are no other one with an option set.
@@ -39,15 +40,11 @@ def check_early(subcommand: str, config: Namespace) -> None:
         raise ValueError(f"data.max_length is {rows}; allowed: up to model.encoder.max_length = {longest}{windows}")
     schedule = settings.get("schedule", "constant")
     if schedule != "constant" and (built.max_steps, built.max_epochs) == (-1, -1):
-        raise ValueError(
-            f"trainer.max_steps is -1; allowed with model.schedule={schedule!r}: 1 or more, for the learning rate has to end "
-            "somewhere"
-        )
+        raise endless(schedule, -1)
     strategy = trainer.strategy.get("class_path", "") if isinstance(trainer.strategy, Namespace) else ""
     if settings.get("compile") and strategy.endswith(("ModelParallelStrategy", "ShardedStrategy")):
         raise ValueError("model.compile is true, but trainer.strategy shards the model; allowed: false with that strategy")
-    module, _, name = model.class_path.rpartition(".")
-    check = getattr(getattr(importlib.import_module(module), name), "check_early", None)
+    check = getattr(class_of(model.class_path, "model"), "check_early", None)
     if check is not None:
         check(settings)
 

@@ -1,12 +1,12 @@
 """What a command's settings are: for --help, and for messages that name one of them."""
 
-import importlib
 import inspect
 from typing import Any
 
 from jsonargparse import ArgumentParser
 
 from lit_linformer.cli.arguments import DEFAULT_CLASSES, RangesInWords, add_run_arguments, classes_in_configs
+from lit_linformer.cli.class_paths import class_of
 from lit_linformer.cli.trainer import RunTrainer
 from lit_linformer.model import EncoderConfig
 from lit_linformer.utils import compat
@@ -51,8 +51,7 @@ def _settings_parser(argv: list[str], classes: dict[str, str] | None = None, eve
     parser.add_argument("--seed_everything", type=int, default=0, help="Seed of weights, order, masks and dropout.")
     add_run_arguments(parser)
     for key, path in {**DEFAULT_CLASSES, **classes_in_configs(argv), **(classes or {})}.items():
-        module, _, name = path.rpartition(".")
-        settings = getattr(importlib.import_module(module), name)
+        settings = class_of(path, key)
         optional = inspect.signature(settings).parameters.get("encoder")
         if optional is None or optional.default is not None:
             parser.add_class_arguments(settings, key)

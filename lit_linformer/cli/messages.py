@@ -11,12 +11,6 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from lit_linformer.model.ranges import OneOf
 from lit_linformer.utils.configs import config_files
 
-# What they are made of, where Lightning's type says it in the language of types.
-CLASSES = {
-    "model": "MLM, SequenceClassification, Distillation, or the class path of a LightningModule, as my_ideas.Denoising",
-    "data": "PretrainingData, FineTuningData, or the class path of a LightningDataModule, as my_ideas.Sequences",
-}
-
 
 def one_line(error: Exception, argv: list[str]) -> str | None:
     """One line for an error that a user can fix; None for what looks like a bug of ours, whose traceback is worth more."""
@@ -54,6 +48,8 @@ def one_line(error: Exception, argv: list[str]) -> str | None:
 
 def _parser_error(message: str, argv: list[str]) -> str | None:
     """jsonargparse's report on a union of classes, reduced to the setting and what is wrong with it."""
+    from lit_linformer.cli.class_paths import CLASSES
+
     unknown = (
         re.search(r"[Oo]ption '([^']+)' is not accepted", message)
         or re.search(r"does not accept option '([^']+)'", message)

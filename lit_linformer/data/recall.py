@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 
 from lit_linformer.data.datamodule import BatchSize, ResumableDataModule, RowLength, VocabularySize, Workers
 from lit_linformer.data.loader import EvaluationLoader, ResumableLoader
+from lit_linformer.model.heads import IGNORED
 from lit_linformer.model.ranges import Count, Natural, Range, Seed, check_ranges
 
 PAD, BOS, MASK = 0, 1, 2
@@ -122,7 +123,7 @@ class RecallRows(Dataset):
     def __getitem__(self, keys: list[tuple[int, int]]) -> dict[str, torch.Tensor]:
         made = [self.row(max(int(index), 0)) for _, index in keys]
         ids, positions, labels = (np.stack(part) for part in zip(*made, strict=True))
-        labels[[number for number, (_, index) in enumerate(keys) if index < 0]] = -100
+        labels[[number for number, (_, index) in enumerate(keys) if index < 0]] = IGNORED
         batch = {"input_ids": ids, "positions": positions, "labels": labels}
         return {name: torch.from_numpy(array) for name, array in batch.items()}
 

@@ -15,7 +15,7 @@ import torch
 from lightning.pytorch import LightningModule
 
 from lit_linformer.tasks.compiling import check_compiler
-from lit_linformer.tasks.optim import Optimization, lr_factor, parameter_groups
+from lit_linformer.tasks.optim import Optimization, endless, lr_factor, parameter_groups
 from lit_linformer.tasks.sharding import shard
 from lit_linformer.utils import compat
 from lit_linformer.utils.finite import check_finite
@@ -129,10 +129,7 @@ class TrainingModule(LightningModule):
             return self.trainer.max_steps
         steps = self.trainer.estimated_stepping_batches
         if steps == float("inf") and self.optimization.schedule != "constant":
-            raise ValueError(
-                f"trainer.max_steps is {self.trainer.max_steps}; allowed with model.schedule={self.optimization.schedule!r}: "
-                "1 or more, for the learning rate has to end somewhere"
-            )
+            raise endless(self.optimization.schedule, self.trainer.max_steps)
         return 0 if steps == float("inf") else int(steps)
 
     def on_train_start(self) -> None:

@@ -101,7 +101,7 @@ class SequenceClassification(TrainingModule):
                 "activation_checkpointing": activation_checkpointing,
                 "layer_lr_decay": layer_lr_decay,
                 "warmup_fraction": warmup_fraction,
-                **asdict(self.optimization),
+                **self.optimization.hyper_parameters(),
             }
         )
         self.net = SequenceClassifier(encoder, num_labels, pooling)

@@ -60,7 +60,7 @@ class MLM(TrainingModule):
                 "encoder": asdict(encoder),
                 "vocab_size": encoder.vocab_size,
                 "warmup_steps": warmup_steps,
-                **asdict(self.optimization),
+                **self.optimization.hyper_parameters(),
             }
         )
         self.net = MaskedLanguageModel(encoder)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 from torch import nn
@@ -54,9 +54,21 @@ class Optimization:
     def __post_init__(self) -> None:
         check_ranges("model.", Optimization, vars(self))
 
+    def hyper_parameters(self) -> dict[str, Any]:
+        """Plain values, as checkpoints and hparams.yaml hold them."""
+        return asdict(self) | {"betas": list(self.betas)}
+
     def peak_lr(self, rows: int) -> float:
         """lr for ``rows`` an optimiser step."""
         return self.lr if self.lr_batch_size is None else self.lr * math.sqrt(rows / self.lr_batch_size)
+
+
+def endless(schedule: str, max_steps: int) -> ValueError:
+    """The error to raise for a schedule that needs an end, where training has none."""
+    return ValueError(
+        f"trainer.max_steps is {max_steps}; allowed with model.schedule={schedule!r}: 1 or more, for the learning rate has to "
+        "end somewhere"
+    )
 
 
 def parameter_groups(
