@@ -17,8 +17,6 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from torch import Tensor
 
-from lit_linformer.utils.markdown import aligned
-
 PROJECT = "lit-linformer"  # what runs are filed under, where a logger has such a thing
 Settings = dict[str, Any]
 
@@ -286,7 +284,8 @@ def writers(trainer: Trainer) -> list[Writer]:
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    return aligned([[str(cell) for cell in line] for line in (columns, *rows)], right=True, words=1)
+    lines = [columns, ["---", *["---:"] * (len(columns) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
 def _in(folder: Path, given: Settings) -> Settings:
