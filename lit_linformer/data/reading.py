@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from .parquet_pages import check_pages
+
 JSON, PARQUET, COMPRESSED = {".jsonl", ".ndjson", ".json"}, {".parquet"}, {".gz", ".xz", ".zst"}
 LONGEST_LINE = 16_000_000  # bytes that are read at once: memory stays flat whatever the file is
 MOST_XZ_MEMORY = 150_000_000  # bytes
@@ -104,8 +106,7 @@ def json_object(line: bytes, where: str, setting: str) -> dict:
 def parquet_batches(path: Path, columns_of: Callable[[list[str]], list[str]], setting: str) -> Iterator[tuple]:
     """(Arrow's record batch, rows read before it, rows of the file): a few megabytes each, as far as the file allows.
 
-    Arrow takes in a page at once, and a cell is in one page: one of 270 MB took 550 MB of memory (pyarrow 26), and a cell of
-    180 MB in a dictionary 900. No reader can do with less.
+    Arrow takes in a page at once, and a cell is in one page: a file with too large a one is refused (parquet_pages.py).
 
     Args:
         path: The file.
@@ -121,6 +122,7 @@ def parquet_batches(path: Path, columns_of: Callable[[list[str]], list[str]], se
         for number in range(file.metadata.num_row_groups):
             group = file.metadata.row_group(number)
             parts = [group.column(i) for i in range(group.num_columns)]
+            check_pages(path, group, columns, setting)
             size = sum(part.total_uncompressed_size for part in parts if part.path_in_schema in columns)
             rows = min(100, max(1, 4_000_000 * group.num_rows // max(size, 1)))
             for batch in file.iter_batches(batch_size=rows, row_groups=[number], columns=columns):

@@ -1,0 +1,102 @@
+"""How large a Parquet file's pages are, which Arrow does not tell and takes into memory whole."""
+
+from pathlib import Path
+
+LARGEST_PAGE = 64_000_000  # bytes unpacked: a dictionary's page takes six times as much memory (pyarrow 26)
+HEADER = 1 << 16  # bytes that hold the header of any page: writers cut the statistics in it
+# Thrift's compact protocol: what follows the header of a field, by its type.
+BYTE, INTEGERS, DOUBLE, BINARY, LISTS, MAP, STRUCT = 3, (4, 5, 6), 7, 8, (9, 10), 11, 12
+UNPACKED, PACKED = 2, 3  # fields of PageHeader in parquet.thrift
+
+
+def check_pages(path: Path, group, columns: list[str], setting: str) -> None:
+    """Raises ValueError where a page of these columns is larger than LARGEST_PAGE.
+
+    Only headers are read, and only of columns that are larger than that in this row group.
+
+    Args:
+        path: The file.
+        group: pyarrow's RowGroupMetaData.
+        columns: Their names.
+        setting: What error messages call the file's source.
+    """
+    for part in map(group.column, range(group.num_columns)):
+        if part.path_in_schema.partition(".")[0] in columns and part.total_uncompressed_size > LARGEST_PAGE:
+            if (largest := _largest(path, part)) > LARGEST_PAGE:
+                raise ValueError(
+                    f"{setting}: {path}, column {part.path_in_schema} has a page of {largest / 1e6:.0f} MB, which would be "
+                    f"read at once; allowed: pages of up to {LARGEST_PAGE // 1_000_000} MB (shorter cells, or "
+                    "use_dictionary=False and a smaller data_page_size where the file is written)"
+                )
+
+
+def _largest(path: Path, part) -> int:
+    """The size in bytes, unpacked, of a column chunk's largest page."""
+    place = part.dictionary_page_offset if part.has_dictionary_page else part.data_page_offset
+    end, largest = place + part.total_compressed_size, 0
+    with open(path, "rb") as file:
+        while place < end:
+            file.seek(place)
+            header = _Header(file.read(HEADER))
+            try:
+                sizes = header.struct()
+                largest = max(largest, sizes[UNPACKED])
+                place += header.place + sizes[PACKED]
+            except (IndexError, KeyError, RecursionError):  # a broken file, which Arrow tells when it reads it
+                break
+    return largest
+
+
+class _Header:
+    """Reads Thrift's compact protocol from bytes; `place` is how far."""
+
+    def __init__(self, data: bytes):
+        self.data, self.place = data, 0
+
+    def struct(self) -> dict[int, int]:
+        """The whole numbers among its fields; the others are passed over."""
+        numbers, field = {}, 0
+        while kind := self._byte():
+            field = field + (kind >> 4) if kind >> 4 else self._integer()
+            if kind & 15 in INTEGERS:
+                numbers[field] = self._integer()
+            elif kind & 15 > 2:  # 1 and 2 are true and false
+                self._skip(kind & 15)
+        return numbers
+
+    def _skip(self, kind: int) -> None:
+        if kind in INTEGERS:
+            self._varint()
+        elif kind in (BYTE, DOUBLE):
+            self.place += 1 if kind == BYTE else 8
+        elif kind == BINARY:
+            length = self._varint()  # which moves place, so first
+            self.place += length
+        elif kind in LISTS:
+            head = self._byte()
+            for _ in range(head >> 4 if head >> 4 < 15 else self._varint()):
+                self._skip(head & 15)
+        elif kind == MAP:
+            count = self._varint()
+            kinds = self._byte() if count else 0
+            for _ in range(count):
+                self._skip(kinds >> 4)
+                self._skip(kinds & 15)
+        elif kind == STRUCT:
+            self.struct()
+        else:
+            self.place += 1  # a truth value in a list
+
+    def _byte(self) -> int:
+        self.place += 1
+        return self.data[self.place - 1]
+
+    def _varint(self) -> int:
+        value = shift = 0
+        while (byte := self._byte()) & 128:
+            value, shift = value | (byte & 127) << shift, shift + 7
+        return value | byte << shift
+
+    def _integer(self) -> int:
+        value = self._varint()
+        return value >> 1 ^ -(value & 1)
