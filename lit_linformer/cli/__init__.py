@@ -26,12 +26,14 @@ COMMANDS = {
     "export": "a trained model as safetensors, for Hugging Face, ONNX or torch.export",
     "convert": "RoBERTa, BERT and DistilBERT in; a Transformer to a Linformer; a longer n",
     "draw": "a Linformer's attention for a text: what each slot reads, and who reads it",
+    "list": "configs and what they cost, runs and their best numbers, attentions, tasks, …",
 }
 LIGHTNING = ("fit", "validate", "test", "predict", "prepare")
 # The others' modules, each with main(argv): they parse their own settings, and print their help without importing torch.
 PROGRAMS = {name: f"lit_linformer.studies.{name}.command" for name in ("grid", "benchmark", "spectrum", "report")}
 PROGRAMS |= {name: f"lit_linformer.{name}.command" for name in ("export", "convert")}
-PROGRAMS |= {"draw": "lit_linformer.studies.draw"}
+PROGRAMS |= {"draw": "lit_linformer.studies.draw", "list": "lit_linformer.cli.listing"}
+HELP = {"-h", "--help", "--help_all"}
 MAIN_HELP = """usage: python run.py COMMAND --config FILE [--config OVERLAY …] [--SETTING VALUE …]
 
 {commands}
@@ -44,8 +46,11 @@ A first curve in minutes on a CPU, from text that comes with Python; a change of
 A pretrained run, fine-tuned on a task of GLUE:
   python run.py fit --config conf/finetune/sst2.yaml --model.pretrained runs/linformer-base
 
-The settings of a command, with --config those of the classes that it names (--help_all: all of Lightning's too):
-  python run.py fit --help
+The settings of a command that one changes most, with the values of the configs that are given (--help_all: every one):
+  python run.py fit --config conf/quickstart.yaml --help
+
+All configs, your runs, and what a setting may name:
+  python run.py list
 
 Add --traceback to any command to see where an error came from.
 """
@@ -67,14 +72,12 @@ def main(argv: list[str] | None = None) -> None:
         if argv[0] not in LIGHTNING:
             _program(argv[0])(argv[1:])
             return
-        if {"-h", "--help"} & set(argv):
-            from lit_linformer.cli.help import settings_help
-
-            print(settings_help(argv), end="")
+        if HELP & set(argv):
+            print(_help(argv), end="", flush=True)
             return
         from lit_linformer.cli.app import run
 
-        run(["--help" if word == "--help_all" else word for word in argv])
+        run(argv)
     except Stopped:  # the handlers stay: a second Ctrl-C ends the interpreter's last moments, too
         if watch.received == getattr(signal, "SIGUSR1", None) and not watch.training and is_first_process():
             requeue()
@@ -83,12 +86,29 @@ def main(argv: list[str] | None = None) -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         sys.exit(130)
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and (argv[0] == "list" or HELP & set(argv)):  # | head
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(0)
         message = None if show_traceback else _message(error, argv)
         if message is None:
             raise
         if is_first_process() or not getattr(error, "of_all_processes", False):
             print(f"error: {message}", file=sys.stderr)
         sys.exit(2)
+
+
+def _help(argv: list[str]) -> str:
+    from lit_linformer.cli.short_help import Unreadable, short_help
+
+    note = ""
+    if "--help_all" not in argv:
+        try:
+            return short_help(argv)
+        except Unreadable as error:  # the parser imports it, or says why it cannot
+            note = f"{error}: no file of that name was found to read, so these are all settings, with their defaults.\n\n"
+    from lit_linformer.cli.help import settings_help
+
+    return note + settings_help(argv)
 
 
 def _program(name: str) -> Callable[[list[str]], None]:

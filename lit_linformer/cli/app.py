@@ -25,13 +25,14 @@ from lit_linformer.callbacks import (
     RunResult,
     best_of,
 )
-from lit_linformer.cli.arguments import DEFAULT_CLASSES, RangesInWords, add_run_arguments, classes_in_configs
+from lit_linformer.cli.arguments import RangesInWords, add_run_arguments, classes_in_configs
 from lit_linformer.cli.checks import check_settings
-from lit_linformer.cli.class_paths import check_class_paths, class_of
+from lit_linformer.cli.class_paths import check_class_paths, class_of, classes_in_words
 from lit_linformer.cli.closing import closing_lines
 from lit_linformer.cli.early import check_early
 from lit_linformer.cli.loggers import RunLoggers, RunParser
 from lit_linformer.cli.machines import check_machine
+from lit_linformer.cli.often_changed import DEFAULT_CLASSES, TRAINER_DEFAULTS
 from lit_linformer.cli.run_config import RunConfig
 from lit_linformer.cli.trainer import RunTrainer
 from lit_linformer.data.datamodule import TRAINED
@@ -63,12 +64,7 @@ class LinformerCLI(LightningCLI):
                 save_config_kwargs={"overwrite": True},
                 parser_class=RunParser,
                 trainer_class=RunTrainer,
-                trainer_defaults={
-                    "use_distributed_sampler": False,  # the loader shards by itself, resumably
-                    "enable_model_summary": False,
-                    "num_sanity_val_steps": -1,  # the untrained model's perplexity, where the curve starts
-                    "max_epochs": -1,
-                },
+                trainer_defaults=TRAINER_DEFAULTS,
                 seed_everything_default=0,
                 subclass_mode_model=True,
                 subclass_mode_data=True,
@@ -98,8 +94,8 @@ class LinformerCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         add_run_arguments(parser)
-        # Not where a file names another class: the defaults of one class would stay as values of the other's arguments.
-        named = classes_in_configs(self.argv)
+        # Not where another class is named: the defaults of one class would stay as values of the other's arguments.
+        named = {*classes_in_configs(self.argv), *(setting for setting, _ in classes_in_words(self.argv))}
         parser.set_defaults({key: {"class_path": path} for key, path in DEFAULT_CLASSES.items() if key not in named})
         for source, target in LINKS.items():
             parser.link_arguments(source, target, apply_on="instantiate")

@@ -2,6 +2,7 @@
 
 import importlib
 import re
+import textwrap
 from pathlib import Path
 
 import yaml
@@ -9,24 +10,33 @@ from jsonargparse import DefaultHelpFormatter
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lit_linformer.callbacks import LastCheckpoint, Progress, Throughput, best_checkpoint
+from lit_linformer.cli.often_changed import RUN
 from lit_linformer.utils.configs import config_files
-
-DEFAULT_CLASSES = {"model": "lit_linformer.tasks.MLM", "data": "lit_linformer.data.PretrainingData"}
 
 
 class RangesInWords(DefaultHelpFormatter):
-    """`type: float (more than 0)` for what jsonargparse calls `type: Annotated[float, more than 0]`."""
+    """`type: float (more than 0)` for what jsonargparse calls `type: Annotated[float, more than 0]`, classes by their names."""
 
     def format_help(self) -> str:
-        return re.sub(r"Annotated\[(\w+),(\s+)([^][]*)\]", r"\1\2(\3)", super().format_help())
+        text = re.sub(r"Annotated\[(\w+),(\s+)([^][]*)\]", r"\1\2(\3)", super().format_help())
+        return re.sub(r"( *)(\S[^\n]*)?,(\s+)known\s+subclasses:([^)]*)\)", _names_alone, text)
+
+
+def _names_alone(found: re.Match[str]) -> str:
+    """The names of the classes for their paths, each of which `python run.py list` tells more about."""
+    names = [path.rpartition(".")[2] for path in "".join(found[4].split()).split(",")]
+    before = f"{found[1]}{found[2] or ''}, or one of"
+    indent = " " * min(len(found[1]), 24)
+    return "\n".join(
+        textwrap.wrap(f"{before.strip()} {', '.join(names)})", 79, initial_indent=indent, subsequent_indent=indent)
+    )
 
 
 def add_run_arguments(parser: LightningArgumentParser) -> None:
     """What every command has in addition to Lightning's own: the run's name and the callbacks that are always there."""
-    parser.add_argument("--name", type=str, default="run", help="Name of the run; it lives in runs/NAME.")
-    parser.add_argument(
-        "--overwrite", type=bool, default=False, help="Let fit delete a run of the same name, when it begins to train."
-    )
+    for name in ("name", "overwrite"):
+        default, words = RUN[name]
+        parser.add_argument(f"--{name}", type=type(default), default=default, help=words)
     parser.add_lightning_class_args(best_checkpoint, "best")
     parser.add_lightning_class_args(LastCheckpoint, "last")  # after best, whose state it keeps
     parser.add_lightning_class_args(Throughput, "throughput")

@@ -10,13 +10,15 @@ import yaml
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.loggers import Logger
 
+from lit_linformer import data, tasks
 from lit_linformer.model.registry import Registry, UnknownKind
 
 BASES = {"model": LightningModule, "data": LightningDataModule, "trainer.callbacks": Callback, "trainer.logger": Logger}
+OURS = {"model": tasks, "data": data}
 # What they are made of, where Lightning's type says it in the language of types.
 CLASSES = {
-    "model": "MLM, SequenceClassification, Distillation, or the class path of a LightningModule, as my_ideas.Denoising",
-    "data": "PretrainingData, FineTuningData, or the class path of a LightningDataModule, as my_ideas.Sequences",
+    "model": f"{', '.join(tasks.TASKS)}, or the class path of a LightningModule, as my_ideas.Denoising",
+    "data": f"{', '.join(data.__all__)}, or the class path of a LightningDataModule, as my_ideas.Sequences",
 }
 
 
@@ -27,7 +29,7 @@ def check_class_paths(argv: list[str], files: list[str]) -> None:
         argv: the command's words.
         files: its --config files.
     """
-    for setting, path in (*_in_words(argv), *(found for file in files for found in _in_file(file))):
+    for setting, path in (*classes_in_words(argv), *(found for file in files for found in _in_file(file))):
         if path.isidentifier():
             _check_name(setting, path)
         elif all(part.isidentifier() for part in path.split(".")) and not Path(path).is_file():  # a file of settings
@@ -43,6 +45,9 @@ def class_of(path: str, setting: str) -> type:
 
 
 def _check_name(setting: str, name: str) -> None:
+    if name in getattr(OURS.get(setting), "__all__", ()):
+        getattr(OURS[setting], name)  # jsonargparse finds by name what has been imported
+        return
     known = {kind.__name__ for kind in _subclasses(BASES[setting])}
     if name in known or name.lower() in ("true", "false", "null", "none"):
         return
@@ -62,7 +67,8 @@ def _subclasses(base: type) -> Iterator[type]:
         yield from _subclasses(kind)
 
 
-def _in_words(argv: list[str]) -> Iterator[tuple[str, str]]:
+def classes_in_words(argv: list[str]) -> Iterator[tuple[str, str]]:
+    """(setting, class path or name) of a command line."""
     for word, following in itertools.zip_longest(argv, argv[1:], fillvalue=""):
         option, given, value = word.partition("=")
         setting = option.removeprefix("--").removesuffix("+").removesuffix(".class_path")

@@ -6,7 +6,7 @@ generated. Heavy imports
 (Lightning here; datasets, pyarrow and tokenizers below) wait until they are used.
 """
 
-__all__ = ["FineTuningData", "PretrainingData", "RecallData"]
+__all__ = ["PretrainingData", "FineTuningData", "RecallData"]  # noqa: RUF022, as messages list them
 
 
 def __getattr__(name: str):

@@ -75,6 +75,21 @@ class RunLock:
             self._descriptor = None
 
 
+def is_held(folder: Path) -> bool:
+    """Whether a process trains in that folder; where there are no locks, never."""
+    try:
+        descriptor = os.open(folder / LOCK, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno in (errno.EWOULDBLOCK, errno.EACCES)
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def _forget_all() -> None:
     for lock in list(_held):
         lock.forget()

@@ -49,6 +49,7 @@ def parse(command: str, doc: str, settings: dict[str, Setting], argv: list[str])
     """{setting: its value or default}. ValueError, in one line, for bad input; --help prints `doc` and exits."""
     needed = "".join(f"--{name} {setting.kind.name} " for name, setting in settings.items() if setting.required)
     head, _, rest = doc.partition("\n\n")
+    argv = ["--help" if word == "--help_all" else word for word in argv]  # there is no shorter one
     parser = argparse.ArgumentParser(
         usage=f"python run.py {command} {needed}[--SETTING VALUE …]", description=head, epilog=rest, allow_abbrev=False,
         exit_on_error=False, formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=30),

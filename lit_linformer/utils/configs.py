@@ -3,9 +3,12 @@
 import itertools
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
+
+from lit_linformer.utils.sources import first_sentence
 
 LARGEST = 20_000  # values in a file, every alias written out: the longest config here has 60
 DEEPEST = 50
@@ -18,6 +21,27 @@ def config_files(argv: list[str]) -> Iterator[str]:
     for flag, value in itertools.pairwise([*words, ""]):
         if flag in ("--config", "-c"):
             yield value
+
+
+@dataclass(frozen=True)
+class Head:
+    """What the comment at the top of a config file says: its first sentence, and what it costs."""
+
+    sentence: str
+    cost: str
+
+
+def head(path: str | Path) -> Head:
+    """Of `# A sentence.` and `# Cost: …`, which goes on to the next line that begins another one."""
+    lines = itertools.takewhile(lambda line: line.startswith("#"), Path(path).read_text(encoding="utf-8").splitlines())
+    paragraphs: list[str] = []
+    for line in (line.removeprefix("#").removeprefix(" ") for line in lines):
+        if not paragraphs or line.startswith(("Cost: ", " ")) or paragraphs[-1].startswith(" "):
+            paragraphs.append(line)
+        else:
+            paragraphs[-1] += f" {line}"
+    cost = next((text.removeprefix("Cost: ") for text in paragraphs if text.startswith("Cost: ")), "")
+    return Head(first_sentence(paragraphs[0] if paragraphs else "").rstrip(":"), first_sentence(cost))
 
 
 def check_configs(argv: list[str]) -> None:

@@ -147,29 +147,6 @@ def test_config_of_a_run_starts_another_one(tiny, tmp_path):
     assert load(tmp_path / "runs/tiny/checkpoints/last.ckpt")["global_step"] == 3
 
 
-def test_help_shows_the_settings_of_model_and_data(tmp_path):
-    shown = output(["fit", "--help"], tmp_path)
-    for setting in (
-        "--model.encoder.projection_dim",
-        "--model.lr",
-        "--data.source",
-        "--trainer.max_steps",
-        "--last.every_n_steps",
-    ):
-        assert setting in shown
-    assert "k, slots that keys and values are" in " ".join(shown.split())
-    assert all(command in output(["--help"], tmp_path) for command in ("fit", "validate", "test", "predict", "prepare"))
-
-
-def test_main_help_imports_neither_torch_nor_lightning():
-    code = (
-        "import sys; sys.argv = ['run.py', '--help']; import runpy; runpy.run_path('run.py', run_name='__main__'); "
-        "print([m for m in ('torch', 'lightning', 'jsonargparse') if m in sys.modules])"
-    )
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True).stdout
-    assert shown.splitlines()[-1] == "[]"
-
-
 def test_training_imports_nothing_that_it_does_not_use(tiny, tmp_path):
     names = ["datasets", "pyarrow", "pandas"]
     if find_spec("transformers") is None:  # which torchmetrics imports where it is installed, and it the hub

@@ -1,0 +1,90 @@
+"""The settings that --config files and a command line give, read without the parser: for pages that must come at once.
+
+What the parser would refuse is not refused here.
+"""
+
+import itertools
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lit_linformer.utils.configs import check_configs, config_files
+
+REFERENCE = re.compile(r"\$\{([^}]*)\}")
+CLASSES = ("model", "data")
+
+
+def given_settings(argv: list[str]) -> dict[str, Any]:
+    """{setting: value}, a later one before an earlier one, spelt as on the command line: model.lr, model for the class's path.
+
+    Raises ValueError, in one line, for a --config that is no file with settings.
+    """
+    check_configs(argv)
+    found: dict[str, Any] = {}
+    for file in config_files(argv):
+        for key, value in yaml.safe_load(Path(file).read_text(encoding="utf-8")).items():
+            _put(found, str(key), value)
+    for key, text in _words(argv):
+        _put(found, key, _value(text))
+    return {key: _resolved(value, found) for key, value in found.items()}
+
+
+def _words(argv: list[str]) -> list[tuple[str, str]]:
+    """--setting value and --setting=value, but for --config."""
+    pairs = []
+    for word, following in itertools.zip_longest(argv, argv[1:], fillvalue=""):
+        name, equals, value = word.partition("=")
+        if name.startswith("--") and name not in ("--config", "--help", "--help_all"):
+            pairs.append((name[2:], value if equals else "true" if following.startswith("--") else following))
+    return pairs
+
+
+def _value(text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError):
+        return text
+
+
+def _put(found: dict[str, Any], key: str, value: Any) -> None:
+    key = key.replace(".init_args", "")
+    if key.endswith(".class_path") and key.removesuffix(".class_path") in CLASSES:
+        key = key.removesuffix(".class_path")
+    section = key.partition(".")[0]
+    if key.endswith("+"):  # one more
+        before = found.get(key[:-1])
+        listed = before if isinstance(before, list) else [] if before is None else [before]
+        found[key[:-1]] = [*listed, *(value if isinstance(value, list) else [value])]
+    elif key in CLASSES and isinstance(value, str):
+        if value != found.get(key, value):  # what refers to another setting does not survive the change of its class
+            for name in [name for name, old in found.items() if name.startswith(f"{key}.") and REFERENCE.search(str(old))]:
+                del found[name]
+        found[key] = value
+    elif not isinstance(value, dict) or key.count(".") > 2:
+        found[key] = value
+    elif section in CLASSES or key == section:
+        path = value.get("class_path")
+        if path is not None and section == key and section in CLASSES:
+            _put(found, key, path)
+        elif path is not None:
+            found[key] = value
+            return
+        for name, inner in {**value, **(value.get("init_args") or {})}.items():
+            if name not in ("class_path", "init_args"):
+                _put(found, f"{key}.{name}", inner)
+    else:
+        found[key] = value
+
+
+def _resolved(value: Any, found: dict[str, Any]) -> Any:
+    """With ${model.init_args.lr} replaced by that setting's value, where it has one."""
+    for _ in range(5):  # one that refers to one that refers …
+        if not isinstance(value, str) or not (inner := REFERENCE.search(value)):
+            break
+        name = inner[1].replace(".init_args", "")
+        if name not in found:
+            break
+        value = found[name] if inner[0] == value else value.replace(inner[0], str(found[name]))
+    return value

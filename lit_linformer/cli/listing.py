@@ -1,0 +1,145 @@
+"""What there is: configs, runs, and what a setting may name: `python run.py list`, or `python run.py list runs`.
+
+    configs        conf/*.yaml: what each reproduces, and what it costs
+    runs           those in runs/ or in --source: best value, steps, tokens, time, state
+    attentions     for --model.encoder.attention
+    projections    for --model.encoder.projection
+    tasks          for --model
+    data           for --data
+    callbacks      for --trainer.callbacks+
+
+Without one of these names, a page of them all.
+"""
+
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from lit_linformer.runs.summary import RunSummary, find_runs, summary
+from lit_linformer.utils import sources
+from lit_linformer.utils.arguments import Setting, meant, parse, several, word
+from lit_linformer.utils.configs import head
+from lit_linformer.utils.environment import ROOT
+
+SETTINGS = {"source": Setting(several(word("FOLDER")), "where runs are looked for, three levels deep", ["runs"])}
+# What every command has or adds by itself, and what others are made of.
+BY_THEMSELVES = (
+    "AtomicCheckpointIO Curves Finite LastCheckpoint LastValidation OwedValidation PredictionWriter Preemption Progress "
+    "RunResult Throughput TrainingModule"
+).split()
+ALL = 10_000  # letters of a line that nothing cuts
+
+
+@dataclass(frozen=True)
+class Item:
+    """A name, what it is in a sentence, and more, for a page of its own."""
+
+    name: str
+    words: str
+    more: str = ""
+
+
+def main(argv: list[str]) -> None:
+    names = [name for name in argv[:1] if not name.startswith("-")]
+    given = parse("list", __doc__, SETTINGS, argv[len(names) :])
+    if names and names[0] not in KINDS:
+        raise ValueError(f"list {names[0]}{meant(names[0], KINDS)}; allowed: list, or list with one of {', '.join(KINDS)}")
+    width = shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else ALL
+    for place, name in enumerate(names or KINDS):
+        title, listed = KINDS[name]
+        print(f"{chr(10) if place else ''}{_cut(title, width)}")
+        for line in listed([Path(folder) for folder in given["source"]], bool(names), width):
+            print(line, flush=True)
+
+
+def configs(_: list[Path], alone: bool, width: int) -> Iterable[str]:
+    place = Path("conf") if Path("conf").is_dir() else ROOT / "conf"
+    files = sorted(place.rglob("*.yaml"), key=lambda path: (len(path.parts), path))
+    heads = {file: head(file) for file in files}
+    return _items([Item(str(file), told.sentence, told.cost) for file, told in heads.items()], alone, width, "cost: ")
+
+
+def runs(places: list[Path], alone: bool, width: int) -> list[str]:
+    found = [summary(folder) for place in places for folder in find_runs(place)]
+    if not found:
+        return [f"  none in {', '.join(map(str, places))}; the first: python run.py fit --config conf/quickstart.yaml"]
+    return _table([("run", "best", "step", "tokens", "time", "state", "model"), *map(_row, found)], width)
+
+
+def _row(run: RunSummary) -> tuple[str, ...]:
+    metric = run.monitor.removeprefix("val/")
+    best = "" if run.best is None else f"{run.best:{'.2f' if 'perplexity' in metric else '.4f'}} {metric}"
+    at = f" at {run.best_step:,}" if best and run.best_step is not None and run.best_step != run.step else ""
+    time = "" if run.seconds is None else f"{run.seconds // 3600:.0f}:{run.seconds // 60 % 60:02.0f}:{run.seconds % 60:02.0f}"
+    tokens = "" if run.tokens is None else f"{run.tokens / 1e6:.1f} M" if run.tokens >= 1e5 else f"{run.tokens:,}"
+    return str(run.folder), best + at, "" if run.step is None else f"{run.step:,}", tokens, time, run.state, run.model
+
+
+def _table(rows: list[tuple[str, ...]], width: int) -> list[str]:
+    """Columns, so many of the last ones left out or cut as there is no room for."""
+    sizes = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    order = list(range(len(sizes)))
+    for gone in (4, 3, 6, 2):  # time, tokens, model, step
+        if sum(sizes[place] + 2 for place in order) <= width:
+            break
+        order.remove(gone)
+    return [_cut("  " + "  ".join(row[place].ljust(sizes[place]) for place in order).rstrip(), width) for row in rows]
+
+
+def registered(registry: str) -> Callable[..., Iterable[str]]:
+    def listed(_: list[Path], alone: bool, width: int) -> Iterable[str]:
+        found = sources.registered(registry).items()
+        return _items([Item(name, one.summary, _settings(one, alone)) for name, one in found], alone, width)
+
+    return listed
+
+
+def exported(package: str) -> Callable[..., Iterable[str]]:
+    def listed(_: list[Path], alone: bool, width: int) -> Iterable[str]:
+        found = sources.exported(f"{sources.PACKAGE.name}.{package}").items()
+        items = [Item(name, one.summary, _settings(one, alone)) for name, one in found if name not in BY_THEMSELVES]
+        return _items(items, alone, width)
+
+    return listed
+
+
+def _settings(one: sources.Declared, wanted: bool) -> str:
+    """Those that it names itself, with their defaults."""
+    from lit_linformer.cli.short_help import FILLED_IN, shown
+
+    settings = (setting for setting in one.own() if wanted and setting.name not in FILLED_IN)
+    return ", ".join(f"{setting.name} {shown(setting.default)}" for setting in settings)
+
+
+def _items(items: list[Item], alone: bool, width: int, label: str = "") -> Iterable[str]:
+    """A line each; on a page of its own every word, and what there is more to say in further lines."""
+    column = max((len(item.name) for item in items), default=0) + 4
+    below = alone and column > width // 3  # names so long that the words stand better below them
+    column = 6 if below else column
+    for item in items:
+        name, more = f"  {item.name}", f"{label}{item.more}" if alone and item.more else ""
+        if not alone or width == ALL:  # through a pipe a line for each, to be searched
+            yield _cut(name.ljust(column) + item.words + (f"  ({more})" if more else ""), width)
+            continue
+        if below:
+            yield name
+        for text in ((" " * column if below else name.ljust(column)) + item.words, more and " " * column + more):
+            yield from textwrap.wrap(text, width, subsequent_indent=" " * column) if text else ()
+
+
+def _cut(line: str, width: int) -> str:
+    return line if len(line) <= width else line[: width - 1].rstrip() + "…"
+
+
+KINDS: dict[str, tuple[str, Callable[..., Iterable[str]]]] = {
+    "attentions": ("attentions: --model.encoder.attention NAME", registered("ATTENTIONS")),
+    "projections": ("projections: --model.encoder.projection NAME", registered("PROJECTIONS")),
+    "tasks": ("tasks: --model NAME", exported("tasks")),
+    "data": ("data: --data NAME", exported("data")),
+    "callbacks": ("callbacks: --trainer.callbacks+ NAME; Lightning's too, as EarlyStopping", exported("callbacks")),
+    "configs": ("configs: python run.py fit --config FILE; conf/paper/*.yaml with axes: python run.py grid", configs),
+    "runs": ("runs: python run.py predict --config RUN/config.yaml", runs),
+}

@@ -1,0 +1,121 @@
+"""The settings that --help shows: what one changes most, first. `--help_all` lists every one; a test compares the two.
+
+Words and defaults of the settings of classes stand where those are defined. Those of the run and of Lightning's Trainer are
+here, in this project's words.
+"""
+
+from typing import Any
+
+ENCODER = "lit_linformer.model.EncoderConfig"
+# What stands where nothing else is named; cli/arguments.py has it from here.
+DEFAULT_CLASSES = {"model": "lit_linformer.tasks.MLM", "data": "lit_linformer.data.PretrainingData"}
+# What app.py gives to Lightning instead of its own defaults.
+TRAINER_DEFAULTS: dict[str, Any] = {
+    "use_distributed_sampler": False,  # the loader shards by itself, resumably
+    "enable_model_summary": False,
+    "num_sanity_val_steps": -1,  # the untrained model's perplexity, where the curve starts
+    "max_epochs": -1,
+}
+# {setting: (default, words)}
+RUN: dict[str, tuple[Any, str]] = {
+    "name": ("run", "Name of the run; it lives in runs/NAME."),
+    "overwrite": (False, "Let fit delete a run of the same name, when it begins to train."),
+    "ckpt_path": (None, "Checkpoint: a file, last, best, or auto (last if there is one)."),
+    "seed_everything": (0, "Seed of weights, order, masks and dropout."),
+}
+TRAINER: dict[str, tuple[Any, str]] = {
+    "max_steps": (-1, "Optimiser steps; -1: no limit."),
+    "max_epochs": (-1, "Passes over the training data; -1: no limit."),
+    "max_time": (None, "Time after which training ends, as 00:08:00:00 for eight hours."),
+    "val_check_interval": (None, "Training batches between validations, or a share of an epoch, as 0.5."),
+    "check_val_every_n_epoch": (1, "null where val_check_interval counts batches across epochs."),
+    "accumulate_grad_batches": (1, "Batches of an optimiser step."),
+    "gradient_clip_val": (None, "Norm to which gradients are clipped; null: they are not."),
+    "accelerator": ("auto", "auto (a GPU if there is one), cpu, gpu."),
+    "devices": ("auto", "How many devices, or the numbers of some, as [0,3]."),
+    "num_nodes": (1, "Machines; conf/trainer/ddp_nodes.yaml and slurm.yaml start them."),
+    "precision": (None, "32-true; bf16-mixed on a GPU from Ampere on; 16-mixed on an older one."),
+    "strategy": ("auto", "auto, ddp, or what an overlay of conf/trainer/ names."),
+    "callbacks": (None, "One more; `python run.py list callbacks` has the names."),
+    "logger": (None, "TensorBoardLogger (null), CSVLogger, WandbLogger, MLFlowLogger, or your own; false: none."),
+    "log_every_n_steps": (None, "Optimiser steps between two points of the loss's curve."),
+    "limit_val_batches": (None, "Batches of a validation, or a share of them, as 0.1; 0: no validation."),
+    "limit_test_batches": (None, "Batches of the test, or a share of them, as 0.1."),
+    "fast_dev_run": (False, "Run one batch of each split, keep nothing: does it run at all?"),
+}
+# The callbacks that every command has.
+ALWAYS_THERE = {
+    "best": "lit_linformer.callbacks.best_checkpoint",
+    "last": "lit_linformer.callbacks.LastCheckpoint",
+    "progress": "lit_linformer.callbacks.Progress",
+}
+SHAPE = (
+    "attention projection_dim sharing projection projection_init local_width norm max_length hidden_size num_layers dropout"
+).split()
+# Of the package's own classes; of another one all that its __init__ names.
+OF_CLASSES = {
+    "MLM": "lr warmup_steps schedule weight_decay projection_lr_factor lr_batch_size pretrained compile",
+    "Recall": "lr warmup_steps schedule weight_decay projection_lr_factor lr_batch_size pretrained compile",
+    "Distillation": "pretrained teacher logits_weight hidden_weight labels_weight lr warmup_steps schedule",
+    "SequenceClassification": "pretrained load_weights lr pooling dropout layer_lr_decay warmup_fraction weight_decay schedule",
+    "PretrainingData": (
+        "source validation_source column document_start tokenizer vocab_size max_length batch_size global_batch_size mask_rate"
+    ),
+    "FineTuningData": (
+        "task source columns label_column labels validation_fraction max_length max_windows batch_size limit_train"
+    ),
+    "RecallData": "max_length pairs distance gap vocab_size rows validation_rows batch_size num_workers",
+}
+# Which of the data's settings are shown first where nothing is trained.
+OF_DATA = {
+    "validate": "source validation_source max_length batch_size eval_batch_size",
+    "test": "source test_source max_length batch_size eval_batch_size",
+    "predict": "text text_pair file batch_size eval_batch_size",
+}
+# Names that a setting allows: a registry of the model, or what stands at the top of a module.
+REGISTRIES = {"model.encoder.attention": "ATTENTIONS", "model.encoder.projection": "PROJECTIONS"}
+NAMES = {
+    "model.encoder.sharing": "lit_linformer.model.linformer.SHARINGS",
+    "model.encoder.order": "lit_linformer.model.linformer.ORDERS",
+    "model.encoder.norm": "lit_linformer.model.encoder.NORMS",
+    "model.encoder.projection_init": "lit_linformer.model.starts.PROJECTION_INITS",
+}
+# {command: [(title of a section, its settings, "" for the class's own)]}
+TRAINING = "max_steps max_epochs val_check_interval gradient_clip_val accumulate_grad_batches accelerator devices precision"
+SECTIONS: dict[str, list[tuple[str, str]]] = {
+    "fit": [
+        ("The run", "name ckpt_path overwrite seed_everything"),
+        ("Training", " ".join(f"trainer.{name}" for name in f"{TRAINING} strategy callbacks logger".split())),
+        ("The model's shape", "model.encoder"),
+        ("What it learns, and how fast", "model"),
+        ("The data", "data"),
+        (
+            "What is kept and printed",
+            "best.keep best.monitor best.mode last.every_n_steps last.validation progress.every_n_steps progress.live "
+            "trainer.log_every_n_steps",
+        ),
+    ],
+    "validate": [
+        ("The run", "name ckpt_path"),
+        ("The data", "data"),
+        ("Where and how much", "trainer.accelerator trainer.devices trainer.precision trainer.limit_val_batches"),
+    ],
+    "test": [
+        ("The run", "name ckpt_path"),
+        ("The data", "data"),
+        ("Where and how much", "trainer.accelerator trainer.devices trainer.precision trainer.limit_test_batches"),
+    ],
+    "predict": [
+        ("What to predict", "data"),
+        ("The run", "name ckpt_path"),
+        ("Where", "trainer.accelerator trainer.devices trainer.precision"),
+    ],
+    "prepare": [("The data", "data")],
+}
+EXAMPLES = {
+    "fit": "python run.py fit --config conf/quickstart.yaml --name idea --model.encoder.projection_dim 16",
+    "validate": "python run.py validate --config runs/quickstart/config.yaml",
+    "test": "python run.py test --config runs/quickstart/config.yaml",
+    "predict": 'python run.py predict --config runs/quickstart/config.yaml --data.text "The <mask> of a function."',
+    "prepare": "python run.py prepare --config conf/pretrain/small.yaml --data.source texts/",
+}

@@ -1,0 +1,202 @@
+"""`python run.py COMMAND … --help`: the settings that one changes most, with the values that the command line gives them.
+
+Nothing of torch, Lightning or jsonargparse is imported: what classes say of their settings is read from their files.
+"""
+
+import shutil
+import textwrap
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from lit_linformer.cli import often_changed as table
+from lit_linformer.cli.given import given_settings
+from lit_linformer.utils import sources
+from lit_linformer.utils.configs import config_files, head
+
+WORDS = {
+    "model.encoder.attention": "what every layer attends with",
+    "model.encoder.projection": "what makes the k slots",
+    "data.document_start": 'regular expression of a document\'s first line; for WikiText "^ = [^=]"; null: blank lines',
+}
+FILLED_IN = ("encoder", "vocab_size", "num_labels")  # by other sections, and by the data
+USUAL = ("lr", "warmup_steps", "schedule", "weight_decay", "source", "batch_size", "max_length")
+SCREEN = 24  # lines
+SHORT = 24  # letters of a sentence that tells little
+COUNTS = ("0 or more", "1 or more")  # goes without saying
+
+
+@dataclass(frozen=True)
+class Line:
+    """A setting as the page shows it."""
+
+    name: str
+    value: Any
+    default: Any
+    words: str
+    allowed: str = ""
+
+
+class Unreadable(Exception):
+    """A class that only an import can tell about."""
+
+
+def short_help(argv: list[str], width: int | None = None) -> str:
+    """The page; Unreadable for a class in a file that is not found, ValueError for a --config that is none."""
+    width = min(width or shutil.get_terminal_size((80, 24)).columns, 160)
+    sections = settings_shown(argv)
+    command, files = argv[0], list(config_files(argv))
+    lines = [f"usage: python run.py {command} --config FILE [--config OVERLAY …] [--SETTING VALUE …]", ""]
+    if files:
+        heads = ((file, head(file).sentence) for file in files)
+        lines += [part for file, told in heads for part in _wrapped(f"{file}: {told}." if told else file, width)]
+        lines += [
+            "",
+            *_wrapped("The values are those that this command line gives; (default …) is what stands without it.", width),
+        ]
+    else:
+        lines += _wrapped(
+            "No --config is given: the values are defaults. `python run.py list configs` shows what there is.", width
+        )
+    for title, shown in sections:
+        lines += ["", title, *_columns(shown, width)]
+    everything = " ".join(["python run.py", command, *(f"--config {file}" for file in files), "--help_all"])
+    lines += ["", "An example", f"  {table.EXAMPLES[command]}", "Every setting, in some seconds", f"  {everything}"]
+    return "\n".join(lines) + "\n"
+
+
+def settings_shown(argv: list[str]) -> list[tuple[str, list[Line]]]:
+    """[(title of a section, its settings)] of the page."""
+    command, given = argv[0], given_settings(argv)
+    classes = {key: _declared(key, given.get(key) or path) for key, path in table.DEFAULT_CLASSES.items()}
+    found = []
+    for title, names in table.SECTIONS[command]:
+        shown = [line for name in names.split() for line in _lines(name, command, classes, given)]
+        if shown:
+            found.append((title, shown))
+    return found
+
+
+def _lines(name: str, command: str, classes: dict[str, sources.Declared], given: dict[str, Any]) -> Iterator[Line]:
+    if name in classes:
+        declared = classes[name]
+        own = exported(name).get(declared.node.name)
+        path = declared.node.name if own is not None and own.path == declared.path else given[name]
+        yield Line(name, path, None, declared.summary)
+        yield from _of_class(name, declared, _chosen(command, name, declared), given)
+    elif name == "model.encoder":
+        settings = classes["model"].settings()
+        given_here = any(key.startswith("model.encoder.") for key in given)
+        if "encoder" in settings and (
+            given_here or "pretrained" not in settings or classes["model"].node.name in ("MLM", "Recall")
+        ):
+            yield from _of_class(name, _declared(name, table.ENCODER), table.SHAPE, given)
+    elif name in table.RUN:
+        default, words = table.RUN[name]
+        yield Line(name, given.get(name, default), default, words)
+    elif name.startswith("trainer."):
+        default, words = table.TRAINER[name.removeprefix("trainer.")]
+        yield Line(name, given.get(name, default), default, words)
+    else:
+        key, _, setting = name.partition(".")
+        yield from _of_class(key, _declared(key, table.ALWAYS_THERE[key]), [setting], given)
+
+
+def _of_class(key: str, declared: sources.Declared, names: Iterable[str], given: dict[str, Any]) -> Iterator[Line]:
+    settings = declared.settings()
+    for setting in (settings[name] for name in names if name in settings):
+        name = f"{key}.{setting.name}"
+        words, allowed = WORDS.get(name) or _telling(setting.words), setting.allowed
+        if name in table.REGISTRIES:
+            allowed = f"{', '.join(sources.registered(table.REGISTRIES[name]))}, or a class of your own"
+        elif name in table.NAMES:
+            words, allowed = words.partition(":")[0], ", ".join(sources.keys(table.NAMES[name]))
+        if allowed in ("true or false", *COUNTS) or all(part in words for part in allowed.split(", ")):
+            allowed = ""
+        yield Line(name, given.get(name, setting.default), setting.default, words, allowed)
+
+
+def _telling(words: str) -> str:
+    """The first sentence, and the next one where that is short."""
+    first = sources.first_sentence(words)
+    rest = words[len(first) + 1 :].strip()
+    return f"{first}. {sources.first_sentence(rest)}" if len(first) < SHORT and rest else first
+
+
+def _chosen(command: str, key: str, declared: sources.Declared) -> list[str]:
+    """The class's settings that the page shows."""
+    if key == "data" and command in table.OF_DATA:
+        return table.OF_DATA[command].split()
+    if declared.module.name.startswith(f"{sources.PACKAGE.name}."):
+        return table.OF_CLASSES.get(declared.node.name, "").split()
+    own = [setting.name for setting in declared.own() if setting.name not in FILLED_IN]
+    return [*own, *(name for name in USUAL if name not in own)]
+
+
+def exported(key: str) -> dict[str, sources.Declared]:
+    """The package's own classes for --model or --data, by name."""
+    return sources.exported(f"{sources.PACKAGE.name}.{'tasks' if key == 'model' else key}")
+
+
+def _declared(key: str, path: Any) -> sources.Declared:
+    found = exported(key).get(path) if key in table.DEFAULT_CLASSES else None
+    found = found or (sources.find(path) if isinstance(path, str) else None)
+    if found is None:
+        raise Unreadable(f"{key} {path}")
+    return found
+
+
+def _columns(lines: list[Line], width: int) -> list[str]:
+    """`--name value`, and beside it, or below where it is long, what the setting is: a screen at most."""
+    left = [_typed(line) for line in lines]
+    column = min(max(map(len, left)) + 4, width * 9 // 20 + 2)
+    found: list[str] = []
+    for most in (4, 3, 2, 1):  # lines that say what a setting is
+        found = []
+        for line, setting in zip(lines, left, strict=True):
+            parts = _wrapped(_told(line, most * (width - column)), width - column)
+            beside = parts.pop(0) if len(setting) + 4 <= column and parts else ""
+            whole = setting if len(setting) + 2 <= width else f"{setting[: width - 3]}…"
+            found.append(f"  {whole}".ljust(column if beside else 0) + beside)
+            found += (" " * column + part for part in parts)
+        if len(found) < SCREEN:
+            break
+    return found
+
+
+def _typed(line: Line) -> str:
+    return "--trainer.callbacks+ NAME" if line.name == "trainer.callbacks" else f"--{line.name} {shown(line.value)}"
+
+
+def _told(line: Line, room: int) -> str:
+    """Words, what is allowed and the default where the value is another one; the words are cut to what there is room for."""
+    other = line.default is not None and line.default is not sources.NotGiven and line.value != line.default
+    tail = (f"; {line.allowed}" if line.allowed else "") + (f" (default {shown(line.default)})" if other else "")
+    if line.name == "trainer.callbacks" and line.value:
+        tail = f" (now {shown(line.value)})"
+    first, _, rest = line.words.rstrip(".").partition(" ")
+    words = " ".join([first.lower() if first[1:].islower() or first == "A" else first, rest])
+    return textwrap.shorten(words, max(room - len(tail) - 8, 24), placeholder=" …") + tail
+
+
+def shown(value: Any) -> str:
+    """A value as one types it; a class by its name."""
+    if isinstance(value, list | tuple):
+        parts = [shown(one) for one in value]
+        return ", ".join(parts) if any(isinstance(one, dict) for one in value) else f"[{','.join(parts)}]"
+    if isinstance(value, dict):
+        if "class_path" not in value:
+            return f"'{yaml.safe_dump(value, default_flow_style=True, width=10**6).strip()}'"
+        return str(value["class_path"]).rpartition(".")[2]
+    if value is None:
+        return "null"
+    if value is sources.NotGiven:
+        return "…"
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return f'"{text}"' if not text or set(text) & set(" '\"<>|&;()$*?") else text
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, max(width, 20), break_on_hyphens=False)

@@ -1,0 +1,295 @@
+"""What classes say of their settings, read from their files: to import them takes seconds, for torch and Lightning.
+
+    declared = find("lit_linformer.tasks.MLM")
+    declared.summary                    # the docstring's first sentence
+    declared.settings()["lr"]           # Setting("lr", default=0.001, words="peak learning rate …", allowed="more than 0, …")
+
+Only what a file says as it stands is known: class and function definitions, imports by name, literals. What cannot be read so
+is left out; the command line's own parser is what decides, and tests compare the two.
+"""
+
+import ast
+import contextlib
+import functools
+import importlib.util
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+PACKAGE = Path(__file__).parents[1]
+Node = ast.ClassDef | ast.FunctionDef | ast.expr
+
+
+class NotGiven:
+    """The default of a setting that must be given, or whose default is no literal."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting as its class declares it: what is allowed in words, where its type says so."""
+
+    name: str
+    default: Any
+    words: str
+    allowed: str
+
+
+@dataclass(frozen=True)
+class Module:
+    name: str
+    path: Path
+    tree: ast.Module
+
+    def find(self, name: str) -> "tuple[Module, Node] | None":
+        """Where a name of this module is defined, followed through imports, and the definition."""
+        for node in self.tree.body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
+                return self, node
+            if isinstance(node, ast.Assign) and any(isinstance(to, ast.Name) and to.id == name for to in node.targets):
+                return self, node.value
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == name and node.value:
+                return self, node.value
+        for statement in ast.walk(self.tree):  # inside of functions too: a package may import when it is asked
+            if not isinstance(statement, ast.ImportFrom):
+                continue
+            for alias in statement.names:
+                if name == (alias.asname or alias.name) and (source := module(self._absolute(statement))) is not None:
+                    return source.find(alias.name)
+        return None
+
+    def _absolute(self, node: ast.ImportFrom) -> str:
+        parts = self.name.split(".")
+        up = node.level - (self.path.name == "__init__.py")
+        base = parts[: len(parts) - up] if node.level else []
+        return ".".join([*base, *([node.module] if node.module else [])])
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A class or a function."""
+
+    module: Module
+    node: ast.ClassDef | ast.FunctionDef
+
+    @property
+    def path(self) -> str:
+        return f"{self.module.name}.{self.node.name}"
+
+    @property
+    def summary(self) -> str:
+        """Its docstring's first sentence; nothing without one."""
+        return first_sentence((ast.get_docstring(self.node) or "").partition("\n\n")[0])
+
+    def settings(self) -> dict[str, Setting]:
+        """By name, in the order of its definition; a class that takes **settings has its bases' too."""
+        found = {setting.name: setting for setting in self.own()}
+        for base in self._bases() if self._hands_on() else ():
+            found = {**base.settings(), **found}
+        return found
+
+    def is_a(self, name: str) -> bool:
+        """Whether it, or a base as far as bases can be read, is called so."""
+        if not isinstance(self.node, ast.ClassDef):
+            return False
+        bases = {base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "") for base in self.node.bases}
+        return name in bases or any(base.is_a(name) for base in self._bases())
+
+    def own(self) -> Iterator[Setting]:
+        """Those that it names itself."""
+        words = _arguments(ast.get_docstring(self.node) or "")
+        function = self._function()
+        if function is None:
+            for field in self.node.body if self._is_dataclass() else ():
+                if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                    yield self._setting(field.target.id, field.annotation, field.value, words)
+            return
+        given = function.args
+        defaults = [None] * (len(given.args) - len(given.defaults)) + given.defaults
+        pairs = [*zip(given.args, defaults, strict=True), *zip(given.kwonlyargs, given.kw_defaults, strict=True)]
+        for argument, default in pairs:
+            if argument.arg not in ("self", "cls"):
+                yield self._setting(argument.arg, argument.annotation, default, words)
+
+    def _setting(self, name: str, kind: ast.expr | None, default: ast.expr | None, words: dict[str, str]) -> Setting:
+        return Setting(name, self.module_literal(default), words.get(name, ""), _allowed(self.module, kind))
+
+    def module_literal(self, node: ast.expr | None) -> Any:
+        if node is None:
+            return NotGiven
+        with contextlib.suppress(ValueError):
+            return ast.literal_eval(node)
+        found = self.module.find(node.id) if isinstance(node, ast.Name) else None
+        with contextlib.suppress(ValueError, TypeError):
+            return ast.literal_eval(found[1]) if found else NotGiven  # type: ignore[arg-type]
+        return NotGiven
+
+    def _function(self) -> ast.FunctionDef | None:
+        if isinstance(self.node, ast.FunctionDef):
+            return self.node
+        return next((n for n in self.node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"), None)
+
+    def _hands_on(self) -> bool:
+        function = self._function()
+        return isinstance(self.node, ast.ClassDef) and (function is None or function.args.kwarg is not None)
+
+    def _bases(self) -> "Iterator[Declared]":
+        names = [base.id for base in getattr(self.node, "bases", ()) if isinstance(base, ast.Name)]
+        function = self._function()
+        if function is not None and function.args.kwarg is not None:  # **optimization: fields of Optimization
+            names.append(function.args.kwarg.arg.title())
+        for name in reversed(names):
+            found = self.module.find(name)
+            if found is not None and isinstance(found[1], ast.ClassDef) and found[1] is not self.node:
+                yield Declared(found[0], found[1])
+
+    def _is_dataclass(self) -> bool:
+        return any(getattr(one, "id", getattr(getattr(one, "func", None), "id", "")) == "dataclass" for one in self._marks())
+
+    def _marks(self) -> list[ast.expr]:
+        return self.node.decorator_list
+
+
+def find(path: str) -> Declared | None:
+    """The class or function of a class path; None where no file defines it."""
+    module_name, _, name = path.rpartition(".")
+    place = module(module_name)
+    found = place.find(name) if place is not None else None
+    if found is None or not isinstance(found[1], ast.ClassDef | ast.FunctionDef):
+        return None
+    return Declared(found[0], found[1])
+
+
+@functools.cache
+def module(name: str) -> Module | None:
+    """None for what is no file of Python in reach."""
+    top, *rest = name.split(".")
+    if top == PACKAGE.name:
+        folders = [PACKAGE]
+    else:
+        try:
+            spec = importlib.util.find_spec(top) if top else None  # of a top level nothing is imported
+        except (ImportError, ValueError):
+            return None
+        if spec is None:
+            return None
+        folders = [Path(place) for place in spec.submodule_search_locations or ()]
+        if not folders and not rest and spec.origin:
+            return _parsed(name, Path(spec.origin))
+    for folder in folders:
+        place = folder.joinpath(*rest)
+        for path in (place / "__init__.py", place.with_suffix(".py")):
+            if path.is_file() and (rest or path.name == "__init__.py"):
+                return _parsed(name, path)
+    return None
+
+
+def _parsed(name: str, path: Path) -> Module | None:
+    with contextlib.suppress(OSError, SyntaxError, ValueError):
+        return Module(name, path, ast.parse(path.read_text(encoding="utf-8")))
+    return None
+
+
+@functools.cache
+def registered(registry: str, package: str = "lit_linformer.model") -> dict[str, Declared]:
+    """The classes that a registry of a package knows, by name: those with `@REGISTRY.add("NAME")` above them."""
+    found = {}
+    for path in sorted((PACKAGE.parent / package.replace(".", "/")).rglob("*.py")):
+        if f"@{registry}.add(" not in path.read_text(encoding="utf-8"):
+            continue
+        name = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+        place = module(name)
+        for node in place.tree.body if place is not None else ():
+            for mark in node.decorator_list if isinstance(node, ast.ClassDef) else ():
+                if isinstance(mark, ast.Call) and ast.unparse(mark.func) == f"{registry}.add":
+                    found[ast.literal_eval(mark.args[0])] = Declared(place, node)  # type: ignore[arg-type]
+    return found
+
+
+def keys(path: str) -> list[str]:
+    """The keys of a dictionary, or the values of a tuple, that stands at the top of a module."""
+    module_name, _, name = path.rpartition(".")
+    place = module(module_name)
+    found = place.find(name) if place is not None else None
+    return _literals(*found) if found else []
+
+
+def exported(package: str) -> dict[str, Declared]:
+    """The classes in a package's __all__, by name."""
+    place = module(package)
+    names = place.find("__all__") if place is not None else None
+    found = ((name, find(f"{package}.{name}")) for name in (_literals(*names) if names else ()))
+    return {name: one for name, one in found if one is not None and isinstance(one.node, ast.ClassDef)}
+
+
+def first_sentence(text: str) -> str:
+    """Up to a full stop before a capital or the end, on one line, without the stop."""
+    text = " ".join(text.split())
+    return re.split(r"(?<!e\.g)(?<!i\.e)\.(?= [\"'`(]?[A-Z]|$)", text, maxsplit=1)[0]
+
+
+def _arguments(doc: str) -> dict[str, str]:
+    """{name: what stands behind it} of a docstring's Args."""
+    found, name = {}, None
+    for line in doc.partition("Args:\n")[2].splitlines():
+        if line and not line.startswith(" "):
+            break
+        if start := re.match(r"    (\*{0,2}\w+): *(.*)", line):
+            name = start[1]
+            found[name] = start[2]
+        elif name is not None:
+            found[name] += f" {line.strip()}" if line.strip() else ""
+    return found
+
+
+def _literals(place: Module, node: Any) -> list[str]:
+    """Texts of a tuple, a list or a dictionary's keys, names of other ones among them."""
+    if isinstance(node, ast.Name):
+        named = place.find(node.id)
+        return _literals(*named) if named else []
+    if isinstance(node, ast.Dict):  # {**one, **another} has no key there
+        parts = [value if key is None else key for key, value in zip(node.keys, node.values, strict=True)]
+    else:
+        parts = getattr(node, "elts", [])
+    found = ([part.value] if isinstance(part, ast.Constant) else _literals(place, part) for part in parts)
+    return [name for names in found for name in names if isinstance(name, str)]
+
+
+def _allowed(place: Module, kind: Any) -> str:
+    """What a type allows, as the command line says it; nothing where it does not say."""
+    if isinstance(kind, ast.BinOp):
+        return _allowed(place, kind.left) or _allowed(place, kind.right)
+    if isinstance(kind, ast.Name):
+        if kind.id == "bool":
+            return "true or false"
+        found = place.find(kind.id)
+        return _allowed(*found) if found and isinstance(found[1], ast.Subscript) else ""
+    if not isinstance(kind, ast.Subscript):
+        return ""
+    name, parts = ast.unparse(kind.value), getattr(kind.slice, "elts", [kind.slice])
+    if name == "Literal":
+        return ", ".join(str(part.value) for part in parts if isinstance(part, ast.Constant))
+    if name != "Annotated" or not isinstance(parts[1], ast.Call):
+        return ""
+    if ast.unparse(parts[1].func) == "OneOf":
+        return ", ".join(_literals(place, parts[1].args[0]))
+    if ast.unparse(parts[1].func) != "Range":
+        return ""
+    with contextlib.suppress(ValueError):
+        bounds = {
+            str(part.arg): ast.literal_eval(part.value) for part in parts[1].keywords if part.arg not in (None, "largest")
+        }
+        return _ranges().Range(**bounds).words()
+    return ""
+
+
+@functools.cache
+def _ranges() -> ModuleType:
+    """model/ranges.py, which needs nothing but Python; its package imports torch."""
+    spec = importlib.util.spec_from_file_location("_ranges", PACKAGE / "model" / "ranges.py")
+    assert spec is not None and spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
