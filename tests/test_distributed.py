@@ -22,6 +22,7 @@ from lit_linformer.runs.checkpoints import find_checkpoint
 from lit_linformer.runs.trained_model import open_checkpoint
 from lit_linformer.tasks import MLM
 from tests.helpers import HANGS, assert_same, load, output, read_log
+from tests.model.mechanisms import MECHANISMS
 from tests.test_resume import fit
 
 ROOT = Path(__file__).parents[1]
@@ -64,6 +65,7 @@ def fork_two(work, *args) -> None:
 
 KINDS = [{"attention": "full"}, {"attention": "lookup"}, *({"sharing": sharing} for sharing in SHARINGS)]
 KINDS += [{"projection": kind} for kind in ("conv", "mean", "gaussian")]
+KINDS += MECHANISMS.values()
 MODELS = [{**kind, "activation_checkpointing": on} for kind in KINDS for on in (False, True)]
 
 

@@ -1,19 +1,25 @@
 """The model, in plain PyTorch: nothing here imports Lightning, data or configuration, so the folder can be copied out."""
 
 from .attention import ATTENTIONS, Attention, LocalConvolution
+from .dynamic import Dynamic
 from .encoder import Encoder, EncoderConfig, EncoderLayer, count_parameters
 from .full import SelfAttention
 from .heads import ClassificationHead, MaskedLanguageModel, MaskedLMHead, SequenceClassifier
 from .linformer import LinformerAttention
 from .lookup import LookupAttention
+from .lsh import LshAttention
+from .nystrom import NystromAttention
 from .projection import PROJECTIONS, Projection, make_projection
 from .projections import Linear
+from .sparse import SparseAttention
+from .window import WindowAttention
 
 __all__ = [
     "ATTENTIONS",
     "PROJECTIONS",
     "Attention",
     "ClassificationHead",
+    "Dynamic",
     "Encoder",
     "EncoderConfig",
     "EncoderLayer",
@@ -21,11 +27,15 @@ __all__ = [
     "LinformerAttention",
     "LocalConvolution",
     "LookupAttention",
+    "LshAttention",
     "MaskedLMHead",
     "MaskedLanguageModel",
+    "NystromAttention",
     "Projection",
     "SelfAttention",
     "SequenceClassifier",
+    "SparseAttention",
+    "WindowAttention",
     "count_parameters",
     "make_projection",
 ]

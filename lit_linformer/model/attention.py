@@ -240,6 +240,11 @@ def log_mass(mass: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return bias.to(dtype)[:, :, None]
 
 
+def as_bias(allowed: Tensor, dtype: torch.dtype) -> Tensor:
+    """What is added to scores: 0 where allowed, else so low a number that adding a score cannot overflow."""
+    return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill(~allowed, torch.finfo(dtype).min / 2)
+
+
 def zero_pads(x: Tensor, attention_mask: Tensor | None) -> Tensor:
     """(B, N, D) with the rows at pads set to zero, whatever their values (NaN too)."""
     return x if attention_mask is None else x.masked_fill(~attention_mask[..., None], 0.0)
@@ -259,6 +264,12 @@ def check_heads(hidden_size: int, num_heads: int) -> None:
     """Raises ValueError where the heads don't divide the width."""
     if num_heads < 1 or hidden_size % num_heads:
         raise ValueError(f"hidden_size is {hidden_size}; allowed: a multiple of num_heads = {num_heads}")
+
+
+def check_halves(attention: str, num_heads: int) -> None:
+    """Raises ValueError where the heads cannot be halved."""
+    if num_heads % 2:
+        raise ValueError(f"num_heads is {num_heads}; allowed with attention={attention}: an even number")
 
 
 def check_causal(causal: bool) -> None:

@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
 from .attention import ATTENTIONS, Attention, log_mass, split_heads, zero_pads
-from .projection import PROJECTIONS, Projection, make_projection
+from .projection import PROJECTIONS, Projection, check_dims, longer_dims, make_projection
 
 if TYPE_CHECKING:
     from .encoder import EncoderConfig
@@ -26,6 +27,7 @@ class Sharing:
 
 SHARINGS = {
     "none": Sharing(heads_apart=True, two=True),
+    "heads": Sharing(heads_apart=True),
     "headwise": Sharing(two=True),
     "key-value": Sharing(),
     "layerwise": Sharing(one_for_layers=True),
@@ -42,15 +44,15 @@ class LinformerAttention(Attention):
         max_length: n, the longest input.
         projection_dim: k.
         sharing: which E and F are one and the same (paper, section 4). none: a matrix a head for keys and for values;
-            headwise: one E and one F for all heads; key-value: E = F; layerwise: as key-value, but the one E belongs to the
-            encoder, which hands it to ``forward``.
-        projection: linear | conv | mean | max | gaussian, see projections.py, or the path of a class.
+            heads (not in the paper): a matrix a head, E = F; headwise: one E and one F for all heads; key-value: E = F;
+            layerwise: as key-value, but the one E belongs to the encoder, which hands it to ``forward``.
+        projection: linear | conv | mean | max | gaussian, see projections.py, dynamic, see dynamic.py, or a class's path.
         projection_init: how a learned E starts: block_mean | split | strided | normal | xavier.
         projection_noise: standard deviation of noise on top of that start.
         order: compress_first computes W_K (E x), project_first E (W_K x). Without biases they are equal for every linear E;
             with them the first adds b to each slot (as the authors' code does) and the second b times E's row sum (as the
             paper's formula does). Compressing first saves 4 D² floating-point operations a token, but needs one E for all
-            heads: with sharing="none" the order is project_first.
+            heads: with sharing="none" or "heads" the order is project_first.
         mass_bias: add log(mass) to a slot's scores, where mass is the share of |E_j| on real tokens: an empty slot gets no
             attention. Without effect on rows of full length. Off: a model trained on full rows has learnt to spread over
             all slots, and was worse on short ones with it (docs/LOG.md).
@@ -98,6 +100,7 @@ class LinformerAttention(Attention):
                 channels=hidden_size if self.compress_first else hidden_size // num_heads,
                 init=projection_init,
                 noise=projection_noise,
+                hidden_size=hidden_size,
                 **(projection_options or {}),
             )
 
@@ -107,11 +110,7 @@ class LinformerAttention(Attention):
     @classmethod
     def check(cls, config: "EncoderConfig") -> None:
         check_sharing(config.sharing, config.order)
-        dims = config.projection_dims
-        if len(dims) != config.num_layers:
-            raise ValueError(
-                f"projection_dim lists {len(dims)} numbers; allowed: one, or num_layers = {config.num_layers} of them"
-            )
+        dims = check_dims(config)
         if SHARINGS[config.sharing].one_for_layers and len(set(dims)) > 1:
             raise ValueError(
                 f"projection_dim is {dims}; allowed: one k for all layers, which share one E with sharing={config.sharing!r}"
@@ -141,6 +140,7 @@ class LinformerAttention(Attention):
             channels=config.hidden_size if first else config.hidden_size // config.num_heads,
             init=config.projection_init,
             noise=config.projection_noise,
+            hidden_size=config.hidden_size,
             **(config.projection_options or {}),
         )
 
@@ -156,9 +156,7 @@ class LinformerAttention(Attention):
 
     @classmethod
     def lengthened(cls, config: "EncoderConfig", max_length: int, how: str) -> dict[str, Any]:
-        times = max_length // config.max_length if how == "repeat" else 1
-        dims = config.projection_dim
-        return {"projection_dim": dims * times if isinstance(dims, int) else [k * times for k in dims]}
+        return longer_dims(config, max_length, how)
 
     def forward(
         self,
@@ -232,6 +230,7 @@ class LinformerAttention(Attention):
     def flops(self, length: int, shared: Projection | None = None) -> int | None:
         rows, applied = self._applied(length, shared)
         compressing = [projection.flops(length, self.hidden_size) for projection in applied]
+        compressing += [projection.weights_flops(length) for projection in dict.fromkeys(applied)]
         if any(one is None for one in compressing):
             return None
         counted = sum(one for one in compressing if one is not None)
@@ -250,7 +249,15 @@ class LinformerAttention(Attention):
 
 
 # What make_projection is given here, beside projection_options.
-PROJECTION_ARGUMENTS = {"max_length", "projection_dim", "num_heads", "channels", "init", "noise"}
+PROJECTION_ARGUMENTS = {"max_length", "projection_dim", "num_heads", "channels", "init", "noise", "hidden_size"}
+
+
+def with_tokens(E: Tensor | None, x: Tensor) -> Tensor | None:
+    """E, (K, N) or (H, K, N), with a row for each token of x, (1, N, D), below it."""
+    if E is None:
+        return None
+    tokens = torch.eye(x.shape[1], dtype=E.dtype, device=E.device)
+    return torch.cat([E, tokens.expand(*E.shape[:-2], -1, -1)], -2)
 
 
 def compresses_first(sharing: str, order: str) -> bool:

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .attention import ATTENTIONS, log_mass, split_heads, zero_pads
-from .linformer import LinformerAttention
+from .attention import ATTENTIONS, check_halves, log_mass, split_heads, zero_pads
+from .chunks import beside, chunked, in_order
+from .linformer import LinformerAttention, with_tokens
 from .projection import Projection
 from .ranges import Count, Range, check_ranges
 
@@ -64,14 +65,14 @@ class LookupAttention(LinformerAttention):
         **more: Any,
     ):
         super().__init__(hidden_size, num_heads, max_length, projection_dim, *settings, **more)
-        check_halves(num_heads)
+        check_halves("lookup", num_heads)
         self.looks_up, self.chunk = looks_up, chunk
         self.strength = nn.Parameter(torch.full((num_heads,), float(strength))) if looks_up else None
 
     @classmethod
     def check(cls, config: "EncoderConfig") -> None:
         super().check(config)
-        check_halves(config.num_heads)
+        check_halves(config.attention, config.num_heads)
 
     @classmethod
     def arguments(cls, config: "EncoderConfig", layer: int) -> dict[str, Any]:
@@ -164,10 +165,7 @@ class LookupAttention(LinformerAttention):
     def matrix(self, x: Tensor, shared: Projection | None = None) -> Tensor | None:
         """E, of keys, and a row for each token where these are looked up."""
         E = super().matrix(x, shared)
-        if E is None or not self.looks_up:
-            return E
-        tokens = torch.eye(x.shape[1], dtype=E.dtype, device=E.device)
-        return torch.cat([E, tokens.expand(*E.shape[:-2], -1, -1)], -2)
+        return with_tokens(E, x) if self.looks_up else E
 
     def flops(self, length: int, shared: Projection | None = None) -> int | None:
         counted = LinformerAttention.flops(self, length, shared)
@@ -202,26 +200,6 @@ def neighbours(ids: Tensor, mask: Tensor | None, chunk: int) -> Neighbours:
     return Neighbours(order, order.argsort(-1), same)
 
 
-def in_order(x: Tensor, order: Tensor) -> Tensor:
-    """(B, 2, N, C), the rows where order (B, 2, N) says that they are."""
-    return x.gather(2, order[..., None].expand(-1, -1, -1, x.shape[-1]))
-
-
-def chunked(x: Tensor, chunk: int, fill: int = 0) -> Tensor:
-    """(…, N, C) → (…, M, c, C), filled up. Traced for every length, where M cannot be told: (…, 1, N, C), N² operations."""
-    if torch.compiler.is_exporting():
-        return x.unsqueeze(-3)
-    return functional.pad(x, (0, 0, 0, -x.shape[-2] % chunk), value=fill).unflatten(-2, (-1, chunk))
-
-
-def beside(x: Tensor, fill: int = 0) -> Tensor:
-    """(…, M, c, C) → (…, M, 3 c, C): each chunk between the ones before and after it."""
-    if torch.compiler.is_exporting():
-        return x
-    x = functional.pad(x, (0, 0, 0, 0, 1, 1), value=fill)
-    return torch.cat([x[..., :-2, :, :], x[..., 1:-1, :, :], x[..., 2:, :, :]], -2)
-
-
 def _option(config: "EncoderConfig", name: str, default: int) -> int:
     """Of attention_options, a number that is needed before the attention is made."""
     options = config.attention_options or {}
@@ -229,9 +207,3 @@ def _option(config: "EncoderConfig", name: str, default: int) -> int:
     if not isinstance(value := options.get(name, default), int):
         raise ValueError(f"attention_options.{name} is {value!r}; allowed: a whole number")
     return value
-
-
-def check_halves(num_heads: int) -> None:
-    """Raises ValueError where the heads cannot be halved."""
-    if num_heads % 2:
-        raise ValueError(f"num_heads is {num_heads}; allowed with attention=lookup: an even number")

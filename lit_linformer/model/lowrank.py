@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .attention import attend, split_heads
+from .attention import attend
 from .encoder import Encoder, EncoderConfig
 from .starts import initial_matrix
 
@@ -135,7 +135,7 @@ def measure(
             errors[:, place] += math.nan
             return
         if ranks:
-            q, k, v = (split_heads(f(x), config.num_heads).to(dtype) for f in (attention.query, attention.key, attention.value))
+            q, k, v = (part.to(dtype) for part in attention.heads(x))
             exact, P = attend(q, k, v, None, 0.0, True)
             svd = torch.linalg.svd(P, full_matrices=False)
             stand_ins = approximations(q, k, v, svd, ranks[place])

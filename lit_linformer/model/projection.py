@@ -5,7 +5,7 @@ width, C channels: the last dimension of what is compressed (D when x is compres
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +13,11 @@ from torch import Tensor, nn
 from .registry import Registry
 from .starts import PROJECTION_INITS
 
+if TYPE_CHECKING:
+    from .encoder import EncoderConfig
+
 # What a class says of its forward. A subclass with a forward of its own has to say it again.
-OF_FORWARD = ("commutes", "mass", "flops", "matrix", "any_length")
+OF_FORWARD = ("commutes", "mass", "flops", "weights_flops", "matrix", "any_length")
 
 
 class Projection(nn.Module):
@@ -32,6 +35,7 @@ class Projection(nn.Module):
         channels: width C of what is compressed.
         init: how a learned E, or a kernel, starts: one of starts.PROJECTION_INITS.
         noise: standard deviation of Gaussian noise added to that start.
+        hidden_size: D, width of the layer's input; None: what ``channels`` and ``num_heads`` make of it.
     """
 
     commutes = False  # whether E (x W) = (E x) W for every matrix W
@@ -44,11 +48,12 @@ class Projection(nn.Module):
         channels: int = 1,
         init: str = "block_mean",
         noise: float = 0.0,
+        hidden_size: int | None = None,
     ):
         super().__init__()
         self.check(max_length, projection_dim, init)
         self.max_length, self.projection_dim, self.num_heads, self.channels = max_length, projection_dim, num_heads, channels
-        self.init, self.noise = init, noise
+        self.init, self.noise, self.hidden_size = init, noise, hidden_size or channels * (num_heads or 1)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -104,6 +109,10 @@ class Projection(nn.Module):
         """Operations that compress one row of N tokens, ``width`` channels in all heads together; None: not known."""
         return None
 
+    def weights_flops(self, length: int) -> int:
+        """Operations of ``for_input`` itself, once for keys and values."""
+        return 0
+
     def matrix(self, x: Tensor, mask: Tensor | None = None) -> Tensor | None:
         """What each token of a layer's input x, (1, N, D), gives each slot: (K, N), or (H, K, N); None: no such matrix."""
         return None
@@ -153,3 +162,18 @@ def project(E: Tensor, x: Tensor) -> Tensor:
     if x.dim() == 4:  # one E for all heads: their widths side by side
         return project(E, x.transpose(1, 2).flatten(-2)).unflatten(-1, (x.shape[1], -1)).transpose(1, 2)
     return torch.bmm(E.expand(len(x), -1, -1), x)
+
+
+def check_dims(config: "EncoderConfig") -> list[int]:
+    """k of each layer; ValueError where they are not as many as layers."""
+    dims = config.projection_dims
+    if len(dims) != config.num_layers:
+        raise ValueError(f"projection_dim lists {len(dims)} numbers; allowed: one, or num_layers = {config.num_layers} of them")
+    return dims
+
+
+def longer_dims(config: "EncoderConfig", max_length: int, how: str) -> dict[str, Any]:
+    """``Attention.lengthened`` of what has k slots: as many, or as many more as n grows where they are repeated."""
+    times = max_length // config.max_length if how == "repeat" else 1
+    dims = config.projection_dim
+    return {"projection_dim": dims * times if isinstance(dims, int) else [k * times for k in dims]}

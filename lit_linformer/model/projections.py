@@ -87,7 +87,7 @@ class Convolution(Projection):
         kind = PROJECTIONS.name(cls)
         if init not in WINDOW_INITS:
             raise ValueError(f"projection_init is {init!r}; allowed with projection={kind!r}: {', '.join(WINDOW_INITS)}")
-        check_windows(kind, max_length, projection_dim)
+        check_windows("projection", kind, max_length, projection_dim)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         return (windows(self, x, 0.0) * self.weight.unsqueeze(-3)).sum(-2)
@@ -120,7 +120,7 @@ class Mean(Projection):
     @classmethod
     def check(cls, max_length: int, projection_dim: int, init: str) -> None:
         super().check(max_length, projection_dim, init)
-        check_windows(PROJECTIONS.name(cls), max_length, projection_dim)
+        check_windows("projection", PROJECTIONS.name(cls), max_length, projection_dim)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         counts = window_counts(self, x, mask)
@@ -197,11 +197,11 @@ class _AnyLength(Projection):
     mass = Linear.mass
 
 
-def check_windows(kind: str, max_length: int, projection_dim: int) -> None:
+def check_windows(setting: str, kind: str, max_length: int, projection_dim: int) -> None:
     """Raises ValueError where windows of one width do not tile n tokens."""
     if max_length % projection_dim:
         raise ValueError(
-            f"projection_dim (k) is {projection_dim}, but projection={kind!r} works on windows of max_length/k tokens: "
+            f"projection_dim (k) is {projection_dim}, but {setting}={kind!r} works on windows of max_length/k tokens: "
             f"allowed are the divisors of max_length = {max_length}"
         )
 

@@ -5,11 +5,14 @@
 
 import math
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, is_dataclass
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 MANY = 2**31 - 1  # what a count may be at most; larger ones overflow somewhere below
+
+
+PLAIN = {int: "a whole number", float: "a number", bool: "true or false", str: "a name", type(None): "null"}
 
 
 @dataclass(frozen=True, repr=False)
@@ -80,6 +83,24 @@ def check_ranges(prefix: str, declared: Any, values: Mapping[str, Any]) -> None:
     for name, hint in hints.items():
         if name in values:
             _check(f"{prefix}{name}", hint, values[name])
+
+
+def check_values(prefix: str, declared: Callable[..., Any], values: Mapping[str, Any]) -> None:
+    """As ``check_ranges``, and ValueError for text where a number is meant, and so on: for values that no parser has read."""
+    try:
+        hints = get_type_hints(declared, include_extras=True)
+    except NameError:  # a user's own class, whose annotations name what is imported for them alone
+        return
+    for name, hint in ((name, hints[name]) for name in values if name in hints):
+        kinds = list(get_args(hint)) if get_origin(hint) in (Union, types.UnionType) else [hint]
+        plain = tuple(get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in kinds)
+        if not set(plain) <= set(PLAIN):  # lists and the like
+            continue
+        fitting = isinstance(values[name], (*plain, int) if float in plain else plain)
+        if not fitting or (isinstance(values[name], bool) and bool not in plain):
+            shown = "null" if values[name] is None else repr(values[name])
+            raise ValueError(f"{prefix}{name} is {shown}; allowed: {' or '.join(PLAIN[kind] for kind in plain)}")
+    check_ranges(prefix, hints, values)
 
 
 def _check(where: str, hint: Any, value: Any) -> None:

@@ -15,6 +15,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from .ranges import check_values
+
 
 class UnknownKind(ValueError):
     """A name that no class here has."""
@@ -94,7 +96,7 @@ class Registry(Mapping):
         raise UnknownKind(f"{self.setting} is {name!r}{why}; allowed: {entries}{own}") from error
 
     def check_options(self, name: str, taken: set[str], options: dict[str, Any] | None) -> None:
-        """ValueError for an option that the class does not have.
+        """ValueError for an option that the class does not have, or a value that its annotation does not allow.
 
         Args:
             name: the entry.
@@ -103,7 +105,8 @@ class Registry(Mapping):
         """
         if not options:
             return
-        parameters = inspect.signature(self.find(name).__init__).parameters.values()
+        init = self.find(name).__init__
+        parameters = inspect.signature(init).parameters.values()
         plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         own = [one.name for one in parameters if one.kind in plain and one.name not in taken | {"self"}]
         for option in options:
@@ -111,6 +114,7 @@ class Registry(Mapping):
                 raise ValueError(
                     f"{self.setting}_options names {option!r}; allowed with {self.setting}={name}: {', '.join(own) or 'none'}"
                 )
+        check_values(f"{self.setting}_options.", init, options)
 
 
 def _first_line(error: Exception) -> str:

@@ -8,6 +8,7 @@ import torch
 
 from lit_linformer.convert.surgery import to_linformer, to_longer
 from lit_linformer.model import EncoderConfig, MaskedLanguageModel
+from tests.model.mechanisms import MECHANISMS
 
 SHAPE = {"vocab_size": 40, "max_length": 12, "hidden_size": 8, "num_layers": 2, "num_heads": 2, "intermediate_size": 16}
 
@@ -44,6 +45,35 @@ def test_lookup_that_finds_nothing_is_the_transformer_and_gets_longer():
     assert not torch.allclose(to_linformer(net, "strided", None, "lookup", **settings)(rows()), net(rows()), atol=1e-3)
     longer = to_longer(made, 24, "repeat", "repeat")
     assert longer.encoder.config.projection_dim == 24 and longer(rows(length=24)).shape == (5, 24, 40)
+
+
+def test_a_pattern_of_all_pairs_is_the_transformer():
+    net = model(attention="full", local_width=3)
+    made = to_linformer(net, "block_mean", None, "sparse", attention_options={"stride": 1, "reach": 12})
+    assert torch.allclose(made(rows()), net(rows()), atol=1e-5)
+
+
+CONVERTED = {name: settings for name, settings in MECHANISMS.items() if name != "lsh"}
+
+
+def test_shared_queries_and_keys_are_no_transformers():
+    with pytest.raises(
+        ValueError, match=r"attention is 'lsh', which has no layers.0.attention.key.weight like a Transformer's"
+    ):
+        to_linformer(model(attention="full"), "block_mean", None, "lsh")
+
+
+@pytest.mark.parametrize("settings", CONVERTED.values(), ids=CONVERTED)
+def test_every_mechanism_takes_a_transformers_weights_and_gets_longer(settings):
+    net = model(attention="full")
+    settings = {"attention": "linformer", "projection_dim": 4, **settings}
+    made = to_linformer(net, "block_mean", None, **settings)
+    own, theirs = made.state_dict(), net.state_dict()
+    assert all(torch.equal(own[name], tensor) for name, tensor in theirs.items())
+    longer = to_longer(made, 24, "repeat", "interpolate")
+    for name, tensor in longer.state_dict().items():
+        assert name == "encoder.E.weight" or torch.equal(tensor[: len(own[name])], own[name])
+    assert longer(rows(length=24)).isfinite().all()
 
 
 @pytest.mark.parametrize(("sharing", "names"), [("none", "EF"), ("headwise", "EF"), ("key-value", "E"), ("layerwise", "E")])

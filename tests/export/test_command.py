@@ -15,6 +15,7 @@ from lit_linformer.model import EncoderConfig, MaskedLanguageModel, SequenceClas
 from lit_linformer.runs.trained_model import TrainedModel, open_checkpoint, read_model
 from tests.cli.test_errors import complaint
 from tests.helpers import assert_same, output, small_disk
+from tests.model.mechanisms import MECHANISMS
 
 ROOT = Path(__file__).parents[2]
 NEEDED = {"safetensors": "safetensors", "huggingface": "transformers", "onnx": "onnxruntime", "torch": "torch"}
@@ -33,6 +34,7 @@ VARIANTS = [
     {"projection": "mean", "mass_bias": True},
     {"projection": "max"},
     {"projection": "gaussian", "sharing": "headwise"},
+    *MECHANISMS.values(),
     {"attention": "lookup", "num_layers": 2, "attention_options": {"chunk": 4}},
 ]
 NAMES = [" ".join(map(str, settings.values())) for settings in VARIANTS]

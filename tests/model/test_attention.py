@@ -27,7 +27,8 @@ def shared_for(sharing, kind="linear", order="compress_first"):
     if sharing != "layerwise":
         return {}
     channels = D if order == "compress_first" else D // H
-    return {"shared": make_projection(kind, N, K, channels=channels, init="split" if kind == "conv" else "xavier").double()}
+    init = "split" if kind == "conv" else "xavier"
+    return {"shared": make_projection(kind, N, K, channels=channels, init=init, hidden_size=D).double()}
 
 
 def by_the_paper(attention, x, E, F):

@@ -8,6 +8,7 @@ import torch
 from lit_linformer.model import Encoder, EncoderConfig, MaskedLanguageModel, count_parameters
 from lit_linformer.model.linformer import ORDERS, SHARINGS
 from lit_linformer.model.projection import PROJECTIONS
+from tests.model.mechanisms import MECHANISMS
 
 
 def tiny(**options):
@@ -40,7 +41,9 @@ def test_parameter_count_is_the_authors():
     assert count_parameters(model) + 2 * 768 == 126_065_744
 
 
-@pytest.mark.parametrize(("sharing", "matrices"), [("none", 288), ("headwise", 24), ("key-value", 12), ("layerwise", 1)])
+@pytest.mark.parametrize(
+    ("sharing", "matrices"), [("none", 288), ("heads", 144), ("headwise", 24), ("key-value", 12), ("layerwise", 1)]
+)
 def test_distinct_matrices_of_12_layers_and_12_heads(sharing, matrices):
     shape = {"num_layers": 12, "num_heads": 12, "hidden_size": 24}
     linformer = count_parameters(Encoder(tiny(sharing=sharing, **shape)))
@@ -48,13 +51,16 @@ def test_distinct_matrices_of_12_layers_and_12_heads(sharing, matrices):
     assert linformer - transformer == matrices * 16 * 4
 
 
-@pytest.mark.parametrize("attention", [("full",), ("lookup",), *itertools.product(SHARINGS, PROJECTIONS, ORDERS)])
+LINFORMERS = [
+    dict(zip(("sharing", "projection", "order"), kind, strict=True))
+    for kind in itertools.product(SHARINGS, PROJECTIONS, ORDERS)
+]
+KINDS = {" ".join(kind.values()): kind for kind in ({"attention": "full"}, {"attention": "lookup"}, *LINFORMERS)} | MECHANISMS
+
+
+@pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize(("norm", "local_width", "mass_bias"), [("post", 0, True), ("pre", 3, True), ("pre", 3, False)])
-def test_padding_never_matters(attention, norm, local_width, mass_bias):
-    if len(attention) == 1:
-        options = {"attention": attention[0]}
-    else:
-        options = dict(zip(("sharing", "projection", "order"), attention, strict=True))
+def test_padding_never_matters(options, norm, local_width, mass_bias):
     encoder = randomised(tiny(**options, norm=norm, local_width=local_width, mass_bias=mass_bias))
     ids = torch.randint(0, 50, (2, 9))
     padded, mask = torch.nn.functional.pad(ids, (0, 5), value=7), torch.arange(14)[None].expand(2, -1) < 9
@@ -82,12 +88,36 @@ def test_k_may_differ_by_layer():
     assert [maps[layer].shape[-1] for layer in (0, 1)] == [8, 2]
 
 
-@pytest.mark.parametrize("sharing", SHARINGS)
-def test_checkpointing_changes_no_gradient_and_takes_masks(sharing):
+@pytest.mark.parametrize("options", MECHANISMS.values(), ids=MECHANISMS)
+def test_the_state_dict_holds_all_that_a_run_continues_from(options):
+    first, second = randomised(tiny(**options)), Encoder(tiny(**options)).double().eval()  # the second from other numbers
+    ids = torch.randint(0, 50, (2, 13))
+    assert not torch.equal(first(ids), second(ids))
+    second.load_state_dict(first.state_dict())
+    assert torch.equal(first(ids), second(ids))
+
+
+@pytest.mark.parametrize("options", MECHANISMS.values(), ids=MECHANISMS)
+def test_bfloat16_is_near_float32(options):
+    encoder = randomised(tiny(**options, norm="pre", local_width=3)).float()
+    ids, mask = torch.randint(0, 50, (2, 13)), torch.arange(13) < torch.tensor([[13], [9]])
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = encoder(ids, mask)
+        rounded.float().square().sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in encoder.parameters())
+    exact = encoder(ids, mask)[mask]
+    apart = (rounded.float()[mask] - exact).norm(dim=-1) / exact.norm(dim=-1)
+    assert apart.median() < 0.05  # of a Reformer's tokens some fall into another bucket
+
+
+@pytest.mark.parametrize(
+    "options", [*({"sharing": sharing} for sharing in SHARINGS), *MECHANISMS.values()], ids=[*SHARINGS, *MECHANISMS]
+)
+def test_checkpointing_changes_no_gradient_and_takes_masks(options):
     ids, mask = torch.randint(0, 50, (2, 12)), torch.arange(12)[None].expand(2, -1) < 9
     gradients = []
     for checkpointing in (False, True):
-        encoder = randomised(tiny(sharing=sharing, activation_checkpointing=checkpointing, dropout=0.1)).train()
+        encoder = randomised(tiny(**options, activation_checkpointing=checkpointing, dropout=0.1)).train()
         torch.manual_seed(1)
         encoder(ids, mask).square().sum().backward()
         gradients.append([parameter.grad for parameter in encoder.parameters()])
@@ -119,10 +149,10 @@ def test_dropout_acts_only_in_training():
         ({"causal": True}, "causal is True; allowed: False"),
         ({"local_width": 4}, "local_width is 4; allowed: 0"),
         ({"norm": "both"}, "norm is 'both'; allowed: post, pre"),
-        ({"sharing": "all"}, "sharing is 'all'; allowed: none, headwise"),
+        ({"sharing": "all"}, "sharing is 'all'; allowed: none, heads, headwise"),
         (
-            {"attention": "flash"},
-            "attention is 'flash'; allowed: full, linformer, lookup, or the path of",
+            {"attention": "hyena"},
+            "attention is 'hyena'; allowed: full, linformer, lookup, lsh, nystrom, sparse, window, or the path of",
         ),
         ({"order": "any"}, "order is 'any'; allowed: compress_first, project_first"),
         ({"dropout": 1.0}, "dropout is 1.0; allowed: 0 up to"),

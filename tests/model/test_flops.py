@@ -8,9 +8,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from lit_linformer.model import Encoder, EncoderConfig, MaskedLanguageModel, SequenceClassifier
 from lit_linformer.model.flops import forward_flops, training_flops
 from lit_linformer.studies.paper import operations
+from tests.model.mechanisms import MECHANISMS
 
 B, N, M, V = 3, 32, 5, 40
-SHARINGS = ("none", "headwise", "key-value", "layerwise")
+SHARINGS = ("none", "heads", "headwise", "key-value", "layerwise")
 CASES = [
     {"attention": "full"},
     *({"sharing": sharing, "order": order} for sharing in SHARINGS for order in ("compress_first", "project_first")),
@@ -18,6 +19,7 @@ CASES = [
     {"sharing": "key-value", "projection_dim": [8, 4]},
     *({"attention": "lookup", "sharing": sharing, "attention_options": {"chunk": 12}} for sharing in SHARINGS),
     {"sharing": "headwise", "projection": "mean"},
+    *MECHANISMS.values(),
 ]
 
 

@@ -30,7 +30,7 @@ def test_k_outside_1_to_n_is_refused(k):
 
 
 def test_unknown_names_are_refused_with_the_allowed_ones():
-    with pytest.raises(ValueError, match="projection is 'pool'; allowed: linear, conv, mean, max, gaussian"):
+    with pytest.raises(ValueError, match="projection is 'pool'; allowed: dynamic, linear, conv, mean, max, gaussian"):
         make_projection("pool", 8, 4)
     with pytest.raises(ValueError, match="projection_init is 'ones'; allowed: block_mean"):
         make_projection("linear", 8, 4, init="ones")

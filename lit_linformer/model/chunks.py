@@ -1,0 +1,82 @@
+"""Attention to what is near, linear in N: a token attends within its chunk and to the tokens just before and after that.
+
+Shapes: … batch and heads, N tokens, c chunk, M = ⌈N/c⌉ chunks, r reach (up to c), S = c + 2 r columns, C channels.
+
+A program that is exported for every length cannot tell M: there one chunk holds all tokens, S is N, and what is out of reach is
+masked, at N² operations.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def chunked(x: Tensor, chunk: int, fill: int = 0) -> Tensor:
+    """(…, N, C) → (…, M, c, C), filled up. Traced for every length, where M cannot be told: (…, 1, N, C), N² operations."""
+    if torch.compiler.is_exporting():
+        return x.unsqueeze(-3)
+    return functional.pad(x, (0, 0, 0, -x.shape[-2] % chunk), value=fill).unflatten(-2, (-1, chunk))
+
+
+def beside(x: Tensor, fill: int = 0, reach: int | None = None) -> Tensor:
+    """(…, M, c, C) → (…, M, S, C): each chunk between the r rows before and after it; None: r = c, both chunks whole."""
+    if torch.compiler.is_exporting():
+        return x
+    reach, chunk = x.shape[-2] if reach is None else reach, x.shape[-2]
+    x = functional.pad(x, (0, 0, 0, 0, 1, 1), value=fill)
+    return torch.cat([x[..., :-2, chunk - reach :, :], x[..., 1:-1, :, :], x[..., 2:, :reach, :]], -2)
+
+
+def in_order(x: Tensor, order: Tensor) -> Tensor:
+    """(…, N, C), the rows where ``order`` (…, N) says that they are."""
+    return x.gather(-2, order[..., None].expand(*order.shape, x.shape[-1]))
+
+
+def columns(length: int, chunk: int, reach: int, device: torch.device | None = None) -> Tensor:
+    """(M, c, S) int64: which token each column of a token's is; -1 beyond the row's ends and out of reach."""
+    place = torch.arange(length, device=device)
+    if torch.compiler.is_exporting():
+        first = place[:, None] // chunk * chunk
+        return torch.where((place >= first - reach) & (place < first + chunk + reach), place, -1)[None]
+    found = beside(chunked(place[:, None], chunk, -1), -1, reach)  # (M, S, 1)
+    return found.transpose(-1, -2).expand(-1, chunk, -1)
+
+
+def real_columns(seen: Tensor, mask: Tensor | None) -> Tensor:
+    """(M, c, S) of ``columns``, (B, N) bool or None → (1 or B, 1, M, c, S): whether a column is a real token."""
+    if mask is None:
+        return (seen >= 0)[None, None]
+    return (mask[:, seen.clamp(min=0)] & (seen >= 0)).unsqueeze(1)
+
+
+def near_scores(q: Tensor, k: Tensor, allowed: Tensor, chunk: int, reach: int) -> Tensor:
+    """q kᵀ/√d of each token and its S columns, (…, N, S); the lowest number where not ``allowed``, (…, M, c, S)."""
+    scores = chunked(q, chunk) @ beside(chunked(k, chunk), reach=reach).transpose(-1, -2) * q.shape[-1] ** -0.5
+    scores = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min / 2)
+    return scores.flatten(-3, -2)[..., : q.shape[-2], :]
+
+
+def near_values(weights: Tensor, v: Tensor, chunk: int, reach: int) -> Tensor:
+    """Weights (…, N, S) of the columns times their values, of v (…, N, d): (…, N, d)."""
+    found = chunked(weights, chunk) @ beside(chunked(v, chunk), reach=reach)
+    return found.flatten(-3, -2)[..., : v.shape[-2], :]
+
+
+def near_maps(weights: Tensor, seen: Tensor) -> Tensor:
+    """Weights (…, N, S) of the columns ``seen`` (M, c, S) → weights of all tokens, (…, N, N)."""
+    length = weights.shape[-2]
+    places = seen.flatten(0, 1)[:length]
+    weights = weights.masked_fill(places < 0, 0.0)
+    maps = weights.new_zeros(*weights.shape[:-1], length)
+    return maps.scatter_add(-1, places.clamp(min=0).expand_as(weights), weights)
+
+
+def near_flops(length: int, chunk: int, reach: int, width: int) -> int:
+    """Operations of ``near_scores`` and ``near_values`` for ``width`` channels in all heads together."""
+    return 4 * -(-length // chunk) * chunk * (chunk + 2 * reach) * width
+
+
+def check_even(name: str, width: int) -> None:
+    """Raises ValueError for a width of attention_options that has no half."""
+    if width % 2:
+        raise ValueError(f"attention_options.{name} is {width}; allowed: an even number")

@@ -1,0 +1,96 @@
+"""The Sparse Transformer's attention: near tokens, and one in every l. Shapes as in attention.py and chunks.py."""
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from .attention import ATTENTIONS, Attention, as_bias, check_halves
+from .chunks import chunked, columns, near_flops, near_scores, near_values, real_columns
+from .ranges import Count
+
+if TYPE_CHECKING:
+    from .encoder import EncoderConfig
+
+
+@ATTENTIONS.add("sparse")
+class SparseAttention(Attention):
+    """softmax(q_i k_tᵀ/√d) v_t over t in S_h(i), the strided pattern of the Sparse Transformer (Child et al., 2019, 4.2):
+
+        S_h(i) = {t : |i - t| ≤ r}      in the first half of the heads, and
+        S_h(i) = {t : t ≡ i (mod l)}    in the second, so that two layers reach every token.
+
+    The paper's are causal, with r = l near √n; heads of both kinds side by side are one of its three ways (5.2). It costs
+    O(N (r + N/l)), N √N with both near √n: a baseline, which is not quite linear.
+
+    Args:
+        hidden_size, …: as Attention's; num_heads even.
+        stride: l; None: the whole number nearest to √n.
+        reach: r, tokens to each side; None: l.
+    """
+
+    title = "Sparse Transformer"
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        max_length: int,
+        *settings: Any,
+        stride: Count | None = None,
+        reach: Count | None = None,
+        **more: Any,
+    ):
+        super().__init__(hidden_size, num_heads, max_length, *settings, **more)
+        check_halves("sparse", num_heads)
+        self.stride = min(max_length, stride or round(math.sqrt(max_length)))
+        self.reach = min(max_length, reach or self.stride)
+
+    @classmethod
+    def check(cls, config: "EncoderConfig") -> None:
+        check_halves(config.attention, config.num_heads)
+
+    def forward(
+        self, x: Tensor, attention_mask: Tensor | None = None, need_weights: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """(B, N, D) and (B, N) bool or None → (B, N, D), and the maps (B, H, N, N) if asked for."""
+        q, k, v = self.heads(x)
+        if need_weights or torch.compiler.is_exporting():
+            context, maps = self.attend(q, k, v, self._all_pairs(q, attention_mask), need_weights)
+            return self.output(context, x, attention_mask), maps
+        (near_q, far_q), (near_k, far_k), (near_v, far_v) = (part.chunk(2, dim=1) for part in (q, k, v))
+        context = torch.cat(
+            [self._near(near_q, near_k, near_v, attention_mask), self._strided(far_q, far_k, far_v, attention_mask)], 1
+        )
+        return self.output(context, x, attention_mask), None
+
+    def _near(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """Of q, k, v (B, H/2, N, d): chunks of r, with both chunks beside them."""
+        seen = columns(q.shape[2], self.reach, self.reach, q.device)  # (M, r, 3 r)
+        place = torch.arange(len(seen) * self.reach, device=q.device).view(-1, self.reach, 1)
+        allowed = real_columns(seen, mask) & ((seen - place).abs() <= self.reach)
+        weights = near_scores(q, k, allowed, self.reach, self.reach).softmax(-1)
+        return near_values(functional.dropout(weights, self.dropout, self.training), v, self.reach, self.reach)
+
+    def _strided(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """Of q, k, v (B, H/2, N, d): the tokens that are i modulo l side by side, (B, H/2, l, ⌈N/l⌉, d)."""
+        length = q.shape[2]
+        real = torch.ones(1, length, dtype=torch.bool, device=q.device) if mask is None else mask
+        q, k, v, real = (chunked(part, self.stride).transpose(-3, -2) for part in (q, k, v, real[:, None, :, None]))
+        context, _ = self.attend(q, k, v, as_bias(real.transpose(-1, -2), q.dtype))
+        return context.transpose(-3, -2).flatten(2, 3)[:, :, :length]
+
+    def _all_pairs(self, q: Tensor, mask: Tensor | None) -> Tensor:
+        """The same as a bias for all pairs of tokens, (1 or B, H, N, N): for the maps, and for an export, at N² operations."""
+        place = torch.arange(q.shape[2], device=q.device)
+        apart = place - place[:, None]
+        allowed = torch.stack([apart.abs() <= self.reach, apart % self.stride == 0])
+        allowed = allowed.repeat_interleave(self.num_heads // 2, 0)
+        return as_bias(allowed if mask is None else allowed & mask[:, None, None], q.dtype)
+
+    def flops(self, length: int, shared: nn.Module | None = None) -> int:
+        each = -(-length // self.stride)
+        of_heads = near_flops(length, self.reach, self.reach, 1) + 4 * self.stride * each**2
+        return self.linear_flops(length, length) + of_heads * self.hidden_size // 2

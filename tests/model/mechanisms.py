@@ -1,0 +1,14 @@
+"""Every mechanism beside linformer, lookup and full, for the tests that hold for all of them: EncoderConfig's settings."""
+
+MECHANISMS = {
+    "sparse": {"attention": "sparse", "attention_options": {"stride": 4, "reach": 3}},
+    "window": {"attention": "window", "attention_options": {"window": 4}},
+    "window, project first": {"attention": "window", "order": "project_first", "attention_options": {"window": 2}},
+    "dynamic": {"projection": "dynamic"},
+    "long-short": {
+        "attention": "window", "projection": "dynamic", "sharing": "heads", "order": "project_first",
+        "attention_options": {"window": 4, "dual_norm": True},
+    },
+    "nystrom": {"attention": "nystrom"},
+    "lsh": {"attention": "lsh", "attention_options": {"chunk": 4, "rounds": 2}},
+}  # fmt: skip
