@@ -9,6 +9,7 @@ import csv
 import importlib.util
 import logging
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -159,7 +160,7 @@ class TensorBoard(Writer):
     @classmethod
     def shown_by(cls, settings: Settings, folder: Path) -> str | None:
         beside = settings["save_dir"] == str(folder)  # other runs, to be compared with
-        return f"tensorboard --logdir {folder.parent if beside else settings['save_dir']}"
+        return f"tensorboard --logdir {shlex.quote(str(folder.parent if beside else settings['save_dir']))}"
 
 
 class Table(Writer):
@@ -219,7 +220,7 @@ class WeightsAndBiases(Writer):
 
     @classmethod
     def shown_by(cls, settings: Settings, folder: Path) -> str | None:
-        return f"wandb sync {settings['save_dir']}/wandb/offline-run-*" if settings.get("offline") else None
+        return f"wandb sync {shlex.quote(str(settings['save_dir']))}/wandb/offline-run-*" if settings.get("offline") else None
 
 
 class MLflow(Writer):
@@ -260,7 +261,7 @@ class MLflow(Writer):
     @classmethod
     def shown_by(cls, settings: Settings, folder: Path) -> str | None:
         store = str(settings.get("tracking_uri"))
-        return f"mlflow server --backend-store-uri {store}" if store.startswith("sqlite:") else None
+        return f"mlflow server --backend-store-uri {shlex.quote(store)}" if store.startswith("sqlite:") else None
 
 
 WRITERS = (TensorBoard, Table, WeightsAndBiases, MLflow)

@@ -39,9 +39,10 @@ from lit_linformer.data.datamodule import TRAINED
 from lit_linformer.model import EncoderConfig
 from lit_linformer.runs.checkpoints import checkpoint_path, lies_in
 from lit_linformer.runs.folder import TOKENIZER, Claim, check_name, own_files
+from lit_linformer.runs.place import given_run, run_folder, seen_from
 from lit_linformer.runs.trained_model import read_model
 from lit_linformer.tasks.pretrained import pretrained_encoder
-from lit_linformer.utils.configs import check_configs, config_files
+from lit_linformer.utils.configs import check_configs, config_files, configs_first
 from lit_linformer.utils.environment import command_line
 from lit_linformer.utils.signals import is_first_process
 
@@ -68,7 +69,7 @@ class LinformerCLI(LightningCLI):
                 seed_everything_default=0,
                 subclass_mode_model=True,
                 subclass_mode_data=True,
-                args=argv,
+                args=configs_first(argv),
                 auto_configure_optimizers=False,
                 load_from_checkpoint_support=False,
             )
@@ -114,7 +115,12 @@ class LinformerCLI(LightningCLI):
         self.as_given = config.clone()
         check_name(config.name)
         # Not written back into the config: with the run's config.yaml as --config, another --name is another folder.
-        self.run_dir = Path(config.trainer.default_root_dir or f"runs/{config.name}")
+        begun, own = given_run(self.argv)
+        self.run_dir = begun if own else run_folder(config.name, config.trainer.default_root_dir)
+        if begun is not None:
+            for one in (config,) if own else (config, self.as_given):  # a new run's config.yaml will lie elsewhere
+                seen_from(begun, one.model.get("init_args", Namespace()))
+                seen_from(begun, one.data.get("init_args", Namespace()))
         fits = self.subcommand == "fit" and not config.trainer.fast_dev_run
         self.loggers = RunLoggers(config.trainer.logger if fits else False, self.run_dir, config.name)
         config.trainer.logger = False

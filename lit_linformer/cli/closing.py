@@ -1,8 +1,11 @@
 """What `fit` prints at its end: where things are, and commands that make sense for this model and these data."""
 
+import shlex
 from pathlib import Path
 
 from lightning.pytorch import LightningDataModule, LightningModule
+
+from lit_linformer.utils.environment import typed
 
 
 def closing_lines(folder: Path, model: LightningModule, data: LightningDataModule, curves: list[str]) -> list[str]:
@@ -13,8 +16,8 @@ def closing_lines(folder: Path, model: LightningModule, data: LightningDataModul
     """
     predicts = type(model).predict_step is not LightningModule.predict_step
     predicts = predicts and type(data).predict_dataloader is not LightningDataModule.predict_dataloader
-    config = f"--config {folder}/config.yaml"
-    used = f"python run.py predict {config}{_example(data)}" if predicts else f"python run.py validate {config}"
+    config = f"--config {shlex.quote(f'{folder}/config.yaml')}"
+    used = f"{typed()} predict {config}{_example(data)}" if predicts else f"{typed()} validate {config}"
     found = f"done: {folder}/ holds config.yaml, checkpoints/ and the curves; next:"
     return [found, *(f"  {line}" for line in (*curves, used))]
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lit_linformer.runs.folder import CONVERSION, check_name, foreign_files, is_run
+from lit_linformer.runs.place import run_folder
 from lit_linformer.utils.arguments import FLAG, Setting, check_choice, check_device, choice, listed, parse, whole, word
 from lit_linformer.utils.environment import command_line
 
@@ -59,7 +60,7 @@ def main(argv: list[str]) -> None:
     if len(given.get("projection_dim", ())) == 1:
         given["projection_dim"] = given["projection_dim"][0]
     _check(given)
-    output = Path("runs", check_name(given["name"]))
+    output = run_folder(check_name(given["name"]))
     check_output(output, given.get("overwrite", False))
 
     from lit_linformer.convert.new_run import write

@@ -10,6 +10,7 @@ import yaml
 
 from lit_linformer.utils.sources import first_sentence
 
+FLAGS = ("--config", "-c")
 LARGEST = 20_000  # values in a file, every alias written out: the longest config here has 60
 DEEPEST = 50
 TAGS = [f"tag:yaml.org,2002:{kind}" for kind in "null bool int float str seq map timestamp merge value".split()]
@@ -17,10 +18,24 @@ TAGS = [f"tag:yaml.org,2002:{kind}" for kind in "null bool int float str seq map
 
 def config_files(argv: list[str]) -> Iterator[str]:
     """The values of --config and -c on a command line."""
-    words = [part for word in argv for part in (word.split("=", 1) if word.startswith(("--config=", "-c=")) else [word])]
-    for flag, value in itertools.pairwise([*words, ""]):
-        if flag in ("--config", "-c"):
-            yield value
+    words = _split(argv)
+    yield from (value for flag, value in itertools.pairwise([*words, ""]) if flag in FLAGS)
+
+
+def configs_first(argv: list[str]) -> list[str]:
+    """The same command line with its --config before all other settings, which override them wherever they stand."""
+    words, files, others = iter(_split(argv)), [], []
+    for word in words:
+        if word in FLAGS:
+            files += [word, *itertools.islice(words, 1)]
+        else:
+            others.append(word)
+    return [*others[:1], *files, *others[1:]]
+
+
+def _split(argv: list[str]) -> list[str]:
+    starts = tuple(f"{flag}=" for flag in FLAGS)
+    return [part for word in argv for part in (word.split("=", 1) if word.startswith(starts) else [word])]
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,14 @@ def run_command() -> list[str]:
     return [sys.executable, os.path.relpath(script) if script.is_relative_to(Path.cwd()) else str(script)]
 
 
+def typed() -> str:
+    """What the user's next command line begins with, from the folder that this one was started in."""
+    script = Path(sys.argv[0]).name
+    if script == "lit-linformer":
+        return script
+    return f"python {shlex.quote(sys.argv[0])}" if script == "run.py" else "python run.py"
+
+
 def command_line(argv: list[str]) -> str:
     """`python run.py …` as it was typed, without the machine's folders."""
     return without_folders(shlex.join(["python", "run.py", *argv]))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lit_linformer.runs.folder import checkpoints
+from lit_linformer.runs.place import RUNS
 from lit_linformer.utils.arguments import check_choice
 from lit_linformer.utils.files import read_json
 
@@ -17,7 +18,7 @@ class Cell:
     name: str
     fit: list[str]
     metric: str
-    root: Path = Path("runs")
+    root: Path = RUNS
 
     @property
     def run_dir(self) -> Path:

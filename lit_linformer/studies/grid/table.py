@@ -7,6 +7,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from lit_linformer.runs.place import run_folder
 from lit_linformer.studies.grid.cell import Cell, Grid
 from lit_linformer.utils.files import json_text, write_text
 from lit_linformer.utils.markdown import aligned
@@ -68,7 +69,7 @@ def markdown(grid: Grid, table: dict[str, Any]) -> str:
 
 def write_table(grid: Grid, command: str) -> Path:
     """Writes table.md and table.json into the grid's folder, which it returns."""
-    folder, table = Path("runs", grid.name), summary(grid)
+    folder, table = run_folder(grid.name), summary(grid)
     write_text(folder / "table.md", f"# {grid.name}\n\n{heading(grid)}\n`{command}`\n\n{markdown(grid, table)}")
     form = {"command": command, "rows": grid.rows, "columns": grid.columns, "decimals": grid.decimals}
     write_text(folder / "table.json", json_text({**form, **table}, indent=2) + "\n")

@@ -14,6 +14,7 @@ from lit_linformer.model import PROJECTIONS, Encoder, EncoderConfig
 from lit_linformer.model.linformer import SHARINGS
 from lit_linformer.model.lowrank import Measured, check_index, check_layers, check_maps, measure
 from lit_linformer.runs.checkpoints import check_checkpoint, find_checkpoint
+from lit_linformer.runs.place import seen_from
 from lit_linformer.runs.trained_model import read_model
 
 
@@ -95,6 +96,7 @@ def open_run(path: Path, which: str | None, source: str | None, count: int, laye
         raise ValueError(f"heads is {heads}; allowed for {path}: heads from 0 to {run.encoder.num_heads - 1}")
     data = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8")).get("data", {})
     settings = data.get("init_args", {})
+    seen_from(path, settings)
     length = settings.get("max_length")
     length = min(length, run.encoder.max_length) if isinstance(length, int) else run.encoder.max_length
     index = check_index("index", index, run.encoder, length)

@@ -1,0 +1,67 @@
+"""Where a run lives: in runs/NAME when it begins, and then beside its config.yaml, wherever that is moved or called from."""
+
+import glob
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lit_linformer.runs.folder import CONFIG, CONVERSION, TOKENIZER, is_run
+from lit_linformer.utils.configs import config_files
+
+RUNS = Path("runs")
+# Settings that place a run elsewhere than its config.yaml.
+PLACES = ("--name", "--trainer.default_root_dir")
+# Settings of model and data that may be paths: in a run's config.yaml they are as they were typed where it began.
+PATHS = ("source", "validation_source", "test_source", "tokenizer", "cache_dir", "pretrained", "teacher")
+
+
+def run_folder(name: str, root: str | Path | None = None) -> Path:
+    """The folder of a run that is asked for by name; ``root``: trainer.default_root_dir."""
+    return Path(root) if root else RUNS / name
+
+
+def own_folder(config: str | Path) -> Path | None:
+    """The run that a config.yaml is the config of; None for any other file."""
+    path = Path(config)
+    return path.parent if path.name == CONFIG and is_run(path.parent) else None
+
+
+def given_run(argv: list[str]) -> tuple[Path | None, bool]:
+    """The run whose config.yaml a command line gives, the last of several, and whether the command is for that run.
+
+    It is not where the command line, or a later file, says another name or folder.
+    """
+    found, own = None, False
+    for config in config_files(argv):
+        if (folder := own_folder(config)) is not None:
+            found, own = folder, True
+        elif _places(Path(config)):
+            own = False
+    return found, own and not any(word.partition("=")[0] in PLACES for word in argv)
+
+
+def seen_from(folder: Path, settings: Any) -> None:
+    """Changes paths among a run's settings, of model or data, that are not found here but where the run began: beside runs/.
+
+    Of a model that `convert` wrote, which may have been moved, pretrained and tokenizer are the run's own.
+    """
+    began = next((parent.parent for parent in folder.absolute().parents if parent.name == RUNS.name), None)
+    own = {"pretrained": folder, "tokenizer": folder / TOKENIZER} if (folder / CONVERSION).is_file() else {}
+    for name in PATHS:
+        value = settings.get(name)
+        if not isinstance(value, str) or glob.glob(value):
+            continue
+        if began is not None and glob.glob(str(began / value)):
+            settings[name] = str(began / value)
+        elif name in own and "/" in value:
+            settings[name] = str(own[name])
+
+
+def _places(config: Path) -> bool:
+    try:
+        content = yaml.safe_load(config.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError, RecursionError):
+        return False  # another check tells
+    trainer = content.get("trainer") if isinstance(content, dict) else None
+    return isinstance(content, dict) and ("name" in content or (isinstance(trainer, dict) and "default_root_dir" in trainer))
