@@ -177,6 +177,9 @@ def test_the_same_run_on_one_process_two_and_after_changing_from_one_to_the_othe
     assert fit(exact, "one", tmp_path / "one") == 0  # accumulates 2 × 4
     assert fit([*exact, *FORKED], "two", tmp_path / "two") == 0
     assert_equal_runs(tmp_path, "one", "two")
+    shown = (tmp_path / "two.out").read_text()  # the first process tells for both
+    for once in ("model   ", "step 0  ", "step 12/12  ", "  best  ", "done   "):
+        assert shown.count(once) == 1, shown
     steps = joined(tmp_path / "one", 1, 2)
     assert len(steps) == 12 and all(len(step) == 8 for step in steps)
     assert steps == joined(tmp_path / "two", 2, 1)

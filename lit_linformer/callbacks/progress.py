@@ -1,5 +1,6 @@
-"""What you see while it trains: a live bar on a terminal, plain lines elsewhere (a log file, a cluster's output)."""
+"""What you see while it trains: a header, then a live bar on a terminal or plain lines elsewhere (a log file), then a table."""
 
+import math
 import sys
 import time
 from typing import Any
@@ -7,10 +8,14 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 
+from lit_linformer.callbacks.header import WIDTH, Rows, clock, count, header, wrapped
 from lit_linformer.callbacks.observing import headline
-from lit_linformer.callbacks.throughput import Throughput, Totals, line
-from lit_linformer.model import count_parameters
+from lit_linformer.callbacks.pace import Pace
+from lit_linformer.callbacks.perplexity_curve import FILES, PerplexityCurve
+from lit_linformer.callbacks.throughput import Throughput, Totals, brief, cells
 from lit_linformer.model.ranges import Count, check_ranges
+
+EARLY = 5  # steps after which the time left is first told
 
 
 class Progress(ProgressBar):
@@ -27,9 +32,13 @@ class Progress(ProgressBar):
         self.every_n_steps = every_n_steps
         self.live = sys.stdout.isatty() if live is None else live
         self._enabled = True
-        self._bar, self._values, self._shown, self._marked_step = None, "", "", -1
+        self._console, self._bar = None, None
+        self._read, self._validated = [], []  # what the line below the bar shows, of the last reading and validation
+        self._marked_step = -1
         self._throughput: Throughput | None = None
-        self._first = self._last = self._best = None  # (metric, step)
+        self._pace: Pace | None = None
+        self._seconds_before, self._started, self._validation_began = 0.0, time.monotonic(), 0.0
+        self._marks: dict[str, tuple[float, int]] = {}  # first, best and last: (metric, step)
 
     def disable(self) -> None:  # Lightning calls this on all ranks but the first
         self._enabled = False
@@ -37,103 +46,228 @@ class Progress(ProgressBar):
     def enable(self) -> None:
         self._enabled = True
 
+    def state_dict(self) -> dict[str, Any]:
+        marks = {name: list(mark) for name, mark in self._marks.items() if math.isfinite(mark[0])}
+        return {"marks": marks, "seconds": self._seconds()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._marks = {name: (value, step) for name, (value, step) in state_dict["marks"].items()}
+        self._seconds_before = state_dict["seconds"]
+
     def print(self, *args: Any, **kwargs: Any) -> None:
-        if self._enabled:
-            (self._bar.console.print if self._bar else print)(*args)
-            sys.stdout.flush()
+        if not self._enabled:
+            return
+        if self._console is not None:  # above the bar
+            self._console.print(*args, markup=False, highlight=False, soft_wrap=True)
+        else:
+            print(*args)
+        sys.stdout.flush()
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        encoder = getattr(getattr(pl_module, "net", None), "encoder", None)
-        shape = ""
-        if encoder is not None:
-            c = encoder.config
-            shape = f"{c.attention_kind.describe(c)}, n = {c.max_length}, {c.num_layers} layers of width {c.hidden_size}, "
-        size = f"{count_parameters(pl_module) / 1e6:.1f} M parameters"
-        self.print(f"{shape}{size}, {trainer.precision} → {trainer.default_root_dir}")
+        self._started = time.monotonic()
+        if self.live and self._enabled:
+            from rich.console import Console
+
+            self._console = Console()
+        self._tell(header(trainer, pl_module))
+
+    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_sanity_check_start(trainer, pl_module)
+        if self._console is not None:
+            self._bar = _Bar(self._console)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         self._throughput = next((found for found in trainer.callbacks if isinstance(found, Throughput)), None)
         self._marked, self._marked_step = Totals(), trainer.global_step
-        self._begin = time.monotonic(), trainer.global_step
         steps = trainer.max_steps if trainer.max_steps > 0 else trainer.estimated_stepping_batches
-        self._total = None if steps == float("inf") else int(steps)
-        if self.live and self._enabled:
-            self._bar = _rich_bar()
-            self._task = self._bar.add_task("train", total=self._total, completed=trainer.global_step, values="")
-            self._bar.start()
+        total = None if steps == float("inf") else int(steps)
+        known = self._pace.validation if self._pace is not None else 0.0  # of the one before training
+        seconds = time.monotonic if self._throughput is None else lambda: self._throughput.totals().seconds
+        self._pace = Pace(seconds, total, trainer.global_step)
+        self._pace.validation = known
+        self._recall_first(trainer, pl_module)
+        if self._console is not None:
+            self._bar = self._bar or _Bar(self._console)
+            self._bar.begin(total, trainer.global_step)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        step = trainer.global_step
-        if self._bar is not None:
-            self._bar.update(self._task, completed=step)
-        if step == self._marked_step or (step % self.every_n_steps and step != self._total):
+        step, total = trainer.global_step, self._pace.total
+        if step == self._marked_step:
             return
-        self._values = f"loss {float(outputs['loss']) * trainer.accumulate_grad_batches:.3f}"
+        self._pace.stepped(step)
+        if self._bar is not None:
+            self._bar.show(step)
+        if step == self._pace.first + EARLY and total is not None and total - step > self.every_n_steps:
+            self._tell_time(trainer)
+        if step % self.every_n_steps and step != total:
+            return
+        loss = [f"loss {float(outputs['loss']) * trainer.accumulate_grad_batches:.3f}"]
+        rates: dict[str, float] = {}
         self._marked_step = step
         if self._throughput is not None:
             now = self._throughput.totals()
-            self._values += f"  {line(self._throughput.rates(now - self._marked))}"
+            rates = self._throughput.rates(now - self._marked)
             self._marked = now
-        if self._bar is None:
-            total = f"/{self._total}" if self._total else ""
-            self.print(f"step {step}{total}  {self._values}  {self._left(trainer)}".rstrip())
-        self._refresh()
+        left = self._pace.left(trainer) if step != total else None
+        if self._bar is not None:
+            self._read = [*loss, *cells(rates)]
+            self._bar.show(step, left, self._values())
+            return
+        # What else is measured is TensorBoard's and result.json's.
+        end = [] if left is None else [f"{clock(left)} left"]
+        self.print("  ".join([f"step {step}/{total}" if total else f"step {step}", *loss, *brief(rates), *end]))
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._validation_began = time.monotonic()
+        if self._bar is not None:
+            self._bar.name("validate")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         name, words, form, better = headline(trainer, pl_module)
         value = trainer.callback_metrics.get(name)
-        if trainer.state.fn != "fit" or value is None:
+        if trainer.state.fn != "fit":
+            return
+        if not trainer.sanity_checking or trainer.num_sanity_val_steps == float("inf"):
+            self._pace = self._pace or Pace(time.monotonic, None, 0)
+            self._pace.validation = time.monotonic() - self._validation_began
+        if self._bar is not None:
+            self._bar.name("train")
+        if value is None:
             return
         step, value = trainer.global_step, float(value)
-        self._last = (value, step)
-        self._first = self._first or self._last
-        if self._best is None or better(value, self._best[0]) != self._best[0]:
-            self._best = self._last
-        note = "before training" if trainer.sanity_checking else f"best {self._best[0]:{form}} at step {self._best[1]}"
+        self._mark(value, step, better)
+        best, at = self._marks["best"]
+        note = "before training" if trainer.sanity_checking else f"best {best:{form}} at step {at}"
         self.print(f"step {step}  {words} {value:{form}}  ({note})")
-        self._shown = f"  {words.split()[-1]} {value:{form}}"
-        self._refresh()
+        self._validated = [f"{words.split()[-1]} {value:{form}}"]
+        if self._bar is not None:
+            self._bar.show(step, self._pace.left(trainer), self._values())
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._stop()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._stop()
-        if self._first not in (None, self._last):
-            _, words, form, _ = headline(trainer, pl_module)
-            marks = {"first": self._first, "last": self._last, "best": self._best}
-            shown = ", ".join(f"{name} {value:{form}} (step {step})" for name, (value, step) in marks.items())
-            self.print(f"{words}: {shown}")
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        _, words, form, _ = headline(trainer, pl_module)
+        rows: Rows = []
+        if self._marks:
+            shown = {name: f"{self._marks[name][0]:{form}}" for name in ("first", "best", "last")}
+            width = max(map(len, shown.values()))
+            rows = [(words, "")]
+            rows += [(f"  {name}", f"{text:>{width}} (step {self._marks[name][1]})") for name, text in shown.items()]
+        time_and_speed = [clock(self._seconds())]
+        if self._throughput is not None:
+            time_and_speed += cells(self._throughput.summary())[:1]
+        if tokens := getattr(pl_module, "tokens_seen", 0):
+            time_and_speed.append(f"{count(tokens)} tokens")
+        self._tell([*rows, ("time", ", ".join(time_and_speed))])
+
+    def _values(self) -> list[str]:
+        """What stands below the bar, the most telling first."""
+        return self._read[:1] + self._validated + self._read[1:]
+
+    def _seconds(self) -> float:
+        """Since the run began, resumed ones added up."""
+        return round(self._seconds_before + time.monotonic() - self._started, 1)
+
+    def _mark(self, value: float, step: int, better: Any) -> None:
+        self._marks.setdefault("first", (value, step))
+        best = self._marks.setdefault("best", (value, step))
+        if better(value, best[0]) != best[0] or not math.isfinite(best[0]):
+            self._marks["best"] = (value, step)
+        self._marks["last"] = (value, step)
+
+    def _recall_first(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Of a run from before this callback kept them; its curve did."""
+        curve = next((found for found in trainer.callbacks if isinstance(found, PerplexityCurve)), None)
+        if self._marks or curve is None:
+            return
+        name, _, _, better = headline(trainer, pl_module)
+        column = FILES.get(name, (name,))[0]
+        for row in curve.rows:
+            if column in row:
+                self._mark(row[column], int(row["step"]), better)
+
+    def _tell_time(self, trainer: Trainer) -> None:
+        """When the first steps are done: an estimate."""
+        left, each = self._pace.left(trainer), self._pace.per_step(trainer.global_step)
+        if left is None or each is None:
+            return
+        if self._bar is not None:
+            self._bar.show(trainer.global_step, left)
+            return
+        validations = self._pace.validations(trainer)
+        steps = f"{self._pace.total - trainer.global_step} steps at {1 / each:.3g}/s"
+        checks = f", {validations} validation{'s' * (validations != 1)} of {self._pace.validation:.1f} s" * (validations > 0)
+        self._tell([("estimated", f"{clock(left)} left: {steps}{checks}")])
+
+    def _tell(self, rows: Rows) -> None:
+        """Rows of a header or a table, the same on a terminal as elsewhere but for colour."""
+        width = WIDTH if self._console is None else min(WIDTH, self._console.width)
+        for label, text in wrapped(rows, width):
+            if self._console is None:
+                self.print(f"{label}{text}".rstrip())
+                continue
+            from rich.text import Text
+
+            self.print(Text.assemble((label, "cyan"), text))
 
     def _stop(self) -> None:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
 
-    def _refresh(self) -> None:
-        if self._bar is not None:
-            self._bar.update(self._task, values=self._values + self._shown)
 
-    def _left(self, trainer: Trainer) -> str:
-        began, first_step = self._begin
-        done = trainer.global_step - first_step
-        if not self._total or done <= 0:
-            return ""
-        seconds = (time.monotonic() - began) / done * (self._total - trainer.global_step)
-        return f"{int(seconds) // 60}:{int(seconds) % 60:02d} left"
+class _Bar:
+    """The live bar, and a line of values below it, for which there is no room beside it on 80 columns."""
+
+    def __init__(self, console: Any) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.text import Text
+
+        class Bar(Progress):
+            def get_renderables(self) -> Any:
+                yield self.make_tasks_table(self.tasks)
+                for task in self.tasks:
+                    yield Text(_fitting(task.fields["values"], console.width), no_wrap=True)
+
+        columns = (TextColumn("{task.description}"), BarColumn(max(10, min(60, console.width - 50))), MofNCompleteColumn())
+        self._bar = Bar(*columns, TimeElapsedColumn(), TextColumn("{task.fields[left]}"), console=console)
+        self._task = self._bar.add_task("validate", total=None, values=[], left="")
+        self._ends: float | None = None
+        self._bar.start()
+
+    def begin(self, total: int | None, step: int) -> None:
+        self._bar.reset(self._task, total=total, completed=step, description="train")
+
+    def show(self, step: int, left: float | None = None, values: list[str] | None = None) -> None:
+        """What is given changes."""
+        if left is not None:
+            self._ends = time.monotonic() + left
+        fields: dict[str, Any] = {} if values is None else {"values": values}
+        if self._ends is not None:
+            fields["left"] = f"{clock(self._ends - time.monotonic())} left"
+        self._bar.update(self._task, completed=step, **fields)
+
+    def name(self, what: str) -> None:
+        self._bar.update(self._task, description=what)
+
+    def stop(self) -> None:
+        self._bar.update(self._task, left="")
+        self._bar.stop()
 
 
-def _rich_bar() -> Any:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-    from rich.text import Text
-
-    class Bar(Progress):
-        def get_renderables(self) -> Any:
-            yield self.make_tasks_table(self.tasks)
-            for task in self.tasks:  # below the bar: beside it there is no room for them on 80 columns
-                yield Text(task.fields["values"])
-
-    return Bar(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+def _fitting(values: list[str], width: int) -> str:
+    """As many as there is room for."""
+    line = ""
+    for value in values:
+        longer = f"{line}  {value}" if line else value
+        if len(longer) > width:
+            break
+        line = longer
+    return line

@@ -18,6 +18,7 @@ from lit_linformer.utils.environment import process_memory
 from lit_linformer.utils.peaks import device_peak
 
 GIB = 2**30
+NOTABLE_WAIT = 0.05  # of the time
 
 
 @dataclass
@@ -155,8 +156,8 @@ class Throughput(Callback):
         self._mark = None
 
 
-def line(rates: dict[str, float]) -> str:
-    """For people: 29.9k tokens/s  234 samples/s  MFU 51.2%  data wait 0.3%  21.3 GiB."""
+def cells(rates: dict[str, float]) -> list[str]:
+    """For people: 29.9k tokens/s, 234 samples/s, MFU 51.2%, data wait 0.3%, 21.3 GiB."""
     forms = {
         "tokens_per_second": lambda value: f"{value / 1e3:.1f}k tokens/s" if value >= 1e3 else f"{_short(value)} tokens/s",
         "samples_per_second": lambda value: f"{_short(value)} samples/s",
@@ -165,7 +166,13 @@ def line(rates: dict[str, float]) -> str:
         "data_wait": lambda value: f"data wait {value:.1%}",
         "peak_memory_gib": lambda value: f"{value:.1f} GiB",
     }
-    return "  ".join(text for name, form in forms.items() if name in rates and (text := form(rates[name])))
+    return [text for name in rates if name in forms and (text := forms[name](rates[name]))]
+
+
+def brief(rates: dict[str, float]) -> list[str]:
+    """The same for a short line: speed, waiting for data where it is worth a thought, MFU where it is known."""
+    names = ["tokens_per_second", *["data_wait"] * (rates.get("data_wait", 0.0) >= NOTABLE_WAIT), "mfu"]
+    return cells({name: rates[name] for name in names if name in rates})
 
 
 def _short(value: float) -> str:

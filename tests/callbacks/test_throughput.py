@@ -89,7 +89,7 @@ def test_progress_tensorboard_and_result_have_it(tiny, tmp_path):
     shown = output(["fit", *tiny, "--name", "run", "--trainer.accumulate_grad_batches", "2", *extra], tmp_path)
     lines = [text for text in shown.splitlines() if text.startswith(("step 4/", "step 8/", "step 12/"))]
     assert len(lines) == 3
-    for words in ("tokens/s", "samples/s", "MFU", "data wait", "GiB"):
+    for words in ("tokens/s", "MFU"):
         assert all(words in text for text in lines), shown
     events = EventAccumulator(str(tmp_path / "runs/run")).Reload()
     for name in (*NAMES, "mfu"):

@@ -1,0 +1,77 @@
+"""What stands on the screen before training, and how times and counts are written there."""
+
+from lightning.pytorch import LightningModule, Trainer
+
+from lit_linformer.model import count_parameters
+from lit_linformer.utils.environment import cores, hardware
+
+Rows = list[tuple[str, str]]  # what, and what it is
+WIDTH, INDENT = 80, 12  # of a line, and of its second column, to which the longest split's name sets the data's lines, too
+
+
+def header(trainer: Trainer, pl_module: LightningModule) -> Rows:
+    """Of the model, the machine, the training that begins, and the run's folder."""
+    kind, size = type(pl_module).__name__, f"{count(count_parameters(pl_module))} parameters"
+    encoder = getattr(getattr(pl_module, "net", None), "encoder", None)
+    if encoder is not None:
+        c = encoder.config
+        kind = f"{c.attention_kind.describe(c)}, n = {c.max_length}"
+        size = f"{c.num_layers} layers of width {c.hidden_size}, {size}"
+    return [
+        ("model", kind),
+        ("size", size),
+        ("device", f"{_device(trainer)}, precision {trainer.precision}"),
+        ("training", _training(trainer)),
+        ("run", str(trainer.default_root_dir)),
+    ]
+
+
+def _device(trainer: Trainer) -> str:
+    device = str(trainer.strategy.root_device)
+    what = hardware(device) if device.startswith(("cpu", "cuda")) else device
+    if trainer.world_size > 1:
+        return f"{trainer.world_size} × {what}"
+    return f"{what} ({cores()} cores)" if device == "cpu" else what
+
+
+def _training(trainer: Trainer) -> str:
+    # Not trainer.estimated_stepping_batches: asked for this early, it keeps the loader's state from being restored.
+    steps, epochs = trainer.max_steps, trainer.max_epochs
+    limits = [f"{steps:,} steps"] * (steps > 0) + [f"{epochs} epoch{'s' * (epochs != 1)}"] * ((epochs or -1) > 0)
+    rows = getattr(trainer.datamodule, "rows_per_step", None)
+    length = getattr(trainer.datamodule, "max_length", None)
+    each = f" of {rows} rows" if rows else ""
+    each += f" of up to {length} tokens" if rows and length else ""
+    if not limits:
+        return f"without an end, steps{each}" if each else "without an end"
+    return (" or ".join(limits) if steps > 0 else f"{limits[0]}, steps") + each
+
+
+def count(number: int) -> str:
+    """355, 14.7 k, 1.4 M."""
+    for size, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if number >= size:
+            return f"{number / size:.1f}{unit}"
+    return str(number)
+
+
+def clock(seconds: float) -> str:
+    """4:20, 1:02:03."""
+    whole = max(0, round(seconds))
+    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def wrapped(rows: Rows, width: int = WIDTH) -> Rows:
+    """The same with lines of at most ``width``, broken at commas where there are any."""
+    lines = []
+    for label, text in rows:
+        label, line = label.ljust(INDENT), ""
+        for part in text.split(", "):
+            if line and len(label) + len(line) + 3 + len(part) > width:
+                lines.append((label, f"{line},"))
+                label, line = " " * INDENT, part
+            else:
+                line = f"{line}, {part}" if line else part
+        lines.append((label, line))
+    return lines

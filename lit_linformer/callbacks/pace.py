@@ -1,0 +1,50 @@
+"""How long training still takes: by its steps so far, without the first, which compiles, and the validations that are due."""
+
+from collections.abc import Callable
+
+from lightning.pytorch import Trainer
+
+WARM = 1  # steps that do not count
+
+
+class Pace:
+    """Of one start of a run.
+
+    Args:
+        seconds: those that training has taken so far; only differences count.
+        total: the run's steps; None where it has no end.
+    """
+
+    def __init__(self, seconds: Callable[[], float], total: int | None, step: int) -> None:
+        self._seconds, self.total, self.first = seconds, total, step
+        self._warm: tuple[float, int] | None = None
+        self.validation = 0.0  # seconds that one takes, as far as it is known
+
+    def stepped(self, step: int) -> None:
+        if self._warm is None and step >= self.first + WARM:
+            self._warm = self._seconds(), step
+
+    def per_step(self, step: int) -> float | None:
+        """Seconds; None before two steps."""
+        if self._warm is None or step <= self._warm[1]:
+            return None
+        return (self._seconds() - self._warm[0]) / (step - self._warm[1])
+
+    def validations(self, trainer: Trainer) -> int:
+        """How many are to come, the last one among them."""
+        if self.total is None or not trainer.enable_validation:
+            return 0
+        between = trainer.val_check_batch
+        if between is None or between == float("inf"):  # by the clock, or at the end of epochs whose length is not known
+            return 1
+        between *= trainer.check_val_every_n_epoch or 1
+        done, end = (steps * trainer.accumulate_grad_batches for steps in (trainer.global_step, self.total))
+        return end // between - done // between + (end % between > 0)
+
+    def left(self, trainer: Trainer) -> float | None:
+        """Seconds; None where that is not known."""
+        step = trainer.global_step
+        each = self.per_step(step)
+        if self.total is None or each is None:
+            return None
+        return each * (self.total - step) + self.validation * self.validations(trainer)

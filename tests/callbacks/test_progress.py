@@ -1,0 +1,138 @@
+"""What `fit` shows: on a terminal of 80 columns, as plain lines, and after a run went on."""
+
+import fcntl
+import json
+import os
+import pty
+import re
+import struct
+import termios
+import threading
+from pathlib import Path
+
+import pytest
+
+from lit_linformer.callbacks.header import clock, count, wrapped
+from lit_linformer.callbacks.pace import Pace
+from lit_linformer.callbacks.progress import _fitting
+from tests.helpers import output, run_forked
+
+SHORT = ["--trainer.max_steps", "60", "--progress.every_n_steps", "20"]
+
+
+def on_a_terminal(argv: list[str], columns: int) -> str:
+    """What `python run.py ARGV` writes to a terminal of that width, without what moves the cursor and colours."""
+    ours, its = pty.openpty()
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    read: list[bytes] = []
+
+    def drain() -> None:
+        try:
+            while part := os.read(ours, 1 << 16):
+                read.append(part)
+        except OSError:  # the terminal is closed
+            pass
+
+    reader = threading.Thread(target=drain)
+    reader.start()
+    status = run_forked(argv, Path(os.ttyname(its)))
+    os.close(its)
+    reader.join()
+    os.close(ours)
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", b"".join(read).decode())
+    assert status == 0, shown
+    return shown
+
+
+def test_on_a_terminal_of_80_columns_no_line_is_wrapped(tiny, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("COLUMNS", raising=False)
+    shown = on_a_terminal(["fit", *tiny, *SHORT], 80)
+    lines = re.split(r"[\r\n]+", shown)
+    assert not [line for line in lines if len(line) > 80]
+    head = shown[: shown.index("step 0  validation perplexity")]
+    told = [
+        "model       linformer, k = 8, ",
+        "size        2 layers of width 16, ",
+        "device   ",
+        "60 steps of 4 rows",
+        "runs/tiny",
+    ]
+    assert all(text in head for text in told), head
+    assert re.search(r"train +━+\S* +60/60", shown) and re.search(r"\d left", shown) and "validate" in shown
+    assert any(re.fullmatch(r"loss \d.*  perplexity \d+\.\d\d  .*tokens/s.*", line) for line in lines)
+
+
+def test_plain_lines_are_short_and_the_table_at_the_end_tells_what_the_curve_has(tiny, tmp_path):
+    shown = output(["fit", *tiny, *SHORT], tmp_path)
+    shown = shown[shown.index("model  ") :]  # before it the data's path, as long as that is
+    assert not [line for line in shown.splitlines() if len(line) > 80]
+    left = r"loss \d+\.\d{3}  [\d.]+k? tokens/s(?:  data wait [\d.]+%)?"
+    assert re.findall(rf"^step (\d+)/60  {left}  \d+:\d\d left$", shown, re.M) == ["20", "40"]
+    assert re.search(rf"^step 60/60  {left}$", shown, re.M)
+    assert re.search(r"^estimated   \d+:\d\d left: 55 steps at [\d.e+]+/s, 9 validations of [\d.]+ s$", shown, re.M), shown
+    rows = re.findall(r"^  (first|best|last) +([\d.]+) \(step (\d+)\)$", shown, re.M)
+    assert [(name, step) for name, _, step in rows] == [("first", "0"), ("best", "56"), ("last", "56")]
+    assert re.search(r"^time        \d+:\d\d, [\d.]+k? tokens/s, 7\.7 k tokens$", shown, re.M)
+    for start, argument in (("done", "runs/tiny/ holds"), ("next", "tensorboard --logdir runs")):
+        assert f"{start:<12}{argument}" in shown
+    # It goes on, in a new process: first and best are the run's, not those of this start; time is added up.
+    before = json.loads(Path("runs/tiny/result.json").read_text())["seconds"]
+    again = output(["fit", *tiny, *SHORT, "--trainer.max_steps", "70", "--ckpt_path", "last"], tmp_path)
+    assert rows[0] == re.findall(r"^  (first) +([\d.]+) \(step (\d+)\)$", again, re.M)[0]
+    assert [step for _, step in re.findall(r"^  (best|last) +[\d.]+ \(step (\d+)\)$", again, re.M)] == ["70", "70"]
+    minutes, seconds = re.search(r"^time        (\d+):(\d\d), ", again, re.M).groups()
+    assert int(minutes) * 60 + int(seconds) >= int(before)
+
+
+def test_a_command_longer_than_a_line_is_one_that_a_shell_takes(tiny, tmp_path):
+    shown = output(["fit", *tiny, "--trainer.max_steps", "1", "--trainer.default_root_dir", "a folder/" + "x" * 40], tmp_path)
+    command = shown[shown.index("python run.py predict") :].replace(" \\\n", " ")
+    assert " ".join(command.split()) == (
+        f"""python run.py predict --config 'a folder/{"x" * 40}/config.yaml' --data.text "The <mask> of a function.\""""
+    )
+
+
+class Running:
+    """What Pace asks a Trainer for."""
+
+    enable_validation, accumulate_grad_batches = True, 2
+
+    def __init__(self, step, between, epochs=None):
+        self.global_step, self.val_check_batch, self.check_val_every_n_epoch = step, between, epochs
+
+
+@pytest.mark.parametrize(
+    ("step", "between", "epochs", "due"),
+    [
+        (0, 10, None, 20),
+        (3, 10, None, 20),
+        (5, 10, None, 19),
+        (0, 70, None, 3),
+        (99, 70, None, 1),
+        (0, 50, 2, 2),
+        (0, None, 1, 1),
+    ],
+)
+def test_validations_that_are_due(step, between, epochs, due):
+    pace = Pace(lambda: 0.0, 100, 0)
+    assert pace.validations(Running(step, between, epochs)) == due
+
+
+def test_time_left_does_not_count_the_first_step():
+    seconds = 0.0
+    pace = Pace(lambda: seconds, 100, 10)
+    pace.validation = 3.0
+    for step, now in ((11, 50.0), (12, 52.0), (13, 54.0)):
+        seconds = now
+        pace.stepped(step)
+    assert pace.per_step(13) == 2.0
+    assert pace.left(Running(13, 200)) == 2.0 * 87 + 3.0
+
+
+def test_times_counts_and_lines():
+    assert [clock(0.4), clock(61), clock(3599.6), clock(36_061)] == ["0:00", "1:01", "1:00:00", "10:01:01"]
+    assert [count(355), count(14_710), count(1_400_000), count(2.5e9)] == ["355", "14.7 k", "1.4 M", "2.5 G"]
+    assert wrapped([("a", "one, two, three")], 22) == [("a           ", "one, two,"), ("            ", "three")]
+    assert wrapped([("run", "x" * 99)]) == [("run         ", "x" * 99)]  # a path stays whole
+    assert _fitting(["loss 1", "perplexity 2", "3 tokens/s"], 22) == "loss 1  perplexity 2"
