@@ -9,11 +9,12 @@ import pytest
 
 from lit_linformer.data import checksums
 from lit_linformer.data.checksums import ShardWriter, shard_of
-from lit_linformer.data.finetuning.encoded_texts import FILES, make_text_files, verify_text_files
+from lit_linformer.data.finetuning.encoded_texts import make_text_files
 from lit_linformer.data.finetuning.labelled_rows import LabelledSource
 from lit_linformer.data.finetuning.text_tasks import own_task
 from lit_linformer.data.pretraining.corpus import Corpus
 from lit_linformer.data.pretraining.token_files import Holdout, make_token_files, verify_token_files
+from lit_linformer.data.text_files import FILES, verify_text_files
 from tests.data.finetuning.test_labelled_rows import write_json
 from tests.helpers import output
 
@@ -177,10 +178,10 @@ def test_labelled_rows_are_checked_too(tmp_path, tokenizer, documents, name):
     write_json(tmp_path / "source/train.jsonl", [{"text": text, "label": i % 2} for i, text in enumerate(documents)])
     source = LabelledSource(str(tmp_path / "source"), own_task(["text"], labels=["a", "b"]))
     folder = make_text_files(tmp_path / "cache", source, "train", tokenizer, progress=False)
-    verify_text_files(folder, tokenizer, "always")
+    verify_text_files(folder, len(tokenizer), "always")
     change(folder / name, 8, bytes([(folder / name).read_bytes()[8] ^ 128]))
     with pytest.raises(ValueError, match=rf"{name} is damaged: shard 1 of 1, bytes 0 to [\d,]+, is not what was written"):
-        verify_text_files(folder, tokenizer, "always")
+        verify_text_files(folder, len(tokenizer), "always")
 
 
 def test_shards_go_on_where_they_were(tmp_path):

@@ -19,13 +19,14 @@ import numpy as np
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 
 from lit_linformer.data.datamodule import TRAINED, BatchSize, ResumableDataModule, RowLength, VocabularySize, Workers
-from lit_linformer.data.finetuning.encoded_texts import EncodedTexts, TextFiles, make_text_files, text_hash, verify_text_files
+from lit_linformer.data.finetuning.encoded_texts import EncodedTexts, make_text_files, text_hash
 from lit_linformer.data.finetuning.labelled_rows import LabelledSource
 from lit_linformer.data.finetuning.prompts import read_texts, text_loader
 from lit_linformer.data.finetuning.row_layout import RowLayout
 from lit_linformer.data.finetuning.selection import Selection, select_rows
 from lit_linformer.data.finetuning.text_tasks import chosen_task
 from lit_linformer.data.loader import EvaluationLoader, ResumableLoader
+from lit_linformer.data.text_files import TextFiles, verify_text_files
 from lit_linformer.data.tokenizer import Tokenizer, check_vocab_size
 from lit_linformer.model.ranges import Count, Natural, Range, Seed, check_ranges
 
@@ -226,7 +227,7 @@ class FineTuningData(ResumableDataModule):
         return make_text_files(self.cache_dir, self.source, split, self.tokenizer)
 
     def _prepare(self, split: str) -> None:
-        verify_text_files(self._folder(split), self.tokenizer, self.verify)
+        verify_text_files(self._folder(split), len(self.tokenizer), self.verify)
         self._files(split)
 
     def _files(self, split: str) -> TextFiles:

@@ -1,13 +1,5 @@
 """Encoded rows: labelled texts → one file of token ids on the disk → batches of bos A eos, or bos A eos eos B eos.
 
-The files hold every text whole; it is cut when it is read, so another max_length needs no new tokenising.
-
-    texts-<fingerprint>/ids.bin        all texts of all rows, one after the other; uint16, or uint32 for more than 65,536 ids
-    texts-<fingerprint>/offsets.bin    where each text starts in it, and where the last one ends; int64
-    texts-<fingerprint>/labels.bin     class numbers (-1: none) as int32, or values (NaN: none) as float32
-    texts-<fingerprint>/hashes.bin     a hash of each row's texts, to find rows that occur in two splits; uint64
-    texts-<fingerprint>/meta.json      counts, checksums, and all that shaped the files
-
 Shapes: B rows of the file, T texts a row (1, or 2 for pairs), R rows of tokens (B, more if long texts have several
 windows), L tokens of the longest of them.
 """
@@ -15,7 +7,6 @@ windows), L tokens of the longest of them.
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -23,18 +14,15 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch.utils.data import Dataset
 
-from lit_linformer.data.cache import damaged, fingerprint, make_once, read_json
-from lit_linformer.data.checksums import SHARD_BYTES, ShardWriter, mark_verified, verify
 from lit_linformer.data.finetuning.labelled_rows import LabelledSource, Row
 from lit_linformer.data.finetuning.row_layout import RowLayout
 from lit_linformer.data.loader import FILLER
 from lit_linformer.data.pieces import encode_texts, size_of
 from lit_linformer.data.pretraining.masking import IGNORED
 from lit_linformer.data.progress_bar import Progress
+from lit_linformer.data.text_files import FORMAT, Encoded, TextFiles, made_once, write_text_files
 from lit_linformer.data.tokenizer import Tokenizer
 
-FORMAT = 1  # raise it when the files' meaning changes: old caches are then not found
-FILES = ["ids.bin", "offsets.bin", "hashes.bin", "labels.bin"]
 BATCH_CHARACTERS = 1_000_000  # read at once
 
 
@@ -60,51 +48,23 @@ def make_text_files(cache: Path, source: LabelledSource, split: str, tokenizer: 
     }
 
     def make(folder: Path) -> None:
-        offsets, labels, hashes = [0], [], []
         dtype = np.dtype(np.uint16 if len(tokenizer) <= 1 << 16 else np.uint32)
-        made.append(folder)
-        with (
-            Progress(f"Tokenising {source.source}, {split}", show=progress) as shown,
-            closing(ShardWriter(folder / "ids.bin")) as file,
-        ):
-            for batch in _batches(source.rows(split)):
-                texts = [text.strip() for row in batch for text in row.texts]
-                for ids in encode_texts(texts, tokenizer, dtype):
-                    offsets.append(offsets[-1] + len(ids))
-                    file.write(ids)
-                file.end_shard(SHARD_BYTES)
-                labels += [row.label for row in batch]
-                hashes += [text_hash(row.texts) for row in batch]
-                shown.update(sum(map(size_of, texts)), source.fraction)
-            file.end_shard()
-        none = -1 if task.labels else np.nan
-        arrays = {
-            "offsets": np.array(offsets, np.int64),
-            "hashes": np.array(hashes, np.uint64),
-            "labels": np.array([none if label is None else label for label in labels], _label_dtype(task.labels)),
-        }
-        checksums = {"ids.bin": file.shards}
-        for name, array in arrays.items():
-            with closing(ShardWriter(folder / f"{name}.bin")) as file:
-                file.write(array)
-                file.end_shard()
-            checksums[f"{name}.bin"] = file.shards
+        with Progress(f"Tokenising {source.source}, {split}", show=progress) as shown:
+            rows = _encoded(source, split, tokenizer, dtype, shown)
+            write_text_files(folder, rows, dtype, len(task.columns), bool(task.labels), inputs, lambda: source.skipped)
         if source.skipped:
             rank_zero_warn(f"{source.source}: {source.skipped} lines of the {split} split have too few fields: skipped")
-        counts = {"rows": len(labels), "tokens": offsets[-1], "skipped": source.skipped}
-        meta = {"format": FORMAT, "dtype": dtype.name, "texts": len(task.columns), **counts}
-        (folder / "meta.json").write_text(json.dumps(meta | {"checksums": checksums, "inputs": inputs}, indent=1))
 
-    made: list[Path] = []
-    folder = make_once(cache / f"texts-{fingerprint(inputs)}", make)
-    if made:
-        mark_verified(folder, FILES)
-    return folder
+    return made_once(cache, inputs, make)
 
 
-def verify_text_files(folder: Path, tokenizer: Tokenizer, when: str) -> None:
-    """ValueError where the files are not what was written; `when` as `checksums.verify` has it."""
-    verify(folder, read_json(folder / "meta.json"), FILES, len(tokenizer), when)
+def _encoded(source: LabelledSource, split: str, tokenizer: Tokenizer, dtype: np.dtype, shown: Progress) -> Iterator[Encoded]:
+    for batch in _batches(source.rows(split)):
+        texts = [text.strip() for row in batch for text in row.texts]
+        ids = iter(encode_texts(texts, tokenizer, dtype))
+        for row in batch:
+            yield [next(ids) for _ in row.texts], row.label, text_hash(row.texts)
+        shown.update(sum(map(size_of, texts)), source.fraction)
 
 
 def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
@@ -123,54 +83,6 @@ def text_hash(texts: tuple[str, ...]) -> int:
     """The same for rows with the same texts; white space around them does not count."""
     text = json.dumps([text.strip() for text in texts])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
-
-
-def _label_dtype(labels) -> type:
-    return np.int32 if labels else np.float32
-
-
-class TextFiles:
-    """A split's files, memory-mapped.
-
-    Args:
-        folder: What `make_text_files` returned.
-        classes: Labels are class numbers, not values.
-    """
-
-    def __init__(self, folder: Path, classes: bool):
-        self.folder = folder
-        meta = read_json(folder / "meta.json")
-        self.rows, self.texts, self._ids = meta["rows"], meta["texts"], None
-        self.dtype = np.dtype(meta["dtype"])
-        self.offsets = self._read("offsets", np.int64, self.rows * self.texts + 1)
-        self.hashes = self._read("hashes", np.uint64, self.rows)
-        self.labels = self._read("labels", _label_dtype(classes), self.rows)
-        if (folder / "ids.bin").stat().st_size != meta["tokens"] * self.dtype.itemsize:
-            raise damaged(folder / "ids.bin", f"it should hold {meta['tokens']:,} tokens")
-        self.labelled = bool((self.labels >= 0).all()) if classes else bool(np.isfinite(self.labels).all())
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """(rows, T): tokens of each text, uncut."""
-        return np.diff(self.offsets).reshape(self.rows, self.texts)
-
-    def ids(self, row: int) -> list[np.ndarray]:
-        """Token ids of a row's texts."""
-        if self._ids is None:
-            file = self.folder / "ids.bin"
-            self._ids = np.memmap(file, self.dtype, "r") if file.stat().st_size else np.zeros(0, self.dtype)
-        first = row * self.texts
-        return [self._ids[self.offsets[i] : self.offsets[i + 1]] for i in range(first, first + self.texts)]
-
-    def _read(self, name: str, dtype, count: int) -> np.ndarray:
-        array = np.fromfile(self.folder / f"{name}.bin", dtype)
-        if len(array) != count:
-            raise damaged(self.folder / f"{name}.bin", f"it should hold {count:,} numbers")
-        return array
-
-    def __getstate__(self):
-        # a memmap would be pickled with all that it maps: spawned workers open the file again
-        return self.__dict__ | {"_ids": None}
 
 
 class EncodedTexts(Dataset):

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from lit_linformer.data.finetuning.encoded_texts import EncodedTexts, TextFiles, make_text_files, text_hash
+from lit_linformer.data.finetuning.encoded_texts import EncodedTexts, make_text_files, text_hash
 from lit_linformer.data.finetuning.labelled_rows import LabelledSource
 from lit_linformer.data.finetuning.row_layout import RowLayout
 from lit_linformer.data.finetuning.text_tasks import find_task, own_task
 from lit_linformer.data.loader import FILLER, EvaluationLoader
+from lit_linformer.data.text_files import TextFiles
 from lit_linformer.data.tokenizer import train_tokenizer
 from tests.data.conftest import make_documents
 from tests.data.finetuning.glue import write_glue

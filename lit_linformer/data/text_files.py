@@ -1,0 +1,141 @@
+"""Text files: rows of token ids on the disk, whole, with their labels; written once, memory-mapped.
+
+The files hold every text whole; it is cut when it is read, so another max_length needs no new tokenising.
+
+    texts-<fingerprint>/ids.bin        all texts of all rows, one after the other; uint16, or uint32 for more than 65,536 ids
+    texts-<fingerprint>/offsets.bin    where each text starts in it, and where the last one ends; int64
+    texts-<fingerprint>/labels.bin     class numbers (-1: none) as int32, or values (NaN: none) as float32
+    texts-<fingerprint>/hashes.bin     a hash of each row's texts, to find rows that occur in two splits; uint64
+    texts-<fingerprint>/meta.json      counts, checksums, and all that shaped the files
+
+Shapes: T texts a row (1, or 2 for pairs).
+"""
+
+import json
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+
+from lit_linformer.data.cache import damaged, fingerprint, make_once, read_json
+from lit_linformer.data.checksums import SHARD_BYTES, ShardWriter, mark_verified, verify
+
+FORMAT = 1  # raise it when the files' meaning changes: old caches are then not found
+FILES = ["ids.bin", "offsets.bin", "hashes.bin", "labels.bin"]
+
+Encoded = tuple[list[np.ndarray], int | float | None, int]  # ids of each text of a row, its label, a hash of its texts
+
+
+def made_once(cache: Path, inputs: dict, make: Callable[[Path], None]) -> Path:
+    """The folder of the files that inputs shape, made by `make(folder)` if it is not there."""
+    made: list[Path] = []
+
+    def make_and_tell(folder: Path) -> None:
+        make(folder)
+        made.append(folder)
+
+    folder = make_once(cache / f"texts-{fingerprint(inputs)}", make_and_tell)
+    if made:
+        mark_verified(folder, FILES)
+    return folder
+
+
+def write_text_files(
+    folder: Path,
+    rows: Iterable[Encoded],
+    dtype: np.dtype,
+    texts: int,
+    classes: bool,
+    inputs: dict,
+    skipped: Callable[[], int] = lambda: 0,
+) -> None:
+    """Writes a split's files.
+
+    Args:
+        folder: Where.
+        rows: All of them.
+        dtype: Of the ids.
+        texts: T, of a row.
+        classes: Labels are class numbers, not values.
+        inputs: JSON-able description of all that shaped them.
+        skipped: Tells, when all rows are read, how many lines of the source were left out.
+    """
+    offsets, labels, hashes = [0], [], []
+    with closing(ShardWriter(folder / "ids.bin")) as file:
+        for ids_of_row, label, row_hash in rows:
+            for ids in ids_of_row:
+                offsets.append(offsets[-1] + len(ids))
+                file.write(ids.astype(dtype, copy=False))
+            file.end_shard(SHARD_BYTES)
+            labels.append(label)
+            hashes.append(row_hash)
+        file.end_shard()
+    none = -1 if classes else np.nan
+    arrays = {
+        "offsets": np.array(offsets, np.int64),
+        "hashes": np.array(hashes, np.uint64),
+        "labels": np.array([none if label is None else label for label in labels], _label_dtype(classes)),
+    }
+    checksums = {"ids.bin": file.shards}
+    for name, array in arrays.items():
+        with closing(ShardWriter(folder / f"{name}.bin")) as file:
+            file.write(array)
+            file.end_shard()
+        checksums[f"{name}.bin"] = file.shards
+    counts = {"rows": len(labels), "tokens": offsets[-1], "skipped": skipped()}
+    meta = {"format": FORMAT, "dtype": dtype.name, "texts": texts, **counts}
+    (folder / "meta.json").write_text(json.dumps(meta | {"checksums": checksums, "inputs": inputs}, indent=1))
+
+
+def verify_text_files(folder: Path, vocab_size: int, when: str) -> None:
+    """ValueError where the files are not what was written; `when` as `checksums.verify` has it."""
+    verify(folder, read_json(folder / "meta.json"), FILES, vocab_size, when)
+
+
+def _label_dtype(labels) -> type:
+    return np.int32 if labels else np.float32
+
+
+class TextFiles:
+    """A split's files, memory-mapped.
+
+    Args:
+        folder: What `make_text_files` returned.
+        classes: Labels are class numbers, not values.
+    """
+
+    def __init__(self, folder: Path, classes: bool):
+        self.folder = folder
+        meta = read_json(folder / "meta.json")
+        self.rows, self.texts, self._ids = meta["rows"], meta["texts"], None
+        self.dtype = np.dtype(meta["dtype"])
+        self.offsets = self._read("offsets", np.int64, self.rows * self.texts + 1)
+        self.hashes = self._read("hashes", np.uint64, self.rows)
+        self.labels = self._read("labels", _label_dtype(classes), self.rows)
+        if (folder / "ids.bin").stat().st_size != meta["tokens"] * self.dtype.itemsize:
+            raise damaged(folder / "ids.bin", f"it should hold {meta['tokens']:,} tokens")
+        self.labelled = bool((self.labels >= 0).all()) if classes else bool(np.isfinite(self.labels).all())
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """(rows, T): tokens of each text, uncut."""
+        return np.diff(self.offsets).reshape(self.rows, self.texts)
+
+    def ids(self, row: int) -> list[np.ndarray]:
+        """Token ids of a row's texts."""
+        if self._ids is None:
+            file = self.folder / "ids.bin"
+            self._ids = np.memmap(file, self.dtype, "r") if file.stat().st_size else np.zeros(0, self.dtype)
+        first = row * self.texts
+        return [self._ids[self.offsets[i] : self.offsets[i + 1]] for i in range(first, first + self.texts)]
+
+    def _read(self, name: str, dtype, count: int) -> np.ndarray:
+        array = np.fromfile(self.folder / f"{name}.bin", dtype)
+        if len(array) != count:
+            raise damaged(self.folder / f"{name}.bin", f"it should hold {count:,} numbers")
+        return array
+
+    def __getstate__(self):
+        # a memmap would be pickled with all that it maps: spawned workers open the file again
+        return self.__dict__ | {"_ids": None}
