@@ -12,6 +12,7 @@ import yaml
 
 from lit_linformer.studies.grid.file import read_grid
 from tests.data.finetuning.glue import FILES, write_glue
+from tests.data.longrange.files import write_long_range
 from tests.helpers import TINY, inside, read_log, run_forked
 from tests.test_resume import fit
 
@@ -25,7 +26,8 @@ FINETUNE = sorted(set((ROOT / "conf/finetune").glob("*.yaml")) - set(OVERLAYS))
 GRIDS = [path for path in sorted((ROOT / "conf/paper").glob("*.yaml")) if "axes" in yaml.safe_load(path.read_text())]
 FIGURE3 = [path for path in GRIDS if path.name.startswith("figure3")]
 RECALL = sorted((ROOT / "conf/recall").glob("*.yaml"))
-CONFIGS = sorted(set((ROOT / "conf").rglob("*.yaml")) - {*OVERLAYS, *TRAINERS, *FINETUNE, *GRIDS, *RECALL, DISTILL})
+LRA = sorted((ROOT / "conf/lra").glob("*.yaml"))
+CONFIGS = sorted(set((ROOT / "conf").rglob("*.yaml")) - {*OVERLAYS, *TRAINERS, *FINETUNE, *GRIDS, *RECALL, *LRA, DISTILL})
 # Small enough for a test; everything else stays as the file has it.
 SHRINK = (
     "--model.encoder.hidden_size 24 --model.encoder.intermediate_size 48 --model.encoder.max_length 256 --data.vocab_size 300 "
@@ -61,6 +63,39 @@ def test_recall_runs(path, tmp_path, monkeypatch):
     assert run_forked(argv, log) == 0, log.read_text()
     name = yaml.safe_load(path.read_text())["name"]
     assert "val/accuracy" in json.loads((tmp_path / f"runs/{name}/result.json").read_text())["metrics"]
+
+
+@pytest.mark.parametrize("path", LRA, ids=named)
+def test_long_range_arena_runs(path, tmp_path, monkeypatch):
+    """Two steps of each, then the test, on a few generated rows or small files; n is cut to 512 where rows may be cut."""
+    monkeypatch.chdir(tmp_path)
+    config = yaml.safe_load(path.read_text())
+    argv = ["--config", str(path), "--data.batch_size", "2", "--trainer.accelerator", "cpu", "--trainer.max_steps", "2"]
+    argv += ["--trainer.val_check_interval", "2", "--data.cache_dir", "cache"]
+    task = config["data"]["init_args"]["task"]
+    write_long_range(tmp_path, task)
+    generated = ["--data.rows", "6", "--data.held_out_rows", "4"]
+    argv += generated if task in ("listops", "pathfinder") else ["--data.source", "files"]
+    argv += [] if "cut" in config["data"]["init_args"] else ["--model.encoder.max_length", "512"]
+    log = tmp_path / "out.txt"
+    assert run_forked(["fit", *argv], log) == 0, log.read_text()
+    name = config["name"]
+    assert (tmp_path / f"runs/{name}/checkpoints/last.ckpt").is_file()
+    if path.stem == "pretrain":  # and the second command that it tells
+        argv = [
+            "--config",
+            str(ROOT / "conf/lra/listops.yaml"),
+            "--model.encoder",
+            "null",
+            "--model.pretrained",
+            f"runs/{name}",
+        ]
+        argv += [*generated, "--data.batch_size", "2", "--trainer.accelerator", "cpu", "--data.cache_dir", "cache"]
+        argv += ["--trainer.max_steps", "1", "--trainer.val_check_interval", "1"]
+        assert run_forked(["fit", *argv], log) == 0, log.read_text()
+        argv, name = ["--config", "runs/listops/config.yaml"], "listops"
+    assert run_forked(["test", *argv], log) == 0, log.read_text()
+    assert len((tmp_path / f"runs/{name}/submission/{task}.tsv").read_text().splitlines()) == 5
 
 
 @pytest.fixture(scope="module")

@@ -215,7 +215,7 @@ def _carry_over(config: Namespace) -> None:
     if source is not None and model.encoder:
         pretrained_encoder(source, EncoderConfig(**vars(model.encoder)), None)
     own = (None,) if "load_weights" in model else (None, *TRAINED)  # a new tokenizer would be of no use to old weights
-    if data.get("tokenizer") in own and source is not None:
+    if "tokenizer" in data and data.get("tokenizer") in own and source is not None:
         data.tokenizer = source.tokenizer or data.tokenizer
     if data.get("max_length") is None:
         encoder = source.encoder if source is not None else model.encoder

@@ -1,12 +1,12 @@
 """Data: sources of text, tokenizers, token files, masks and loaders that resume exactly.
 
 What both kinds of training share: reading (files and hub data sets, row by row), pieces (of long texts), tokenizer,
-cache and checksums, loader (which rows a step reads), datamodule. Above it pretraining/, finetuning/ and recall, which is
-generated. Heavy imports
-(Lightning here; datasets, pyarrow and tokenizers below) wait until they are used.
+cache and checksums, loader (which rows a step reads), datamodule. Above it pretraining/, finetuning/, longrange/ (Long
+Range Arena) and recall, which is generated. Heavy imports (Lightning here; datasets, pyarrow and tokenizers below) wait
+until they are used.
 """
 
-__all__ = ["PretrainingData", "FineTuningData", "RecallData"]  # noqa: RUF022, as messages list them
+__all__ = ["PretrainingData", "FineTuningData", "RecallData", "LongRangeData"]  # noqa: RUF022, as messages list them
 
 
 def __getattr__(name: str):
@@ -14,6 +14,10 @@ def __getattr__(name: str):
         from lit_linformer.data.finetuning.datamodule import FineTuningData
 
         return FineTuningData
+    if name == "LongRangeData":
+        from lit_linformer.data.longrange.datamodule import LongRangeData
+
+        return LongRangeData
     if name == "PretrainingData":
         from lit_linformer.data.pretraining.datamodule import PretrainingData
 

@@ -1,0 +1,226 @@
+"""Long Range Arena's tasks (Tay et al., 2021) as data: long rows of few different symbols, each with a class.
+
+    data = LongRangeData(task="listops", max_length=2048)
+    data.prepare_data()                     # generated, or read, once; found again by fingerprint
+    data.setup("fit")
+    batch = next(iter(data.train_dataloader()))
+
+Batches as FineTuningData's: input_ids, attention_mask, labels, index; with ``masked`` as PretrainingData's.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from lit_linformer.data.datamodule import BatchSize, ResumableDataModule, RowLength, Workers
+from lit_linformer.data.finetuning.encoded_texts import EncodedTexts
+from lit_linformer.data.finetuning.row_layout import RowLayout
+from lit_linformer.data.finetuning.selection import select_rows
+from lit_linformer.data.finetuning.text_tasks import TextTask
+from lit_linformer.data.loader import FILLER, EvaluationLoader, ResumableLoader
+from lit_linformer.data.longrange.pathfinder import DASHES
+from lit_linformer.data.longrange.sources import FROM_FILES, TASKS, GeneratedSource, TextSource
+from lit_linformer.data.pretraining.masking import IGNORED, Masker
+from lit_linformer.data.progress_bar import Progress
+from lit_linformer.data.text_files import FORMAT, TextFiles, made_once, verify_text_files, write_text_files
+from lit_linformer.model.ranges import Count, OneOf, Range, Seed, check_ranges
+
+PAD, BOS, EOS, MASK = range(4)
+SPECIAL = 4
+VALIDATION_MASK_RATE, VALIDATION_SEED = 0.15, 20200608  # PretrainingData's
+SPLITS = ("train", "validation", "test")
+
+
+class LongRangeData(ResumableDataModule):
+    """ListOps, byte-level text, retrieval, images and Pathfinder, to classify, or to pretrain on with masks.
+
+    Rows are bos, symbols, eos; of retrieval bos, text, eos, eos, text, eos. The vocabulary is the task's symbols (ListOps'
+    15, bytes, shades of gray) behind pad, bos, eos and mask.
+
+    Args:
+        task: listops, text (IMDB, byte by byte), retrieval (pairs of papers), image (CIFAR-10's gray pixels) or pathfinder.
+        source: A folder with the task's files in their authors' layout; of text whatever FineTuningData reads as IMDB. None:
+            listops and pathfinder are generated, text comes from the Hugging Face hub.
+        masked: true: rows are masked, for MLM on the task's own inputs ("self-pretraining", Amos et al., 2023); false: they
+            are classified.
+        mask_rate: Share of a row's symbols to predict in training, with masked; validation always has 0.15.
+        max_length: n, the most tokens of a row, bos and eos included. None: the encoder's.
+        cut: Rows that are longer are cut (text 4,096, retrieval 4,000 of each as in the benchmark); false: they are refused.
+        rows: Training rows to generate; None: the benchmark's, 96,000 of ListOps and 160,000 of Pathfinder.
+        held_out_rows: Rows to generate for validation, and as many for the test; None: 2,000 and 20,000.
+        level: Of Pathfinder: easy, intermediate or hard, with lines of 6, 9 and 14 dashes; the benchmark's is hard.
+        validation_fraction: Share of the training rows to hold out where the files have no validation split.
+        batch_size: Rows on each device in each micro-batch; rows of about the same length come together.
+        global_batch_size: Rows of an optimiser step over all devices; None: those of a micro-batch on each.
+        eval_batch_size: For validation and test; none: batch_size.
+        num_workers: Processes that load batches. 0 loads in the training process.
+        seed: Of the order and the masks of training. Generated rows do not depend on it.
+        cache_dir: Folder for the rows.
+        verify: Whether to check their checksums: "once", when a machine first reads them; "always"; "never".
+    """
+
+    tokenizer = None  # symbols are all there is
+    mask_id, pad_id = MASK, PAD
+
+    def __init__(
+        self,
+        task: Annotated[str, OneOf(TASKS)] = "listops",
+        source: str | None = None,
+        masked: bool = False,
+        mask_rate: Annotated[float, Range(above=0, below=1)] = 0.15,
+        max_length: RowLength | None = None,
+        cut: bool = True,
+        rows: Count | None = None,
+        held_out_rows: Count | None = None,
+        level: Annotated[str, OneOf(DASHES)] = "hard",
+        validation_fraction: Annotated[float, Range(above=0, below=1)] = 0.1,
+        batch_size: BatchSize = 32,
+        global_batch_size: Count | None = None,
+        eval_batch_size: BatchSize | None = None,
+        num_workers: Workers = 0,
+        seed: Seed = 0,
+        cache_dir: str = "data/cache",
+        verify: str = "once",
+    ):
+        check_ranges("data.", LongRangeData.__init__, locals())
+        super().__init__()
+        self.task, self.masked, self.mask_rate, self.cut = TASKS[task], masked, mask_rate, cut
+        self.max_length = 2048 if max_length is None else max_length
+        self.validation_fraction = validation_fraction
+        self.batch_size, self.eval_batch_size = batch_size, batch_size if eval_batch_size is None else eval_batch_size
+        self.global_batch_size, self.num_workers, self.seed = global_batch_size, num_workers, seed
+        self.cache_dir, self.verify = Path(cache_dir), verify
+        self._check_verify()
+        labels = self.task.labels
+        self.text_task = TextTask(task, (("text",),) * self.task.texts, labels=labels, submission=(f"{task}.tsv",))
+        self.source = self._source(source, rows, held_out_rows, level)
+        self.layout = RowLayout(BOS, EOS, PAD, self.max_length, pair=self.task.texts == 2)
+        self.sets: dict[str, EncodedTexts] = {}
+
+    def _source(self, source: str | None, rows: int | None, held_out: int | None, level: str):
+        name, benchmark = self.task.name, self.task.rows
+        for setting, value in (("rows", rows), ("held_out_rows", held_out)):
+            if value is not None and (source is not None or benchmark is None):
+                raise ValueError(f"data.{setting} is {value}; allowed with rows that are read from files: none")
+        if name == "text":
+            return TextSource(source or "hub:stanfordnlp/imdb:plain_text", self.cache_dir)
+        if source is not None:
+            if name not in FROM_FILES:
+                raise ValueError(f"data.source is {source!r}; allowed with data.task {name}: none, for its rows are generated")
+            return FROM_FILES[name](source)
+        if benchmark is None:
+            raise ValueError(f"data.source is not given; allowed: a folder with {FROM_FILES[name].contents}")
+        counts = (rows or benchmark[0], held_out or benchmark[1], held_out or benchmark[2])
+        return GeneratedSource(name, dict(zip(SPLITS, counts, strict=True)), level, seed=0)
+
+    # What the model asks for
+
+    @property
+    def num_tokens(self) -> int:
+        return SPECIAL + self.task.symbols
+
+    @property
+    def num_labels(self) -> int:
+        return len(self.task.labels)
+
+    metrics, evaluation_names = ("accuracy",), ("",)
+
+    # Preparation
+
+    def prepare_data(self) -> None:
+        for split in self.source.splits():
+            verify_text_files(self._folder(split), self.num_tokens, self.verify)
+
+    def _folder(self, split: str) -> Path:
+        if split not in self.source.splits():
+            there = ", ".join(self.source.splits()) or "none"
+            raise ValueError(f"data.source has no {split} split; allowed: files of one beside {there}")
+        inputs = {"format": FORMAT, "task": self.task.name, "split": split, "source": self.source.stamp(split)}
+
+        def make(folder: Path) -> None:
+            with Progress(f"Rows of {self.task.name}, {split}") as shown:
+
+                def rows():
+                    for symbols, label in self.source.rows(split):
+                        shown.update(sum(map(len, symbols)), self.source.fraction)
+                        yield [SPECIAL + one.astype(np.uint16) for one in symbols], label, _hash(symbols)
+
+                write_text_files(folder, rows(), np.dtype(np.uint16), self.task.texts, True, inputs)
+
+        return made_once(self.cache_dir, inputs, make)
+
+    def setup(self, stage: str | None = None) -> None:
+        if stage == "predict":
+            raise ValueError("data is LongRangeData; allowed with predict: PretrainingData or FineTuningData")
+        if stage in ("fit", None):
+            self._start_anew()
+        wanted = {"validate": ("validation",), "test": ("test",)}.get(stage or "fit", ("train", "validation"))
+        self.sets = {split: self._set(split) for split in wanted}
+        self.data_name = self._folder(wanted[0]).name
+        self._compare_processes()
+
+    def _set(self, split: str) -> EncodedTexts:
+        """A split's rows; where the files have no validation split, a share of the training rows is it."""
+        held_out = "validation" not in self.source.splits()
+        files = TextFiles(self._folder("train" if held_out and split == "validation" else split), classes=True)
+        rows = np.arange(files.rows)
+        if held_out and split != "test":
+            chosen = select_rows(files.hashes, self.validation_fraction)
+            rows = chosen.train if split == "train" else chosen.held_out
+        beside = self.max_length - self.layout.capacity  # bos and eos
+        longest = beside + int(files.lengths[rows].sum(1).max())
+        if not self.cut and longest > self.max_length:
+            raise ValueError(
+                f"data.max_length is {self.max_length}; allowed with data.cut false: {longest} or more, the {split} split's "
+                "longest row"
+            )
+        return EncodedTexts(files, self.layout, rows, by_length=split != "train")
+
+    # Loaders
+
+    def train_dataloader(self) -> ResumableLoader:
+        rows = self.sets["train"]
+        return self._training_loader(self._masked(rows, self.mask_rate, self.seed), rows.lengths)
+
+    def val_dataloader(self) -> EvaluationLoader:
+        return self._evaluation("validation")
+
+    def test_dataloader(self) -> EvaluationLoader:
+        return self._evaluation("test")
+
+    def _evaluation(self, split: str) -> EvaluationLoader:
+        rows = self._masked(self.sets[split], VALIDATION_MASK_RATE, VALIDATION_SEED)
+        return EvaluationLoader(rows, self.eval_batch_size, **self._parallel())
+
+    def _masked(self, rows: EncodedTexts, mask_rate: float, seed: int) -> Dataset:
+        special = range(SPECIAL)
+        return MaskedRows(rows, Masker(self.num_tokens, special, MASK, mask_rate, seed)) if self.masked else rows
+
+
+class MaskedRows(Dataset):
+    """Rows as batches of masked ones: input_ids (B, L), positions and labels (B, M), attention_mask where there are pads.
+
+    M is a share of L, of the longest row; of a row with fewer candidates the rest is ignored.
+    """
+
+    def __init__(self, rows: EncodedTexts, masker: Masker):
+        self.rows, self.masker = rows, masker
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, keys: list[tuple[int, int]]) -> dict[str, torch.Tensor]:
+        batch = self.rows[keys]
+        masked = self.masker(batch["input_ids"].numpy(), [(int(epoch), max(int(index), 0)) for epoch, index in keys])
+        masked["labels"][[row for row, (_, index) in enumerate(keys) if index == FILLER]] = IGNORED
+        masked = {name: torch.from_numpy(array) for name, array in masked.items()}
+        return masked | {name: batch[name] for name in ("attention_mask",) if name in batch}
+
+
+def _hash(symbols: list[np.ndarray]) -> int:
+    data = b"|".join(one.tobytes() for one in symbols)
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")

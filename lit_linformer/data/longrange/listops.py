@@ -1,0 +1,108 @@
+"""ListOps: expressions such as [MAX 2 9 [MIN 4 7 ] 0 ], whose value, 0 to 9, is to be told (Nangia and Bowman, 2018).
+
+Made by the grammar of Long Range Arena (Tay et al., 2021): the root, and each argument, is an operator with probability
+1/4, else a digit; an operator has 2 to 10 arguments; there are up to 10 levels; expressions of 501 to 1,999 tokens are kept.
+"""
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
+CLOSE = "]"
+SYMBOLS = (*map(str, range(10)), *OPERATORS, CLOSE)
+OPERATOR_SHARE, LEVELS, MOST_ARGUMENTS = 0.25, 10, 10
+LONGER_THAN, SHORTER_THAN = 500, 2000
+FILES = {"train": "train", "validation": "val", "test": "test"}  # as the authors' are called: basic_train.tsv
+
+_NUMBER = {symbol: number for number, symbol in enumerate(SYMBOLS)}
+
+
+def expression(chance: Callable[[], float]) -> np.ndarray:
+    """Numbers of SYMBOLS, (L,) uint8: the first expression drawn that is neither too short nor too long.
+
+    Args:
+        chance: Gives a number from 0 up to, not including, 1, whenever it is called.
+    """
+    while True:
+        tokens, missing = [], []  # arguments that each open operator still lacks
+        while len(tokens) < SHORTER_THAN:
+            if len(missing) < LEVELS - 1 and chance() <= OPERATOR_SHARE:
+                tokens.append(10 + int(4 * chance()))
+                missing.append(2 + int((MOST_ARGUMENTS - 1) * chance()))
+                continue
+            tokens.append(int(10 * chance()))
+            while missing:
+                missing[-1] -= 1
+                if missing[-1]:
+                    break
+                missing.pop()
+                tokens.append(_NUMBER[CLOSE])
+            if not missing:
+                break
+        if not missing and LONGER_THAN < len(tokens) < SHORTER_THAN:
+            return np.array(tokens, np.uint8)
+
+
+def value(tokens: np.ndarray) -> int:
+    """What an expression comes to; of an even number of arguments the median is rounded down, and SM is the sum modulo 10.
+
+    Raises ValueError where it is none.
+    """
+    open_: list[list[int]] = [[]]
+    for token in tokens.tolist():
+        if token == _NUMBER[CLOSE]:
+            operator, *arguments = open_.pop()
+            if not arguments or not open_:
+                raise ValueError("it has a bracket too many, or an operator without arguments")
+            token = _apply(operator, arguments)
+        elif token >= 10:
+            open_.append([token])
+            continue
+        open_[-1].append(token)
+    if len(open_) > 1 or len(open_[0]) != 1:
+        raise ValueError("it lacks a bracket" if len(open_) > 1 else "it is not one expression")
+    return open_[0][0]
+
+
+def _apply(operator: int, arguments: list[int]) -> int:
+    name = SYMBOLS[operator]
+    if name == "[MED":
+        return int(np.median(arguments))
+    return {"[MIN": min, "[MAX": max, "[SM": lambda numbers: sum(numbers) % 10}[name](arguments)
+
+
+def generated(split: str, rows: int, seed: int) -> Iterator[tuple[list[np.ndarray], int]]:
+    """([tokens], value) of each row, which depends on nothing but its number, the split and the seed."""
+    for row in range(rows):
+        tokens = expression(random.Random(f"{seed} {split} {row}").random)
+        yield [tokens], value(tokens)
+
+
+def read(folder: Path, split: str, setting: str) -> Iterator[tuple[list[np.ndarray], int]]:
+    """The same of the authors' file, *_train.tsv, *_val.tsv or *_test.tsv: Source, with round brackets, and Target."""
+    found = sorted(folder.glob(f"*_{FILES[split]}.tsv"))
+    if len(found) != 1:
+        there = ", ".join(path.name for path in found) or "none"
+        raise ValueError(f"{setting} is {folder}, with {there} for the {split} split; allowed: one *_{FILES[split]}.tsv")
+    with open(found[0], encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            source, tab, target = line.rstrip("\r\n").partition("\t")
+            if number == 1 and (source, target) == ("Source", "Target"):
+                continue
+            words = source.replace("(", " ").replace(")", " ").split()
+            try:
+                tokens = np.array([_NUMBER[word] for word in words], np.uint8)
+                if not tab or target not in SYMBOLS[:10]:
+                    raise ValueError(f"its target is {target!r}; allowed: 0 to 9")
+                if value(tokens) != int(target):
+                    raise ValueError(f"it comes to {value(tokens)}, not {target}")
+            except (KeyError, ValueError) as error:
+                wrong = f"it has {error}" if isinstance(error, KeyError) else error
+                raise ValueError(
+                    f"{setting}: {found[0]}:{number} is no row of ListOps: {wrong}; allowed: an expression of "
+                    f"{' '.join(SYMBOLS)}, a tab, its value"
+                ) from error
+            yield [tokens], int(target)

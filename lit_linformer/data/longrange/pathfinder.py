@@ -1,0 +1,115 @@
+"""Pathfinder (Linsley et al., 2018; Long Range Arena, Tay et al., 2021): do the two dots end one dashed line, or two?
+
+Drawn with the numbers of Long Range Arena's images of 32 × 32 pixels. What its authors do not say in numbers is ours: two
+lines never come closer than CLEARANCE, so that who follows a line from dot to dot always arrives at the right one.
+
+Coordinates are pixels, (row, column), the image's corner at (0, 0).
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+SIDE, PADDING = 32, 1
+DASH, GAP, THICKNESS, DOT = 2.0, 1.0, 0.5, 1.5  # lengths; of a dot the radius
+TURN = 1.0  # radians that a line turns by at most from one dash to the next
+APART = 7  # from one line's beginning to the other's
+CLEARANCE = 1.75  # between the middles of two lines' dashes, and of dashes of one line that do not follow each other
+DASHES = {"easy": 6, "intermediate": 9, "hard": 14}  # of each of the two lines; others have a third of that
+OTHER_DASHES = 20  # of all other lines
+TRIALS, STARTS = 12, 60  # of a dash, of a line
+POINTS = np.linspace(0, 1, 5)[:, None]  # of a dash, by which distances are measured
+DASH_LIGHT = 0.75
+
+_STREAMS = ("train", "validation", "test")
+_PIXELS = np.stack(np.meshgrid(*[np.arange(SIDE) + 0.5] * 2, indexing="ij"), -1).reshape(-1, 1, 2)
+
+
+def drawing(draw: np.random.Generator, level: str) -> tuple[np.ndarray, list[np.ndarray], np.ndarray, int]:
+    """An image.
+
+    Args:
+        draw: What chance comes from.
+        level: One of DASHES.
+
+    Returns:
+        The image (SIDE, SIDE) uint8; its lines, each (dashes, 2, 2), from end to end, the first two being the long ones; the
+        two dots (2, 2); the label, 1 if they are the ends of one line.
+    """
+    length = DASHES[level]
+    short = length // 3
+    label = int(draw.integers(2))
+    while True:
+        lines: list[np.ndarray] = []
+        start = draw.uniform(APART, SIDE - APART, 2)
+        angle = draw.uniform(0, 2 * np.pi)
+        for begin in (start, start + APART * np.array([np.sin(angle), np.cos(angle)])):
+            if (line := _line(draw, length, lines, begin)) is not None:
+                lines.append(line)
+        if len(lines) < 2:
+            continue
+        for _ in range(OTHER_DASHES // short):
+            if (line := _line(draw, short, lines)) is not None:
+                lines.append(line)
+        ends = [line[[0, -1], [0, 1]] for line in lines[:2]]  # (2, 2) each
+        one = int(draw.integers(2))
+        dots = ends[one] if label else np.stack([ends[0][draw.integers(2)], ends[1][draw.integers(2)]])
+        if np.linalg.norm(dots[0] - dots[1]) > 2 * DOT + 1:  # else they would be one
+            return _image(lines, dots), lines, dots, label
+
+
+def _line(draw: np.random.Generator, length: int, others: list[np.ndarray], begin: np.ndarray | None = None):
+    """(length, 2, 2), the beginning and the end of each dash; None where no room was found."""
+    taken = np.concatenate([_points(line) for line in others]) if others else np.zeros((0, 2))
+    for _ in range(STARTS):
+        dashes: list[np.ndarray] = []
+        place = draw.uniform(PADDING, SIDE - PADDING, 2) if begin is None else begin
+        angle = draw.uniform(0, 2 * np.pi)
+        while len(dashes) < length:
+            own = _points(np.array(dashes[:-1])) if len(dashes) > 1 else np.zeros((0, 2))
+            for _ in range(TRIALS):
+                turned = angle + draw.uniform(-TURN, TURN)
+                step = np.array([np.sin(turned), np.cos(turned)])
+                first = place + (GAP * step if dashes else 0)
+                dash = np.stack([first, first + DASH * step])
+                if _fits(dash, taken, own):
+                    break
+            else:
+                break
+            dashes.append(dash)
+            place, angle = dash[1], turned
+        if len(dashes) == length:
+            return np.array(dashes)
+    return None
+
+
+def _fits(dash: np.ndarray, *taken: np.ndarray) -> bool:
+    if (dash < PADDING).any() or (dash > SIDE - PADDING).any():
+        return False
+    mine = _points(dash[None])[:, None]
+    return all(((mine - points) ** 2).sum(-1).min(initial=np.inf) >= CLEARANCE**2 for points in taken)
+
+
+def _points(dashes: np.ndarray) -> np.ndarray:
+    """(D, 2, 2) → (5 D, 2)."""
+    return (dashes[:, None, 0] * (1 - POINTS) + dashes[:, None, 1] * POINTS).reshape(-1, 2)
+
+
+def _image(lines: list[np.ndarray], dots: np.ndarray) -> np.ndarray:
+    """Light by the share of a pixel that is covered, told by its middle's distance from a dash or a dot."""
+    dashes = np.concatenate(lines)
+    begin, along = dashes[:, 0], dashes[:, 1] - dashes[:, 0]
+    share = (((_PIXELS - begin) * along).sum(-1) / DASH**2).clip(0, 1)  # (pixels, dashes)
+    far = np.linalg.norm(_PIXELS - begin - share[..., None] * along, axis=-1).min(1)
+    light = DASH_LIGHT * (0.5 + THICKNESS / 2 - far).clip(0, 1)
+    far = np.linalg.norm(_PIXELS - dots, axis=-1).min(1)
+    light = np.maximum(light, (0.5 + DOT - far).clip(0, 1))
+    return (255 * light).round().astype(np.uint8).reshape(SIDE, SIDE)
+
+
+def generated(level: str, split: str, rows: int, seed: int) -> Iterator[tuple[list[np.ndarray], int]]:
+    """([pixels (SIDE²,) uint8, row by row], label) of each row, a function of its number, the split and the seed."""
+    stream = _STREAMS.index(split)
+    for row in range(rows):
+        image, _, _, label = drawing(np.random.default_rng([seed, stream, row]), level)
+        yield [image.reshape(-1)], label

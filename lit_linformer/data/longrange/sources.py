@@ -1,0 +1,190 @@
+"""Where the rows of Long Range Arena's tasks come from: generated here, or read from files in their authors' layout.
+
+A row is ([symbols of each of its texts], label): symbols are numbers from 0, uint8. A source has `fraction`, how much of a
+split was read so far, where it can tell.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from lit_linformer.data.finetuning.labelled_rows import LabelledSource
+from lit_linformer.data.finetuning.text_tasks import TextTask, find_task
+from lit_linformer.data.longrange import listops, pathfinder
+from lit_linformer.data.reading import readable, stamps, text_lines
+
+Rows = Iterator[tuple[list[np.ndarray], int]]
+CIFAR_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+CIFAR_BYTES = 1 + 3 * 32 * 32  # of an image, its label first
+GRAY = np.array([299, 587, 114]) / 1000  # ITU-R BT.601, as TensorFlow's rgb_to_grayscale has it
+
+
+@dataclass(frozen=True)
+class LongTask:
+    """A task of Long Range Arena.
+
+    Args:
+        name: What data.task is.
+        labels: Names of the classes.
+        symbols: How many different ones there are.
+        texts: Of a row: 1, or 2 which are to be compared.
+        rows: Of train, validation and test where they are generated; None: they are read from files.
+    """
+
+    name: str
+    labels: tuple[str, ...]
+    symbols: int = 256
+    texts: int = 1
+    rows: tuple[int, int, int] | None = None
+
+
+TASKS = {
+    task.name: task
+    for task in (
+        LongTask("listops", tuple(map(str, range(10))), len(listops.SYMBOLS), rows=(96_000, 2_000, 2_000)),
+        LongTask("text", ("neg", "pos")),
+        LongTask("retrieval", ("different", "related"), texts=2),
+        LongTask("image", CIFAR_CLASSES),
+        LongTask("pathfinder", ("two lines", "one line"), rows=(160_000, 20_000, 20_000)),
+    )
+}
+
+
+class TextSource:
+    """IMDB byte by byte, from any of the layouts that FineTuningData reads (`data.task: IMDB`)."""
+
+    def __init__(self, source: str, cache: Path):
+        self.task: TextTask = find_task("IMDB")
+        self.source = LabelledSource(source, self.task, "error", cache)
+
+    @property
+    def fraction(self) -> float:
+        return self.source.fraction
+
+    def splits(self) -> list[str]:
+        return self.source.splits()
+
+    def stamp(self, split: str):
+        return self.source.stamp(split)
+
+    def rows(self, split: str) -> Rows:
+        for row in self.source.rows(split):
+            yield [np.frombuffer(text.strip().encode(), np.uint8) for text in row.texts], row.label
+
+
+class FileSource:
+    """Rows of files in a folder.
+
+    Args:
+        source: Which.
+    """
+
+    contents = ""  # what error messages say that it should hold
+    fraction = 0.0
+
+    def __init__(self, source: str):
+        self.folder = Path(source)
+        if not self.splits():
+            raise ValueError(f"data.source is {source!r}, where none is found; allowed: a folder with {self.contents}")
+
+    def files(self, split: str) -> list[Path]:
+        raise NotImplementedError
+
+    def splits(self) -> list[str]:
+        return [split for split in ("train", "validation", "test") if self.files(split)]
+
+    def stamp(self, split: str):
+        return stamps(self.files(split), self.folder)
+
+
+class ListOpsSource(FileSource):
+    """basic_train.tsv, basic_val.tsv and basic_test.tsv."""
+
+    contents = "*_train.tsv, *_val.tsv and *_test.tsv"
+
+    def files(self, split: str) -> list[Path]:
+        return sorted(self.folder.glob(f"*_{listops.FILES[split]}.tsv"))
+
+    def rows(self, split: str) -> Rows:
+        return listops.read(self.folder, split, "data.source")
+
+
+class RetrievalSource(FileSource):
+    """Pairs of papers of the ACL Anthology Network: label, two ids, two texts, with tabs between; no header, no quoting."""
+
+    contents = "*.train.tsv, *.eval.tsv and *.test.tsv"
+
+    def files(self, split: str) -> list[Path]:
+        return sorted(self.folder.glob(f"*.{'eval' if split == 'validation' else split}.tsv"))
+
+    def rows(self, split: str) -> Rows:
+        for path in self.files(split):
+            for number, line, _ in text_lines(path, "data.source"):
+                label, *fields = line.split("\t")
+                if len(fields) != 4 or label not in ("0", "1", "0.0", "1.0"):
+                    raise ValueError(
+                        f"data.source: {path}:{number} has the label {label!r} and {len(fields)} fields more; allowed: 0 or 1, "
+                        "two ids and two texts, with a tab between each"
+                    )
+                yield [np.frombuffer(text.encode(), np.uint8) for text in fields[2:]], int(float(label))
+
+
+class ImageSource(FileSource):
+    """CIFAR-10's binary version: data_batch_1.bin to data_batch_5.bin and test_batch.bin; pixels as shades of gray."""
+
+    contents = "data_batch_1.bin … data_batch_5.bin and test_batch.bin (CIFAR-10's binary version)"
+
+    def files(self, split: str) -> list[Path]:
+        names = {"train": "data_batch_*.bin", "test": "test_batch.bin"}
+        return sorted(self.folder.glob(names[split])) if split in names else []
+
+    def rows(self, split: str) -> Rows:
+        for path in self.files(split):
+            with readable(path, "data.source"), open(path, "rb") as file:
+                if path.stat().st_size % CIFAR_BYTES:
+                    raise ValueError(
+                        f"data.source: {path} has {path.stat().st_size} bytes; allowed: {CIFAR_BYTES} for each image of 32 × 32"
+                    )
+                number = 0
+                while record := file.read(CIFAR_BYTES):
+                    label, number = record[0], number + 1
+                    if label >= len(CIFAR_CLASSES):
+                        raise ValueError(f"data.source: {path}, image {number} has the label {label}; allowed: 0 to 9")
+                    colours = np.frombuffer(record, np.uint8, offset=1).reshape(3, -1)
+                    yield [(GRAY @ colours).round().astype(np.uint8)], label
+
+
+class GeneratedSource:
+    """ListOps or Pathfinder, made here: a function of the settings.
+
+    Args:
+        name: Which.
+        rows: Of each split.
+        level: Pathfinder's.
+        seed: Of all rows.
+    """
+
+    def __init__(self, name: str, rows: dict[str, int], level: str, seed: int):
+        self.name, self.counts, self.level, self.seed = name, rows, level, seed
+        self.fraction = 0.0
+
+    def splits(self) -> list[str]:
+        return list(self.counts)
+
+    def stamp(self, split: str):
+        return ["generated", 1, self.name, self.counts[split], self.level if self.name == "pathfinder" else None, self.seed]
+
+    def rows(self, split: str) -> Rows:
+        count = self.counts[split]
+        listed = self.name == "listops"
+        made = (
+            listops.generated(split, count, self.seed) if listed else pathfinder.generated(self.level, split, count, self.seed)
+        )
+        for number, row in enumerate(made, 1):
+            self.fraction = number / count
+            yield row
+
+
+FROM_FILES = {"listops": ListOpsSource, "retrieval": RetrievalSource, "image": ImageSource}

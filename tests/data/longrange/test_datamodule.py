@@ -1,0 +1,145 @@
+"""Long Range Arena's data module: rows, splits, masks, files in the authors' layout, and what it refuses."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from lit_linformer.data import LongRangeData
+from lit_linformer.data.longrange import listops, pathfinder
+from lit_linformer.data.longrange.datamodule import BOS, EOS, MASK, PAD, SPECIAL
+from lit_linformer.data.longrange.sources import CIFAR_CLASSES, GRAY
+from tests.data.longrange.files import write_long_range
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+def data(cache, task="listops", stage="fit", **settings):
+    settings = {"rows": 12, "held_out_rows": 5} | settings if task in ("listops", "pathfinder") else settings
+    made = LongRangeData(task=task, batch_size=4, cache_dir=str(cache), **settings)
+    made.prepare_data()
+    made.setup(stage)
+    return made
+
+
+def rows_of(loader):
+    """{index: (symbols, label)} of a held-out set."""
+    found = {}
+    for batch in loader:
+        for row, (ids, label, index) in enumerate(zip(batch["input_ids"], batch["labels"], batch["index"], strict=True)):
+            real = batch["attention_mask"][row] if "attention_mask" in batch else torch.ones_like(ids, dtype=torch.bool)
+            assert (ids[~real] == PAD).all() and ids[0] == BOS and ids[real][-1] == EOS
+            found[int(index)] = ((ids[real][1:-1] - SPECIAL).tolist(), int(label))
+    return found
+
+
+def test_rows_of_listops_come_with_their_value(cache):
+    made = data(cache)
+    assert (made.num_tokens, made.num_labels, made.metrics) == (19, 10, ("accuracy",))
+    wanted = [(tokens.tolist(), label) for (tokens,), label in listops.generated("validation", 5, 0)]
+    assert rows_of(made.val_dataloader()) == dict(enumerate(wanted))
+    batch = next(iter(made.train_dataloader()))
+    for ids, label in zip(batch["input_ids"], batch["labels"].tolist(), strict=True):
+        symbols = ids[(ids >= SPECIAL)] - SPECIAL
+        assert listops.value(symbols.numpy().astype(np.uint8)) == label
+
+
+def test_rows_of_pathfinder_are_its_pixels(cache):
+    made = data(cache, "pathfinder", "test", max_length=1026, cut=False, level="easy")
+    wanted = [(pixels.tolist(), label) for (pixels,), label in pathfinder.generated("easy", "test", 5, 0)]
+    assert rows_of(made.test_dataloader()) == dict(enumerate(wanted))
+
+
+def test_masks_leave_the_rest_of_a_row_alone(cache):
+    plain, masked = data(cache), data(cache, masked=True, mask_rate=0.1)
+    whole = {tuple(symbols) for symbols, _ in rows_of(plain.val_dataloader()).values()}
+    again = [batch["input_ids"].tolist() for batch in masked.val_dataloader()]
+    for batch, ids in zip(masked.val_dataloader(), again, strict=True):
+        assert batch["input_ids"].tolist() == ids  # the same in every pass
+        restored, targets = batch["input_ids"].clone(), batch["labels"] >= 0
+        for row, positions, labels, real in zip(restored, batch["positions"], batch["labels"], targets, strict=True):
+            assert (labels[real] >= SPECIAL).all()
+            row[positions[real]] = labels[real]
+            assert tuple((row[row >= SPECIAL] - SPECIAL).tolist()) in whole
+        assert (batch["input_ids"] == MASK).sum() == pytest.approx(0.8 * targets.sum().item(), rel=0.15)
+    assert masked.train_dataloader().dataset.masker.mask_rate == 0.1
+
+
+def test_texts_are_their_bytes_and_a_share_of_train_is_held_out(cache, tmp_path):
+    folder = write_long_range(tmp_path, "text")
+    made = data(cache, "text", source=str(folder), validation_fraction=0.25)
+    rows = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
+    held_out = rows_of(made.val_dataloader())
+    assert len(held_out) == 2 and len(made.sets["train"]) == 6
+    for index, (symbols, label) in held_out.items():
+        assert (bytes(symbols).decode(), label) == (rows[index]["text"].strip(), rows[index]["label"])
+    cut = data(cache, "text", source=str(folder), max_length=100)
+    assert max(len(batch["input_ids"][0]) for batch in cut.val_dataloader()) == 100
+    with pytest.raises(
+        ValueError, match=r"data.max_length is 100; allowed with data.cut false: \d{4} or more, the train split"
+    ):
+        data(cache, "text", source=str(folder), max_length=100, cut=False)
+
+
+def test_pairs_stand_in_one_row(cache, tmp_path):
+    folder = write_long_range(tmp_path, "retrieval")
+    made = data(cache, "retrieval", "test", source=str(folder))
+    (batch,) = made.test_dataloader()
+    row = batch["input_ids"][batch["index"] == 2][0]
+    row = row[row != PAD].tolist()
+    second = row.index(EOS)
+    assert row[second + 1] == EOS and bytes(token - SPECIAL for token in row[1:second]).decode() == "one " * 3
+    assert bytes(token - SPECIAL for token in row[second + 2 : -1]).decode() == "test " + "two " * 200
+    assert batch["labels"][batch["index"] == 2].item() == 1
+
+
+def test_images_are_gray_and_in_the_files_order(cache, tmp_path):
+    folder = write_long_range(tmp_path, "image")
+    made = data(cache, "image", "test", source=str(folder), max_length=1026, cut=False)
+    images = np.frombuffer((folder / "test_batch.bin").read_bytes(), np.uint8).reshape(-1, 3073)
+    for index, (pixels, label) in rows_of(made.test_dataloader()).items():
+        red, green, blue = images[index, 1:].reshape(3, 1024).astype(float)
+        assert (
+            label == images[index, 0] and np.abs(np.array(pixels) - (0.299 * red + 0.587 * green + 0.114 * blue)).max() <= 0.5
+        )
+    assert GRAY.sum() == pytest.approx(1) and len(CIFAR_CLASSES) == 10
+    assert data(cache, "image", source=str(folder)).source.splits() == ["train", "test"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"task": "image"}, "data.source is not given; allowed: a folder with data_batch_1.bin"),
+        (
+            {"task": "image", "source": "nowhere"},
+            "data.source is 'nowhere', where none is found; allowed: a folder with data_b",
+        ),
+        ({"task": "pathfinder", "source": "x"}, "data.source is 'x'; allowed with data.task pathfinder: none"),
+        ({"task": "retrieval", "rows": 9}, "data.rows is 9; allowed with rows that are read from files: none"),
+        ({"task": "chess"}, "data.task is 'chess'; allowed: listops, text, retrieval, image, pathfinder"),
+        ({"level": "extreme"}, "data.level is 'extreme'; allowed: easy, intermediate, hard"),
+        ({"verify": "now"}, "data.verify is 'now'; allowed"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(settings, said):
+    with pytest.raises(ValueError, match=said):
+        LongRangeData(**settings)
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "content", "said"),
+    [
+        ("image", "test_batch.bin", b"\0" * 3072, r"test_batch.bin has 3072 bytes; allowed: 3073 for each image"),
+        ("image", "test_batch.bin", b"\x0b" + b"\0" * 3072, r"test_batch.bin, image 1 has the label 11; allowed: 0 to 9"),
+        ("retrieval", "a.test.tsv", b"2\ta\tb\tone\ttwo\n", r"a.test.tsv:1 has the label '2'.*; allowed: 0 or 1, two ids"),
+        ("retrieval", "a.test.tsv", b"1\ta\tb\tone\n", r"a.test.tsv:1 has the label '1' and 3 fields more; allowed"),
+    ],
+)
+def test_files_that_are_broken_are_named(task, name, content, said, cache, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=said):
+        data(cache, task, "test", source=str(tmp_path))
