@@ -82,14 +82,7 @@ def test_long_range_arena_runs(path, tmp_path, monkeypatch):
     name = config["name"]
     assert (tmp_path / f"runs/{name}/checkpoints/last.ckpt").is_file()
     if path.stem == "pretrain":  # and the second command that it tells
-        argv = [
-            "--config",
-            str(ROOT / "conf/lra/listops.yaml"),
-            "--model.encoder",
-            "null",
-            "--model.pretrained",
-            f"runs/{name}",
-        ]
+        argv = ["--config", str(ROOT / "conf/lra/listops.yaml"), "--model.pretrained", f"runs/{name}"]
         argv += [*generated, "--data.batch_size", "2", "--trainer.accelerator", "cpu", "--data.cache_dir", "cache"]
         argv += ["--trainer.max_steps", "1", "--trainer.val_check_interval", "1"]
         assert run_forked(["fit", *argv], log) == 0, log.read_text()
