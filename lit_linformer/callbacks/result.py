@@ -52,14 +52,14 @@ class RunResult(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         metrics = _metrics(trainer, "val/")
         if trainer.state.fn == "validate":
-            _write(trainer, "validate.json", {"metrics": metrics})
+            _write(trainer, "validate.json", {"metrics": metrics, "command": self.command})
         elif not trainer.sanity_checking and self.monitor in metrics:
             new, old = metrics[self.monitor], self.best.get("metrics", {}).get(self.monitor)
             if math.isfinite(new) and (old is None or (new > old if self.mode == "max" else new < old)):
                 self.best = {"step": trainer.global_step, "metrics": metrics}
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        _write(trainer, "test.json", {"metrics": _metrics(trainer, "test/")})
+        _write(trainer, "test.json", {"metrics": _metrics(trainer, "test/"), "command": self.command})
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         result = {"step": trainer.global_step, "tokens": getattr(pl_module, "tokens_seen", None), "seconds": self._seconds()}

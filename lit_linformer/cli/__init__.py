@@ -25,6 +25,7 @@ COMMANDS = {
     "report": "one page, Markdown and HTML, of what was measured, beside the paper's values",
     "export": "a trained model as safetensors, for Hugging Face, ONNX or torch.export",
     "convert": "RoBERTa, BERT and DistilBERT in; a Transformer to a Linformer; a longer n",
+    "embed": "texts as vectors, .npy or Parquet, for search and clustering",
     "draw": "a Linformer's attention for a text: what each slot reads, and who reads it",
     "list": "configs and what they cost, runs and their best numbers, attentions, tasks, …",
 }
@@ -32,7 +33,7 @@ LIGHTNING = ("fit", "validate", "test", "predict", "prepare")
 # The others' modules, each with main(argv): they parse their own settings, and print their help without importing torch.
 PROGRAMS = {name: f"lit_linformer.studies.{name}.command" for name in ("grid", "benchmark", "spectrum", "report")}
 PROGRAMS |= {name: f"lit_linformer.{name}.command" for name in ("export", "convert")}
-PROGRAMS |= {"draw": "lit_linformer.studies.draw", "list": "lit_linformer.cli.listing"}
+PROGRAMS |= {name: f"lit_linformer.studies.{name}" for name in ("embed", "draw")} | {"list": "lit_linformer.cli.listing"}
 HELP = {"-h", "--help", "--help_all"}
 MAIN_HELP = """usage: python run.py COMMAND --config FILE [--config OVERLAY …] [--SETTING VALUE …]
 

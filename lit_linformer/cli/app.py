@@ -30,6 +30,7 @@ from lit_linformer.cli.checks import check_settings
 from lit_linformer.cli.class_paths import check_class_paths, class_of, classes_in_words
 from lit_linformer.cli.closing import closing_lines
 from lit_linformer.cli.early import check_early
+from lit_linformer.cli.evaluated import evaluated, load_exported
 from lit_linformer.cli.loggers import RunLoggers, RunParser
 from lit_linformer.cli.machines import check_machine
 from lit_linformer.cli.often_changed import DEFAULT_CLASSES, TRAINER_DEFAULTS
@@ -113,6 +114,7 @@ class LinformerCLI(LightningCLI):
         monitor, mode = best_of(class_of(config.model.class_path, "model"), config.best.monitor, config.best.mode)
         config.best.monitor, config.best.mode = monitor, mode
         self.as_given = config.clone()
+        self.evaluated = evaluated(self.subcommand, self.argv, config)
         check_name(config.name)
         # Not written back into the config: with the run's config.yaml as --config, another --name is another folder.
         begun, own = given_run(self.argv)
@@ -128,7 +130,8 @@ class LinformerCLI(LightningCLI):
             self.claim = Claim(self.run_dir)
         asked = config.ckpt_path if self.subcommand != "prepare" else None
         if self.subcommand != "prepare":
-            config.ckpt_path = checkpoint_path(self.subcommand, asked, self.run_dir)
+            if self.evaluated is None or config.ckpt_path:
+                config.ckpt_path = checkpoint_path(self.subcommand, config.ckpt_path, self.run_dir)
             config.weights_only = True if config.weights_only is None else config.weights_only
         if self.claim is not None and not lies_in(config.ckpt_path, self.run_dir):
             if config.overwrite:
@@ -150,6 +153,8 @@ class LinformerCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         if self.subcommand != "prepare":
             super().instantiate_classes()
+            if self.evaluated is not None and not self.config_init[self.subcommand].ckpt_path:
+                load_exported(self.model, self.evaluated)
             return
         data = self.config.prepare.data
         self.datamodule = class_of(data.class_path, "data")(**data.get("init_args", {}))

@@ -127,6 +127,7 @@ def check_output(output: Path, overwrite: bool) -> None:
 def open_model(given: dict[str, Any]) -> "tuple[TrainedModel, list[str]]":
     """What --from names, and lines to print."""
     from lit_linformer.convert import bert
+    from lit_linformer.runs.exported import is_exported
     from lit_linformer.runs.trained_model import open_checkpoint
 
     name = given["from"].removeprefix("hub:")
@@ -145,7 +146,8 @@ def open_model(given: dict[str, Any]) -> "tuple[TrainedModel, list[str]]":
         return model, [*lines, f"largest difference from transformers, on random inputs with padding: {difference:.2g}"]
     if "tokenizer" in given:
         raise ValueError(f"tokenizer is {given['tokenizer']}; allowed: with a Hugging Face folder, for a run has its own")
-    if folder.is_dir() and not any((folder / name).exists() for name in ("checkpoints", "config.yaml", ".metadata")):
+    ours = is_exported(folder) or any((folder / name).exists() for name in ("checkpoints", "config.yaml", ".metadata"))
+    if folder.is_dir() and not ours:
         raise ValueError(
             f"from is {folder}, which is no model; allowed: a Hugging Face folder with config.json, the folder of a run, or a "
             "checkpoint"

@@ -1,14 +1,18 @@
-"""The model card: README.md of an exported folder, facts only."""
+"""The model card: README.md of an exported folder, with the training's curve beside it. Facts only."""
 
+import csv
+import io
 import re
 from pathlib import Path
+from typing import Any
 
 from lit_linformer.model import ATTENTIONS, count_parameters
-from lit_linformer.runs.trained_model import TrainedModel, own_classes
-from lit_linformer.utils.figures import spread
+from lit_linformer.runs.trained_model import COLUMNS, CURVE, TrainedModel, own_classes
+from lit_linformer.utils.figures import COLOURS, figure_class, open_frame, plain_numbers, spread
 
 NOT_ALONE = ("safetensors", "huggingface")  # weights, which a class of the user's own makes a model of; the others are graphs
 ROWS = 24  # of the perplexity table; a longer curve is thinned
+PICTURE, FEWEST = "perplexity.png", 3  # points of a curve that is worth a picture
 
 USE = {
     "safetensors": """from lit_linformer.export import load
@@ -31,69 +35,128 @@ inputs = {"input_ids": np.array([IDS]), "attention_mask": np.ones((1, 5), dtype=
 model = torch.export.load("FOLDER/model.pt2").module()
 logits = model(torch.tensor([IDS]), torch.ones(1, 5, dtype=torch.int64))  # SHAPE; any B, and N up to LONGEST""",
 }
+TRAINING = {
+    "converted_from": "converted from",
+    "text": "text",
+    "task": "task",
+    "step": "optimiser steps",
+    "tokens": "tokens, pads included",
+}
 
 
 def write(model: TrainedModel, folder: Path, form: str, notes: list[str]) -> None:
-    """README.md; notes: lines that the export adds."""
-    (folder / "README.md").write_text(card(model, folder_name="path/to/this/folder", form=form, notes=notes), encoding="utf-8")
+    """README.md, perplexity.csv and perplexity.png; notes: lines that the export adds."""
+    if model.curve:
+        with open(folder / CURVE, "w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([COLUMNS, *model.curve])
+    if len(model.curve) >= FEWEST and (figure := figure_class()) is not None:
+        picture = io.BytesIO()
+        _draw(figure, model.curve).savefig(picture, dpi=100, format="png")
+        (folder / PICTURE).write_bytes(picture.getvalue())
+    text = card(model, folder_name="path/to/this/folder", form=form, notes=notes, pictured=(folder / PICTURE).is_file())
+    (folder / "README.md").write_text(text, encoding="utf-8")
 
 
-def card(model: TrainedModel, folder_name: str, form: str, notes: list[str]) -> str:
-    e, facts = model.encoder, model.facts
-    kind = e.attention_kind.title or f"encoder with the attention {e.attention}"
+def _draw(figure_class: Any, curve: list[tuple[int, int, float]]) -> Any:
+    """Perplexity against tokens."""
+    figure = figure_class(figsize=(6.5, 3.4), layout="constrained")
+    axes = figure.subplots()
+    axes.plot([tokens / 1e6 for _, tokens, _ in curve], [perplexity for *_, perplexity in curve], ".-", color=COLOURS[0])
+    axes.set(xlabel="tokens seen (millions)", ylabel="validation perplexity", yscale="log")
+    axes.set_xlim(left=0)
+    plain_numbers(axes.yaxis)
+    axes.grid(True, alpha=0.25)
+    open_frame(axes)
+    return figure
+
+
+def card(model: TrainedModel, folder_name: str, form: str, notes: list[str], pictured: bool = False) -> str:
+    """The text of README.md."""
+    lines = [*(_hub(model) if form == "huggingface" else []), f"# {plain(model.name)}", "", _lead(model)]
+    lines += ["", *_settings(model), "", *_training(model, pictured), *_results(model)]
+    lines += ["", *_use(model, folder_name, form)]
+    if own := form in NOT_ALONE and own_classes(model.encoder):
+        lines += ["", f"It needs {' and '.join(own)}, which is not in this folder: a module that Python can import."]
+    for note in notes:
+        lines += ["", note]
+    return "\n".join(lines) + "\n"
+
+
+def _hub(model: TrainedModel) -> list[str]:
+    """What the hub reads from a card: https://huggingface.co/docs/hub/model-cards"""
+    licence = [f"license: {model.facts['license']}"] if "license" in model.facts else []
+    tag = "text-classification" if model.classifies else "fill-mask"
+    return ["---", *licence, f"pipeline_tag: {tag}", "library_name: transformers", "tags: [linformer]", "---", ""]
+
+
+def _lead(model: TrainedModel) -> str:
+    kind = model.encoder.attention_kind.title or f"encoder with the attention {model.encoder.attention}"
     task = "sequence classification" if model.classifies else "masked language modelling"
     if model.classifies and model.num_labels == 1:
         task = "regression of texts"
-    lines = [
-        f"# {plain(model.name)}",
-        "",
-        f"{'An' if kind[0] in 'aeiou' else 'A'} {kind} for {task}, trained and exported with lit-linformer {facts['version']}.",
-        "",
-    ]
+    a = "An" if kind[0] in "aeiou" else "A"
+    return f"{a} {kind} for {task}, trained and exported with lit-linformer {model.facts['version']}."
+
+
+def _settings(model: TrainedModel) -> list[str]:
+    e = model.encoder
     settings = {**vars(e), "parameters": count_parameters(model.net)}
     hidden = ("causal", "activation_checkpointing", "initializer_range", "projection_noise")
     hidden += tuple({name for known in ATTENTIONS.values() for name in known.settings} - {*e.attention_kind.settings})
     hidden += tuple(name for name in ("attention_options", "projection_options") if settings[name] is None)
-    lines += ["| setting | value |", "|---|---|"]
+    lines = ["| setting | value |", "|---|---|"]
     lines += [f"| {name} | {_number(value)} |" for name, value in settings.items() if name not in hidden]
     if model.classifies:
         lines += [f"| pooling | {model.net.pooling} |"]
         lines += [f"| labels | {plain(', '.join(model.labels))} |"] if model.labels else []
-    lines += ["", "## Training", "", "| | |", "|---|---|"]
-    names = {
-        "converted_from": "converted from",
-        "text": "text",
-        "task": "task",
-        "step": "optimiser steps",
-        "tokens": "tokens, pads included",
-    }
-    lines += [f"| {label} | {_number(facts[key])} |" for key, label in names.items() if key in facts]
+    return lines
+
+
+def _training(model: TrainedModel, pictured: bool) -> list[str]:
+    facts = model.facts
+    lines = ["## Training", "", "| | |", "|---|---|"]
+    lines += [f"| {label} | {_number(facts[key])} |" for key, label in TRAINING.items() if key in facts]
     lines += [f"| longest row, in tokens | {model.max_length} |"]
     lines += [f"| validation perplexity | {facts['perplexity']:.2f} |"] if "perplexity" in facts else []
     lines += [f"| validation {key} | {value:.4f} |" for key, value in facts.get("scores", {}).items()]
+    lines += [f"| seconds | {facts['seconds']:,.0f} |"] if "seconds" in facts else []
+    lines += [f"| {plain(key)} | {plain(str(value))} |" for key, value in facts.get("environment", {}).items()]
+    lines += [f"| license of the weights | {plain(facts['license'])} |"] if "license" in facts else []
+    if made := [facts[key] for key in ("command", "exported") if key in facts]:
+        lines += ["", "```sh", *made, "```"]
     if model.curve:
-        head = ["", "Perplexity on held-out text, at 15 % masking:", "", "| step | tokens | perplexity |", "|---:|---:|---:|"]
-        lines += head + [f"| {step} | {tokens} | {perplexity:.2f} |" for step, tokens, perplexity in spread(model.curve, ROWS)]
+        lines += ["", f"![Validation perplexity against tokens]({PICTURE})"] if pictured else []
+        lines += ["", "Perplexity on held-out text, at 15 % masking:", ""]
+        lines += ["| step | tokens | perplexity |", "|---:|---:|---:|"]
+        lines += [f"| {step} | {tokens} | {perplexity:.2f} |" for step, tokens, perplexity in spread(model.curve, ROWS)]
+    return lines
+
+
+def _results(model: TrainedModel) -> list[str]:
+    """Of the runs that --results named."""
+    results = model.facts.get("results", [])
+    if not results:
+        return []
+    lines = ["", "## Results", "", "| run | metric | value |", "|---|---|---:|"]
+    for result in results:
+        lines += [f"| {plain(result['run'])} | {name} | {value:.4g} |" for name, value in result["metrics"].items()]
+    return [*lines, "", "```sh", *dict.fromkeys(command for result in results for command in result["commands"]), "```"]
+
+
+def _use(model: TrainedModel, folder_name: str, form: str) -> list[str]:
+    e = model.encoder
     use = USE[form].replace("FOLDER", folder_name).replace("LONGEST", str(e.max_length))
     ids = [model.tokenizer.bos_id, *[model.tokenizer.mask_id] * 3, model.tokenizer.eos_id]
     use = use.replace("SHAPE", f"(B, {model.num_labels})" if model.classifies else f"(B, N, {e.vocab_size})")
     use = use.replace("IDS", str(ids)).replace("PIPELINE", "text-classification" if model.classifies else "fill-mask")
     pair = '{"text": "some text", "text_pair": "another"}' if model.pair else '"some text"'
     use = use.replace("TEXT", pair if model.classifies else f'"The {model.tokenizer.mask_token} of a function."')
-    lines += [
-        "",
-        "## Use",
-        "",
-        "```python",
-        *use.splitlines(),
-        "```",
-        "",
-        "Rows are " + _layout(model) + ", padded on the right.",
-    ]
-    if own := form in NOT_ALONE and own_classes(e):
-        lines += ["", f"It needs {' and '.join(own)}, which is not in this folder: a module that Python can import."]
-    lines += ["", *notes] if notes else []
-    return "\n".join(lines) + "\n"
+    lines = ["## Use", "", "```python", *use.splitlines(), "```", "", "Rows are " + _layout(model) + ", padded on the right."]
+    if form in NOT_ALONE and not model.classifies:
+        text = f"The {model.tokenizer.mask_token} of a word."
+        shell = f'python run.py predict --model.pretrained {folder_name} --data.text "{text}"'
+        lines += ["", "With lit-linformer itself:", "", "```sh", shell, "```"]
+    return lines
 
 
 def _layout(model: TrainedModel) -> str:

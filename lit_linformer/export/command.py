@@ -5,10 +5,14 @@
     onnx          model.onnx, any batch and length up to n, checked with onnxruntime: pip install 'lit-linformer[onnx]'
     torch         model.pt2, a torch.export program, any batch and length up to n
 
-Beside it config.json, tokenizer.json, and README.md, a model card with the training's numbers. Every export is loaded again and
-compared with the checkpoint on random inputs with padding; the largest difference of the logits is printed, and more than 1e-4
-of the largest logit is an error. Until then there is nothing at --output. Weights are float32.
+Beside it config.json, tokenizer.json, SHA256SUMS, and README.md, a model card with the training's numbers, its command and
+its curve (perplexity.csv, perplexity.png). Every export is loaded again and compared with the checkpoint on random inputs with
+padding; the largest difference of the logits is printed, and more than 1e-4 of the largest logit is an error. Until then there
+is nothing at --output.
 
+--dtype bfloat16 (safetensors, huggingface) halves the file: what the rounding changes is printed, the comparison is with the
+rounded weights, and computed is in float32. --results puts what runs/sst2, say, scored after fine-tuning this model into the
+card, with the commands.
 --quantize int8 (onnx) makes the weights of linear layers 8-bit and prints what it costs: the perplexity, or a classifier's
 changed answers, on the run's validation text or on --source.
 """
@@ -26,7 +30,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lit_linformer.utils.arguments import FLAG, Setting, choice, parse, word
+from lit_linformer.export.results import read_results
+from lit_linformer.utils.arguments import FLAG, Setting, choice, parse, several, word
+from lit_linformer.utils.environment import command_line
 
 if TYPE_CHECKING:  # the help needs no torch
     from lit_linformer.runs.trained_model import TrainedModel
@@ -36,12 +42,19 @@ SETTINGS = {
     "format": Setting(choice("safetensors", "huggingface", "onnx", "torch"), "what to write", required=True),
     "output": Setting(word("FOLDER"), "where to write", required=True),
     "overwrite": Setting(FLAG, "replace an earlier export at --output", False),
+    "dtype": Setting(choice("float32", "bfloat16"), "of the weights in model.safetensors", "float32"),
+    "name": Setting(word("NAME"), "what the card calls the model (default: the run's name)"),
+    "text": Setting(word("WORDS"), "for the card: what it was trained on and under which licence (default: the source's name)"),
+    "license": Setting(word("ID"), "for the card: of the weights, as the Hugging Face hub writes it: mit"),
+    "results": Setting(several(word("RUN")), "for the card: runs that fine-tuned or measured this model", []),
     "quantize": Setting(choice("int8"), "with onnx: 8-bit weights beside the float32 ones, model.int8.onnx"),
     "source": Setting(word("TEXT"), "with quantize: text to measure on, as data.source (default: the run's validation text)"),
 }
 # All that an export may write.
 FILES = {"config.json", "tokenizer.json", "README.md", "model.safetensors", "model.onnx", "model.int8.onnx", "model.pt2"}
+FILES |= {"SHA256SUMS", "perplexity.csv", "perplexity.png"}
 FILES |= {"tokenizer_config.json", "special_tokens_map.json", "generation_config.json"}  # by transformers
+FILES |= {"modules.json", "sentence_bert_config.json", "1_Pooling", "1_Pooling/config.json"}  # for Sentence Transformers
 # What each format needs beyond torch, and how to get it.
 NEEDS = {
     "safetensors": ({"safetensors": "safetensors"}, "safetensors"),
@@ -61,13 +74,19 @@ def main(argv: list[str]) -> None:
         raise ValueError(f"quantize is {given['quantize']!r} with format={form!r}; allowed: with format=onnx")
     if given["source"] and not given["quantize"]:
         raise ValueError(f"source is {given['source']!r} without quantize; allowed: with --quantize int8")
+    if given["dtype"] != "float32" and form not in ("safetensors", "huggingface"):
+        raise ValueError(f"dtype is {given['dtype']!r} with format={form!r}; allowed: with safetensors, huggingface")
     output = Path(given["output"])
     check_output(output, given["overwrite"])
     check_installed(form)
+    results = read_results(given["results"])
 
     from lit_linformer.runs.trained_model import open_checkpoint
 
     model = open_checkpoint(given["ckpt_path"])
+    model.name = given["name"] or model.facts.get("name", model.name)
+    model.facts |= {key: given[key] for key in ("name", "text", "license") if given[key]}
+    model.facts |= {"exported": command_line(["export", *argv])} | ({"results": results} if results else {})
     with staged(output) as folder:
         lines = write(model, form, folder, given)
     print(describe(model))
@@ -80,12 +99,21 @@ def write(model: "TrainedModel", form: str, folder: Path, given: dict[str, Any])
     """The folder's files, checked; lines that say how it went. Raises ValueError where what was written differs."""
     from lit_linformer.export import card
     from lit_linformer.export.verify import largest_difference
+    from lit_linformer.runs.exported import write_sums
 
     module = importlib.import_module(f"lit_linformer.export.{MODULES[form]}")
+    rounded = []
+    if given["dtype"] != "float32":
+        from lit_linformer.export.rounding import round_weights, store_as
+
+        rounded = [round_weights(model, given["dtype"])]
     module.write(model, folder)
+    if rounded:
+        store_as(folder, given["dtype"])
     written = module.logits(model, folder)
     difference = largest_difference(model, written)
-    lines = [f"largest difference of logits from the checkpoint's, on random inputs with padding: {difference:.2g}"]
+    of = f"the {given['dtype']} weights'" if rounded else "the checkpoint's"
+    lines = [f"largest difference of logits from {of}, on random inputs with padding: {difference:.2g}", *rounded]
     if form == "onnx":
         sessions, measured = {"onnxruntime": written}, []
         if given["quantize"]:
@@ -97,6 +125,7 @@ def write(model: "TrainedModel", form: str, folder: Path, given: dict[str, Any])
             measured = [quantize.cost(model, batches, *sessions.values())]
         lines += [*measured, module.compare_speed(model, sessions)]
     card.write(model, folder, form, lines)
+    write_sums(folder)
     return lines
 
 
@@ -130,7 +159,8 @@ def check_output(output: Path, overwrite: bool) -> None:
             raise ValueError(f"output is {output}, which is not empty; allowed: a new folder, or --overwrite true")
         if not is_export(output):
             raise ValueError(f"output is {output}, which holds no export; allowed with overwrite: the folder of an earlier one")
-        if foreign := sorted(path.name for path in output.iterdir() if path.name not in FILES):
+        there = (path.relative_to(output).as_posix() for path in output.rglob("*"))
+        if foreign := sorted(name for name in there if name not in FILES):
             raise ValueError(f"output is {output}, which holds {foreign[0]}, and no export wrote that; allowed: another folder")
     elif output.exists() or output.is_symlink():
         raise ValueError(f"output is {output}, which is a file; allowed: a folder")
@@ -194,5 +224,5 @@ def _open_to_others(folder: Path) -> None:
     umask = os.umask(0)
     os.umask(umask)
     folder.chmod(0o777 & ~umask)
-    for path in folder.iterdir():
-        path.chmod(0o666 & ~umask)
+    for path in folder.rglob("*"):
+        path.chmod((0o777 if path.is_dir() else 0o666) & ~umask)

@@ -1,5 +1,6 @@
 """The huggingface format: what AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer and pipelines load."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,27 @@ from lit_linformer.runs.trained_model import TrainedModel
 
 
 def write(model: TrainedModel, folder: Path) -> None:
-    """config.json, model.safetensors, tokenizer.json and tokenizer_config.json."""
+    """config.json, model.safetensors, tokenizer.json and tokenizer_config.json; of an encoder also what Sentence Transformers
+    reads: mean pooling over all tokens, then length 1, as `embed` has it."""
     with transformers_quiet():
         as_transformers(model).save_pretrained(folder)
     fast_tokenizer(model).save_pretrained(folder)
+    if not model.classifies:
+        modules = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
+        listed = [
+            {"idx": place, "name": str(place), "path": path, "type": f"sentence_transformers.models.{name}"}
+            for place, (name, path) in enumerate(modules.items())
+        ]
+        pooling = {"word_embedding_dimension": model.encoder.hidden_size, "pooling_mode_mean_tokens": True}
+        pooling |= {"pooling_mode_cls_token": False}
+        _write_json(folder / "modules.json", listed)
+        (folder / "1_Pooling").mkdir()
+        _write_json(folder / "1_Pooling" / "config.json", pooling)
+        _write_json(folder / "sentence_bert_config.json", {"max_seq_length": model.max_length, "do_lower_case": False})
+
+
+def _write_json(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def as_transformers(model: TrainedModel) -> LinformerPreTrainedModel:

@@ -1,6 +1,12 @@
-"""An exported folder, as `export` writes it with --format safetensors or huggingface: config.json and model.safetensors."""
+"""An exported folder, as `export` writes it with --format safetensors or huggingface: config.json and model.safetensors.
 
+SHA256SUMS holds the checksums of the weights and the tokenizer, in the form of `sha256sum -c`; they are checked when the folder
+is read.
+"""
+
+import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +14,41 @@ from torch import Tensor
 
 from lit_linformer.model import EncoderConfig
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
+CONFIG, WEIGHTS, SUMS = "config.json", "model.safetensors", "SHA256SUMS"
+SUMMED = re.compile(r"model\..+|tokenizer\.json")  # what of the folder makes its numbers
 # How transformers' model classes name what the plain modules call encoder and head (see export/huggingface.py).
 PREFIXES = {"linformer.encoder.": "encoder.", "lm_head.": "head.", "classifier.": "head."}
 
 
 def is_exported(folder: Path) -> bool:
     return (folder / CONFIG).is_file() and (folder / WEIGHTS).is_file()
+
+
+def write_sums(folder: Path) -> None:
+    """SHA256SUMS of what lies there."""
+    names = sorted(path.name for path in folder.iterdir() if SUMMED.fullmatch(path.name))
+    (folder / SUMS).write_text("".join(f"{_sha256(folder / name)}  {name}\n" for name in names), encoding="utf-8")
+
+
+def check_sums(folder: Path, setting: str) -> None:
+    """ValueError, in one line, for a file with another checksum than was written; nothing is checked without SHA256SUMS."""
+    if not (folder / SUMS).is_file():
+        return
+    for line in (folder / SUMS).read_text(encoding="utf-8", errors="replace").splitlines():
+        expected, _, name = line.partition("  ")
+        if SUMMED.fullmatch(name) and (folder / name).is_file() and (found := _sha256(folder / name)) != expected:
+            raise ValueError(
+                f"{setting} is {folder}, whose {name} has the SHA-256 {found[:12]}…, in {SUMS} {expected[:12]}…; allowed: an "
+                f"undamaged copy (or, if it was changed on purpose, no {SUMS})"
+            )
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def read_config(folder: Path, setting: str = "folder") -> dict[str, Any]:
@@ -37,12 +71,13 @@ def read_config(folder: Path, setting: str = "folder") -> dict[str, Any]:
 
 
 def read_weights(folder: Path, setting: str = "folder") -> dict[str, Tensor]:
-    """The state dict of MaskedLanguageModel or SequenceClassifier."""
+    """The state dict of MaskedLanguageModel or SequenceClassifier, in the type that it is stored in."""
     try:
         from safetensors import SafetensorError
         from safetensors.torch import load_file
     except ModuleNotFoundError as error:
         raise ValueError(f"{setting} is {folder}, which needs safetensors; allowed after: pip install safetensors") from error
+    check_sums(folder, setting)
     try:
         weights = load_file(folder / WEIGHTS)
     except (OSError, SafetensorError) as error:

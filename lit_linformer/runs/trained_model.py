@@ -24,8 +24,10 @@ from lit_linformer.runs.checkpoints import (
     stored_encoder,
 )
 from lit_linformer.runs.folder import TOKENIZER
-from lit_linformer.utils.files import read_rows
+from lit_linformer.utils.files import read_json, read_rows
 from lit_linformer.utils.finite import check_finite
+
+CURVE, COLUMNS = "perplexity.csv", ("step", "tokens", "perplexity")
 
 
 @dataclass
@@ -95,7 +97,7 @@ def read_model(asked: str | Path, setting: str = "model.pretrained") -> StoredMo
         tokenizer = str(path) if (path / TOKENIZER).is_file() else None
         stored = StoredModel(path, encoder, weights, settings, tokenizer, exported=config)
     else:
-        path = _find(path, setting)
+        path = find_model(path, setting)
         checkpoint = check_checkpoint(path, setting)
         encoder, prefix = encoder_of(checkpoint, path, setting), "net."
         weights = {n.removeprefix(prefix): t for n, t in checkpoint["state_dict"].items() if n.startswith(prefix)}
@@ -108,7 +110,8 @@ def read_model(asked: str | Path, setting: str = "model.pretrained") -> StoredMo
     return stored
 
 
-def _find(path: Path, setting: str) -> Path:
+def find_model(path: Path, setting: str) -> Path:
+    """A checkpoint file: the path itself, or of a run's folder its best, or its last where there is no best."""
     if not path.exists():
         raise ValueError(
             f"{setting} is {path}, which does not exist; allowed: a run directory, a checkpoint file, or an exported folder"
@@ -126,13 +129,14 @@ class TrainedModel:
     """A trained model, ready to be used or written.
 
     Args:
-        name: the run's, or the file's.
+        name: the run's, the folder's or the file's.
         net: MaskedLanguageModel or SequenceClassifier, float32, in evaluation mode.
         tokenizer: the one it was trained with.
         max_length: longest row it was trained on; up to the encoder's.
         labels: names of the classes; None for masked language models and regressions.
         pair: a row has two texts.
-        facts: version, step, tokens, text, and perplexity or scores, as far as known; no paths of this machine.
+        facts: version, step, tokens, text, perplexity or scores, and the run's command, seconds and environment, as far as
+            known; no paths of this machine.
         curve: (step, tokens, perplexity) of the validations up to this checkpoint.
         data: the settings of the run's data module, with class_path; empty where they are not known.
     """
@@ -195,7 +199,8 @@ def open_checkpoint(asked: str | Path, setting: str = "ckpt_path") -> TrainedMod
     beside = path.parent.parent
     model = TrainedModel(beside.name if path.parent.name == "checkpoints" else path.stem, net, tokenizer, longest)
     if stored.exported:
-        _add_exported(model, stored.exported)
+        model.name = stored.path.resolve().name
+        _add_exported(model, stored)
         return model
     model.data = {"class_path": str(data.get("class_path", "")), **settings}
     if model.classifies:
@@ -204,9 +209,11 @@ def open_checkpoint(asked: str | Path, setting: str = "ckpt_path") -> TrainedMod
     return model
 
 
-def _add_exported(model: TrainedModel, config: dict[str, Any]) -> None:
-    """What its config.json tells of the classes and of the training."""
+def _add_exported(model: TrainedModel, stored: StoredModel) -> None:
+    """What its config.json tells of the classes and of the training, and its curve."""
+    config = stored.exported
     model.facts = {"version": version()} | (config.get("lit_linformer") or {})
+    model.curve = _curve(read_rows(stored.path / CURVE))
     if not model.classifies:
         return
     labels = config.get("labels") or list((config.get("id2label") or {}).values())
@@ -238,16 +245,21 @@ def _add_facts(model: TrainedModel, checkpoint: dict, run: Path) -> None:
     if isinstance(source, str):
         facts["text"] = source if source.startswith("hub:") and not Path(source[4:]).exists() else Path(source).resolve().name
     if not model.classifies:
-        rows = read_rows(run / "perplexity.csv") or checkpoint.get("callbacks", {}).get("PerplexityCurve", {}).get("rows", [])
-        rows = [row for row in rows if row["step"] <= step]
-        model.curve = [(int(row["step"]), int(row["tokens"]), float(row["perplexity"])) for row in rows]
+        rows = read_rows(run / CURVE) or checkpoint.get("callbacks", {}).get("PerplexityCurve", {}).get("rows", [])
+        model.curve = [point for point in _curve(rows) if point[0] <= step]
         if model.curve:
             facts["best_perplexity"] = min(perplexity for _, _, perplexity in model.curve)
         if model.curve and model.curve[-1][0] == step:
             facts["perplexity"] = model.curve[-1][2]
     elif scores := [row for row in read_rows(run / "scores.csv") if row["step"] == step]:
         facts["scores"] = {key.removeprefix("val/"): value for key, value in scores[-1].items() if key.startswith("val/")}
+    if result := read_json(run / "result.json"):  # of a run that has ended
+        facts |= {key: result[key] for key in ("seconds", "command", "environment") if result.get(key)}
     model.facts = facts | model.facts
+
+
+def _curve(rows: list[dict[str, float]]) -> list[tuple[int, int, float]]:
+    return [(int(row["step"]), int(row["tokens"]), row["perplexity"]) for row in rows if {*COLUMNS} <= row.keys()]
 
 
 def own_classes(config: EncoderConfig) -> list[str]:

@@ -1,5 +1,6 @@
 """`export` as a user runs it: every format, what it prints and leaves, and what it refuses."""
 
+import hashlib
 import json
 import re
 from dataclasses import asdict
@@ -20,6 +21,7 @@ from tests.model.mechanisms import MECHANISMS
 ROOT = Path(__file__).parents[2]
 NEEDED = {"safetensors": "safetensors", "huggingface": "transformers", "onnx": "onnxruntime", "torch": "torch"}
 FORMATS = list(NEEDED)
+SUMMED = ["model.safetensors", "tokenizer.json"]
 SHAPE = {"vocab_size": 50, "max_length": 16, "hidden_size": 8, "num_layers": 1, "num_heads": 2, "intermediate_size": 16}
 # Of logits of equal weights: memory mapped from a file lies at other addresses than torch's own, where sums are added up in
 # another order. 16 float32 roundings of numbers up to 4.
@@ -95,7 +97,8 @@ def test_folder_comes_back_as_plain_pytorch_and_starts_a_fine_tuning(form, kind,
     assert asdict(source.encoder) == asdict(model.encoder) and source.own_tokenizer.sha256
     assert all(torch.equal(tensor, model.net.encoder.state_dict()[name]) for name, tensor in source.encoder_weights.items())
     again = open_checkpoint(tmp_path / "out")  # what export, convert and draw read
-    assert again.labels == model.labels and again.facts == model.facts
+    assert again.facts.pop("exported").startswith(f"python run.py export --ckpt_path …/{run.name} --format {form}")
+    assert again.labels == model.labels and again.facts == model.facts and again.curve == model.curve
 
 
 def test_fine_tuning_from_an_exported_folder(pretrained, tmp_path, cache, monkeypatch):
@@ -135,6 +138,73 @@ def test_a_name_in_a_card_is_only_a_name():
     shown = markdown(f"# {plain(name)}")
     assert shown.startswith("<h1># &lt;script&gt;") and shown.count("<") == 2 and "<em>" not in shown and "\n" not in shown
     assert plain("runs/quick_start-2") == "runs/quick_start-2"
+
+
+@pytest.mark.parametrize("form", ["safetensors", "huggingface"])
+def test_weights_of_16_bits_are_the_rounded_ones_and_computed_in_32(form, pretrained, tmp_path):
+    from safetensors.torch import load_file
+
+    shown = export(pretrained, form, tmp_path / "out", tmp_path, "--dtype", "bfloat16")
+    assert "weights rounded to bfloat16: on the same inputs the logits" in shown
+    stored = load_file(tmp_path / "out/model.safetensors")
+    assert {tensor.dtype for tensor in stored.values()} == {torch.bfloat16}
+    net, _ = load(tmp_path / "out")
+    whole = open_checkpoint(pretrained).net.state_dict()
+    for name, tensor in net.state_dict().items():
+        assert tensor.dtype == torch.float32 and torch.equal(tensor, whole[name].bfloat16().float())
+    if form == "huggingface":
+        from transformers import AutoModelForMaskedLM
+
+        import lit_linformer.export.huggingface  # noqa: F401
+
+        auto = AutoModelForMaskedLM.from_pretrained(tmp_path / "out").eval()
+        assert auto.dtype == torch.float32
+        ids = torch.tensor([[0, 9, 8, 2]])
+        assert torch.allclose(auto(ids).logits, net(ids), atol=1e-4)
+
+
+def test_a_damaged_folder_is_one_line(pretrained, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    export(pretrained, "safetensors", tmp_path / "out", tmp_path)
+    lines = (tmp_path / "out/SHA256SUMS").read_text().splitlines()
+    expected = [f"{hashlib.sha256((tmp_path / 'out' / name).read_bytes()).hexdigest()}  {name}" for name in sorted(SUMMED)]
+    assert lines == expected
+    commands = {
+        "ckpt_path": ["draw", "--ckpt_path", "out", "--text", "a", "--output", "a.png"],
+        "from": ["convert", "--from", "out", "--name", "n"],
+        "model.pretrained": ["predict", "--model.pretrained", "out", "--data.text", "a <mask>"],
+    }
+    for name, (setting, argv) in zip(SUMMED * 2, commands.items(), strict=False):
+        whole = (tmp_path / "out" / name).read_bytes()
+        (tmp_path / "out" / name).write_bytes(whole[:-7] + bytes([whole[-7] ^ 1]) + whole[-6:])
+        line = complaint(argv, tmp_path)
+        assert f"{setting} is out, whose {name} has the SHA-256 " in line and "in SHA256SUMS" in line and "allowed" in line
+        (tmp_path / "out" / name).write_bytes(whole)
+    (tmp_path / "out/tokenizer.json").write_text(json.dumps(json.loads((tmp_path / "out/tokenizer.json").read_text())))
+    (tmp_path / "out/SHA256SUMS").unlink()  # changed on purpose
+    assert open_checkpoint(tmp_path / "out").tokenizer.mask_token == "<mask>"
+
+
+def test_card_has_what_the_user_and_other_runs_say(pretrained, finetuned, tmp_path):
+    """Words given for it, the training's command and machine, results of other runs, a picture; again from the folder."""
+    told = ["--name", "small", "--license", "mit", "--text", "Wikipedia (CC BY-SA)", "--results", str(finetuned)]
+    export(pretrained, "huggingface", tmp_path / "out", tmp_path, *told)
+    result = json.loads((finetuned / "result.json").read_text())
+    for folder in ("out", "again"):
+        card = (tmp_path / folder / "README.md").read_text()
+        head = "---\nlicense: mit\npipeline_tag: fill-mask\nlibrary_name: transformers\ntags: [linformer]\n---\n\n# small\n"
+        assert (
+            card.startswith(head) and "| text | Wikipedia (CC BY-SA) |" in card and "| license of the weights | mit |" in card
+        )
+        assert f"| task | val/accuracy | {result['best_metrics']['val/accuracy']:.4g} |" in card
+        assert f"```sh\n{result['command']}\n```" in card and "```sh\npython run.py fit --config tiny.yaml" in card
+        assert f"| hardware | {result['environment']['hardware']} |" in card
+        assert "(perplexity.png)" in card and (tmp_path / folder / "perplexity.png").read_bytes()[1:4] == b"PNG"
+        rows = (tmp_path / folder / "perplexity.csv").read_text().splitlines()
+        assert rows[0] == "step,tokens,perplexity" and rows[1].startswith("0,0,")
+        if folder == "out":
+            export(tmp_path / "out", "huggingface", tmp_path / "again", tmp_path)
+    assert (tmp_path / "out/model.safetensors").read_bytes() == (tmp_path / "again/model.safetensors").read_bytes()
 
 
 def test_a_checkpoint_file_alone_is_enough(pretrained, tmp_path):
@@ -255,6 +325,9 @@ def test_nothing_is_left_where_an_export_differs(pretrained, tmp_path, monkeypat
         ({"quantize": "int8"}, "quantize is 'int8' with format='safetensors'; allowed: with format=onnx"),
         ({"format": "onnx", "quantize": "int4"}, "quantize is 'int4'; did you mean 'int8'?; allowed: int8"),
         ({"source": "x.txt"}, "source is 'x.txt' without quantize; allowed"),
+        ({"dtype": "float16"}, "dtype is 'float16'; did you mean 'bfloat16'?; allowed: float32, bfloat16"),
+        ({"format": "onnx", "dtype": "bfloat16"}, "dtype is 'bfloat16' with format='onnx'; allowed: with safetensors"),
+        ({"results": "nowhere"}, "results is nowhere, which holds no metrics; allowed: the folder of a run"),
         ({"formt": "onnx"}, "unknown setting '--formt' of export; did you mean '--format'?"),
     ],
 )

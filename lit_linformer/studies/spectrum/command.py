@@ -10,7 +10,8 @@ settings for a Linformer; and how close approximations of rank k come to softmax
 
 The index is a quarter of the singular values if it is not given: the paper's 128 of 512, k/4 of a Linformer's k. A Linformer's
 errors are at its own k, a Transformer's at the index. Several --run are put side by side.
-A fine-tuned run works too, and needs --source. At n = 512 a head of a layer takes 0.1 s a sentence on one core.
+A fine-tuned run and an exported folder work too, and need --source. At n = 512 a head of a layer takes 0.1 s a sentence on one
+core.
 """
 
 import csv
@@ -26,7 +27,7 @@ if TYPE_CHECKING:  # the help needs no torch
     from lit_linformer.studies.spectrum.run import MeasuredRun
 
 SETTINGS = {
-    "run": Setting(several(word("RUN")), "folders of runs that were trained, as runs/small", required=True),
+    "run": Setting(several(word("RUN")), "folders of runs that were trained, as runs/small, or exported", required=True),
     "num_sentences": Setting(whole("N", 1), "rows of text to average over, spread evenly over it", 100),
     "source": Setting(word("TEXT"), "text to run on, as for data.source (default: each run's validation text)"),
     "ckpt_path": Setting(word("best|last|FILE"), "checkpoint (default: best, or last where there is no best)"),
@@ -37,7 +38,9 @@ SETTINGS = {
     ),
     "threshold": Setting(number("SHARE", above=0, most=1), "share that the suggested k holds", 0.9),
     "device": Setting(word("auto|cpu|cuda"), "where to compute", "auto"),
-    "output": Setting(word("FOLDER"), "where to write (default: RUN/spectrum, of the first run)"),
+    "output": Setting(
+        word("FOLDER"), "where to write (default: RUN/spectrum of the first run; runs/pretrained-… of an export)"
+    ),
 }
 
 
@@ -46,9 +49,14 @@ def main(argv: list[str]) -> None:
     given = parse("spectrum", __doc__, SETTINGS, argv)
     which, threshold, heads = given["ckpt_path"], given["threshold"], given["heads"] and sorted(set(given["heads"]))
     runs = list(dict.fromkeys(map(Path, given["run"])))
+
+    from lit_linformer.runs.exported import is_exported
+
     for run in runs:
-        if not (run / "config.yaml").is_file() or not (run / "checkpoints").is_dir():
-            raise ValueError(f"run is {run}, which holds no config.yaml and checkpoints/; allowed: the folder of a trained run")
+        if not is_exported(run) and not ((run / "config.yaml").is_file() and (run / "checkpoints").is_dir()):
+            raise ValueError(
+                f"run is {run}, which holds no config.yaml and checkpoints/; allowed: the folder of a trained run, or an export"
+            )
     if which not in (None, "best", "last") and len(runs) > 1:
         raise ValueError(f"ckpt_path is {which}; allowed with {len(runs)} runs: best, last")
 
@@ -59,7 +67,8 @@ def main(argv: list[str]) -> None:
     opened = [open_run(run, which, *what) for run in runs]
     for run in opened:
         run.measure(chosen)
-    folder = Path(given["output"] or runs[0] / "spectrum")
+    first = Path("runs", f"pretrained-{runs[0].resolve().name}") if is_exported(runs[0]) else runs[0]
+    folder = Path(given["output"] or first / "spectrum")
     write(folder, opened, threshold, heads, command_line(["spectrum", *argv]), environment(chosen))
     print((folder / "spectrum.md").read_text(encoding="utf-8"), end="")
     print(f"\n→ {folder}/", flush=True)

@@ -14,6 +14,7 @@ from lit_linformer.model import PROJECTIONS, Encoder, EncoderConfig
 from lit_linformer.model.linformer import SHARINGS
 from lit_linformer.model.lowrank import Measured, check_index, check_layers, check_maps, measure
 from lit_linformer.runs.checkpoints import check_checkpoint, find_checkpoint
+from lit_linformer.runs.exported import is_exported
 from lit_linformer.runs.place import seen_from
 from lit_linformer.runs.trained_model import read_model
 
@@ -81,20 +82,14 @@ class MeasuredRun:
 
 def open_run(path: Path, which: str | None, source: str | None, count: int, layers: Any, heads: Any, index: Any) -> MeasuredRun:
     """Finds a run's checkpoint and text; raises ValueError for bad input before anything is computed."""
-    if which in (None, "best", "last"):
-        found = find_checkpoint(path, which or "best") or (None if which else find_checkpoint(path, "last"))
-        if found is None:
-            raise ValueError(
-                f"ckpt_path is {which or 'best'!r}, but {path}/checkpoints holds none; allowed: best, last, a file"
-            )
-    else:
-        found = Path(which)
-    step = check_checkpoint(found)["global_step"]
-    run = read_model(found, "ckpt_path")
+    found = path if is_exported(path) else _checkpoint(path, which)
+    run = read_model(found, "run" if found == path else "ckpt_path")
+    step = run.checkpoint["global_step"] if run.checkpoint else (run.exported.get("lit_linformer") or {}).get("step", 0)
     layers = check_layers("layers", layers, run.encoder)
     if heads is not None and not (heads and 0 <= heads[0] and heads[-1] < run.encoder.num_heads):
         raise ValueError(f"heads is {heads}; allowed for {path}: heads from 0 to {run.encoder.num_heads - 1}")
-    data = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8")).get("data", {})
+    config = path / "config.yaml"
+    data = yaml.safe_load(config.read_text(encoding="utf-8")).get("data", {}) if config.is_file() else {}
     settings = data.get("init_args", {})
     seen_from(path, settings)
     length = settings.get("max_length")
@@ -102,6 +97,17 @@ def open_run(path: Path, which: str | None, source: str | None, count: int, laye
     index = check_index("index", index, run.encoder, length)
     rows, text = _rows(path, data, source, run.tokenizer, length, count)
     return MeasuredRun(path, found, step, run.encoder, run.encoder_weights, rows, text, layers, index)
+
+
+def _checkpoint(path: Path, which: str | None) -> Path:
+    """Of a run."""
+    if which not in (None, "best", "last"):
+        check_checkpoint(Path(which), whole=False)
+        return Path(which)
+    found = find_checkpoint(path, which or "best") or (None if which else find_checkpoint(path, "last"))
+    if found is None:
+        raise ValueError(f"ckpt_path is {which or 'best'!r}, but {path}/checkpoints holds none; allowed: best, last, a file")
+    return found
 
 
 def _rows(path: Path, data: dict, source: str | None, tokenizer: str | None, length: int, count: int) -> tuple[Any, str]:

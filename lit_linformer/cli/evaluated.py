@@ -1,0 +1,59 @@
+"""`validate`, `test` and `predict` of a model that `--model.pretrained` names: a folder that `export` wrote, or a run.
+
+    python run.py predict --model.pretrained models/small --data.text "Paris is the <mask> of France."
+
+Only the command line's word counts: a run's config.yaml names under model.pretrained what the run started from, and what is
+evaluated is the run's own checkpoint.
+"""
+
+from pathlib import Path
+
+from jsonargparse import Namespace
+from lightning.pytorch import LightningModule
+
+from lit_linformer.runs.exported import is_exported
+from lit_linformer.runs.trained_model import find_model, read_model
+
+COMMANDS = ("validate", "test", "predict")
+DEFAULT_NAME = "run"
+
+
+def evaluated(subcommand: str, argv: list[str], config: Namespace) -> Path | None:
+    """The model, where the command line asks for one; its checkpoint becomes ckpt_path, or it is an exported folder.
+
+    Without --name what is found lies in runs/pretrained-MODEL, without a config rows are as long as the model's n.
+    """
+    settings = config.model.get("init_args", Namespace())
+    named = settings.get("pretrained")
+    if subcommand not in COMMANDS or named is None or config.ckpt_path or not typed(argv, "model.pretrained"):
+        return None
+    path = Path(named)
+    if not is_exported(path):
+        config.ckpt_path = str(find_model(path, "model.pretrained"))
+    if config.name == DEFAULT_NAME and not typed(argv, "name"):
+        config.name = f"pretrained-{path.resolve().stem}"
+    if not typed(argv, "config") and not typed(argv, "data.max_length") and "init_args" in config.data:
+        config.data.init_args.max_length = None  # the model's
+    return path
+
+
+def load_exported(module: LightningModule, folder: Path) -> None:
+    """All weights of an exported folder, a classifier's head too, which a fine-tuning would not take over.
+
+    Raises ValueError where the folder holds another model than the config describes.
+    """
+    stored, own = read_model(folder), module.net.state_dict()
+    for name, tensor in own.items():
+        if name not in stored.weights or stored.weights[name].shape != tensor.shape:
+            what = "a classifier" if "num_labels" in stored.settings else "a masked language model"
+            raise ValueError(
+                f"model.pretrained is {folder}, {what} whose weights are not those of {type(module).__name__} as it is set up "
+                f"here ({name}); allowed: settings of model and data that are that model's"
+            )
+    module.net.load_state_dict(stored.weights)
+
+
+def typed(argv: list[str], setting: str) -> bool:
+    """Whether a setting is on the command line, under its short name or its long one."""
+    names = {f"--{setting}", f"--{setting.replace('.', '.init_args.', 1)}"}
+    return any(word.partition("=")[0] in names for word in argv)

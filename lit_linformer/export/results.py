@@ -1,0 +1,29 @@
+"""What other runs found with a model, for its card: fine-tunings of it, and perplexities on texts."""
+
+from pathlib import Path
+from typing import Any
+
+from lit_linformer.utils.files import read_json
+
+# What a run's folder may hold, and under which key of it the metrics are.
+FILES = {"result.json": "best_metrics", "validate.json": "metrics", "test.json": "metrics"}
+LEFT_OUT = ("train/", "val/loss", "val/score", "test/loss", "test/score")  # score is the mean of the others
+
+
+def read_results(folders: list[str]) -> list[dict[str, Any]]:
+    """{"run", "metrics", "commands"} of each folder; ValueError, in one line, for one without results."""
+    return [_read(Path(folder)) for folder in folders]
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    metrics: dict[str, float] = {}
+    commands = []
+    for name, key in FILES.items():
+        found = read_json(folder / name) or {}
+        metrics |= {k: v for k, v in (found.get(key) or {}).items() if not k.startswith(LEFT_OUT) and isinstance(v, float)}
+        commands += [found["command"]] if found.get("command") else []
+    if not metrics:
+        raise ValueError(
+            f"results is {folder}, which holds no metrics; allowed: the folder of a run that fit, validate or test has ended in"
+        )
+    return {"run": folder.resolve().name, "metrics": metrics, "commands": commands}

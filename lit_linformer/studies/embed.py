@@ -1,0 +1,140 @@
+"""Texts as vectors: `python run.py embed --ckpt_path models/small --file texts.txt --output texts.npy`.
+
+A text's vector is the mean of the encoder's hidden states over its tokens, bos and eos included, scaled to length 1: the cosine
+of two texts is the product of their vectors. So Sentence Transformers has it, too, from what `export --format huggingface`
+writes. A text of more than n tokens is cut.
+
+    texts.npy          float32, a row a text, in their order
+    texts.parquet      the columns text and embedding
+
+--sts FOLDER measures what such cosines are worth: Spearman's correlation with people's ratings of the pairs of STS-B's
+validation split, a folder as data.source with data.task STS-B.
+"""
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lit_linformer.utils.arguments import Setting, check_device, parse, several, whole, word
+
+if TYPE_CHECKING:  # the help needs no torch
+    import numpy as np
+
+    from lit_linformer.runs.trained_model import TrainedModel
+
+SETTINGS = {
+    "ckpt_path": Setting(word("FILE|RUN|FOLDER"), "checkpoint, run (its best checkpoint), or exported folder", required=True),
+    "text": Setting(several(word("TEXT")), "texts", []),
+    "file": Setting(word("FILE"), "texts, one a line"),
+    "output": Setting(several(word("FILE.npy|FILE.parquet")), "where to write", []),
+    "sts": Setting(word("FOLDER"), "STS-B, to measure on"),
+    "batch_size": Setting(whole("ROWS", 1), "texts at once, of about the same length", 32),
+    "device": Setting(word("auto|cpu|cuda"), "where to compute", "auto"),
+}
+SUFFIXES = (".npy", ".parquet")
+
+
+def main(argv: list[str]) -> None:
+    """Embeds, writes and says so; raises ValueError, in one line, for bad input."""
+    given = parse("embed", __doc__, SETTINGS, argv)
+    outputs = [Path(name) for name in given["output"]]
+    if wrong := [path for path in outputs if path.suffix not in SUFFIXES or path.is_dir()]:
+        raise ValueError(f"output is {wrong[0]}; allowed: files that end in {' or '.join(SUFFIXES)}")
+    asked = bool(given["text"] or given["file"])
+    if not asked and not given["sts"]:
+        raise ValueError("nothing to embed: give --text, --file or --sts")
+    if asked != bool(outputs):
+        missing, there = ("output", "text or file") if asked else ("text", "output")
+        raise ValueError(f"--{missing} is not given; allowed: with --{there} it must be")
+    texts = [*given["text"], *(read_lines(Path(given["file"])) if given["file"] else [])]
+
+    from lit_linformer.runs.trained_model import open_checkpoint
+
+    model, device = open_checkpoint(given["ckpt_path"]), check_device(given["device"])
+    if texts:
+        vectors, cut = embed(model, texts, given["batch_size"], device)
+        for path in outputs:
+            write(path, texts, vectors)
+            print(f"{len(texts)} texts, {vectors.shape[1]} numbers each → {path}", flush=True)
+        if cut:
+            print(f"{cut} of them were cut to n = {model.max_length} tokens")
+    if given["sts"]:
+        found = similarity(model, given["sts"], given["batch_size"], device)
+        print(f"STS-B, {found['pairs']} pairs: cosine against rating, Spearman {found['spearman']:.4f}", flush=True)
+
+
+def read_lines(path: Path) -> list[str]:
+    """ValueError for a blank line, for rows of vectors are told apart by their number alone."""
+    from lit_linformer.data.reading import text_lines
+
+    texts = []
+    for number, line, _ in text_lines(path, "file"):
+        if not line.strip():
+            raise ValueError(f"file: {path}, line {number} is blank; allowed: a text on each line")
+        texts.append(line)
+    return texts
+
+
+def embed(
+    model: "TrainedModel", texts: list[str], batch_size: int = 32, device: str = "cpu"
+) -> "tuple[np.ndarray[Any, Any], int]":
+    """(S texts, D) float32 of length 1 each, and how many texts were cut to model.max_length tokens."""
+    import numpy as np
+    import torch
+    from torch.nn.functional import normalize
+
+    from lit_linformer.model.heads import pool
+
+    tokenizer, longest = model.tokenizer, model.max_length
+    found = [encoding.ids for encoding in tokenizer.encode_plain([text.strip() for text in texts])]
+    rows = [[tokenizer.bos_id, *ids[: longest - 2], tokenizer.eos_id] for ids in found]
+    vectors = np.zeros((len(rows), model.encoder.hidden_size), np.float32)
+    encoder = model.net.encoder.to(device)
+    with torch.inference_mode():
+        for places in _batches(rows, batch_size):
+            width = len(rows[places[-1]])
+            ids = torch.tensor([rows[i] + [tokenizer.pad_id] * (width - len(rows[i])) for i in places], device=device)
+            lengths = torch.tensor([len(rows[i]) for i in places], device=device)
+            mask = torch.arange(width, device=device) < lengths[:, None]
+            vectors[places] = normalize(pool(encoder(ids, mask), mask, "mean").float()).cpu().numpy()
+    return vectors, sum(len(ids) > longest - 2 for ids in found)
+
+
+def _batches(rows: list[list[int]], size: int) -> Iterator[list[int]]:
+    """Places of rows of about the same length, the longest last in each."""
+    order = sorted(range(len(rows)), key=lambda place: len(rows[place]))
+    return (order[start : start + size] for start in range(0, len(order), size))
+
+
+def write(path: Path, texts: list[str], vectors: "np.ndarray[Any, Any]") -> None:
+    """.npy, or .parquet with the texts."""
+    from lit_linformer.utils.files import write_bytes
+
+    content = io.BytesIO()
+    if path.suffix == ".npy":
+        import numpy as np
+
+        np.save(content, vectors)
+    else:
+        import pyarrow
+        import pyarrow.parquet
+
+        column = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(vectors.ravel()), vectors.shape[1])
+        pyarrow.parquet.write_table(pyarrow.table({"text": texts, "embedding": column}), content)
+    write_bytes(path, content.getvalue())
+
+
+def similarity(model: "TrainedModel", source: str, batch_size: int = 32, device: str = "cpu") -> dict[str, float]:
+    """{"pairs", "spearman"} of STS-B's validation split: cosines of its pairs against their ratings."""
+    import torch
+    from torchmetrics.functional import spearman_corrcoef
+
+    from lit_linformer.data.finetuning.labelled_rows import LabelledSource
+    from lit_linformer.data.finetuning.text_tasks import find_task
+
+    rows = list(LabelledSource(source, find_task("STS-B")).rows("validation"))
+    vectors, _ = embed(model, [text for row in rows for text in row.texts], batch_size, device)
+    cosines = torch.from_numpy((vectors[::2] * vectors[1::2]).sum(1))
+    ratings = torch.tensor([row.label for row in rows], dtype=torch.float32)
+    return {"pairs": len(rows), "spearman": spearman_corrcoef(cosines, ratings).item()}

@@ -1,0 +1,95 @@
+"""`embed`: what a vector is, what is written, Sentence Transformers' arithmetic, STS-B, bad input."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import spearmanr
+
+from lit_linformer.runs.trained_model import open_checkpoint
+from lit_linformer.studies.embed import embed, similarity
+from tests.cli.test_errors import complaint
+from tests.helpers import output
+
+TEXTS = ["a good film", "  so very awful, the plot we saw ", "the film", "word " * 60]
+
+
+@pytest.fixture(scope="module")
+def model(pretrained):
+    return open_checkpoint(pretrained)
+
+
+def test_a_vector_is_the_mean_of_a_texts_tokens_whatever_is_beside_it(model):
+    vectors, cut = embed(model, TEXTS, batch_size=3)
+    assert vectors.shape == (4, 16) and vectors.dtype == np.float32 and cut == 1
+    for text, vector in zip(TEXTS[:3], vectors, strict=False):
+        ids = [model.tokenizer.bos_id, *model.tokenizer.encode(text.strip()), model.tokenizer.eos_id]
+        with torch.inference_mode():
+            mean = model.net.encoder(torch.tensor([ids]))[0].mean(0)
+        assert vector == pytest.approx((mean / mean.norm()).numpy(), abs=1e-5)
+    assert np.linalg.norm(vectors, axis=1) == pytest.approx(1, abs=1e-5)
+
+
+def test_files_hold_them_in_order(model, pretrained, tmp_path, monkeypatch):
+    import pyarrow.parquet
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS[:3]) + "\n")
+    argv = ["embed", "--ckpt_path", str(pretrained), "--text", "first", "--file", "texts.txt"]
+    shown = output([*argv, "--output", "a.npy", "b.parquet"], tmp_path)
+    assert "4 texts, 16 numbers each → a.npy" in shown and "→ b.parquet" in shown and "cut" not in shown
+    expected, _ = embed(model, ["first", *TEXTS[:3]])
+    table = pyarrow.parquet.read_table(tmp_path / "b.parquet")
+    assert table["text"].to_pylist() == ["first", *TEXTS[:3]]
+    for found in (np.load(tmp_path / "a.npy"), np.stack(table["embedding"].to_pylist())):
+        assert found == pytest.approx(expected, abs=1e-6)
+
+
+def test_sentence_transformers_finds_the_same(model, tmp_path):
+    """By what its modules.json asks for: the encoder, the mean where attention_mask is 1, length 1."""
+    transformers = pytest.importorskip("transformers")
+    from lit_linformer.export import huggingface_folder
+
+    huggingface_folder.write(model, tmp_path)
+    steps = [step["type"].rpartition(".")[2] for step in json.loads((tmp_path / "modules.json").read_text())]
+    pooling = json.loads((tmp_path / "1_Pooling/config.json").read_text())
+    assert steps == ["Transformer", "Pooling", "Normalize"] and pooling["word_embedding_dimension"] == 16
+    assert [name for name, value in pooling.items() if value is True] == ["pooling_mode_mean_tokens"]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    texts = [text.strip() for text in TEXTS]
+    batch = tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
+    with torch.inference_mode():
+        hidden = transformers.AutoModel.from_pretrained(tmp_path).eval()(**batch).last_hidden_state
+    mask = batch["attention_mask"][..., None]
+    expected = torch.nn.functional.normalize((hidden * mask).sum(1) / mask.sum(1)).numpy()
+    assert embed(model, texts)[0] == pytest.approx(expected, abs=1e-5)
+
+
+def test_sentence_transformers_itself(model, tmp_path):
+    package = pytest.importorskip("sentence_transformers")
+    from lit_linformer.export import huggingface_folder
+
+    huggingface_folder.write(model, tmp_path)
+    texts = [text.strip() for text in TEXTS]
+    assert package.SentenceTransformer(str(tmp_path)).encode(texts) == pytest.approx(embed(model, texts)[0], abs=1e-5)
+
+
+def test_stsb_is_spearmans_correlation_of_cosines(model, pretrained, tmp_path):
+    from tests.data.finetuning.glue import write_glue
+
+    rows = write_glue(tmp_path, "STS-B")["validation"]
+    sides = [embed(model, [row.texts[side] for row in rows])[0] for side in (0, 1)]
+    expected = spearmanr((sides[0] * sides[1]).sum(1), [row.label for row in rows]).statistic
+    found = similarity(model, str(tmp_path))
+    assert found["pairs"] == len(rows) > 2 and found["spearman"] == pytest.approx(expected, abs=1e-3)
+    shown = output(["embed", "--ckpt_path", str(pretrained), "--sts", str(tmp_path)], tmp_path)
+    assert f"STS-B, {len(rows)} pairs: cosine against rating, Spearman {found['spearman']:.4f}" in shown
+
+
+def test_a_blank_line_is_refused(pretrained, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts.txt").write_text("one\n\ntwo\n")
+    argv = ["embed", "--ckpt_path", str(pretrained), "--file", "texts.txt", "--output", "a.npy"]
+    assert "file: texts.txt, line 2 is blank; allowed: a text on each line" in complaint(argv, tmp_path)
+    assert not (tmp_path / "a.npy").exists()
