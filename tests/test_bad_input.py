@@ -91,6 +91,7 @@ STUDIES = {
     "grid --config nowhere.yaml": "grid",
     "convert --from nowhere --name n": "convert",
     "draw --ckpt_path nowhere --text x --output x.png": "draw",
+    "embed --ckpt_path nowhere --text x --output x.npy": "embed",
 }
 
 
