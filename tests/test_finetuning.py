@@ -79,6 +79,10 @@ def task(tmp_path, cache, monkeypatch):
     return ["--config", "task.yaml", "--data.cache_dir", str(cache)]
 
 
+def written(tmp_path):
+    return [json.loads(line) for line in (tmp_path / "runs/task/predictions.jsonl").read_text().splitlines()]
+
+
 def scores(path):
     with open(path) as file:
         return list(csv.DictReader(file))
@@ -172,6 +176,25 @@ def test_test_writes_glues_submission_and_predict_classifies(task, tmp_path):
     assert lines[0] == "index\tprediction" and len(lines) == 22 and "no labels" in shown
     right = sum(line == f"{i}\t{i % 2}" for i, line in enumerate(lines[1:]))
     assert right >= 15
+    assert "21 rows → runs/task/predictions.jsonl" in shown
+    tested, texts = written(tmp_path), (tmp_path / "glue/SST-2/test.tsv").read_text().splitlines()[1:]
+    assert [f"{i}\t{row['text']}" for i, row in enumerate(tested)] == texts and "label" not in tested[0]
+    assert [["negative", "positive"].index(row["prediction"]) for row in tested] == [int(line[-1]) for line in lines[1:]]
+
+    shown = output(["validate", *task], tmp_path)
+    validated, rows = written(tmp_path), (tmp_path / "glue/SST-2/dev.tsv").read_text().splitlines()[1:]
+    assert [f"{row['text']}\t{int(row['label'] == 'positive')}" for row in validated] == rows
+    assert [row["line"] for row in validated] == list(range(2, 39)) and {row["split"] for row in validated} == {"validation"}
+    assert all(max(row["probabilities"], key=row["probabilities"].get) == row["prediction"] for row in validated)
+    wrong = sum(row["label"] != row["prediction"] for row in validated)
+    accuracy = json.loads((tmp_path / "runs/task/validate.json").read_text())["metrics"]["val/accuracy"]
+    assert 1 - wrong / 37 == pytest.approx(accuracy) and f"37 rows, {wrong} of them wrong → runs/task/pred" in shown
+
+    shown = output(["predict", *task, "--data.file", "glue/SST-2/dev.tsv"], tmp_path)
+    assert "37 texts → runs/task/predictions.jsonl, of which the first 10 are shown" in shown
+    for row, other in zip(validated, written(tmp_path), strict=True):
+        assert {name: row[name] for name in ("line", "text", "label", "prediction")}.items() <= other.items()
+        assert row["probabilities"] == pytest.approx(other["probabilities"], rel=1e-5)
     shown = output(["predict", *task, "--data.text", '["we saw good", "the plot so awful"]'], tmp_path)
     records = [json.loads(line) for line in (tmp_path / "runs/task/predictions.jsonl").read_text().splitlines()]
     assert [record["text"] for record in records] == ["we saw good", "the plot so awful"]
@@ -188,10 +211,12 @@ def test_one_process_and_two_submit_the_same(task, tmp_path):
     output(["fit", *task, "--trainer.max_epochs", "1"], tmp_path)
     output(["test", *task], tmp_path)
     path = tmp_path / "runs/task/submission/SST-2.tsv"
-    one = path.read_text()
+    one, rows = path.read_text(), written(tmp_path)
     path.unlink()
-    output(["test", *task, "--trainer.strategy", "ddp_fork", "--trainer.devices", "2"], tmp_path)
-    assert path.read_text() == one
+    shown = output(["test", *task, "--trainer.strategy", "ddp_fork", "--trainer.devices", "2"], tmp_path)
+    assert path.read_text() == one and shown.count("21 rows → ") == 1
+    for row, other in zip(rows, written(tmp_path), strict=True):
+        assert row.pop("probabilities") == pytest.approx(other.pop("probabilities")) and row == other
 
 
 def test_early_stopping_on_the_tasks_own_metric(task, tmp_path):
@@ -255,11 +280,21 @@ def test_any_other_task_by_naming_columns(task, tmp_path):
     (tmp_path / "reviews/test.jsonl").write_text("".join(lines[60:]))
     own = ["--data.task", "null", "--data.source", "reviews", "--data.columns", "[body]", "--data.label_column", "stars"]
     own += ["--data.labels", "[bad, good]", "--data.metrics", "[accuracy, f1]", "--data.validation_fraction", "0.2"]
-    output(["fit", *task, *own, "--trainer.max_epochs", "1"], tmp_path)
+    shown = output(["fit", *task, *own, "--trainer.max_epochs", "1"], tmp_path)
     (row,) = scores(tmp_path / "runs/task/scores.csv")
     assert {"val/accuracy", "val/f1"} <= row.keys()
+    data = json.loads((tmp_path / "runs/task/result.json").read_text())["data"]
+    assert data["train"]["rows"] == 48 and sum(data["validation"]["labels"].values()) == 12
+    assert shown.count("48 rows") == 1 and f"bad {data['train']['labels']['bad']}, good" in shown
     output(["test", *task, *own], tmp_path)
     assert {"test/accuracy", "test/f1"} <= json.loads((tmp_path / "runs/task/test.json").read_text())["metrics"].keys()
+    with open(tmp_path / "reviews.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, ["body", "stars", "n"])
+        writer.writeheader()
+        writer.writerows(rows[:60])
+    jsonl = json.loads((tmp_path / "runs/task/result.json").read_text())
+    output(["fit", *task, *own, "--data.source", "reviews.csv", "--name", "csv", "--trainer.max_epochs", "1"], tmp_path)
+    assert json.loads((tmp_path / "runs/csv/result.json").read_text())["metrics"] == jsonl["metrics"]
 
 
 OWN = ["--data.task", "null", "--data.source", "glue/SST-2", "--data.columns"]

@@ -7,7 +7,7 @@ from lit_linformer.callbacks.finite import Finite
 from lit_linformer.callbacks.length_sweep import LengthSweep
 from lit_linformer.callbacks.owed import LastValidation, OwedValidation
 from lit_linformer.callbacks.perplexity_curve import PerplexityCurve
-from lit_linformer.callbacks.predictions import PredictionWriter
+from lit_linformer.callbacks.predictions import EvaluationWriter, PredictionWriter
 from lit_linformer.callbacks.preemption import Preemption
 from lit_linformer.callbacks.progress import Progress
 from lit_linformer.callbacks.result import RunResult
@@ -19,6 +19,7 @@ __all__ = [
     "AtomicCheckpointIO",
     "CopySlices",
     "Curves",
+    "EvaluationWriter",
     "Finite",
     "LastCheckpoint",
     "LastValidation",

@@ -1,16 +1,21 @@
-"""Shows what `predict` found: a table on the terminal, and predictions.jsonl in the run directory."""
+"""predictions.jsonl in the run folder: what `predict` found, and each row that `validate` or `test` classified."""
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from lit_linformer.utils.files import json_text
+from lit_linformer.utils.files import json_text, write_lines
+
+FILE = "predictions.jsonl"
+LONGEST = 300  # characters of a text on the terminal
+SHOWN = 10  # rows of `predict` on the terminal, of more the first ones
 
 
 class PredictionWriter(Callback):
-    """Prints each text with its most probable fillings or labels, and writes them as JSON lines.
+    """Prints the first texts with their most probable fillings or labels, and writes all as JSON lines.
 
     A task's predict_step gives a list of records: {text, mask?, top: [{token or label, probability}, …]} or {text, value}. What
     a module of your own gives otherwise, a tensor say, is written a row a line, and not printed.
@@ -25,28 +30,101 @@ class PredictionWriter(Callback):
         self.records += _records(outputs)
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-
-        path = Path(trainer.default_root_dir) / "predictions.jsonl"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(json_text(record) + "\n" for record in self.records), encoding="utf-8")
-        console = Console()
-        if not all("text" in record and record.keys() & {"top", "value"} for record in self.records):
-            console.print(f"{len(self.records)} predictions → {path}", highlight=False)
+        if not trainer.is_global_zero:  # each process has found the same
             return
-        of_masks, shown = "mask" in self.records[0], len(self.records[0].get("top", ())[:5])
-        heads = ["mask"] * of_masks + [f"{rank}." for rank in range(1, shown + 1)] + ["value"] * (shown == 0)
-        table = Table("text", *heads, show_lines=True)
-        for record in self.records:
-            text = record["text"] if isinstance(record["text"], str) else "\n".join(record["text"])
-            cells = [str(record["mask"])] if of_masks else []
-            cells += [f"{_name(found)}\n{found['probability']:.1%}" for found in record.get("top", ())[:5]]
-            cells += [f"{record['value']:.3f}"] if "value" in record else []
-            table.add_row(*(Text(cell) for cell in (text, *cells)))
-        console.print(table)
-        console.print(f"{len(self.records)} {'masks' if of_masks else 'texts'} → {path}", highlight=False)
+        from rich.console import Console
+
+        path = Path(trainer.default_root_dir) / FILE
+        write_records(path, self.records)
+        console, count = Console(), len(self.records)
+        if not self.records or not all("text" in record and record.keys() & {"top", "value"} for record in self.records):
+            console.print(f"{count} predictions → {path}", highlight=False)
+            return
+        console.print(_table(self.records[:SHOWN]))
+        rest = f", of which the first {SHOWN} are shown" if count > SHOWN else ""
+        what = "masks" if "mask" in self.records[0] else "texts"
+        console.print(f"{count:,} {what} → {path}{rest}", highlight=False, soft_wrap=True)
+
+
+class EvaluationWriter(Callback):
+    """Writes each row of an evaluation, for the analysis of errors.
+
+    A line: split; line, or row, its number there; text, or a pair's [text, text]; label, the gold one, where there is one;
+    prediction and probabilities by class, or the value of a regression.
+    """
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn == "validate":
+            write_evaluation(trainer, pl_module, "validation")
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        write_evaluation(trainer, pl_module, "test")
+
+
+def write_evaluation(trainer: Trainer, pl_module: LightningModule, kind: str) -> None:
+    """Of a module and data that classify texts; nothing of others."""
+    data, results = trainer.datamodule, list(getattr(pl_module, "results", {}).values())
+    there = hasattr(data, "evaluated_texts") and results and all("logits" in result for result in results)
+    if not there or not trainer.is_global_zero or trainer.fast_dev_run:
+        return
+    path = Path(trainer.default_root_dir) / FILE
+    sets = zip(data.text_task.splits(kind), results, strict=True)
+    count = write_records(path, (record for split, result in sets for record in evaluated(data, split, result, pl_module)))
+    print(f"{count:,} rows{_wrong(results, data.text_task)} → {path}", flush=True)
+
+
+def evaluated(data: Any, split: str, result: dict[str, Any], pl_module: Any) -> Iterator[dict[str, Any]]:
+    """Records of a split in the order of its file.
+
+    Args:
+        data: FineTuningData, which has the texts.
+        split: Its name.
+        result: `Scores.compute`'s, with logits.
+        pl_module: SequenceClassification, or one like it.
+    """
+    task, targets = data.text_task, result["targets"]
+    labels = [None] * len(result["index"]) if targets is None else targets.tolist()
+    rows = zip(result["index"].tolist(), labels, pl_module.predicted(result["logits"]), strict=True)
+    row = next(rows, None)
+    for number, place, texts in data.evaluated_texts(split):
+        if row is None:
+            return
+        if row[0] == number:  # not where trainer.limit_val_batches has left it out
+            text = {"text": texts[0] if len(texts) == 1 else list(texts)}
+            label = {} if row[1] is None else {"label": task.label_name(row[1])}
+            yield {"split": split, **place, **text, **label, **row[2]}
+            row = next(rows, None)
+
+
+def write_records(path: Path, records: Iterable[dict[str, Any]]) -> int:
+    return write_lines(path, map(json_text, records))
+
+
+def _wrong(results: list[dict[str, Any]], task: Any) -> str:
+    known = [result for result in results if result["targets"] is not None]
+    if task.labels is None or not known:
+        return ""
+    return f", {sum(int((result['predictions'] != result['targets']).sum()) for result in known):,} of them wrong"
+
+
+def _table(records: list[dict[str, Any]]) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    of_masks, shown = "mask" in records[0], len(records[0].get("top", ())[:5])
+    labelled = any("label" in record for record in records)
+    heads = ["mask"] * of_masks + ["label"] * labelled
+    heads += [f"{rank}." for rank in range(1, shown + 1)] + ["value"] * (shown == 0)
+    table = Table("text", *heads, show_lines=True)
+    for record in records:
+        texts = [record["text"]] if isinstance(record["text"], str) else record["text"]
+        text = "\n".join(each if of_masks or len(each) <= LONGEST else f"{each[:LONGEST]}…" for each in texts)
+        cells = [str(record["mask"])] if of_masks else []
+        cells += [str(record.get("label", ""))] if labelled else []
+        cells += [f"{_name(found)}\n{found['probability']:.1%}" for found in record.get("top", ())[:5]]
+        cells += [f"{record['value']:.3f}"] if "value" in record else []
+        table.add_row(*(Text(cell) for cell in (text, *cells)))
+    return table
 
 
 def _records(outputs: Any) -> list[dict[str, Any]]:

@@ -66,9 +66,11 @@ class RunResult(Callback):
         best = {f"best_{key}": value for key, value in self.best.items()}
         found = [callback.summary() for callback in trainer.callbacks if isinstance(callback, Throughput)]
         speed = {"throughput": found[0]} if found else {}
+        told = trainer.datamodule.summary() if hasattr(trainer.datamodule, "summary") else {}
+        data = {"data": told} if told else {}
         made = {"command": self.command, "environment": self.environment}
         metrics = self._metrics_before | _metrics(trainer, "")
-        _write(trainer, "result.json", {**result, "metrics": metrics, **best, **speed, **made})
+        _write(trainer, "result.json", {**result, "metrics": metrics, **best, **speed, **data, **made})
 
     def _seconds(self) -> float:
         """Since the run began, resumed ones added up."""

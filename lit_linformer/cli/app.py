@@ -17,6 +17,7 @@ from torch.multiprocessing import ProcessExitedException
 from lit_linformer.callbacks import (
     AtomicCheckpointIO,
     Curves,
+    EvaluationWriter,
     Finite,
     LastValidation,
     OwedValidation,
@@ -167,8 +168,8 @@ class LinformerCLI(LightningCLI):
         config.plugins = [*_listed(config.plugins), AtomicCheckpointIO()]
         best = self.as_given.best
         result = RunResult(best.monitor, best.mode, command_line(self.argv))
-        extra = PredictionWriter() if self.subcommand == "predict" else result
-        config.callbacks = [*_listed(config.callbacks), extra]
+        written = {"predict": [PredictionWriter()], "fit": [result]}
+        config.callbacks = [*_listed(config.callbacks), *written.get(self.subcommand, [result, EvaluationWriter()])]
         self.config[self.subcommand] = self.as_given  # what the run directory's config.yaml holds
         trainer = super().instantiate_trainer(**kwargs)
         check_machine(trainer, config.precision)

@@ -15,6 +15,7 @@ from lit_linformer.data.checksums import VERIFY
 from lit_linformer.data.loader import ResumableLoader
 from lit_linformer.data.pieces import size_of
 from lit_linformer.data.progress_bar import Progress
+from lit_linformer.data.summary import Summary
 from lit_linformer.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from lit_linformer.model.ranges import Range
 
@@ -97,6 +98,16 @@ class ResumableDataModule(LightningDataModule):
     def num_tokens(self) -> int:
         """Real size of the vocabulary: the rows that a model's embedding needs."""
         return len(self.tokenizer)
+
+    # What there is to train with
+
+    def summary(self) -> Summary:
+        """Counts of each split, after setup: rows, tokens, labels, … (data/summary.py); empty: nothing to tell."""
+        return {}
+
+    def summary_hint(self, longest: int | None) -> str | None:
+        """Advice that follows from it; `longest`: the most tokens that the model reads, where that is known."""
+        return None
 
     # Loaders
 

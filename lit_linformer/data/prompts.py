@@ -1,20 +1,52 @@
-"""What `predict` is given: `data.text`, and the lines of `data.file`."""
+"""What `predict` is given: `data.text`, and the rows of `data.file`, which is read as training reads its files."""
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 from lit_linformer.data.reading import text_lines
+from lit_linformer.data.tables import TABLE_FILES, TABLES, kind_of
+
+NOTHING = "nothing to predict: give data.text (one text or a list) or data.file (one text a line, or a table)"
 
 
-def read_prompts(text: str | list[str] | None, file: str | None) -> list[tuple[str, str]]:
-    """(where it comes from, text) of every prompt: `text`, then the lines of `file` that are not blank."""
+class Prompt(NamedTuple):
+    """
+    Args:
+        where: What error messages call it.
+        texts: One, or a pair's two.
+        place: Where in data.file it stands, as predictions.jsonl has it: {"line": 3}, or {"row": 3} of Parquet.
+        label: The class number or value that stands beside it.
+    """
+
+    where: str
+    texts: tuple[str, ...]
+    place: Mapping[str, int] = MappingProxyType({})
+    label: int | float | None = None
+
+
+def given_texts(text: str | list[str] | None) -> list[Prompt]:
     texts = [text] if isinstance(text, str) else list(text or [])
-    prompts = [("data.text", prompt) for prompt in texts]
-    if file is not None:
-        lines = text_lines(Path(file), "data.file")
-        prompts += [(f"data.file={file!r}, line {number}", line) for number, line, _ in lines if line.strip()]
-    if not prompts:
-        raise ValueError("nothing to predict: give data.text (one text or a list) or data.file (one text a line)")
-    return prompts
+    return [Prompt("data.text", (each,)) for each in texts]
+
+
+def is_table(file: str) -> bool:
+    path = Path(file)
+    if kind_of(path) in TABLES and not path.is_file():
+        raise ValueError(f"data.file is {file!r}, which is not there; allowed: a file of text, or a table ({TABLE_FILES})")
+    return kind_of(path) in TABLES
+
+
+def text_prompts(file: str) -> Iterator[Prompt]:
+    """The lines of a file of plain text that are not blank."""
+    for number, line, _ in text_lines(Path(file), "data.file"):
+        if line.strip():
+            yield Prompt(at(file, "line", number), (line,), {"line": number})
+
+
+def at(file: str, unit: str, number: int) -> str:
+    return f"data.file={file!r}, {unit} {number}"
 
 
 def shortened(text: str) -> str:

@@ -50,7 +50,7 @@ def text_lines(path: Path, setting: str) -> Iterator[tuple[int, str, int]]:
         try:
             yield number, line.rstrip(b"\r\n").decode(), position
         except UnicodeDecodeError as error:
-            raise _not_utf8(setting, path, number, error) from error
+            raise not_utf8(setting, path, number, error) from error
 
 
 def text_parts(path: Path, setting: str) -> Iterator[tuple[str, int, bool]]:
@@ -61,7 +61,7 @@ def text_parts(path: Path, setting: str) -> Iterator[tuple[str, int, bool]]:
         try:
             text = line.decode() if whole else rest + decoder.decode(line, ends)
         except UnicodeDecodeError as error:
-            raise _not_utf8(setting, path, number, error, before + len(line) - len(error.object)) from error
+            raise not_utf8(setting, path, number, error, before + len(line) - len(error.object)) from error
         if ends:
             before, rest, text = 0, "", text.rstrip("\r\n")
         else:
@@ -71,7 +71,7 @@ def text_parts(path: Path, setting: str) -> Iterator[tuple[str, int, bool]]:
         yield text, position, whole
 
 
-def _not_utf8(setting: str, path: Path, number: int, error: UnicodeDecodeError, before: int = 0) -> ValueError:
+def not_utf8(setting: str, path: Path, number: int, error: UnicodeDecodeError, before: int = 0) -> ValueError:
     return ValueError(
         f"{setting}: {path}, line {number} is not UTF-8: byte 0x{error.object[error.start]:02x} at its "
         f"position {before + error.start}: convert the file to UTF-8"

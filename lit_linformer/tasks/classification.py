@@ -120,7 +120,8 @@ class SequenceClassification(TrainingModule):
             )
         check_same_tokenizer(data, self._pretrained_tokenizer)
         # One for each evaluation set; MNLI has two.
-        self.evaluations = {name: Scores(data.metrics, self.hparams.num_labels) for name in data.evaluation_names}
+        kept = stage != "fit"  # for predictions.jsonl
+        self.evaluations = {name: Scores(data.metrics, self.hparams.num_labels, kept) for name in data.evaluation_names}
 
     def warmup(self, total_steps: int) -> int:
         return round(self.hparams.warmup_fraction * total_steps)
@@ -175,15 +176,30 @@ class SequenceClassification(TrainingModule):
             self.log_dict({prefix + key: value for key, value in self.results[name]["scores"].items()}, prog_bar=True)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> list[dict[str, Any]]:
-        """[{text, top: [{label, probability}, …] from the most probable down}, …]; {text, value} for regression."""
-        logits, labels = self(batch).float(), self.trainer.datamodule.text_task.labels
+        """[{text, line or row of data.file, label if it is known, prediction, probabilities, top}, …].
+
+        probabilities by class; top: [{label, probability}, …] from the most probable down. Of a regression value instead.
+        """
+        logits = self(batch).float()
+        beside = zip(batch["texts"], batch["places"], batch["golds"], strict=True)
+        records = [{"text": text, **place} | ({} if gold is None else {"label": gold}) for text, place, gold in beside]
+        found = zip(records, self.predicted(logits), strict=True)
+        return [record | told | _top(told) for record, told in found]
+
+    def predicted(self, logits: Tensor) -> list[dict[str, Any]]:
+        """{prediction, probabilities: {class: share}} of each row of logits (R, C); {value} of a regression's (R, 1)."""
+        labels = self.trainer.datamodule.text_task.labels
         if labels is None:
-            return [{"text": text, "value": value} for text, value in zip(batch["texts"], logits[:, 0].tolist(), strict=True)]
-        top = logits.softmax(-1).sort(-1, descending=True)
-        return [
-            {"text": text, "top": [{"label": labels[i], "probability": p} for p, i in zip(chances, order, strict=True)]}
-            for text, chances, order in zip(batch["texts"], top.values.tolist(), top.indices.tolist(), strict=True)
-        ]
+            return [{"value": value} for value in logits[:, 0].tolist()]
+        chances = [dict(zip(labels, row, strict=True)) for row in logits.softmax(-1).tolist()]
+        return [{"prediction": max(row, key=row.__getitem__), "probabilities": row} for row in chances]
+
+
+def _top(told: dict[str, Any]) -> dict[str, Any]:
+    if "value" in told:
+        return {}
+    order = sorted(told["probabilities"].items(), key=lambda found: -found[1])
+    return {"top": [{"label": label, "probability": share} for label, share in order]}
 
 
 def _logits(net: SequenceClassifier, *inputs: Any) -> Tensor:

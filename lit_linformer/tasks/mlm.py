@@ -117,13 +117,17 @@ class MLM(TrainingModule):
         return nll
 
     def predict_step(self, batch: Batch, batch_idx: int) -> list[dict[str, Any]]:
-        """The five most probable tokens of each mask: [{text, mask (1 the text's first), top: [{token, id, probability}]}]."""
+        """The five most probable tokens of each mask: [{text, mask (1 the text's first), top: [{token, id, probability}]}].
+
+        Of a text from data.file also line, or row: its number there.
+        """
         logits = self(batch["input_ids"], batch["attention_mask"])[batch["rows"], batch["columns"]]
         chances = logits.float().softmax(-1).topk(min(5, logits.shape[-1]))
         rows, tokenizer = batch["rows"].tolist(), self.trainer.datamodule.tokenizer
         return [
             {
                 "text": batch["texts"][row],
+                **batch["places"][row],
                 "mask": 1 + rows[:index].count(row),
                 "top": [{"token": tokenizer.decode([i]), "id": i, "probability": p} for i, p in zip(ids, found, strict=True)],
             }

@@ -52,14 +52,15 @@ class Scores(Metric):
     Args:
         metrics: names of the task's metrics; their mean is its score, as GLUE has it.
         num_labels: C classes; 1 for regression.
+        keep_logits: Keep each row's logits as well, for a file of all predictions.
     """
 
     full_state_update = False
 
-    def __init__(self, metrics: Sequence[str], num_labels: int) -> None:
+    def __init__(self, metrics: Sequence[str], num_labels: int, keep_logits: bool = False) -> None:
         super().__init__()
-        self.metrics, self.num_labels = tuple(metrics), num_labels
-        for name in ("predictions", "targets", "index"):
+        self.metrics, self.num_labels, self.keep_logits = tuple(metrics), num_labels, keep_logits
+        for name in ("predictions", "targets", "index", "logits"):
             self.add_state(name, [], dist_reduce_fx="cat")
         # Apple's GPUs have no float64.
         self.precise = torch.float32 if torch.backends.mps.is_available() else torch.float64
@@ -77,6 +78,8 @@ class Scores(Metric):
         logits, index = logits[real], index[real]
         self.predictions.append((logits[:, 0] if self.num_labels == 1 else logits.argmax(1)).to(self.precise))
         self.index.append(index)
+        if self.keep_logits:
+            self.logits.append(logits)
         if labels is not None:
             self.targets.append(labels[real].to(self.precise))
             self.loss += task_loss(logits.to(self.precise), labels[real], "sum")
@@ -84,18 +87,21 @@ class Scores(Metric):
     def compute(self) -> dict[str, Any]:
         """Predictions and targets (R,) in the file's order and, with targets, `scores`: loss, each metric and score.
 
-        targets is None where the set has no labels.
+        targets is None where the set has no labels. index (R,): the rows' numbers; logits (R, C): where they are kept.
         """
         index = _joined(self.index)
         order = index.argsort()
         predictions = _joined(self.predictions)[order].cpu()
         targets = _joined(self.targets)
+        found = {"predictions": predictions, "targets": None, "scores": {}, "index": index[order].cpu()}
+        if self.keep_logits:
+            found["logits"] = _joined(self.logits)[order].cpu()
         if not len(targets):
-            return {"predictions": predictions, "targets": None, "scores": {}}
+            return found
         targets = targets[order].cpu()
         values = {name: score(name, predictions, targets, self.num_labels) for name in self.metrics}
         scores = {"loss": self.loss.item() / len(order), **values, "score": sum(values.values()) / len(values)}
-        return {"predictions": predictions, "targets": targets, "scores": scores}
+        return found | {"targets": targets, "scores": scores}
 
 
 def _joined(state: Tensor | list[Tensor]) -> Tensor:

@@ -5,6 +5,7 @@ import csv
 import json
 import math
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,22 @@ def write_bytes(path: Path, content: bytes) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> int:
+    """The same line by line, each with its end; their number. However many there are, it takes the memory of one."""
+    temporary, count = path.with_name(f"{path.name}.{os.getpid()}.tmp"), 0
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(temporary, "w", encoding="utf-8", newline="\n") as file:
+            for line in lines:
+                count += file.write(line + "\n") > 0
+        os.replace(temporary, path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    return count
 
 
 def json_text(content: Any, **form: Any) -> str:

@@ -127,10 +127,10 @@ PAD = b" " * 60
 @pytest.mark.parametrize(
     "line, message",
     [
-        (b'{"body": "x", "id": 1}', r"data.column='text' is not in .*a.jsonl:2: there are 'body', 'id'$"),
-        (b'{"text": 5}', r"data.column='text' holds a number or a truth value, not text, in .*a.jsonl:2: name another"),
-        (b'{"text": ["x"]}', r"data.column='text' holds list, not text, in .*a.jsonl:2"),
-        (b'{"text": {"x": 1}}', r"data.column='text' holds dict, not text, in .*a.jsonl:2"),
+        (b'{"body": "x", "id": 1}', r"data.column is 'text', which .*a.jsonl:2 has not; allowed: 'body', 'id'$"),
+        (b'{"text": 5}', r"data.column is 'text', which holds a number or a truth value in .*a.jsonl:2; allowed"),
+        (b'{"text": ["x"]}', r"data.column is 'text', which holds list in .*a.jsonl:2"),
+        (b'{"text": {"x": 1}}', r"data.column is 'text', which holds dict in .*a.jsonl:2"),
         (b'{"text": "x', r"a.jsonl:2 is not a line of JSON: it ends within a string$"),
         (b'{"text": "x"', r"a.jsonl:2 is not a line of JSON: its brackets do not match$"),
         (b'{"text": "\\ud83d"}', r"a.jsonl:2 is not a line of JSON: .*surrogates not allowed"),

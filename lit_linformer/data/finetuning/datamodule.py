@@ -12,20 +12,24 @@ int64, only with data.max_windows > 1; for predict also texts, a list of B strin
 """
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_only
 
 from lit_linformer.data.datamodule import TRAINED, BatchSize, ResumableDataModule, RowLength, VocabularySize, Workers
-from lit_linformer.data.finetuning.encoded_texts import EncodedTexts, make_text_files, text_hash
-from lit_linformer.data.finetuning.labelled_rows import LabelledSource
+from lit_linformer.data.finetuning.encoded_texts import EncodedTexts, make_text_files
+from lit_linformer.data.finetuning.labelled_rows import SOURCES, LabelledSource
 from lit_linformer.data.finetuning.prompts import read_texts, text_loader
 from lit_linformer.data.finetuning.row_layout import RowLayout
-from lit_linformer.data.finetuning.selection import Selection, select_rows
+from lit_linformer.data.finetuning.selection import select_rows
+from lit_linformer.data.finetuning.splits import Splits
+from lit_linformer.data.finetuning.summary import cut_hint, of_rows
 from lit_linformer.data.finetuning.text_tasks import chosen_task
 from lit_linformer.data.loader import EvaluationLoader, ResumableLoader
+from lit_linformer.data.summary import Summary
 from lit_linformer.data.text_files import TextFiles, verify_text_files
 from lit_linformer.data.tokenizer import Tokenizer, check_vocab_size
 from lit_linformer.model.ranges import Count, Natural, Range, Seed, check_ranges
@@ -37,9 +41,10 @@ class FineTuningData(ResumableDataModule):
     Args:
         task: CoLA, SST-2, MRPC, STS-B, QQP, MNLI, QNLI, RTE, WNLI or IMDB; none: columns and labels describe your own.
         source: Where the rows are. None: the task's data set on the Hugging Face hub; "hub:NAME" or "hub:NAME:CONFIG":
-            another one, by name or as a local folder in the hub's layout; else a folder with train, validation (or dev)
-            and test as GLUE's .tsv, JSON lines (also .gz .xz .zst), Parquet or a folder of texts for each class, there or
-            in a folder below that is called like the task.
+            another one, by name or as a local folder in the hub's layout; a table (.csv, .tsv as GLUE's, .jsonl, each
+            also .gz .xz .zst, or .parquet), all of it training rows, of which validation_fraction is held out; or a
+            folder with train, validation (or dev) and test as such tables or as a folder of texts for each class, there
+            or in a folder below that is called like the task.
         columns: Your own task's column of texts, or its two columns of pairs.
         label_column: Your own task's column of labels.
         labels: Your own task's classes, in the order of their numbers; rows hold a name or a number. None: regression.
@@ -72,7 +77,8 @@ class FineTuningData(ResumableDataModule):
             2 GB); "always"; "never".
         text: For predict: a text, or a list of them.
         text_pair: For predict, of a task on pairs: the second text, or a list of them.
-        file: For predict: a file with one text a line, or a pair's two with a tab between.
+        file: For predict: a file with one text a line, or a pair's two with a tab between; or a table as for source, whose
+            labels, if it has them, stand beside the predictions.
     """
 
     def __init__(
@@ -106,13 +112,14 @@ class FineTuningData(ResumableDataModule):
     ):
         check_ranges("data.", FineTuningData.__init__, locals())
         super().__init__()
-        self.text_task = chosen_task(task, columns, label_column, labels, metrics)
+        self.text_task = chosen_task(task, columns, label_column, labels, metrics, source)
         if source is None:
             if self.text_task.hub is None:
-                raise ValueError("data.source is not given; allowed: a folder, hub:NAME or hub:NAME:CONFIG")
+                raise ValueError(f"data.source is not given; allowed: {SOURCES}")
             source = "hub:" + ":".join(self.text_task.hub)
         self.source = LabelledSource(source, self.text_task, empty_texts, Path(cache_dir))
-        self.validation_fraction, self.drop_leaked, self.limit_train = validation_fraction, drop_leaked, limit_train
+        self.empty_texts = empty_texts
+        self.splits = Splits(self.source, validation_fraction, drop_leaked, limit_train)
         self.vocab_size, self.max_length = vocab_size, 512 if max_length is None else max_length
         self.truncation, self.max_windows, self.window_overlap = truncation, max_windows, window_overlap
         self.batch_size, self.eval_batch_size = batch_size, batch_size if eval_batch_size is None else eval_batch_size
@@ -158,52 +165,8 @@ class FineTuningData(ResumableDataModule):
         """Names of the evaluation sets: ("",), or MNLI's two."""
         return self.text_task.evaluation
 
-    def _validation(self) -> tuple[list[str], float]:
-        """The validation splits, and the share of the training rows to hold out where there are none."""
-        wanted, there = self.text_task.splits("validation"), self.source.splits()
-        found = [split for split in wanted if split in there]
-        asked = self.validation_fraction
-        if found == wanted:
-            if asked is not None:
-                rank_zero_warn(f"data.validation_fraction={asked} is ignored: {self.source.source} has a validation split")
-            return found, 0.0
-        fraction = self.text_task.validation_fraction if asked is None else asked
-        if found or len(wanted) > 1 or fraction is None:
-            instead = ", or data.validation_fraction a share of the training rows" if len(wanted) == 1 else ""
-            raise self.source.missing(next(split for split in wanted if split not in found), instead)
-        return [], fraction
-
-    def _others(self, validation: list[str]) -> list[str]:
-        """Splits whose texts must not be in training."""
-        test = [split for split in self.text_task.splits("test") if split in self.source.splits()]
-        return [*validation, *test] if self.drop_leaked else []
-
-    def _select(self, hashes_of) -> Selection:
-        validation, fraction = self._validation()
-        others = [hashes_of(split) for split in self._others(validation)]
-        hashes = np.concatenate(others) if others else np.zeros(0, np.uint64)
-        return select_rows(hashes_of("train"), fraction, hashes if self.drop_leaked else None, self.limit_train)
-
     def _train_tokenizer(self) -> Tokenizer:
-        source = self.source
-        validation, fraction = self._validation()
-        others = self._others(validation)
-        # it learns from the rows that train only
-        inputs = {
-            "source": [source.stamp(split) for split in ["train", *others]],
-            "columns": self.text_task.columns,
-            "selection": [fraction, self.drop_leaked, self.limit_train, source.keep_empty],
-        }
-
-        def documents():
-            hashes = {s: np.array([text_hash(r[1]) for r in source.texts(s)], np.uint64) for s in ["train", *others]}
-            chosen = np.zeros(len(hashes["train"]), dtype=bool)
-            chosen[self._select(hashes.get).train] = True
-            for i, (_, texts, _) in enumerate(source.texts("train")):
-                if chosen[i]:
-                    yield from ((text.strip(), i / len(chosen)) for text in texts)
-
-        return self._trained_tokenizer(source.source, inputs, documents)
+        return self._trained_tokenizer(self.source.source, self.splits.stamp(), self.splits.training_texts)
 
     def prepare_data(self) -> None:
         trainer = self.trainer
@@ -212,14 +175,8 @@ class FineTuningData(ResumableDataModule):
                 self._prepare(split)
             self._training_sets()
         elif trainer.state.fn != "predict":
-            for split in self._needed(trainer.state.fn):
+            for split in self.splits.needed(trainer.state.fn):
                 self._prepare(split)
-
-    def _needed(self, stage: str) -> list[str]:
-        if stage == "test":
-            return self.text_task.splits("test")
-        validation, _ = self._validation()
-        return validation or ["train"] if stage == "validate" else ["train", *validation, *self._others(validation)]
 
     def _folder(self, split: str) -> Path:
         if self.source.find(split) is None:
@@ -235,7 +192,7 @@ class FineTuningData(ResumableDataModule):
 
     def setup(self, stage: str | None = None) -> None:
         if stage == "predict":
-            self.prompts = read_texts(self.text, self.text_pair, self.file, len(self.text_task.columns) == 2)
+            self.prompts = read_texts(self.text, self.text_pair, self.file, self.text_task, self.empty_texts)
             return
         if stage in ("fit", None):
             self._start_anew()
@@ -243,7 +200,7 @@ class FineTuningData(ResumableDataModule):
         elif stage == "validate":
             self.sets = self._validation_sets()
         else:
-            self.sets = {split: self._set(split, self._files(split), by_length=True) for split in self._needed("test")}
+            self.sets = {split: self._set(split, self._files(split), by_length=True) for split in self.splits.needed("test")}
             for split, rows in self.sets.items():
                 if not rows.labelled and not self.text_task.unlabelled_test:
                     raise ValueError(
@@ -253,16 +210,16 @@ class FineTuningData(ResumableDataModule):
         self._compare_processes()
 
     def _training_sets(self) -> dict[str, EncodedTexts]:
-        files = {split: self._files(split) for split in self._needed("fit")}
-        selection = self._select(lambda split: files[split].hashes)
-        if self.drop_leaked:
+        files = {split: self._files(split) for split in self.splits.needed("fit")}
+        selection = self.splits.select(lambda split: files[split].hashes)
+        if self.splits.drop_leaked:
             rank_zero_only(print)(f"{selection.leaked} training rows dropped: their texts are in validation or test too")
         rows = hashlib.sha256(selection.train.tobytes()).hexdigest()[:8]
         self.data_name = f"{files['train'].folder.name}-{rows}"
         return {"train": self._set("train", files["train"], selection.train)} | self._validation_sets()
 
     def _validation_sets(self) -> dict[str, EncodedTexts]:
-        validation, fraction = self._validation()
+        validation, fraction = self.splits.validation()
         if validation:
             return {split: self._set(split, self._files(split), by_length=True) for split in validation}
         if fraction == 0:
@@ -280,6 +237,23 @@ class FineTuningData(ResumableDataModule):
             )
         return EncodedTexts(files, self.layout, rows, by_length)
 
+    def summary(self) -> Summary:
+        return of_rows(self.sets, self.text_task)
+
+    def summary_hint(self, longest: int | None) -> str | None:
+        return cut_hint(self.sets, self.summary(), longest) if self.sets else None
+
+    def evaluated_texts(self, split: str) -> Iterator[tuple[int, dict, tuple[str, ...]]]:
+        """(number, place, texts) of the rows of one of the `sets`, in the order of their numbers: what its batches call index.
+
+        place: where the row stands, {"line": 3} or {"row": 3}, with "file" where there are several. The source is read again.
+        """
+        stored = split if self.source.find(split) is not None else "train"  # held out of the training rows
+        wanted, several = set(self.sets[split].rows.tolist()), len(self.source.find(stored).files) > 1
+        for number, ((file, unit, at), texts, _) in enumerate(self.source.texts(stored)):
+            if number in wanted:
+                yield number, ({"file": str(file)} if several else {}) | {unit: at}, texts
+
     # Loaders
 
     def train_dataloader(self) -> ResumableLoader:
@@ -293,7 +267,7 @@ class FineTuningData(ResumableDataModule):
         return self._evaluation("test")
 
     def predict_dataloader(self):
-        return text_loader(self.prompts, self.tokenizer, self.layout, self.eval_batch_size)
+        return text_loader(self.prompts, self.tokenizer, self.layout, self.text_task, self.eval_batch_size)
 
     def _evaluation(self, kind: str):
         sets = [self.sets[split] for split in self.text_task.splits(kind) if split in self.sets]

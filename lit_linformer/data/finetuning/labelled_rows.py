@@ -1,17 +1,16 @@
 """Rows: a source of labelled texts, named by one string, as a stream of (texts, label) for each of its splits.
 
 LabelledSource("hub:nyu-mll/glue:sst2", find_task("SST-2"))     a Hugging Face data set, or a local copy in its layout
+LabelledSource("reviews.csv", own_task(["text"]))               a table, all of it training rows
 LabelledSource("glue/", find_task("SST-2"))                     a folder, which may hold, there or one folder below:
-    train.tsv                        GLUE's own files: no quoting, split at tabs only
-    train.jsonl                      JSON lines (.jsonl .ndjson .json, each also .gz .xz .zst)
+    train.tsv, train.csv, train.jsonl, …             tables, as data/tables.py reads them
     train-00000-of-00001.parquet     the hub's layout
     train/pos/0_9.txt                a folder for each class, as aclImdb has them
 """
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
-from itertools import repeat
+from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,20 +18,13 @@ from lit_linformer.data.cache import fingerprint, make_once, read_json
 from lit_linformer.data.finetuning.labels import label_of
 from lit_linformer.data.finetuning.split_files import Layout, find_files
 from lit_linformer.data.finetuning.text_tasks import TextTask
-from lit_linformer.data.reading import (
-    JSON,
-    LONGEST_LINE,
-    cells,
-    hub_stamp,
-    json_objects,
-    load_hub,
-    parquet_batches,
-    stamps,
-    text_lines,
-)
+from lit_linformer.data.reading import LONGEST_LINE, hub_stamp, load_hub, stamps, text_lines
+from lit_linformer.data.tables import TABLE_FILES, TABLES, column_cells, kind_of, table_rows
 
 ALIASES = {"train": ("train",), "validation": ("validation", "dev", "valid", "val"), "test": ("test",)}
 EMPTY_TEXTS = ("error", "keep")
+MOST_NAMES = 20  # of classes, in an error message
+SOURCES = "a folder, a table, hub:NAME or hub:NAME:CONFIG"
 
 
 class Row(NamedTuple):
@@ -44,16 +36,22 @@ class LabelledSource:
     """Rows of a source, split by split; every split can be read again and again.
 
     Args:
-        source: "hub:NAME", "hub:NAME:CONFIG", or a folder.
+        source: "hub:NAME", "hub:NAME:CONFIG", a folder or a table.
         task: Its columns and labels.
         empty_texts: "error" refuses a row with a blank text, "keep" takes it as it is.
         cache: Folder to keep the names of a hub data set's splits in, so that a second start does without the hub.
+        setting: What error messages call the source.
     """
 
-    setting = "data.source"  # what error messages call it
-
-    def __init__(self, source: str, task: TextTask, empty_texts: str = "error", cache: Path | None = None):
-        self.source, self.task, self.cache = source, task, cache
+    def __init__(
+        self,
+        source: str,
+        task: TextTask,
+        empty_texts: str = "error",
+        cache: Path | None = None,
+        setting: str = "data.source",
+    ):
+        self.source, self.task, self.cache, self.setting = source, task, cache, setting
         if empty_texts not in EMPTY_TEXTS:
             raise ValueError(f"data.empty_texts is {empty_texts!r}; allowed: error, keep")
         self.keep_empty = empty_texts == "keep"
@@ -67,7 +65,7 @@ class LabelledSource:
                 raise ValueError(f"{self.setting} is {source!r}; allowed: hub:NAME or hub:NAME:CONFIG")
             self.hub = [name, config or None]
         elif not source:
-            raise ValueError(f"{self.setting} is ''; allowed: a folder, hub:NAME or hub:NAME:CONFIG")
+            raise ValueError(f"{self.setting} is ''; allowed: {SOURCES}")
 
     # Which splits there are
 
@@ -86,6 +84,8 @@ class LabelledSource:
         if self.hub:
             found = [name for name in _names(split) if name in self._hub_splits]
             return Layout("hub", found[0], []) if found else None
+        if Path(self.source).is_file():
+            return self._table() if split == "train" else None
         classes = self.task.labels or ()
         found = [layout for folder in self._folders() for name in _names(split) for layout in find_files(folder, name, classes)]
         if len(found) > 1:
@@ -97,9 +97,12 @@ class LabelledSource:
         """The error to raise for a split that must be there; `instead`: what else would do."""
         if self.hub:
             allowed = ", ".join(self._hub_splits)
+        elif Path(self.source).is_file():
+            allowed = "a folder with a file for each split"
         else:
             name = _names(split)[0]
-            files = [f"{other}.tsv" for other in _names(split)[:2]] + [f"{name}.jsonl", f"{name}-00000-of-00001.parquet"]
+            files = [f"{other}.tsv" for other in _names(split)[:2]] + [f"{name}.csv", f"{name}.jsonl"]
+            files += [f"{name}-00000-of-00001.parquet"]
             allowed = f"{', '.join(files)} or {name}/LABEL/*.txt, there or in {', '.join(self._below())}"
         return ValueError(f"{self.setting} is {self.source!r}, which has no {split} split; allowed: {allowed}{instead}")
 
@@ -107,11 +110,17 @@ class LabelledSource:
         config = self.task.hub[1] if self.task.hub else None
         return [name for name in dict.fromkeys((self.task.folder, config, "plain_text", "data")) if name]
 
+    def _table(self) -> Layout:
+        """All of a file."""
+        path = Path(self.source)
+        if kind_of(path) not in TABLES:
+            raise ValueError(f"{self.setting} is {self.source!r}; allowed: a table ({TABLE_FILES}), or a folder")
+        return Layout("file", self.source, [path])
+
     def _folders(self) -> list[Path]:
         root = Path(self.source)
         if not root.is_dir():
-            allowed = "the folder it is in, not a file" if root.is_file() else "a folder that exists, or hub:NAME"
-            raise ValueError(f"{self.setting} is {self.source!r}; allowed: {allowed}")
+            raise ValueError(f"{self.setting} is {self.source!r}, which is not there; allowed: {SOURCES}")
         folders = [root, *(root / name for name in self._below() if (root / name).is_dir())]
         # CoLA and cola are one folder where case does not count
         return list({folder.stat().st_ino: folder for folder in reversed(folders)}.values())[::-1]
@@ -136,7 +145,8 @@ class LabelledSource:
         if self.hub:
             return hub_stamp(*self.hub)
         layout = self.find(split)
-        return {"files": stamps(layout.files, Path(self.source))} if layout else {}
+        root = None if layout and layout.kind == "file" else Path(self.source)
+        return {"files": stamps(layout.files, root)} if layout else {}
 
     # Its rows
 
@@ -144,10 +154,7 @@ class LabelledSource:
         """Checked rows of a split, with labels as class numbers or values."""
         labels: set[bool] = set()
         for where, texts, value in self.texts(split):
-            try:
-                label = label_of(value, self.task)
-            except ValueError as error:
-                raise ValueError(f"{self.setting}: {_at(where)}: {error}") from error
+            label = self.label(where, value)
             labels.add(label is not None)
             if not split.startswith("test"):
                 if label is None:
@@ -159,13 +166,33 @@ class LabelledSource:
         if not labels:
             raise ValueError(f"{self.setting} is {self.source!r}, whose {split} split is empty; allowed: 1 row or more")
 
-    def texts(self, split: str) -> Iterator[tuple[tuple, tuple[str, ...], object]]:
-        """((file, "line", number), texts, label as it is written) of a split's rows."""
+    def label(self, where: tuple, value: object) -> int | float | None:
+        """Class number or value of a label as it is written there."""
+        try:
+            return label_of(value, self.task)
+        except ValueError as error:
+            raise ValueError(f"{self.setting}: {_at(where)}: {error}{self._names_there()}") from error
+
+    def _names_there(self) -> str:
+        """For the error of a label that is no number: what classes the training rows name."""
+        if self.task.labels is not None or self.find("train") is None:
+            return ""
+        found = sorted({str(value) for _, _, value in self.texts("train", needs_label=False) if value not in (None, "")})
+        return f", here --data.labels '[{', '.join(found)}]'" if len(found) <= MOST_NAMES else ""
+
+    def texts(self, split: str, needs_label: bool | None = None) -> Iterator[tuple[tuple, tuple[str, ...], object]]:
+        """((file, "line", number), texts, label as it is written) of a split's rows.
+
+        Args:
+            split: Its name.
+            needs_label: Whether there must be a column of labels; None: in all splits but the test.
+        """
         layout = self.find(split)
         if layout is None:
             raise self.missing(split)
         self.skipped = 0
-        for where, texts, value in self._read(layout, needs_label=not split.startswith("test")):
+        needs_label = not split.startswith("test") if needs_label is None else needs_label
+        for where, texts, value in self._read(layout, needs_label):
             for column, text in zip(self.task.columns, texts, strict=True):
                 if isinstance(text, Iterator):  # Arrow's, in parts
                     raise self._too_long(where)
@@ -187,49 +214,17 @@ class LabelledSource:
                 self.fraction = number / len(layout.files)
                 yield (path, "row", 1), (self._whole(path),), path.parent.name
                 continue
-            read = self._tsv if layout.kind == ".tsv" else self._json if layout.kind in JSON else self._parquet
-            for fraction, *row in read(path, needs_label):
+            choose = partial(self._columns, needs_label=needs_label)
+            ragged = self._skip if self.task.ragged else None
+            for fraction, where, (*texts, label) in table_rows(path, choose, self.setting, self._headerless, ragged):
                 self.fraction = (number + fraction) / len(layout.files)
-                yield row
+                yield where, texts, label
 
-    def _tsv(self, path: Path, needs_label: bool):
-        places, width, size = None, 0, path.stat().st_size
-        for number, line, position in text_lines(path, self.setting):
-            fields = line.split("\t")
-            if places is None:
-                names = fields
-                if self.task.headerless and not set(self.task.columns[0]) & set(fields):
-                    names = list(self.task.headerless)
-                chosen, width = self._columns(path, names, needs_label), len(names)
-                places = [None if name is None else names.index(name) for name in chosen]
-                if names is fields:
-                    continue
-            if not line:
-                continue
-            if len(fields) != width:
-                if self.task.ragged:
-                    self.skipped += 1
-                    continue
-                raise ValueError(f"{self.setting}: {path}, line {number} has {len(fields)} fields; allowed: {width}")
-            *texts, label = (None if place is None else fields[place] for place in places)
-            yield position / size, (path, "line", number), texts, label
+    def _headerless(self, fields: list[str]) -> tuple[str, ...] | None:
+        return None if set(self.task.columns[0]) & set(fields) else self.task.headerless
 
-    def _json(self, path: Path, needs_label: bool):
-        size = path.stat().st_size
-        for number, row, position in json_objects(path, self.setting):
-            *texts, label = self._columns(f"{path}, line {number}", row, needs_label)
-            yield position / size, (path, "line", number), [row[name] for name in texts], None if label is None else row[label]
-
-    def _parquet(self, path: Path, needs_label: bool):
-        chosen: list[str | None] = []
-
-        def columns(names: list[str]) -> list[str]:
-            chosen[:] = self._columns(path, names, needs_label)
-            return [name for name in chosen if name is not None]
-
-        for batch, read, size in parquet_batches(path, columns, self.setting):
-            for number, (*texts, label) in enumerate(self._cells(batch, chosen, read + 1, path), read + 1):
-                yield number / size, (path, "row", number), texts, label
+    def _skip(self) -> None:
+        self.skipped += 1
 
     def _hub(self, split: str, needs_label: bool):
         rows, read = self._hub_rows[split], 0
@@ -240,19 +235,12 @@ class LabelledSource:
         by_name = names is not None and set(names) == set(self.task.labels or ())
         wanted = [name for name in chosen if name is not None]
         for table in rows.select_columns(wanted).with_format("arrow").iter(batch_size=1000):  # a view of the file
-            for number, (*texts, label) in enumerate(self._cells(table, chosen, read + 1, place), read + 1):
+            for number, (*texts, label) in enumerate(column_cells(table, chosen, read + 1, place, self.setting), read + 1):
                 if by_name and label is not None and label >= 0:
                     label = names[label]
                 self.fraction = number / len(rows)
                 yield (place, "row", number), texts, label
             read += table.num_rows
-
-    def _cells(self, table, chosen: list[str | None], first: int, where) -> Iterator[tuple]:
-        columns = (
-            repeat(None, table.num_rows) if name is None else cells(table.column(name), first, where, self.setting)
-            for name in chosen
-        )
-        return zip(*columns, strict=True)
 
     def _whole(self, path: Path) -> str:
         if path.stat().st_size > LONGEST_LINE:

@@ -6,8 +6,8 @@ from lit_linformer.data.finetuning.text_tasks import TextTask
 
 
 def label_of(value, task: TextTask) -> int | float | None:
-    """Class number, or value of a regression; None where there is no label: nothing, or -1 as on the hub."""
-    if value is None:
+    """Class number, or value of a regression; None where there is no label: nothing, an empty cell, or -1 as on the hub."""
+    if value is None or value == "":
         return None
     return _number(value, task.label_range) if task.labels is None else _class(value, task.labels)
 

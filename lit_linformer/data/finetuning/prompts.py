@@ -1,52 +1,96 @@
 """Texts, or pairs of texts, to classify, for `predict`."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
+from lit_linformer.data.finetuning.labelled_rows import LabelledSource
 from lit_linformer.data.finetuning.row_layout import RowLayout
+from lit_linformer.data.finetuning.text_tasks import TextTask
 from lit_linformer.data.pieces import encode_texts
-from lit_linformer.data.prompts import read_prompts, shortened
+from lit_linformer.data.prompts import NOTHING, Prompt, at, given_texts, is_table, shortened, text_prompts
 from lit_linformer.data.tokenizer import Tokenizer
 
 
 def read_texts(
-    text: str | list[str] | None, text_pair: str | list[str] | None, file: str | None, pair: bool
-) -> list[tuple[str, ...]]:
-    """Texts, or pairs of texts, to classify: `text` with `text_pair`, then the lines of `file`, a pair's divided by a tab."""
-    firsts, seconds = ([each] if isinstance(each, str) else list(each or []) for each in (text, text_pair))
+    text: str | list[str] | None,
+    text_pair: str | list[str] | None,
+    file: str | None,
+    task: TextTask,
+    empty_texts: str = "error",
+) -> list[Prompt]:
+    """Texts, or pairs of texts: `text` with `text_pair`, then those of `file`.
+
+    Args:
+        text: One, or a list.
+        text_pair: As many.
+        file: A table with the task's columns, and labels or none; or a text a line, a pair's two divided by a tab.
+        task: Its columns and labels.
+        empty_texts: Of a table, as `LabelledSource` has it.
+    """
+    pair = len(task.columns) == 2
+    firsts, seconds = given_texts(text), given_texts(text_pair)
     if not pair and text_pair is not None:
         raise ValueError(f"data.text_pair is {text_pair!r}; allowed: none, for the task has one text a row")
     if pair and len(firsts) != len(seconds):
         raise ValueError(f"data.text_pair has {len(seconds)} texts; allowed: as many as data.text, {len(firsts)}")
-    found = [("data.text", texts) for texts in (zip(firsts, seconds, strict=True) if pair else zip(firsts))]
-    if file is None and not found:
-        read_prompts(None, None)  # which says what to give
-    for where, line in read_prompts(None, file) if file is not None else []:
-        fields = tuple(line.split("\t"))
-        if len(fields) != 1 + pair:
-            allowed = "two texts divided by a tab" if pair else "one text without a tab"
-            raise ValueError(f"{where} has {len(fields)} fields; allowed: {allowed}")
-        found.append((where, fields))
-    for where, texts in found:
+    found = [Prompt(a.where, a.texts + b.texts) for a, b in zip(firsts, seconds, strict=True)] if pair else firsts
+    if file is not None and is_table(file):
+        _check_texts(found)
+        found += _table_texts(file, task, empty_texts)
+    else:
+        found += [] if file is None else _line_texts(file, pair)
+        _check_texts(found)
+    if not found:
+        raise ValueError(NOTHING)
+    return found
+
+
+def _check_texts(prompts: list[Prompt]) -> None:
+    for where, texts, _, _ in prompts:
         if not all(each.strip() for each in texts):
             raise ValueError(f"{where}: {texts} holds an empty text; allowed: something to classify")
-    return [texts for _, texts in found]
 
 
-def text_loader(texts: list[tuple[str, ...]], tokenizer: Tokenizer, layout: RowLayout, batch_size: int) -> DataLoader:
-    """Batches as training has them, without labels, in the order given; texts: a string or [string, string] of each."""
-    ids = encode_texts((each.strip() for row in texts for each in row), tokenizer)
-    encoded = [[next(ids) for _ in row] for row in texts]
+def _line_texts(file: str, pair: bool) -> Iterator[Prompt]:
+    for prompt in text_prompts(file):
+        fields = tuple(prompt.texts[0].split("\t"))
+        if len(fields) != 1 + pair:
+            allowed = "two texts divided by a tab" if pair else "one text without a tab"
+            raise ValueError(f"{prompt.where} has {len(fields)} fields; allowed: {allowed}")
+        yield prompt._replace(texts=fields)
+
+
+def _table_texts(file: str, task: TextTask, empty_texts: str) -> Iterator[Prompt]:
+    source = LabelledSource(file, task, empty_texts, setting="data.file")
+    for where, texts, value in source.texts("train", needs_label=False):
+        _, unit, number = where
+        yield Prompt(at(file, unit, number), texts, {unit: number}, source.label(where, value))
+
+
+def text_loader(prompts: list[Prompt], tokenizer: Tokenizer, layout: RowLayout, task: TextTask, batch_size: int) -> DataLoader:
+    """Batches as training has them, in the order given, without labels to learn from.
+
+    Beside it what predictions.jsonl has of each text: texts, a string or [string, string]; places, {"line": 3} of data.file;
+    golds, the label that stands beside it there (a class's name, or a value), or None.
+    """
+    ids = encode_texts((each.strip() for prompt in prompts for each in prompt.texts), tokenizer)
+    encoded = [[next(ids) for _ in prompt.texts] for prompt in prompts]
     if (row := layout.too_long(np.array([[len(ids) for ids in row] for row in encoded]))) is not None:
         raise ValueError(
-            f"data.text or data.file: {[shortened(text) for text in texts[row]]} is too long for data.truncation "
+            f"{prompts[row].where}: {[shortened(text) for text in prompts[row].texts]} is too long for data.truncation "
             f"{layout.truncation}; allowed: a text that is not cut leaves room in data.max_length = {layout.max_length}"
         )
 
     def collate(rows: list[int]) -> dict:
-        batch = layout.batch([encoded[row] for row in rows])
-        batch["index"] = torch.tensor(rows)
-        return batch | {"texts": [list(texts[row]) if layout.pair else texts[row][0] for row in rows]}
+        batch, chosen = layout.batch([encoded[row] for row in rows]), [prompts[row] for row in rows]
+        return batch | {
+            "index": torch.tensor(rows),
+            "texts": [list(each.texts) if layout.pair else each.texts[0] for each in chosen],
+            "places": [dict(each.place) for each in chosen],
+            "golds": [task.label_name(each.label) for each in chosen],
+        }
 
-    return DataLoader(range(len(texts)), batch_size=batch_size, collate_fn=collate, generator=torch.Generator())
+    return DataLoader(range(len(prompts)), batch_size=batch_size, collate_fn=collate, generator=torch.Generator())

@@ -101,6 +101,12 @@ class RowLayout:
         covered = np.minimum(length, self.capacity + (windows - 1) * self.stride)
         return covered + (windows - 1) * self.window_overlap + 2 * windows
 
+    def is_cut(self, lengths: np.ndarray) -> np.ndarray:
+        """(B,): whether something of the texts of these lengths (B, T) is left out."""
+        if self.pair:
+            return lengths.sum(1) > self.capacity
+        return lengths[:, 0] > self.capacity + (self.max_windows - 1) * self.stride
+
     def rows(self, texts: list[np.ndarray]) -> list[list[int]]:
         """Rows of tokens of one text or pair."""
         if self.pair:

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SHARD = r"(?:-\d{5}-of-(?P<shards>\d{5})(?:-[0-9a-f]{16})?)?"  # older data sets have a hash there
-FILE = r"(?P<kind>\.tsv|\.jsonl|\.ndjson|\.json|\.parquet)(?P<packed>\.gz|\.xz|\.zst)?"
+FILE = r"(?P<kind>\.csv|\.tsv|\.jsonl|\.ndjson|\.json|\.parquet)(?P<packed>\.gz|\.xz|\.zst)?"
 
 
 @dataclass
 class Layout:
-    """Where a split was found: the kind of its files (".tsv", …, "folders" or "hub"), and the files."""
+    """Where a split was found: the kind of its files (".tsv", …, "file", "folders" or "hub"), and the files."""
 
     kind: str
     name: str

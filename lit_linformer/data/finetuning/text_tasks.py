@@ -5,6 +5,9 @@ Columns have several names: the hub's first, then that of GLUE's TSV files.
 
 import difflib
 from dataclasses import dataclass
+from pathlib import Path
+
+from lit_linformer.data.tables import TABLES, column_names, kind_of
 
 CLASSIFICATION_METRICS, REGRESSION_METRICS = ("accuracy", "f1", "matthews"), ("pearson", "spearman")
 
@@ -50,6 +53,10 @@ class TextTask:
     def splits(self, kind: str) -> list[str]:
         """Splits of a kind ("train", "validation", "test"): of the last two one for each evaluation set."""
         return [kind] if kind == "train" else [f"{kind}_{name}" if name else kind for name in self.evaluation]
+
+    def label_name(self, label: int | float | None) -> str | float | None:
+        """The name of a class, by its number; a regression's value as it is."""
+        return label if self.labels is None or label is None else self.labels[int(label)]
 
 
 def _glue(name: str, config: str, *columns: tuple[str, ...], **settings) -> TextTask:
@@ -173,7 +180,12 @@ def _key(name: str) -> str:
 
 
 def chosen_task(
-    task: str | None, columns: list | None, label_column: str | None, labels: list | None, metrics: list | None
+    task: str | None,
+    columns: list | None,
+    label_column: str | None,
+    labels: list | None,
+    metrics: list | None,
+    source: str | None = None,
 ) -> TextTask:
     """The task that `data.task` names, or the one that the other settings describe; ValueError for both, or neither."""
     if task is not None:
@@ -183,5 +195,10 @@ def chosen_task(
         return find_task(task)
     if columns is None:
         names = ", ".join(task.name for task in TASKS)
+        if source is not None and kind_of(Path(source)) in TABLES and Path(source).is_file():
+            there = ", ".join(map(repr, column_names(Path(source), "data.source")))
+            raise ValueError(
+                f"data.columns is not given; allowed: the one of texts, or the two of pairs, of {source}'s {there}"
+            )
         raise ValueError(f"data.task is not given; allowed: {names}, or data.columns, which describes a task of your own")
     return own_task(columns, label_column, labels, metrics)

@@ -4,37 +4,33 @@
     Corpus("texts/")                              a folder, a file or a glob
     Corpus("hub:wikitext:wikitext-103-raw-v1:train")   a Hugging Face data set, or a local folder in the hub's layout
 
-In plain text, blank lines separate documents; JSON lines, Parquet and the hub have one in each row. Everything streams:
-memory does not grow with the corpus.
+In plain text, blank lines separate documents; tables (CSV, TSV, JSON lines, Parquet) and the hub have one in each row.
+Everything streams: memory does not grow with the corpus.
 """
 
 import glob
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import chain, groupby
 from operator import itemgetter
 from pathlib import Path
 
 from lit_linformer.data.long_json import PARSED_AT_ONCE, text_of_line
-from lit_linformer.data.reading import (
-    COMPRESSED,
-    JSON,
-    PARQUET,
-    cells,
-    hub_stamp,
-    json_object,
-    load_hub,
-    parquet_batches,
-    raw_parts,
-    stamps,
-    text_parts,
-)
+from lit_linformer.data.notes import note
+from lit_linformer.data.reading import COMPRESSED, cells, hub_stamp, json_object, load_hub, raw_parts, stamps, text_parts
+from lit_linformer.data.tables import TABLE_FILES, kind_of, named_column, table_rows
 
-TEXT = {"", ".txt", ".text", ".tokens", ".md", ".raw"}
-SUPPORTED = "text (.txt .text .tokens .md .raw or none), .jsonl .ndjson .json, each also .gz .xz .zst, and .parquet"
+SUPPORTED = f"text (.txt .text .tokens .md .raw or none), {TABLE_FILES}"
+SOURCES = "embedded, hub:NAME:SPLIT, hub:NAME:CONFIG:SPLIT, or a file, folder or glob"
 # Characters. What is longer is cut here (a file at a line's end), so that memory stays flat whatever the text is.
 LONGEST_DOCUMENT = 16_000_000
+
+
+# What lies beside a corpus and tells about it.
+ABOUT = {"README", "LICENSE", "LICENCE", "COPYING", "NOTICE", "CHANGELOG", "CONTRIBUTING"}
+TITLE = re.compile(r" = [^=].* = ?$")  # of an article in WikiText
 
 
 class Corpus:
@@ -42,7 +38,7 @@ class Corpus:
 
     Args:
         source: "embedded", "hub:NAME:SPLIT", "hub:NAME:CONFIG:SPLIT", or a file, folder or glob.
-        column: Where the text is, in JSON lines, Parquet and hub data sets.
+        column: Where the text is, in tables and hub data sets.
         document_start: Regular expression; a line (or row) that it matches at its start begins a document, and blank
             lines are dropped instead of separating.
         setting: What error messages call `source`.
@@ -50,14 +46,15 @@ class Corpus:
 
     def __init__(self, source: str, column: str = "text", document_start: str | None = None, setting: str = "data.source"):
         if not source:
-            raise ValueError(f"{setting} is empty: give 'embedded', 'hub:NAME:SPLIT', or a file, folder or glob")
+            raise ValueError(f"{setting} is ''; allowed: {SOURCES}")
         self.source, self.column, self.setting, self.document_start = source, column, setting, document_start
         try:
             self.starts = re.compile(document_start).match if document_start is not None else None
         except re.error as error:
-            raise ValueError(f"data.document_start={document_start!r} is no regular expression: {error}") from error
+            raise ValueError(f"data.document_start is {document_start!r}; allowed: a regular expression ({error})") from error
         self.hub = _parse_hub(source, setting) if source.startswith("hub:") else None
         self.fraction = 0.0  # of the source read so far, for progress bars
+        self._titles = 0
 
     def __iter__(self) -> Iterator[str]:
         self.fraction = 0.0
@@ -68,7 +65,7 @@ class Corpus:
                 yield document
             del document  # it may be large, and the next one is being read
         if empty:
-            raise ValueError(f"{self.setting}={self.source!r} holds no text")
+            raise ValueError(f"{self.setting} is {self.source!r}, which holds no text; allowed: a source with some")
 
     def stamp(self) -> dict:
         """JSON-able description of all that shapes the documents, without reading them."""
@@ -90,11 +87,28 @@ class Corpus:
         else:
             candidates = [Path(match) for match in glob.glob(self.source, recursive=True)]
             if not candidates:
-                raise ValueError(f"{self.setting}={self.source!r}: no such file, folder, glob, 'embedded' or 'hub:…'")
-        files = sorted(p for p in candidates if p.is_file() and _kind(p))
+                raise ValueError(f"{self.setting} is {self.source!r}, which is not there; allowed: {SOURCES}")
+        files = sorted(p for p in candidates if p.is_file() and kind_of(p))
         if not files:
-            raise ValueError(f"{self.setting}={self.source!r}: no file of a kind that is read: {SUPPORTED}")
+            raise ValueError(
+                f"{self.setting} is {self.source!r}, where no file is of a kind that is read; allowed: {SUPPORTED}"
+            )
         return files
+
+    def files_read(self) -> str | None:
+        """Which files a folder or a glob stands for, in one line; None for another source."""
+        if self.source == "embedded" or self.hub or Path(self.source).is_file():
+            return None
+        files = self.files()
+        kinds = Counter("".join(path.suffixes[-2:]) if path.suffix in COMPRESSED else path.suffix for path in files)
+        by_suffix = ", ".join(f"{count} {suffix or 'without suffix'}" for suffix, count in kinds.most_common())
+        size = sum(path.stat().st_size for path in files) / 1e6
+        told = f"{self.setting} {self.source}: {len(files)} file{'s' * (len(files) > 1)} ({by_suffix}), {size:,.1f} MB"
+        about = sorted({path.name for path in files if path.stem.upper() in ABOUT})
+        pattern = Path(self.source) / "**" / f"*{kinds.most_common(1)[0][0]}" if Path(self.source).is_dir() else None
+        if about and pattern and len(files) > len(about):
+            told += f"; {', '.join(about)} among them, which a pattern leaves out: {self.setting} '{pattern}'"
+        return told
 
     def _documents(self) -> Iterator[str]:
         if self.source == "embedded":
@@ -110,13 +124,12 @@ class Corpus:
             files = self.files()
             total, done = sum(p.stat().st_size for p in files) or 1, 0
             for path in files:
-                kind = _kind(path)
-                if kind == "parquet":
-                    yield from self._group_rows(self._parquet_rows(path, done, total))
-                elif kind == "json":
-                    yield from self._group_rows(self._json_rows(path, done, total))
-                else:
+                kind = kind_of(path)
+                if kind == "text":
                     yield from self._group_lines(self._lines(path, done, total))
+                else:
+                    read = self._json_rows if kind == "json" else self._table_rows
+                    yield from self._group_rows(read(path, done, total))
                 done += path.stat().st_size
 
     # Grouping lines and rows into documents
@@ -129,6 +142,7 @@ class Corpus:
         paragraphs: list[str] = []
         size = 0
         for line, whole in lines:
+            self._look_for_titles(line)
             if whole and line and not line.isspace():
                 paragraphs.append(line)
                 size += len(line) + 1
@@ -143,7 +157,9 @@ class Corpus:
 
     def _group_rows(self, rows: Iterable[str]) -> Iterator[str]:
         if self.starts is None:
-            yield from rows
+            for row in rows:
+                self._look_for_titles(row)
+                yield row
             return
         document: list[str] = []
         size = 0
@@ -156,6 +172,17 @@ class Corpus:
             document.append(row)
             size += len(row) + 1
         yield _joined(document)
+
+    def _look_for_titles(self, line: str) -> None:
+        """Says once how WikiText's articles are read as documents, where they are not."""
+        if not line.startswith(" = ") or self._titles > 2 or not TITLE.match(line):
+            return
+        self._titles += 1
+        if self._titles > 2:
+            note(
+                f"{self.setting} {self.source}: lines such as {line.rstrip()!r} look like the titles of WikiText's articles; "
+                "with --data.document_start '^ = [^=]' each article is a document"
+            )
 
     # Reading
 
@@ -173,37 +200,30 @@ class Corpus:
                 yield from self._long_row(chain([line], (part for _, part, _, _ in parts)), where)
             elif not line.isspace():
                 row = json_object(line, where, self.setting)
-                if self.column not in row:
-                    raise self._no_column(where, row)
+                self.choose(where, row)
                 yield from self._text(row[self.column], where)
 
     def _long_row(self, line: Iterable[bytes], where: str) -> Iterator[str]:
         try:
             yield from _regrouped(text_of_line(line, self.column))
         except KeyError as error:
-            raise self._no_column(where, error.args) from error
+            raise named_column(self.column, "data.column", error.args, where) from error
         except TypeError as error:
-            raise self._no_text(error, where) from error
+            raise self.no_text(error, where) from error
         except NotImplementedError as error:
             raise ValueError(f"{self.setting}: {where} is no JSON object; allowed: one on each line") from error
         except ValueError as error:
             raise ValueError(f"{self.setting}: {where} is not a line of JSON: {error}") from error
 
-    def _parquet_rows(self, path: Path, done: int, total: int) -> Iterator[str]:
-        def only_text(names: list[str]) -> list[str]:
-            if self.column not in names:
-                raise self._no_column(path, names)
-            return [self.column]
-
-        for batch, read, rows in parquet_batches(path, only_text, self.setting):
-            self.fraction = (done + path.stat().st_size * read / max(rows, 1)) / total
-            for value in cells(batch.column(0), read + 1, path, self.setting):
-                yield from self._text(value, path)
+    def _table_rows(self, path: Path, done: int, total: int) -> Iterator[str]:
+        size = path.stat().st_size
+        for fraction, _, (value,) in table_rows(path, self.choose, self.setting):
+            self.fraction = (done + size * fraction) / total
+            yield from self._text(value, path)
 
     def _hub_rows(self, name: str, config: str | None, split: str) -> Iterator[str]:
         rows = load_hub(name, config, split, self.source, self.setting)
-        if self.column not in rows.column_names:
-            raise self._no_column(self.source, rows.column_names)
+        self.choose(self.source, rows.column_names)
         rows, read = rows.select_columns([self.column]).with_format("arrow"), 0
         for table in rows.iter(batch_size=1000):  # a view of the file
             self.fraction = read / len(rows)
@@ -217,13 +237,18 @@ class Corpus:
         elif isinstance(value, Iterator):
             yield from _regrouped(value)
         elif value is not None:
-            raise self._no_text(type(value).__name__, where)
+            raise self.no_text(type(value).__name__, where)
 
-    def _no_text(self, kind, where) -> ValueError:
-        return ValueError(f"data.column={self.column!r} holds {kind}, not text, in {where}: name another column")
+    def no_text(self, kind, where) -> ValueError:
+        return ValueError(f"data.column is {self.column!r}, which holds {kind} in {where}; allowed: a column of texts")
 
-    def _no_column(self, where, columns: Iterable[str]) -> ValueError:
-        return ValueError(f"data.column={self.column!r} is not in {where}: there are {', '.join(map(repr, columns))}")
+    def choose(self, where, columns: Iterable[str]) -> list[str]:
+        """The column to read of a table (`tables.Chooser`)."""
+        if self.column not in columns:
+            error = named_column(self.column, "data.column", columns, where)
+            other = f"; or {self.setting} with a pattern, as '{self.source}/**/*.txt'" if Path(self.source).is_dir() else ""
+            raise ValueError(f"{error}{other}")
+        return [self.column]
 
 
 def _joined(lines: list[str]) -> str:
@@ -250,15 +275,5 @@ def _parse_hub(source: str, setting: str) -> list:
     """hub:NAME[:CONFIG]:SPLIT → [name, config or None, split]; a colon in brackets is the split's own (train[:1%])."""
     parts = re.split(r":(?![^\[]*\])", source)[1:]
     if len(parts) not in (2, 3) or not all(parts):
-        raise ValueError(f"{setting}={source!r}: a data set is written hub:NAME:SPLIT or hub:NAME:CONFIG:SPLIT")
+        raise ValueError(f"{setting} is {source!r}; allowed: hub:NAME:SPLIT or hub:NAME:CONFIG:SPLIT")
     return [parts[0], parts[1] if len(parts) == 3 else None, parts[-1]]
-
-
-def _kind(path: Path) -> str | None:
-    suffixes = [suffix.lower() for suffix in path.suffixes[-2:]]
-    last = suffixes.pop() if suffixes else ""
-    if last in PARQUET:
-        return "parquet"
-    if last in COMPRESSED:
-        last = suffixes.pop() if suffixes else ""
-    return "json" if last in JSON else "text" if last in TEXT else None

@@ -14,9 +14,10 @@ from typing import Annotated
 
 from lit_linformer.data.datamodule import TRAINED, BatchSize, ResumableDataModule, RowLength, VocabularySize, Workers
 from lit_linformer.data.loader import EvaluationLoader, ResumableLoader
+from lit_linformer.data.notes import note
 from lit_linformer.data.pretraining.corpus import Corpus
 from lit_linformer.data.pretraining.masking import MaskedBlocks, Masker
-from lit_linformer.data.pretraining.prompts import encode_prompts, prompt_loader
+from lit_linformer.data.pretraining.prompts import encode_prompts, prompt_loader, read_prompts
 from lit_linformer.data.pretraining.token_files import (
     SPLITS,
     Holdout,
@@ -25,7 +26,7 @@ from lit_linformer.data.pretraining.token_files import (
     read_meta,
     verify_token_files,
 )
-from lit_linformer.data.prompts import read_prompts
+from lit_linformer.data.summary import Summary, of_token_files
 from lit_linformer.data.tokenizer import Tokenizer, check_vocab_size
 from lit_linformer.model.ranges import Count, Range, Seed, check_ranges
 
@@ -40,14 +41,14 @@ class PretrainingData(ResumableDataModule):
     Args:
         source: Where the text is. "embedded": the documentation that comes with Python (2 MB); "hub:NAME:SPLIT" or
             "hub:NAME:CONFIG:SPLIT": a Hugging Face data set, by name or as a local folder; else a file, a folder (with
-            all below it) or a glob, of plain text (a blank line between documents), JSON lines or Parquet (a document a
-            row), the first two also compressed (.gz .xz .zst).
+            all below it) or a glob ("texts/**/*.txt"), of plain text (a blank line between documents), CSV, TSV, JSON
+            lines (a document a row), each also compressed (.gz .xz .zst), or Parquet.
         validation_source: The same for validation; none: validation_fraction of source's documents is held out.
         test_source: The same for the test; none: test_fraction of source's documents is held out.
         validation_fraction: Share of source's documents, 0 to 1, held out for validation if validation_source is not
             given.
         test_fraction: Share of source's documents, 0 to 1, held out for the test if test_source is not given.
-        column: Which column or key of JSON lines, Parquet and hub data sets holds the text.
+        column: Which column or key of tables (CSV, TSV, JSON lines, Parquet) and hub data sets holds the text.
         document_start: Regular expression. A line (or row) that it matches at its start begins a document, and blank
             lines no longer separate documents. For WikiText: "^ = [^=]".
         tokenizer: "bpe" or "wordpiece": train byte-level BPE or lower-cased WordPiece on source; else a tokenizer.json,
@@ -68,7 +69,7 @@ class PretrainingData(ResumableDataModule):
         verify: Whether to check the token files' checksums: "once", when a machine first reads them (a second for some 2
             GB); "always"; "never".
         text: For predict: a text, or a list of them, with mask tokens to fill in.
-        file: For predict: a file with one such text a line.
+        file: For predict: a file with one such text a line, or a table as for source. What has no mask is skipped.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class PretrainingData(ResumableDataModule):
         self.batch_size, self.global_batch_size = batch_size, global_batch_size
         self.mask_rate, self.whole_word = mask_rate, whole_word
         self.num_workers, self.seed, self.cache_dir = num_workers, seed, Path(cache_dir)
-        self.verify, self.text, self.file = verify, text, file
+        self.verify, self.text, self.file, self.column = verify, text, file, column
         self._check()
 
         sources = {"train": source, "validation": validation_source, "test": test_source}
@@ -148,6 +149,9 @@ class PretrainingData(ResumableDataModule):
         trainer = self.trainer
         if trainer is not None and trainer.state.fn == "predict":
             return  # the tokenizer is made when it is first asked for
+        if trainer is None or trainer.state.fn == "fit":
+            for told in filter(None, (corpus.files_read() for corpus in self.corpora.values())):
+                note(told)
         self._make_token_files()
         # of the files that are read; `prepare` checks all
         splits = SPLITS if trainer is None else STAGES.get(trainer.state.fn, SPLITS)
@@ -162,7 +166,7 @@ class PretrainingData(ResumableDataModule):
 
     def setup(self, stage: str | None = None) -> None:
         if stage == "predict":
-            self.prompts = encode_prompts(read_prompts(self.text, self.file), self.tokenizer, self.max_length)
+            self.prompts = encode_prompts(read_prompts(self.text, self.file, self.column), self.tokenizer, self.max_length)
             return
         if stage in ("fit", None):
             self._start_anew()
@@ -177,17 +181,20 @@ class PretrainingData(ResumableDataModule):
         counts = read_meta(self.folder)["splits"]
         if split == "train" and blocks.full == 0:
             raise ValueError(
-                f"data.max_length={self.max_length} is more than the training text has: {counts['train']['tokens']} "
-                f"tokens in {counts['train']['documents']} documents are not one full row"
+                f"data.max_length is {self.max_length}; allowed: up to the training text's {counts['train']['tokens']} tokens "
+                f"(of {counts['train']['documents']} documents), for one full row"
             )
         fraction = getattr(self, f"{split}_fraction", 0.0)
         if fraction > 0 and len(blocks) == 0:
             documents = sum(count["documents"] for count in counts.values())
             raise ValueError(
-                f"data.{split}_fraction={fraction} holds out none of the {documents} documents: raise it, give "
-                f"data.{split}_source, or set data.document_start if there should be more documents"
+                f"data.{split}_fraction is {fraction}, which holds out none of {documents} documents; allowed: more, or "
+                f"data.{split}_source (or data.document_start, if there should be more documents)"
             )
         return blocks
+
+    def summary(self) -> Summary:
+        return of_token_files(read_meta(self.folder)["splits"], self.max_length) if self.folder else {}
 
     # Loaders
 

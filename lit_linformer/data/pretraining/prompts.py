@@ -1,32 +1,85 @@
 """Prompts with mask tokens to fill in, for `predict`."""
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import torch
 from torch.utils.data import DataLoader
 
-from lit_linformer.data.prompts import shortened
+from lit_linformer.data.notes import first_few, note
+from lit_linformer.data.pretraining.corpus import Corpus
+from lit_linformer.data.prompts import NOTHING, Prompt, at, given_texts, is_table, shortened, text_prompts
+from lit_linformer.data.tables import table_rows
 from lit_linformer.data.tokenizer import Tokenizer
 
 LONGEST_PROMPT = 1_000_000  # characters: a row of tokens holds far fewer, and none is cut
 
 
-def encode_prompts(prompts: list[tuple[str, str]], tokenizer: Tokenizer, max_length: int) -> list[dict]:
-    """Checks and encodes every prompt as bos … eos."""
-    encoded = []
-    for where, text in prompts:
+def read_prompts(text: str | list[str] | None, file: str | None, column: str) -> list[Prompt]:
+    """`text`, then the lines of `file` that are not blank, or its rows where it is a table.
+
+    Args:
+        column: Where a table has the text.
+    """
+    prompts = given_texts(text)
+    if file is not None:
+        prompts += _table_prompts(file, column) if is_table(file) else text_prompts(file)
+    if not prompts:
+        raise ValueError(NOTHING)
+    return prompts
+
+
+def _table_prompts(file: str, column: str) -> Iterator[Prompt]:
+    corpus = Corpus(file, column, setting="data.file")
+    for _, (path, unit, number), (value,) in table_rows(Path(file), corpus.choose, "data.file"):
+        if isinstance(value, Iterator):  # of Parquet, in parts
+            raise ValueError(
+                f"{at(file, unit, number)} has a text of more than 16 MB; allowed: up to {LONGEST_PROMPT:,} characters"
+            )
+        if value is not None and not isinstance(value, str):
+            raise corpus.no_text(type(value).__name__, path)
+        if value is not None and value.strip():
+            yield Prompt(at(file, unit, number), (value,), {unit: number})
+
+
+def encode_prompts(prompts: list[Prompt], tokenizer: Tokenizer, max_length: int) -> list[dict]:
+    """Checks and encodes every prompt as bos … eos; what of a file cannot be filled in is skipped, and said."""
+    encoded: list[dict] = []
+    skipped: dict[str, list[Prompt]] = {}
+    for prompt in prompts:
+        where, (text,) = prompt.where, prompt.texts
         if len(text) > LONGEST_PROMPT:
             raise ValueError(f"{where} has {len(text):,} characters; allowed: up to {LONGEST_PROMPT:,}")
         ids = [tokenizer.bos_id, *tokenizer.encode(text), tokenizer.eos_id]
         if tokenizer.mask_id not in ids:
+            if prompt.place:
+                skipped.setdefault(f"without {tokenizer.mask_token}", []).append(prompt)
+                continue
             mask = tokenizer.mask_token
-            raise ValueError(f"{where}: {shortened(text)!r} has nothing to fill in: write {mask} where a word is missing")
+            raise ValueError(f"{where} is {shortened(text)!r}; allowed: a text with {mask} where a word is to be filled in")
         if len(ids) > max_length:
-            raise ValueError(f"{where}: {len(ids)} tokens with bos and eos, more than data.max_length={max_length}")
-        encoded.append({"text": text, "ids": ids})
+            if prompt.place:
+                skipped.setdefault(f"longer than data.max_length = {max_length}", []).append(prompt)
+                continue
+            raise ValueError(f"{where} has {len(ids)} tokens with bos and eos; allowed: up to data.max_length = {max_length}")
+        encoded.append({"text": text, "ids": ids, "place": dict(prompt.place)})
+    _tell(skipped, len(prompts), none_left=not encoded)
     return encoded
 
 
+def _tell(skipped: dict[str, list[Prompt]], prompts: int, none_left: bool) -> None:
+    """What was skipped of data.file, and why; ValueError where nothing is left."""
+    for reason, found in skipped.items():
+        file, (unit, _) = found[0].where.rpartition(",")[0], next(iter(found[0].place.items()))
+        units = f"{unit}s" if len(found) > 1 else unit
+        if none_left:
+            raise ValueError(f"{file}: all {prompts} {unit}s are {reason}; allowed: some that can be filled in")
+        numbers = first_few([prompt.place[unit] for prompt in found])
+        note(f"{file}: {len(found)} {units} {reason} {'are' if len(found) > 1 else 'is'} skipped: {numbers}")
+
+
 def prompt_loader(encoded: list[dict], tokenizer: Tokenizer, batch_size: int) -> DataLoader:
-    """Batches of input_ids and attention_mask (B, L), texts, and rows, columns: where the mask tokens are, in order."""
+    """Batches of input_ids and attention_mask (B, L), texts, places, and rows, columns: where the mask tokens are, in order."""
 
     def collate(prompts: list[dict]) -> dict:
         longest = max(len(prompt["ids"]) for prompt in prompts)
@@ -40,6 +93,7 @@ def prompt_loader(encoded: list[dict], tokenizer: Tokenizer, batch_size: int) ->
             "rows": rows,
             "columns": columns,
             "texts": [prompt["text"] for prompt in prompts],
+            "places": [prompt["place"] for prompt in prompts],
         }
 
     return DataLoader(encoded, batch_size=batch_size, collate_fn=collate, generator=torch.Generator())

@@ -161,7 +161,7 @@ def test_a_lost_shard(tmp_path):
         ("hub:", r"^data.source is 'hub:'; allowed: hub:NAME or hub:NAME:CONFIG$"),
         ("hub:a:b:c", r"^data.source is 'hub:a:b:c'; allowed: hub"),
         ("hub:a:", r"^data.source is 'hub:a:'; allowed: hub"),
-        ("no/such/folder", r"^data.source is 'no/such/folder'; allowed: a folder that exists, or hub:NAME$"),
+        ("no/such/folder", r"^data.source is 'no/such/folder', which is not there; allowed: a folder, a table, hub:NAME"),
     ],
 )
 def test_bad_sources(source, message):
@@ -171,14 +171,17 @@ def test_bad_sources(source, message):
 
 def test_a_missing_split_and_a_file(tmp_path):
     write_json(tmp_path / "train.jsonl", as_dicts(ROWS, OWN))
-    with pytest.raises(ValueError, match=r"has no test split; allowed: test.tsv, test.jsonl, .* or test/LABEL/\*.txt, there"):
+    with pytest.raises(
+        ValueError, match=r"has no test split; allowed: test.tsv, test.csv, test.jsonl, .* or test/LABEL/\*.txt, there"
+    ):
         list(LabelledSource(str(tmp_path), OWN).rows("test"))
     with pytest.raises(
         ValueError, match=r"no validation_matched split; allowed: .*dev_matched.tsv, .* or in MNLI, mnli, plain"
     ):
         list(LabelledSource(str(tmp_path), find_task("MNLI")).rows("validation_matched"))
-    with pytest.raises(ValueError, match=r"train.jsonl'; allowed: the folder it is in, not a file"):
-        LabelledSource(str(tmp_path / "train.jsonl"), OWN).splits()
+    (tmp_path / "train.pdf").write_text("")
+    with pytest.raises(ValueError, match=r"train.pdf'; allowed: a table \(.csv .tsv .*\), or a folder$"):
+        LabelledSource(str(tmp_path / "train.pdf"), OWN).splits()
 
 
 def test_an_unknown_configuration_of_a_hub_data_set(tmp_path, monkeypatch):
@@ -213,8 +216,8 @@ SST2, QQP, STSB = find_task("SST-2"), find_task("QQP"), find_task("STS-B")
         (SST2, "train", "sentence\tlabel\nfine\t-1\n", r"train.tsv, line 2 has no label; allowed: one in every train row"),
         (SST2, "train", "text\tlabel\nfine\t1\n", r"train.tsv has no column 'sentence' .*allowed: .*, 'text', 'label'$"),
         (SST2, "train", "sentence\tclass\nfine\t1\n", r"train.tsv has no column 'label' \(data.label_column\); .* 'class'$"),
-        (SST2, "train", "sentence\tlabel\nfine\t1\t1\n", r"train.tsv, line 2 has 3 fields; allowed: 2$"),
-        (SST2, "train", "sentence\tlabel\nfine\n", r"train.tsv, line 2 has 1 fields; allowed: 2$"),
+        (SST2, "train", "sentence\tlabel\nfine\t1\t1\n", r"train.tsv, line 2 has 3 fields; allowed: 2, as its first line$"),
+        (SST2, "train", "sentence\tlabel\nfine\n", r"train.tsv, line 2 has 1 fields; allowed: 2, as its first line$"),
         (SST2, "train", "sentence\tlabel\n \t1\n", r"train.tsv, line 2: 'sentence' is empty; allowed: .* data.empty"),
         (SST2, "train", "sentence\tlabel\n", r"data.source is '.*', whose train split is empty; allowed: 1 row"),
         (SST2, "test", "sentence\tlabel\na\t-1\nb\t1\n", r"test.tsv, line 3 has a label, though others have none"),

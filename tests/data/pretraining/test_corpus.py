@@ -45,9 +45,9 @@ def test_parquet(tmp_path):
     table = pyarrow.table({"id": [1, 2, 3, 4], "body": [*DOCUMENTS, None]})
     pyarrow.parquet.write_table(table, tmp_path / "rows.parquet", row_group_size=2)
     assert list(Corpus(str(tmp_path), column="body")) == DOCUMENTS
-    with pytest.raises(ValueError, match=r"data.column='text' is not in .*rows.parquet: there are 'id', 'body'"):
+    with pytest.raises(ValueError, match=r"data.column is 'text', which .*rows.parquet has not; allowed: 'id', 'body'"):
         list(Corpus(str(tmp_path)))
-    with pytest.raises(ValueError, match=r"data.column='id' holds int, not text"):
+    with pytest.raises(ValueError, match=r"data.column is 'id', which holds int in .*rows.parquet; allowed"):
         list(Corpus(str(tmp_path), column="id"))
     (tmp_path / "rows.parquet").write_bytes(b"PAR1 but not really PAR1")
     with pytest.raises(ValueError, match=r"rows.parquet is no Parquet file"):
@@ -55,12 +55,39 @@ def test_parquet(tmp_path):
 
 
 def test_folder_is_read_recursively_and_sorted_and_glob(tmp_path):
-    for name, text in {"b.txt": "two", "a/z.txt": "one", "c.csv": "never", ".hidden.txt": "never"}.items():
+    for name, text in {"b.txt": "two", "a/z.txt": "one", "c.pdf": "never", ".hidden.txt": "never"}.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     assert list(Corpus(str(tmp_path))) == ["one", "two"]
     assert list(Corpus(str(tmp_path / "*.txt"))) == ["two"]
     assert list(Corpus(str(tmp_path / "**/*.txt"))) == ["one", "two"]
+
+
+def test_a_folder_says_which_files_are_read(tmp_path):
+    for name in ("a.txt", "b/c.txt", "d.jsonl.gz", "README.md", "x.pdf"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x" * 100_000)
+    told = Corpus(str(tmp_path)).files_read()
+    assert told == (
+        f"data.source {tmp_path}: 4 files (2 .txt, 1 .md, 1 .jsonl.gz), 0.4 MB; README.md among them, which a pattern leaves "
+        f"out: data.source '{tmp_path}/**/*.txt'"
+    )
+    pattern = f"{tmp_path}/**/*.txt"
+    assert Corpus(pattern).files_read() == f"data.source {pattern}: 2 files (2 .txt), 0.2 MB"
+    assert Corpus(str(tmp_path / "a.txt")).files_read() is Corpus("embedded").files_read() is None
+
+
+def test_wikitext_without_document_start_gets_a_hint(tmp_path, capsys):
+    text = "".join(f" = Title {i} = \n \n = = Section = = \n \n Text = of it . \n \n" for i in range(4))
+    (tmp_path / "wiki.tokens").write_text(text)
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in text.splitlines(True)))
+    for name in ("wiki.tokens", "rows.jsonl"):
+        corpus = Corpus(str(tmp_path / name))
+        assert len(list(corpus)) == len(list(corpus))
+        (hint,) = capsys.readouterr().err.splitlines()
+        assert "' = Title 2 =' look" in hint and hint.endswith("with --data.document_start '^ = [^=]' each article is a document")
+    assert len(list(Corpus(str(tmp_path), document_start="^ = [^=]"))) == 8
+    assert capsys.readouterr().err == ""
 
 
 def test_line_ends_byte_order_mark_and_blank_lines(tmp_path):
@@ -120,7 +147,7 @@ def test_hub_layout(hub_folder, tmp_path, monkeypatch):
     assert list(Corpus(f"hub:{hub_folder}:large:train", column="body")) == DOCUMENTS
     assert list(Corpus(f"hub:{hub_folder}:validation", column="body")) == ["Held out."]
     assert list(Corpus(f"hub:{hub_folder}:large:train[:1]", column="body")) == DOCUMENTS[:1]
-    with pytest.raises(ValueError, match=r"data.column='text' is not in 'hub:.*there are 'body', 'n'|there are 'body', 'n'"):
+    with pytest.raises(ValueError, match=r"data.column is 'text', which hub:.* has not; allowed: 'body', 'n'"):
         list(Corpus(f"hub:{hub_folder}:large:train"))
     with pytest.raises(ValueError, match=r"^data.source='hub:.*small.*cannot be loaded: .*large.*$"):
         list(Corpus(f"hub:{hub_folder}:small:train", column="body"))
@@ -140,21 +167,23 @@ def test_hub_out_of_reach_is_one_line_with_a_remedy():
 
 @pytest.mark.parametrize("source", ["hub:name", "hub:a:b:c:d", "hub::train"])
 def test_hub_names_are_checked(source):
-    with pytest.raises(ValueError, match="a data set is written hub:NAME:SPLIT"):
+    with pytest.raises(ValueError, match="allowed: hub:NAME:SPLIT or"):
         Corpus(source)
 
 
 def test_missing_and_empty(tmp_path):
-    with pytest.raises(ValueError, match=r"data.source='.*nothing.txt': no such file"):
+    with pytest.raises(ValueError, match=r"data.source is '.*nothing.txt', which is not there; allowed"):
         list(Corpus(str(tmp_path / "nothing.txt")))
-    with pytest.raises(ValueError, match=r"data.validation_source='.*': no file of a kind that is read: text"):
+    with pytest.raises(
+        ValueError, match=r"data.validation_source is '.*', where no file is of a kind that is read; allowed: text"
+    ):
         list(Corpus(str(tmp_path), setting="data.validation_source"))
     (tmp_path / "blank.txt").write_text("\n \n\n")
     with pytest.raises(ValueError, match="holds no text"):
         list(Corpus(str(tmp_path)))
-    with pytest.raises(ValueError, match="is empty: give"):
+    with pytest.raises(ValueError, match=r"^data.source is ''; allowed"):
         Corpus("")
-    with pytest.raises(ValueError, match=r"data.document_start='\(' is no regular expression"):
+    with pytest.raises(ValueError, match=r"data.document_start is '\('; allowed: a regular expression \("):
         Corpus("embedded", document_start="(")
 
 
@@ -184,8 +213,8 @@ def test_damaged_compressed_files(tmp_path, suffix, damage):
         (b'{"text": "broken', r"rows.jsonl:2 is not a line of JSON"),
         (b'{"text": "\xff"}', r"rows.jsonl:2 is not a line of JSON"),
         (b'["text"]', r"rows.jsonl:2 is a JSON list; allowed: an object on each line"),
-        (b'{"body": "x", "id": 1}', r"data.column='text' is not in .*rows.jsonl:2: there are 'body', 'id'"),
-        (b'{"text": 3}', r"data.column='text' holds int, not text, in .*rows.jsonl:2"),
+        (b'{"body": "x", "id": 1}', r"data.column is 'text', which .*rows.jsonl:2 has not; allowed: 'body', 'id'"),
+        (b'{"text": 3}', r"data.column is 'text', which holds int in .*rows.jsonl:2"),
     ],
 )
 def test_bad_json_is_named_by_file_and_line(tmp_path, line, message):
@@ -200,7 +229,7 @@ def test_stamp_changes_with_the_files_and_only_with_them(tmp_path):
     os.utime(path, ns=(1, 1))
     before = Corpus(str(tmp_path)).stamp()
     assert Corpus(str(tmp_path)).stamp() == before == json.loads(json.dumps(before))
-    (tmp_path / "unread.csv").write_text("x")
+    (tmp_path / "unread.pdf").write_text("x")
     assert Corpus(str(tmp_path)).stamp() == before
     os.utime(path, ns=(1, 2))
     touched = Corpus(str(tmp_path)).stamp()

@@ -233,15 +233,36 @@ def test_predict_through_lightning_builds_no_token_files(make, tmp_path):
     assert not (tmp_path / "cache").exists()
 
 
+def test_predict_skips_what_has_no_mask_and_says_which(make, tmp_path, capsys):
+    lines = ["no mask", "one <mask>", "", "none", *["neither"] * 6, "a <mask>", "<mask> " * 70]
+    (tmp_path / "lines.txt").write_text("\n".join(lines))
+    data = make(text="the <mask>", file=str(tmp_path / "lines.txt"))
+    data.setup("predict")
+    assert [(prompt["text"], prompt["place"]) for prompt in data.prompts] == [
+        ("the <mask>", {}), ("one <mask>", {"line": 2}), ("a <mask>", {"line": 11}),
+    ]  # fmt: skip
+    unmasked, long = [line for line in capsys.readouterr().err.splitlines() if "skipped" in line]
+    assert unmasked == f"note: data.file='{tmp_path}/lines.txt': 8 lines without <mask> are skipped: 1, 4, 5, 6, 7, …"
+    assert long.endswith("lines.txt': 1 line longer than data.max_length = 64 is skipped: 12")
+    (tmp_path / "rows.jsonl").write_text('{"text": "none"}\n{"text": null}\n{"text": "the <mask>"}\n')
+    data = make(file=str(tmp_path / "rows.jsonl"))
+    data.setup("predict")
+    assert [prompt["text"] for prompt in data.prompts] == ["the <mask>"]
+    (tmp_path / "rows.jsonl").write_text('{"text": "none"}\n')
+    with pytest.raises(ValueError, match=r"rows.jsonl': all 1 lines are without <mask>; allowed: some that can be"):
+        data.setup("predict")
+
+
 @pytest.mark.parametrize(
     "settings, message",
     [
-        ({"text": "nothing missing"}, r"data.text: 'nothing missing' has nothing to fill in: write <mask> where"),
-        ({"text": ["a <mask>", "b"]}, r"data.text: 'b' has nothing to fill in"),
-        ({"text": "<mask> " * 70}, r"data.text: \d+ tokens with bos and eos, more than data.max_length=64"),
+        ({"text": "nothing missing"}, r"data.text is 'nothing missing'; allowed: a text with <mask> where"),
+        ({"text": ["a <mask>", "b"]}, r"data.text is 'b'; allowed: a text with <mask>"),
+        ({"text": "<mask> " * 70}, r"data.text has \d+ tokens with bos and eos; allowed: up to data.max_length = 64"),
         ({}, r"nothing to predict: give data.text .* or data.file"),
         ({"text": "<mask> " * 200_000}, r"data.text has 1,400,000 characters; allowed: up to 1,000,000"),
         ({"file": "no/such/file"}, r"data.file: no/such/file cannot be read: No such file"),
+        ({"file": "no/such.csv"}, r"^data.file is 'no/such.csv', which is not there; allowed: a file of text, or a table"),
     ],
 )
 def test_bad_prompts(make, settings, message):
@@ -262,10 +283,10 @@ def test_bad_prompts(make, settings, message):
         ({"num_workers": -1}, r"^data.num_workers is -1; allowed: 0 to 256$"),
         ({"seed": -1}, r"^data.seed is -1; allowed: 0 to 4294967295$"),
         ({"vocab_size": 100}, r"^data.vocab_size is 100; allowed: 261 or more with data.tokenizer bpe$"),
-        ({"source": ""}, r"^data.source is empty"),
+        ({"source": ""}, r"^data.source is ''; allowed"),
         ({"verify": "maybe"}, r"^data.verify is 'maybe'; allowed: once, always, never$"),
-        ({"document_start": "["}, r"^data.document_start='\[' is no regular expression"),
-        ({"validation_source": "hub:x"}, r"^data.validation_source='hub:x': a data set is written"),
+        ({"document_start": "["}, r"^data.document_start is '\['; allowed: a regular expression"),
+        ({"validation_source": "hub:x"}, r"^data.validation_source is 'hub:x'; allowed: hub:NAME:SPLIT"),
     ],
 )
 def test_bad_settings_are_refused_when_the_object_is_built(make, settings, message):
@@ -276,10 +297,16 @@ def test_bad_settings_are_refused_when_the_object_is_built(make, settings, messa
 @pytest.mark.parametrize(
     "settings, message",
     [
-        ({"max_length": 100_000}, r"^data.max_length=100000 is more than the training text has: \d+ tokens in \d+ documents"),
-        ({"validation_fraction": 1e-9}, r"^data.validation_fraction=1e-09 holds out none of the 200 documents: raise it"),
-        ({"source": "no/such/file.txt"}, r"^data.source='no/such/file.txt': no such file"),
-        ({"test_source": "no/such/file.txt"}, r"^data.test_source='no/such/file.txt': no such file"),
+        (
+            {"max_length": 100_000},
+            r"^data.max_length is 100000; allowed: up to the training text's \d+ tokens \(of \d+ documents",
+        ),
+        (
+            {"validation_fraction": 1e-9},
+            r"^data.validation_fraction is 1e-09, which holds out none of 200 documents; allowed: more",
+        ),
+        ({"source": "no/such/file.txt"}, r"^data.source is 'no/such/file.txt', which is not there; allowed"),
+        ({"test_source": "no/such/file.txt"}, r"^data.test_source is 'no/such/file.txt', which is not there; allowed"),
         ({"tokenizer": "no/such/folder"}, r"^data.tokenizer='no/such/folder': neither 'bpe' nor"),
     ],
 )

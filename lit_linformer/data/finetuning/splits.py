@@ -1,0 +1,81 @@
+"""Which splits a fine-tuning run needs, and which of their rows it trains with."""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from lightning.pytorch.utilities import rank_zero_warn
+
+from lit_linformer.data.finetuning.encoded_texts import text_hash
+from lit_linformer.data.finetuning.labelled_rows import LabelledSource
+from lit_linformer.data.finetuning.selection import Selection, select_rows
+
+
+class Splits:
+    """Splits of a source, as a run's settings have them.
+
+    Args:
+        source: Where the rows are.
+        validation_fraction: Share of the training rows to hold out where there is no validation split; None: the task's own.
+        drop_leaked: Leave out training rows whose texts are in validation or test too.
+        limit_train: Use only so many training rows; None: all.
+    """
+
+    def __init__(self, source: LabelledSource, validation_fraction: float | None, drop_leaked: bool, limit_train: int | None):
+        self.source, self.task = source, source.task
+        self.validation_fraction, self.drop_leaked, self.limit_train = validation_fraction, drop_leaked, limit_train
+
+    def validation(self) -> tuple[list[str], float]:
+        """The validation splits, and the share of the training rows to hold out where there are none."""
+        wanted, there = self.task.splits("validation"), self.source.splits()
+        found = [split for split in wanted if split in there]
+        asked = self.validation_fraction
+        if found == wanted:
+            if asked is not None:
+                rank_zero_warn(f"data.validation_fraction={asked} is ignored: {self.source.source} has a validation split")
+            return found, 0.0
+        fraction = self.task.validation_fraction if asked is None else asked
+        if found or len(wanted) > 1 or fraction is None:
+            instead = ", or data.validation_fraction a share of the training rows" if len(wanted) == 1 else ""
+            raise self.source.missing(next(split for split in wanted if split not in found), instead)
+        return [], fraction
+
+    def needed(self, stage: str) -> list[str]:
+        """Those to be read for "fit", "validate" or "test"."""
+        if stage == "test":
+            return self.task.splits("test")
+        validation, _ = self.validation()
+        return validation or ["train"] if stage == "validate" else ["train", *validation, *self._others(validation)]
+
+    def _others(self, validation: list[str]) -> list[str]:
+        """Splits whose texts are not to be in training."""
+        test = [split for split in self.task.splits("test") if split in self.source.splits()]
+        return [*validation, *test] if self.drop_leaked else []
+
+    def select(self, hashes_of: Callable[[str], np.ndarray]) -> Selection:
+        """Which rows train, and which are held out; hashes_of: of a split's texts."""
+        validation, fraction = self.validation()
+        others = [hashes_of(split) for split in self._others(validation)]
+        hashes = np.concatenate(others) if others else np.zeros(0, np.uint64)
+        return select_rows(hashes_of("train"), fraction, hashes if self.drop_leaked else None, self.limit_train)
+
+    # What a tokenizer learns from: the rows that train, only
+
+    def stamp(self) -> dict:
+        """JSON-able description of all that shapes `training_texts`."""
+        validation, fraction = self.validation()
+        return {
+            "source": [self.source.stamp(split) for split in ["train", *self._others(validation)]],
+            "columns": self.task.columns,
+            "selection": [fraction, self.drop_leaked, self.limit_train, self.source.keep_empty],
+        }
+
+    def training_texts(self) -> Iterator[tuple[str, float]]:
+        """(text, share of the training split read so far)."""
+        source, (validation, _) = self.source, self.validation()
+        splits = ["train", *self._others(validation)]
+        hashes = {split: np.array([text_hash(row[1]) for row in source.texts(split)], np.uint64) for split in splits}
+        chosen = np.zeros(len(hashes["train"]), dtype=bool)
+        chosen[self.select(hashes.__getitem__).train] = True
+        for i, (_, texts, _) in enumerate(source.texts("train")):
+            if chosen[i]:
+                yield from ((text.strip(), i / len(chosen)) for text in texts)

@@ -1,0 +1,62 @@
+"""What labelled rows there are: counts of rows, tokens and labels, and how many rows are cut."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from lit_linformer.data.finetuning.encoded_texts import EncodedTexts
+from lit_linformer.data.finetuning.row_layout import RowLayout
+from lit_linformer.data.finetuning.text_tasks import TextTask
+from lit_linformer.data.summary import Summary
+
+MANY = 0.1  # the share of rows that are cut from which on a hint is due
+
+
+def of_rows(sets: Mapping[str, EncodedTexts], task: TextTask) -> Summary:
+    """rows, tokens (of whole texts), cut (the share of rows of which max_length leaves something out), and the labels."""
+    return {split: _of_rows(rows, task) for split, rows in sets.items()}
+
+
+def _of_rows(rows: EncodedTexts, task: TextTask) -> dict[str, Any]:
+    lengths = rows.files.lengths[rows.rows]
+    kind = "pairs" if len(task.columns) == 2 else "rows"
+    cut = round(float(rows.layout.is_cut(lengths).mean()), 4) if len(rows) else 0.0
+    told = {kind: len(rows), "tokens": int(lengths.sum()), "cut": cut, "max_length": rows.layout.max_length}
+    values = rows.files.labels[rows.rows]
+    if not rows.labelled or not len(rows):
+        return told
+    if task.labels is None:
+        values = values.astype(np.float64)
+        return told | {"values": {"least": values.min(), "mean": round(values.mean(), 4), "greatest": values.max()}}
+    return told | {"labels": dict(zip(task.labels, np.bincount(values, minlength=len(task.labels)).tolist(), strict=True))}
+
+
+def cut_hint(sets: Mapping[str, EncodedTexts], summary: Summary, longest: int | None) -> str | None:
+    """What keeps rows whole, where many are cut.
+
+    Args:
+        sets: The splits.
+        summary: Theirs.
+        longest: The most tokens that the model reads; None where that is not known.
+    """
+    split = max(summary, key=lambda split: summary[split]["cut"])
+    if summary[split]["cut"] < MANY:
+        return None
+    layout, lengths = sets[split].layout, sets[split].files.lengths[sets[split].rows]
+    ways = []
+    if longest is not None and longest > layout.max_length:
+        ways.append(f"data.max_length up to the model's {longest} cuts fewer")
+    if not layout.pair and layout.stride > 0:
+        ways.append(f"data.max_windows {_windows(layout, lengths[:, 0])} reads 95 % of them whole, in windows")
+    if not ways:
+        ways.append("a model with a longer model.encoder.max_length cuts fewer (`convert --max_length` makes one)")
+    return (
+        f"{summary[split]['cut']:.0%} of the {split} rows are cut at data.max_length = {layout.max_length}: {'; '.join(ways)}"
+    )
+
+
+def _windows(layout: RowLayout, lengths: np.ndarray) -> int:
+    """How many windows keep 95 % of the texts whole."""
+    over = np.maximum(lengths - layout.capacity, 0)
+    return int(np.ceil(np.quantile(1 + -(-over // layout.stride), 0.95)))

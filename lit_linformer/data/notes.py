@@ -1,0 +1,16 @@
+"""What preparation has to tell, on the terminal and once, whatever the number of processes."""
+
+import sys
+from collections.abc import Sequence
+
+from lightning.pytorch.utilities import rank_zero_only
+
+
+@rank_zero_only
+def note(message: str) -> None:
+    print(f"note: {message}", file=sys.stderr, flush=True)
+
+
+def first_few(numbers: Sequence[int], most: int = 5) -> str:
+    """ "2, 5, 9"; of more than so many the first ones and an ellipsis."""
+    return ", ".join(map(str, numbers[:most])) + ", …" * (len(numbers) > most)

@@ -1,0 +1,63 @@
+"""What there is to train with, told before training: a line for each split, and in result.json.
+
+All of it is known from the prepared files; no text is read again.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+LABELS = 6  # so many classes are shown
+Summary = dict[str, dict[str, Any]]  # by split
+
+
+def of_token_files(splits: Mapping[str, Mapping[str, int]], max_length: int) -> Summary:
+    """Args: splits: of meta.json; max_length: n."""
+    return {
+        split: {
+            "documents": counts["documents"],
+            "tokens": counts["tokens"],
+            "rows": -(-counts["tokens"] // (max_length - 1)),
+            "row_length": max_length,
+        }
+        for split, counts in splits.items()
+        if counts["tokens"]
+    }
+
+
+def data_lines(data: Any, longest: int | None) -> list[str]:
+    """What the terminal shows of a data module's `summary()`, a line a split; nothing for a module that has none.
+
+    Args:
+        data: The data module.
+        longest: The most tokens that the model reads; None where that is not known.
+    """
+    summary = data.summary() if hasattr(data, "summary") else {}
+    hint = data.summary_hint(longest) if summary and hasattr(data, "summary_hint") else None
+    return [*summary_lines(summary), *([f"note: {hint}"] if hint else [])]
+
+
+def summary_lines(summary: Summary) -> list[str]:
+    """A line a split, in columns."""
+    if not summary:
+        return []
+    rows = [[split, *_cells(told)] for split, told in summary.items()]
+    widths = [max(map(len, column)) for column in zip(*(row[:4] for row in rows), strict=True)]
+    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:4], widths[1:]), *row[4:]]) for row in rows]
+
+
+def _cells(told: Mapping[str, Any]) -> list[str]:
+    """Three cells, of a table of which the columns are set one below the other, and what stands behind them."""
+    if "documents" in told:
+        documents = "document" if told["documents"] == 1 else "documents"
+        rows = "row" if told["rows"] == 1 else "rows"
+        of_rows = f"{told['rows']:,} {rows} of {told['row_length']}"
+        return [f"{told['documents']:,} {documents}", f"{told['tokens']:,} tokens", of_rows]
+    kind = "pairs" if "pairs" in told else "rows"
+    cut = f"{told['cut']:.1%}" if told["cut"] else "none"
+    cells = [f"{told[kind]:,} {kind}", f"{told['tokens']:,} tokens", f"{cut} cut at {told['max_length']}"]
+    if labels := told.get("labels"):
+        shown = [f"{name} {count:,}" for name, count in list(labels.items())[:LABELS]]
+        cells.append(", ".join(shown) + f", … ({len(labels)} classes)" * (len(labels) > LABELS))
+    if values := told.get("values"):
+        cells.append(f"{values['least']:g} to {values['greatest']:g}, mean {values['mean']:.2f}")
+    return cells

@@ -1,0 +1,218 @@
+"""Tables: CSV, TSV, JSON lines and Parquet, row by row, with the columns that are asked for; the first three also compressed.
+
+Every command reads them here: training, validation and `predict`.
+
+    .csv                    RFC 4180: a header, commas, quotes around fields that hold commas, quotes or newlines
+    .tsv                    GLUE's: a header, split at tabs only, quotes are plain characters
+    .jsonl .ndjson .json    an object on each line
+    .parquet
+"""
+
+import csv
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import repeat
+from pathlib import Path
+from typing import NamedTuple
+
+from lit_linformer.data.reading import (
+    COMPRESSED,
+    JSON,
+    LONGEST_LINE,
+    PARQUET,
+    cells,
+    json_objects,
+    not_utf8,
+    parquet_batches,
+    raw_lines,
+    text_lines,
+)
+
+CSV, TSV, TEXT = {".csv"}, {".tsv"}, {"", ".txt", ".text", ".tokens", ".md", ".raw"}
+KINDS = {"csv": CSV, "tsv": TSV, "json": JSON, "parquet": PARQUET, "text": TEXT}
+TABLES = ("csv", "tsv", "json", "parquet")
+TABLE_FILES = ".csv .tsv .jsonl .ndjson .json, each also .gz .xz .zst, and .parquet"
+SEPARATORS = {";": "';'", "\t": "tabs", "|": "'|'", ":": "':'"}
+
+
+class Row(NamedTuple):
+    """Values of a row's columns; where it stands is (file, "line" or "row", number from 1)."""
+
+    fraction: float  # of the file read so far
+    where: tuple
+    values: Sequence
+
+
+# (what error messages call the place, names of the columns there) → the names to read, None for one that need not be there
+Chooser = Callable[[object, Iterable[str]], Sequence[str | None]]
+
+
+def kind_of(path: Path) -> str | None:
+    """One of KINDS, by the file's name; None for what is not read."""
+    suffixes = [suffix.lower() for suffix in path.suffixes[-2:]]
+    last = suffixes.pop() if suffixes else ""
+    if last in COMPRESSED:
+        last = suffixes.pop() if suffixes else ""
+        if last in PARQUET:
+            return None
+    return next((kind for kind, names in KINDS.items() if last in names), None)
+
+
+def table_rows(
+    path: Path,
+    choose: Chooser,
+    setting: str,
+    headerless: Callable[[list[str]], Sequence[str] | None] | None = None,
+    ragged: Callable[[], None] | None = None,
+) -> Iterator[Row]:
+    """Rows of a file that `kind_of` finds to be a table.
+
+    Args:
+        path: The file.
+        choose: Which columns to read.
+        setting: What error messages call the file.
+        headerless: Of TSV: the columns' names, given the first line's fields; None where that is a header.
+        ragged: Of TSV: called for each line with too few or too many fields, which is then left out; None: an error.
+    """
+    kind = kind_of(path)
+    if kind in ("csv", "tsv"):
+        return _delimited(path, choose, setting, kind, headerless, ragged)
+    return _json(path, choose, setting) if kind == "json" else _parquet(path, choose, setting)
+
+
+def column_names(path: Path, setting: str) -> list[str]:
+    """Of a table; none of an empty one."""
+    found: list[str] = []
+
+    def take(where: object, names: Iterable[str]) -> list[str]:
+        found.extend(names)
+        return found[:1]
+
+    next(table_rows(path, take, setting), None)
+    return found
+
+
+def named_column(column: str, setting: str, allowed: Iterable[str], where) -> ValueError:
+    """The error to raise where a table lacks a column."""
+    return ValueError(f"{setting} is {column!r}, which {where} has not; allowed: {', '.join(map(repr, allowed))}")
+
+
+def _json(path: Path, choose: Chooser, setting: str) -> Iterator[Row]:
+    size = path.stat().st_size
+    for number, row, position in json_objects(path, setting):
+        chosen = choose(f"{path}, line {number}", row)
+        values = [None if name is None else row[name] for name in chosen]
+        yield Row(position / size, (path, "line", number), values)
+
+
+def _parquet(path: Path, choose: Chooser, setting: str) -> Iterator[Row]:
+    chosen: list[str | None] = []
+
+    def columns(names: list[str]) -> list[str]:
+        chosen[:] = choose(path, names)
+        return [name for name in chosen if name is not None]
+
+    for batch, read, size in parquet_batches(path, columns, setting):
+        for number, values in enumerate(column_cells(batch, chosen, read + 1, path, setting), read + 1):
+            yield Row(number / size, (path, "row", number), values)
+
+
+def column_cells(table, chosen: Sequence[str | None], first: int, where, setting: str) -> Iterator[tuple]:
+    """Values of these columns of an Arrow table, row by row; None for a column that is None."""
+    columns = (
+        repeat(None, table.num_rows) if name is None else cells(table.column(name), first, where, setting) for name in chosen
+    )
+    return zip(*columns, strict=True)
+
+
+def _delimited(path: Path, choose: Chooser, setting: str, kind: str, headerless, ragged) -> Iterator[Row]:
+    size, names, places = path.stat().st_size, None, []
+    for number, fields, position in (_csv_fields if kind == "csv" else _tsv_fields)(path, setting):
+        if not fields:
+            continue
+        if names is None:
+            own = headerless(fields) if headerless else None
+            names = fields if own is None else list(own)
+            try:
+                chosen = choose(path, names)
+            except ValueError as error:
+                raise ValueError(f"{error}{_advice(fields, kind)}") from error
+            if twice := [name for name in chosen if names.count(name) > 1]:
+                raise ValueError(f"{setting}: {path} has two columns {twice[0]!r}; allowed: one of that name")
+            places = [None if name is None else names.index(name) for name in chosen]
+            if own is None:
+                continue
+        if len(fields) != len(names):
+            if ragged is None:
+                quotes = " (quotes around a field that holds a comma)" if kind == "csv" else ""
+                raise ValueError(
+                    f"{setting}: {path}, line {number} has {len(fields)} fields; allowed: {len(names)}, as its first line"
+                    f"{quotes}"
+                )
+            ragged()
+            continue
+        yield Row(position / size, (path, "line", number), [None if place is None else fields[place] for place in places])
+    if names is None:
+        raise ValueError(f"{setting}: {path} is empty; allowed: a line with the columns' names, and rows")
+
+
+def _tsv_fields(path: Path, setting: str) -> Iterator[tuple[int, list[str], int]]:
+    for number, line, position in text_lines(path, setting):
+        yield number, line.split("\t") if line else [], position
+
+
+def _csv_fields(path: Path, setting: str) -> Iterator[tuple[int, list[str], int]]:
+    """(number of the line on which a row begins, its fields, bytes read so far)."""
+    at = 0, 0  # the line that was read last, and where in the file it ends
+
+    def lines() -> Iterator[str]:
+        nonlocal at
+        for number, line, position in raw_lines(path, setting):
+            at = number, position
+            try:
+                yield line.decode()
+            except UnicodeDecodeError as error:
+                raise not_utf8(setting, path, number, error) from error
+
+    csv.field_size_limit(LONGEST_LINE)  # 131,072 otherwise: a long text is no error
+    begins, rows = 1, csv.reader(lines(), strict=True)
+    while True:
+        try:
+            fields = next(rows, None)
+        except csv.Error as error:
+            raise ValueError(
+                f"{setting}: {path}, line {begins} begins a row that is no CSV: {_in_words(str(error))}; allowed: RFC 4180, "
+                "quotes around a field that holds commas, quotes (written twice) or newlines"
+            ) from error
+        if fields is None:
+            return
+        yield begins, fields, at[1]
+        begins = at[0] + 1
+
+
+def _in_words(error: str) -> str:
+    """The csv module's reasons, as a user sees them."""
+    if "unexpected end" in error or "field larger" in error:
+        return "a quote is opened and never closed"
+    return "a quoted field goes on behind its closing quote" if "expected after" in error else error
+
+
+def _advice(fields: list[str], kind: str) -> str:
+    """What the first line of a table looks like instead of a header, for an error message."""
+    separators = SEPARATORS if kind == "csv" else {",": "commas", ";": "';'"}
+    if len(fields) <= 2:
+        line = fields[0]
+        found = max(separators, key=line.count)
+        if line.count(found):
+            usual = "commas" if kind == "csv" else "tabs"
+            return f"; its first line looks divided by {separators[found]}, and a .{kind} file is divided by {usual}"
+    if any(not field or len(field) > 40 or _is_number(field) for field in fields):
+        return "; its first line looks like a row: the first line names the columns"
+    return ""
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,63 @@
+"""The summary of the data: counts that are those of the rows themselves, how it is shown, and what it advises."""
+
+import numpy as np
+import pytest
+
+from lit_linformer.data.finetuning.row_layout import RowLayout
+from lit_linformer.data.summary import data_lines, of_token_files, summary_lines
+
+
+@pytest.mark.parametrize("windows", [1, 3])
+@pytest.mark.parametrize("pair", [False, True])
+def test_rows_that_are_cut_lose_tokens(pair, windows):
+    if pair and windows > 1:
+        pytest.skip("pairs have no windows")
+    layout = RowLayout(0, 2, 1, 16, pair, max_windows=windows, window_overlap=5)
+    lengths = np.random.default_rng(0).integers(1, 48, (200, 1 + pair))
+    lengths[0] = 1
+    for row, cut in zip(lengths, layout.is_cut(lengths), strict=True):
+        texts = [np.arange(100 + 1000 * number, 100 + 1000 * number + length) for number, length in enumerate(row)]
+        kept = {token for tokens in layout.rows(texts) for token in tokens} - {0, 2}
+        assert (len(kept) < row.sum()) == cut
+    assert 0 < layout.is_cut(lengths).mean() < 1
+
+
+def test_a_fine_tuning_run(make_data):
+    data = make_data(max_length=16)
+    assert data.summary() == {} and data_lines(data, 512) == []
+    data.setup("fit")
+    summary = data.summary()
+    train, held_out = summary["train"], summary["validation"]
+    rows = data.sets["train"]
+    assert train["rows"] == len(rows) and train["tokens"] == sum(len(rows.files.ids(row)[0]) for row in rows.rows)
+    assert train["cut"] == pytest.approx(np.mean([len(rows.files.ids(row)[0]) > 14 for row in rows.rows]), abs=1e-4)
+    assert train["labels"]["neg"] + held_out["labels"]["neg"] == 100 and sum(train["labels"].values()) == train["rows"]
+    first, second, hint = data_lines(data, 512)
+    assert first.split("  ")[-1] == f"neg {train['labels']['neg']}, pos {train['labels']['pos']}"
+    assert first.index("tokens") == second.index("tokens") and f"{train['cut']:.1%} cut at 16" in first
+    assert hint.startswith("note: ") and "data.max_length up to the model's 512 cuts fewer" in hint
+    assert "data.max_windows" not in hint  # data.window_overlap leaves no room for any
+    data = make_data(max_length=16, window_overlap=2)
+    data.setup("validate")
+    assert data.summary_hint(16).endswith("at data.max_length = 16: data.max_windows 10 reads 95 % of them whole, in windows")
+    data = make_data(max_length=16, window_overlap=2, max_windows=10)
+    data.setup("validate")
+    assert data.summary()["validation"]["cut"] <= 0.05 and data.summary_hint(16) is None
+
+
+def test_pretraining_counts_come_from_the_token_files():
+    counts = {"documents": 1, "tokens": 1271, "bytes": 5000}
+    summary = of_token_files({"train": counts, "validation": {**counts, "documents": 20}, "test": {"tokens": 0}}, 128)
+    assert summary["train"] == {"documents": 1, "tokens": 1271, "rows": 11, "row_length": 128}
+    assert summary_lines(summary) == [
+        "train         1 document  1,271 tokens  11 rows of 128",
+        "validation  20 documents  1,271 tokens  11 rows of 128",
+    ]
+
+
+def test_many_classes_and_values():
+    told = {"rows": 9, "tokens": 40, "cut": 0.0, "max_length": 64}
+    (line,) = summary_lines({"train": told | {"labels": {str(stars): 1 for stars in range(9)}}})
+    assert line == "train  9 rows  40 tokens  none cut at 64  0 1, 1 1, 2 1, 3 1, 4 1, 5 1, … (9 classes)"
+    (line,) = summary_lines({"train": told | {"values": {"least": 0.0, "mean": 2.5, "greatest": 5.0}}})
+    assert line.endswith("none cut at 64  0 to 5, mean 2.50")
