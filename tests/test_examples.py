@@ -1,10 +1,11 @@
 """examples/, each copied into a clean folder as a file of your own: trained, killed, resumed, validated; and a plain module."""
 
-import csv
 import json
 import random
 import re
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -53,12 +54,15 @@ def clean(tmp_path_factory, corpus, cache):
     (folder / "broken.py").write_text(BROKEN)
     (folder / "tiny.yaml").write_text(TINY)
     draw, words = random.Random(0), corpus.read_text().split()
-    with open(folder / "reviews.csv", "w", newline="") as file:
-        csv.writer(file).writerows([["text", "stars"], *([" ".join(draw.choices(words, k=20)), 3] for _ in range(150))])
+    with closing(sqlite3.connect(folder / "reviews.db")) as database:
+        database.execute("CREATE TABLE reviews (text TEXT, stars INTEGER)")
+        rows = [(" ".join(draw.choices(words, k=20)), 3) for _ in range(150)]
+        database.executemany("INSERT INTO reviews VALUES (?, ?)", rows)
+        database.commit()
     data = ["--data.source", str(corpus), "--data.cache_dir", str(cache)]
     common = ["fit", "--config", "tiny.yaml", "--progress.every_n_steps", "6"]
     denoising = [*common, "--model", "denoising.Denoising", *data]
-    texts = [*common, "--data", "csv_texts.CsvTexts", "--data.file", "reviews.csv"]
+    texts = [*common, "--data", "database_texts.DatabaseTexts", "--data.database", "reviews.db"]
     texts += ["--data.tokenizer", "runs/denoising/tokenizer.json", "--data.max_length", "32"]
     watched = [*common, *data, "--name", "watched", "--trainer.callbacks+", "gradient_norm.GradientNorm"]
     watched += ["--trainer.callbacks.power", "1.0"]
@@ -66,18 +70,18 @@ def clean(tmp_path_factory, corpus, cache):
     best = [*plain, "--name", "plain", "--best.monitor", "val/loss"]
     lines = {
         "denoising": [*denoising, "--name", "denoising"],
-        "csv": [*texts, "--name", "csv"],
+        "database": [*texts, "--name", "database"],
         "watched": watched,
         "watched on": [*watched, "--ckpt_path", "last", "--trainer.max_steps", "16"],
         "plain refused": [*plain, "--name", "refused"],
         "plain": best,
         "plain on": [*best, "--ckpt_path", "last", "--trainer.max_steps", "16"],
     }
-    for name in ("denoising", "csv", "plain"):
+    for name in ("denoising", "database", "plain"):
         lines[f"validate {name}"] = ["validate", "--config", f"runs/{name}/config.yaml"]
     with inside(folder):
         found = dict(zip(lines, in_one_process(list(lines.values()), folder / "printed"), strict=True))
-        for name, argv in (("denoising", denoising), ("csv", texts)):
+        for name, argv in (("denoising", denoising), ("database", texts)):
             killed = [*argv, "--name", f"killed-{name}", "--ckpt_path", "auto"]
             kill = ["--trainer.callbacks+", "tests.helpers.KillAt", "--trainer.callbacks.hook", "on_train_batch_start"]
             assert run_forked([*killed, *kill, "--trainer.callbacks.step", "9"], folder / f"{name}.txt") == -9
@@ -85,7 +89,7 @@ def clean(tmp_path_factory, corpus, cache):
     return folder, found
 
 
-@pytest.mark.parametrize("name", ["denoising", "csv"])
+@pytest.mark.parametrize("name", ["denoising", "database"])
 def test_goes_on_bit_for_bit(name, clean):
     folder, found = clean
     assert found[name][0] == 0, found[name][1]
@@ -109,12 +113,12 @@ def test_an_objective_has_its_own_best_checkpoint_curve_and_closing_lines(clean)
     )
 
 
-def test_a_csv_file_as_data(clean):
+def test_a_database_as_data(clean):
     folder, found = clean
-    said = found["csv"][1]
-    assert "validation perplexity\n  first " in said and "python run.py validate --config runs/csv/config.yaml" in said
-    assert found["validate csv"][0] == 0 and "checkpoints/best-" in found["validate csv"][1]
-    assert len(read_rows(folder / "runs/csv/perplexity.csv")) >= 2
+    said = found["database"][1]
+    assert "validation perplexity\n  first " in said and "python run.py validate --config runs/database/config.yaml" in said
+    assert found["validate database"][0] == 0 and "checkpoints/best-" in found["validate database"][1]
+    assert len(read_rows(folder / "runs/database/perplexity.csv")) >= 2
 
 
 def test_a_callback_keeps_what_it_has_seen(clean):

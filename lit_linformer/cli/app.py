@@ -38,6 +38,7 @@ from lit_linformer.cli.often_changed import DEFAULT_CLASSES, TRAINER_DEFAULTS
 from lit_linformer.cli.run_config import RunConfig
 from lit_linformer.cli.trainer import RunTrainer
 from lit_linformer.data.datamodule import TRAINED
+from lit_linformer.data.summary import data_lines
 from lit_linformer.model import EncoderConfig
 from lit_linformer.runs.checkpoints import checkpoint_path, lies_in
 from lit_linformer.runs.folder import TOKENIZER, Claim, check_name, own_files
@@ -192,6 +193,8 @@ class LinformerCLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         if subcommand == "prepare":
             self.datamodule.prepare_data()
+            for told in data_lines(self.datamodule, None):
+                print(told)
             return
         super()._run_subcommand(subcommand)
 

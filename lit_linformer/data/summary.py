@@ -4,6 +4,7 @@ All of it is known from the prepared files; no text is read again.
 """
 
 from collections.abc import Mapping
+from itertools import zip_longest
 from typing import Any
 
 LABELS = 6  # so many classes are shown
@@ -41,7 +42,7 @@ def summary_lines(summary: Summary) -> list[str]:
     if not summary:
         return []
     rows = [[split, *_cells(told)] for split, told in summary.items()]
-    widths = [max(map(len, column)) for column in zip(*(row[:4] for row in rows), strict=True)]
+    widths = [max(map(len, column)) for column in zip_longest(*(row[:4] for row in rows), fillvalue="")]
     return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:4], widths[1:]), *row[4:]]) for row in rows]
 
 
@@ -52,6 +53,8 @@ def _cells(told: Mapping[str, Any]) -> list[str]:
         rows = "row" if told["rows"] == 1 else "rows"
         of_rows = f"{told['rows']:,} {rows} of {told['row_length']}"
         return [f"{told['documents']:,} {documents}", f"{told['tokens']:,} tokens", of_rows]
+    if "cut" not in told:  # of a data module of your own
+        return [f"{value} {name}" for name, value in told.items()]
     kind = "pairs" if "pairs" in told else "rows"
     cut = f"{told['cut']:.1%}" if told["cut"] else "none"
     cells = [f"{told[kind]:,} {kind}", f"{told['tokens']:,} tokens", f"{cut} cut at {told['max_length']}"]

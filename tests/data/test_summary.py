@@ -61,3 +61,4 @@ def test_many_classes_and_values():
     assert line == "train  9 rows  40 tokens  none cut at 64  0 1, 1 1, 2 1, 3 1, 4 1, 5 1, … (9 classes)"
     (line,) = summary_lines({"train": told | {"values": {"least": 0.0, "mean": 2.5, "greatest": 5.0}}})
     assert line.endswith("none cut at 64  0 to 5, mean 2.50")
+    assert summary_lines({"train": {"graphs": 3}, "test": {}}) == ["train  3 graphs", "test "]

@@ -173,7 +173,7 @@ class FineTuningData(ResumableDataModule):
         if trainer is None:  # `prepare`: everything, and find out now whether training could start
             for split in self.source.splits():
                 self._prepare(split)
-            self._training_sets()
+            self.sets = self._training_sets()
         elif trainer.state.fn != "predict":
             for split in self.splits.needed(trainer.state.fn):
                 self._prepare(split)

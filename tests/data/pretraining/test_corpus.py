@@ -85,7 +85,8 @@ def test_wikitext_without_document_start_gets_a_hint(tmp_path, capsys):
         corpus = Corpus(str(tmp_path / name))
         assert len(list(corpus)) == len(list(corpus))
         (hint,) = capsys.readouterr().err.splitlines()
-        assert "' = Title 2 =' look" in hint and hint.endswith("with --data.document_start '^ = [^=]' each article is a document")
+        assert "' = Title 2 =' look" in hint
+        assert hint.endswith("with --data.document_start '^ = [^=]' each article is a document")
     assert len(list(Corpus(str(tmp_path), document_start="^ = [^=]"))) == 8
     assert capsys.readouterr().err == ""
 
