@@ -13,7 +13,7 @@ from lightning.pytorch.strategies import StrategyRegistry
 
 from lit_linformer.cli.class_paths import class_of
 from lit_linformer.cli.machines import check_machine
-from lit_linformer.data.datamodule import check_global_batch
+from lit_linformer.data.datamodule import check_global_batch, check_row_length
 from lit_linformer.tasks.optim import endless
 
 PLAIN = (bool, int, float, str, type(None))
@@ -35,9 +35,8 @@ def check_early(subcommand: str, config: Namespace) -> None:
         devices = built.num_devices * built.num_nodes
         check_global_batch(data["global_batch_size"], data["batch_size"], devices, trainer.accumulate_grad_batches)
     rows, longest = data.get("max_length"), getattr(settings.get("encoder"), "max_length", None)
-    if isinstance(rows, int) and isinstance(longest, int) and rows > longest:
-        windows = ", or data.max_windows more than 1, which reads a longer text in windows" if "max_windows" in data else ""
-        raise ValueError(f"data.max_length is {rows}; allowed: up to model.encoder.max_length = {longest}{windows}")
+    if isinstance(rows, int) and isinstance(longest, int):
+        check_row_length(rows, longest, windows="max_windows" in data)
     schedule = settings.get("schedule", "constant")
     if schedule != "constant" and (built.max_steps, built.max_epochs) == (-1, -1):
         raise endless(schedule, -1)

@@ -52,7 +52,10 @@ def make_once(folder: Path, make: Callable[[Path], None]) -> Path:
                 _make(folder, make)
     except (OSError, NotImplementedError) as error:  # NotImplementedError: a file system without locks
         reason = getattr(error, "strerror", None) or error
-        raise ValueError(f"data.cache_dir={str(cache)!r}: cannot write {folder.name} there: {reason}") from error
+        raise ValueError(
+            f"data.cache_dir is {str(cache)!r}, where {folder.name} cannot be written ({reason}); allowed: a folder with "
+            "room that may be written to"
+        ) from error
     return folder
 
 

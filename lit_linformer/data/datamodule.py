@@ -176,7 +176,8 @@ class ResumableDataModule(LightningDataModule):
             for rank, theirs in enumerate(everyones):
                 if theirs[name] != first:
                     raise ValueError(
-                        f"data.cache_dir={str(self.cache_dir)!r}: process 0 has {name} {first}, process {rank} {theirs[name]}; "
+                        f"data.cache_dir is {str(self.cache_dir)!r}: process 0 has {name} {first}, "
+                        f"process {rank} {theirs[name]}; "
                         "allowed: the same prepared data on every node (share data.source and data.cache_dir between them, or "
                         "copy both with their times, as rsync -a does)"
                     )
@@ -200,6 +201,20 @@ class ResumableDataModule(LightningDataModule):
         here = self.state_dict().get("tokens")
         if here and state.get("tokens", here) != here:
             rank_zero_warn(f"the checkpoint saw other data ({state['tokens']}, now {here}): order and text differ")
+
+
+def check_row_length(rows: int, longest: int, of: str = "model.encoder.max_length", windows: bool = False) -> None:
+    """ValueError where rows have more tokens than a model reads.
+
+    Args:
+        rows: data.max_length.
+        longest: The most tokens that it reads.
+        of: What that is called.
+        windows: The data can read a longer text in windows.
+    """
+    if rows > longest:
+        instead = ", or data.max_windows more than 1, which reads a longer text in windows" if windows else ""
+        raise ValueError(f"data.max_length is {rows}; allowed: up to {of} = {longest}{instead}")
 
 
 def check_global_batch(rows: int, batch_size: int, devices: int, accumulate: int) -> None:

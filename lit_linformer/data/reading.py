@@ -163,7 +163,8 @@ def load_hub(name: str, config: str | None, split: str | None, source: str, sett
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         what = "name, configuration and split" if split else "name and configuration"
         raise ValueError(
-            f"{setting}={source!r} cannot be loaded: {reason} (check {what}; without network give the path of a local copy)"
+            f"{setting} is {source!r}, which cannot be loaded ({reason}); allowed: a data set's {what}, or without network the "
+            "path of a local copy"
         ) from error
 
 

@@ -53,7 +53,7 @@ class Tokenizer:
         for role in ("mask", "bos", "eos", "pad"):
             if found[role] is None:
                 names = " or ".join(ROLES[role])
-                raise ValueError(f"data.tokenizer={origin!r} has no {role} token ({names}): masked training needs one")
+                raise ValueError(f"data.tokenizer is {origin!r}, which has no {role} token; allowed: one with {names}")
         self.mask_token = found["mask"]
         self.bos_id, self.pad_id, self.eos_id, self.unk_id, self.mask_id = (vocabulary.get(found[r]) for r in ROLES)
         added = backend.get_added_tokens_decoder()
@@ -103,7 +103,7 @@ class Tokenizer:
         try:
             backend = read(content)
         except Exception as error:  # the Rust side raises bare Exception
-            raise ValueError(f"data.tokenizer={origin!r} is no tokenizer.json: {_first_line(error)}") from error
+            raise ValueError(f"data.tokenizer is {origin!r}; allowed: a tokenizer.json ({_first_line(error)})") from error
         return cls(backend, origin)
 
     @cached_property
@@ -153,9 +153,12 @@ def load_tokenizer(spec: str) -> Tokenizer:
             return _load_roberta(path)
         if (path / "vocab.txt").is_file():
             return _load_bert(path / "vocab.txt")
-        raise ValueError(f"data.tokenizer={spec!r} holds neither tokenizer.json, nor vocab.json and merges.txt, nor vocab.txt")
+        raise ValueError(
+            f"data.tokenizer is {spec!r}; allowed: a folder with tokenizer.json, with vocab.json and merges.txt, or "
+            "with vocab.txt"
+        )
     if not path.is_file():
-        raise ValueError(f"data.tokenizer={spec!r}: neither 'bpe' nor 'wordpiece' nor a file or folder that exists")
+        raise ValueError(f"data.tokenizer is {spec!r}; allowed: bpe, wordpiece, or a file or folder that exists")
     if path.suffix == ".ckpt":
         return _load_checkpoint(path)
     return _load_bert(path) if path.suffix == ".txt" else Tokenizer.from_file(path)
@@ -169,7 +172,9 @@ def _load_checkpoint(file: Path) -> Tokenizer:
     try:
         checkpoint = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
-        raise ValueError(f"data.tokenizer={str(file)!r} is truncated or no checkpoint: {_first_line(error)}") from error
+        raise ValueError(
+            f"data.tokenizer is {str(file)!r}, which is truncated or no checkpoint; allowed: a whole one ({_first_line(error)})"
+        ) from error
     text = checkpoint.get("tokenizer") if isinstance(checkpoint, dict) else None
     if not isinstance(text, str):
         raise ValueError(
@@ -187,7 +192,7 @@ def _load_roberta(folder: Path) -> Tokenizer:
         model = models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
     except Exception as error:
         raise ValueError(
-            f"data.tokenizer={str(folder)!r}: vocab.json and merges.txt are no byte-level BPE: {_first_line(error)}"
+            f"data.tokenizer is {str(folder)!r}; allowed: vocab.json and merges.txt of a byte-level BPE ({_first_line(error)})"
         ) from error
     backend = _as_roberta(Backend(model))
     _add_special(backend, SPECIAL["bpe"])
@@ -205,7 +210,7 @@ def _load_bert(file: Path) -> Tokenizer:
         config = file.with_name("tokenizer_config.json")
         lower = json.loads(config.read_text(encoding="utf-8")).get("do_lower_case") if config.is_file() else None
     except Exception as error:
-        raise ValueError(f"data.tokenizer={str(file)!r} is no WordPiece vocabulary: {_first_line(error)}") from error
+        raise ValueError(f"data.tokenizer is {str(file)!r}; allowed: a WordPiece vocabulary ({_first_line(error)})") from error
     if lower is None:
         lower = all(token == token.lower() for token in tokens)
     _as_bert(backend, lower)

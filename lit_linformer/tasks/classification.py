@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
+from lit_linformer.data.datamodule import check_row_length
 from lit_linformer.model import EncoderConfig, SequenceClassifier
 from lit_linformer.model.flops import training_flops
 from lit_linformer.model.heads import POOLINGS
@@ -113,11 +114,7 @@ class SequenceClassification(TrainingModule):
 
     def setup(self, stage: str) -> None:
         data, longest = self.trainer.datamodule, self.net.encoder.config.max_length
-        if getattr(data, "max_length", 0) > longest:
-            raise ValueError(
-                f"data.max_length is {data.max_length}; allowed: up to the encoder's max_length = {longest} "
-                "(or data.max_windows more than 1, which reads a longer text in windows of that length)"
-            )
+        check_row_length(getattr(data, "max_length", 0), longest, windows=hasattr(data, "max_windows"))
         check_same_tokenizer(data, self._pretrained_tokenizer)
         # One for each evaluation set; MNLI has two.
         kept = stage != "fit"  # for predictions.jsonl

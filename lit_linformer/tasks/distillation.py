@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from lit_linformer.data.datamodule import check_row_length
 from lit_linformer.model import MaskedLanguageModel
 from lit_linformer.model.encoder import layer_outputs
 from lit_linformer.model.flops import forward_flops
@@ -78,9 +79,7 @@ class Distillation(MLM):
                     f"model.teacher is {self.teacher_name}, whose {name} is {getattr(theirs, name)}, the model's "
                     f"{getattr(mine, name)}; allowed: the same" + (", or hidden_weight 0" if name != "vocab_size" else "")
                 )
-        rows = getattr(self.trainer.datamodule, "max_length", 0)
-        if rows > theirs.max_length:
-            raise ValueError(f"data.max_length is {rows}; allowed: up to the teacher's max_length = {theirs.max_length}")
+        check_row_length(getattr(self.trainer.datamodule, "max_length", 0), theirs.max_length, "the teacher's max_length")
 
     def on_fit_start(self) -> None:
         self.teacher.to(self.device, self.net.encoder.tokens.weight.dtype)

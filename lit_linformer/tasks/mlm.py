@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from lit_linformer.data.datamodule import check_row_length
 from lit_linformer.model import EncoderConfig, MaskedLanguageModel
 from lit_linformer.model.flops import training_flops
 from lit_linformer.model.ranges import Count, Natural, check_ranges
@@ -78,9 +79,7 @@ class MLM(TrainingModule):
         return self.hparams.warmup_steps
 
     def setup(self, stage: str) -> None:
-        rows, longest = getattr(self.trainer.datamodule, "max_length", 0), self.net.encoder.config.max_length
-        if rows > longest:
-            raise ValueError(f"data.max_length is {rows}; allowed: up to model.encoder.max_length = {longest}")
+        check_row_length(getattr(self.trainer.datamodule, "max_length", 0), self.net.encoder.config.max_length)
         check_same_tokenizer(self.trainer.datamodule, self._pretrained_tokenizer)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, positions: Tensor | None = None) -> Tensor:

@@ -262,7 +262,7 @@ REFUSED = {
     "no folder": ([], r"from is nowhere, which does not exist; allowed"),
     "no config": (["config.json"], r"from is .*model, which is no model; allowed: a Hugging Face folder with config.json"),
     "no weights": (["model.safetensors"], r"from is .*model, which holds no weights; allowed: a folder with one of"),
-    "no tokenizer": (["tokenizer.json"], r"data.tokenizer=.* holds neither tokenizer.json, nor"),
+    "no tokenizer": (["tokenizer.json"], r"data.tokenizer is .*; allowed: a folder with tokenizer.json, "),
 }
 
 

@@ -65,7 +65,7 @@ def test_as_text_and_in_a_checkpoint_it_is_the_same(tokenizer, tmp_path):
     assert copy.sha256 == tokenizer.sha256 and copy.encode("the matrix") == tokenizer.encode("the matrix")
     torch.save({"tokenizer": tokenizer.to_str(), "state_dict": {"weight": torch.zeros(3)}}, tmp_path / "last.ckpt")
     assert load_tokenizer(str(tmp_path / "last.ckpt")).sha256 == tokenizer.sha256
-    with pytest.raises(ValueError, match=r"^data.tokenizer='a copy' is no tokenizer.json: "):
+    with pytest.raises(ValueError, match=r"^data.tokenizer is 'a copy'; allowed: a tokenizer.json \("):
         Tokenizer.from_str("{", "a copy")
 
 
@@ -85,7 +85,7 @@ def test_a_checkpoint_cut_short(tokenizer, tmp_path):
     for content in (None, b"", b"plain text"):
         if content is not None:
             (tmp_path / "last.ckpt").write_bytes(content)
-        with pytest.raises(ValueError, match=r"^data.tokenizer='.*last.ckpt' is truncated or no checkpoint: ") as caught:
+        with pytest.raises(ValueError, match=r"^data.tokenizer is '.*last.ckpt', which is truncated or no check") as caught:
             load_tokenizer(str(tmp_path / "last.ckpt"))
         assert "\n" not in str(caught.value)
 
@@ -113,7 +113,7 @@ def test_roberta_folder(tokenizer, tmp_path, documents):
     for document in documents[:20]:
         assert loaded.encode(document) == tokenizer.encode(document)
     (tmp_path / "merges.txt").write_text("nonsense")
-    with pytest.raises(ValueError, match=r"vocab.json and merges.txt are no byte-level BPE"):
+    with pytest.raises(ValueError, match=r"allowed: vocab.json and merges.txt of a byte-level BPE"):
         load_tokenizer(str(tmp_path))
 
 
@@ -136,10 +136,10 @@ def test_bert_vocabulary_tells_its_case(tmp_path):
 
 def test_bad_files_are_one_line(tmp_path):
     cases = {
-        "nowhere": "neither 'bpe' nor 'wordpiece' nor a file or folder that exists",
-        "empty": "holds neither tokenizer.json, nor vocab.json and merges.txt, nor vocab.txt",
-        "broken.json": "is no tokenizer.json: ",
-        "nomask.txt": r"has no mask token \(<mask> or \[MASK\]\)",
+        "nowhere": "allowed: bpe, wordpiece, or a file or folder that exists",
+        "empty": "allowed: a folder with tokenizer.json, with vocab.json and merges.txt, or with vocab.txt",
+        "broken.json": r"allowed: a tokenizer.json \(",
+        "nomask.txt": r"which has no mask token; allowed: one with <mask> or \[MASK\]",
         "nopad.txt": r"has no pad token",
     }
     (tmp_path / "empty").mkdir()
@@ -149,7 +149,7 @@ def test_bad_files_are_one_line(tmp_path):
     for name, message in cases.items():
         with pytest.raises(ValueError, match=message) as caught:
             load_tokenizer(str(tmp_path / name))
-        assert str(caught.value).startswith("data.tokenizer='") and "\n" not in str(caught.value)
+        assert str(caught.value).startswith("data.tokenizer is '") and "\n" not in str(caught.value)
 
 
 def test_small_vocabularies_are_refused(documents):

@@ -192,7 +192,7 @@ def test_an_unknown_configuration_of_a_hub_data_set(tmp_path, monkeypatch):
     files = "  - split: train\n    path: small/train.jsonl\n"
     (tmp_path / "hub" / "README.md").write_text(f"---\nconfigs:\n- config_name: small\n  data_files:\n{files}---\n")
     with pytest.raises(
-        ValueError, match=r"^data.source='hub:.*:large' cannot be loaded: .*large.*give the path of a local copy"
+        ValueError, match=r"^data.source is 'hub:.*:large', which cannot be loaded .*large.*path of a local copy"
     ):
         LabelledSource(f"hub:{tmp_path / 'hub'}:large", OWN).splits()
     source = LabelledSource(f"hub:{tmp_path / 'hub'}", OWN)
