@@ -295,6 +295,8 @@ def test_any_other_task_by_naming_columns(task, tmp_path):
     jsonl = json.loads((tmp_path / "runs/task/result.json").read_text())
     output(["fit", *task, *own, "--data.source", "reviews.csv", "--name", "csv", "--trainer.max_epochs", "1"], tmp_path)
     assert json.loads((tmp_path / "runs/csv/result.json").read_text())["metrics"] == jsonl["metrics"]
+    output(["test", *task, *own, "--data.source", "reviews.csv"], tmp_path)
+    assert [(row["text"], row["label"]) for row in written(tmp_path)] == [(row["body"], row["stars"]) for row in rows[:60]]
 
 
 OWN = ["--data.task", "null", "--data.source", "glue/SST-2", "--data.columns"]

@@ -63,8 +63,9 @@ class EvaluationWriter(Callback):
 
 def write_evaluation(trainer: Trainer, pl_module: LightningModule, kind: str) -> None:
     """Of a module and data that classify texts; nothing of others."""
-    data, results = trainer.datamodule, list(getattr(pl_module, "results", {}).values())
-    there = hasattr(data, "evaluated_texts") and results and all("logits" in result for result in results)
+    data, found = trainer.datamodule, getattr(pl_module, "results", None)
+    results = list(found.values()) if isinstance(found, dict) and hasattr(data, "evaluated_texts") else []
+    there = results and all("logits" in result for result in results)
     if not there or not trainer.is_global_zero or trainer.fast_dev_run:
         return
     path = Path(trainer.default_root_dir) / FILE

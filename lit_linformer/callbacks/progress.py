@@ -13,6 +13,7 @@ from lit_linformer.callbacks.observing import headline
 from lit_linformer.callbacks.pace import Pace
 from lit_linformer.callbacks.perplexity_curve import FILES, PerplexityCurve
 from lit_linformer.callbacks.throughput import Throughput, Totals, brief, cells
+from lit_linformer.data.summary import data_rows
 from lit_linformer.model.ranges import Count, check_ranges
 
 EARLY = 5  # steps after which the time left is first told
@@ -69,7 +70,9 @@ class Progress(ProgressBar):
             from rich.console import Console
 
             self._console = Console()
-        self._tell(header(trainer, pl_module))
+        encoder = getattr(getattr(pl_module, "net", None), "encoder", None)
+        longest = None if encoder is None else encoder.config.max_length
+        self._tell([*header(trainer, pl_module), *data_rows(trainer.datamodule, longest)])
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_sanity_check_start(trainer, pl_module)

@@ -26,6 +26,7 @@ from lit_linformer.callbacks import (
     RunResult,
     best_of,
 )
+from lit_linformer.callbacks.header import wrapped
 from lit_linformer.cli.arguments import RangesInWords, add_run_arguments, classes_in_configs
 from lit_linformer.cli.checks import check_settings
 from lit_linformer.cli.class_paths import check_class_paths, class_of, classes_in_words
@@ -38,7 +39,7 @@ from lit_linformer.cli.often_changed import DEFAULT_CLASSES, TRAINER_DEFAULTS
 from lit_linformer.cli.run_config import RunConfig
 from lit_linformer.cli.trainer import RunTrainer
 from lit_linformer.data.datamodule import TRAINED
-from lit_linformer.data.summary import data_lines
+from lit_linformer.data.summary import data_rows
 from lit_linformer.model import EncoderConfig
 from lit_linformer.runs.checkpoints import checkpoint_path, lies_in
 from lit_linformer.runs.folder import TOKENIZER, Claim, check_name, own_files
@@ -193,8 +194,8 @@ class LinformerCLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         if subcommand == "prepare":
             self.datamodule.prepare_data()
-            for told in data_lines(self.datamodule, None):
-                print(told)
+            for label, told in wrapped(data_rows(self.datamodule, None)):
+                print(f"{label}{told}")
             return
         super()._run_subcommand(subcommand)
 

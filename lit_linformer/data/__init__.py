@@ -1,9 +1,9 @@
 """Data: sources of text, tokenizers, token files, masks and loaders that resume exactly.
 
-What both kinds of training share: reading (files and hub data sets, row by row), pieces (of long texts), tokenizer,
-cache and checksums, loader (which rows a step reads), datamodule. Above it pretraining/, finetuning/, longrange/ (Long
-Range Arena) and recall, which is generated. Heavy imports (Lightning here; datasets, pyarrow and tokenizers below) wait
-until they are used.
+What both kinds of training share: reading and tables (files and hub data sets, row by row), pieces (of long texts), tokenizer,
+cache and checksums, loader (which rows a step reads), summary (what there is), datamodule. Above it pretraining/, finetuning/,
+longrange/ (Long Range Arena) and recall, which is generated. Heavy imports (Lightning here; datasets, pyarrow and tokenizers
+below) wait until they are used.
 """
 
 __all__ = ["PretrainingData", "FineTuningData", "RecallData", "LongRangeData"]  # noqa: RUF022, as messages list them

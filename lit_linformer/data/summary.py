@@ -25,29 +25,31 @@ def of_token_files(splits: Mapping[str, Mapping[str, int]], max_length: int) -> 
     }
 
 
-def data_lines(data: Any, longest: int | None) -> list[str]:
-    """What the terminal shows of a data module's `summary()`, a line a split; nothing for a module that has none.
+def data_rows(data: Any, longest: int | None) -> list[tuple[str, str]]:
+    """What the terminal shows of a data module's `summary()`: (split, what it has), and ("note", advice) where some is due.
 
     Args:
-        data: The data module.
+        data: The data module; nothing of one that has no summary.
         longest: The most tokens that the model reads; None where that is not known.
     """
     summary = data.summary() if hasattr(data, "summary") else {}
     hint = data.summary_hint(longest) if summary and hasattr(data, "summary_hint") else None
-    return [*summary_lines(summary), *([f"note: {hint}"] if hint else [])]
+    return [*summary_rows(summary), *([("note", hint)] if hint else [])]
 
 
-def summary_lines(summary: Summary) -> list[str]:
-    """A line a split, in columns."""
-    if not summary:
-        return []
-    rows = [[split, *_cells(told)] for split, told in summary.items()]
-    widths = [max(map(len, column)) for column in zip_longest(*(row[:4] for row in rows), fillvalue="")]
-    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:4], widths[1:]), *row[4:]]) for row in rows]
+def summary_rows(summary: Summary) -> list[tuple[str, str]]:
+    """A row a split, its counts in columns."""
+    cells = {split: _cells(told) for split, told in summary.items()}
+    widths = [max(map(len, column)) for column in zip_longest(*(row[:3] for row in cells.values()), fillvalue="")]
+    label = max(map(len, cells), default=0) + 2
+    return [
+        (split.ljust(label), "  ".join([*map(str.rjust, row[:3], widths), ", ".join(row[3:])]).rstrip())
+        for split, row in cells.items()
+    ]
 
 
 def _cells(told: Mapping[str, Any]) -> list[str]:
-    """Three cells, of a table of which the columns are set one below the other, and what stands behind them."""
+    """Three cells, which are set one below the other's, and what stands behind them."""
     if "documents" in told:
         documents = "document" if told["documents"] == 1 else "documents"
         rows = "row" if told["rows"] == 1 else "rows"
@@ -59,8 +61,8 @@ def _cells(told: Mapping[str, Any]) -> list[str]:
     cut = f"{told['cut']:.1%}" if told["cut"] else "none"
     cells = [f"{told[kind]:,} {kind}", f"{told['tokens']:,} tokens", f"{cut} cut at {told['max_length']}"]
     if labels := told.get("labels"):
-        shown = [f"{name} {count:,}" for name, count in list(labels.items())[:LABELS]]
-        cells.append(", ".join(shown) + f", … ({len(labels)} classes)" * (len(labels) > LABELS))
+        cells += [f"{name} {count:,}" for name, count in list(labels.items())[:LABELS]]
+        cells += [f"… ({len(labels)} classes)"] * (len(labels) > LABELS)
     if values := told.get("values"):
         cells.append(f"{values['least']:g} to {values['greatest']:g}, mean {values['mean']:.2f}")
     return cells

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lit_linformer.data.finetuning.row_layout import RowLayout
-from lit_linformer.data.summary import data_lines, of_token_files, summary_lines
+from lit_linformer.data.summary import data_rows, of_token_files, summary_rows
 
 
 @pytest.mark.parametrize("windows", [1, 3])
@@ -24,7 +24,7 @@ def test_rows_that_are_cut_lose_tokens(pair, windows):
 
 def test_a_fine_tuning_run(make_data):
     data = make_data(max_length=16)
-    assert data.summary() == {} and data_lines(data, 512) == []
+    assert data.summary() == {} and data_rows(data, 512) == []
     data.setup("fit")
     summary = data.summary()
     train, held_out = summary["train"], summary["validation"]
@@ -32,10 +32,10 @@ def test_a_fine_tuning_run(make_data):
     assert train["rows"] == len(rows) and train["tokens"] == sum(len(rows.files.ids(row)[0]) for row in rows.rows)
     assert train["cut"] == pytest.approx(np.mean([len(rows.files.ids(row)[0]) > 14 for row in rows.rows]), abs=1e-4)
     assert train["labels"]["neg"] + held_out["labels"]["neg"] == 100 and sum(train["labels"].values()) == train["rows"]
-    first, second, hint = data_lines(data, 512)
+    (_, first), (_, second), (label, hint) = data_rows(data, 512)
     assert first.split("  ")[-1] == f"neg {train['labels']['neg']}, pos {train['labels']['pos']}"
     assert first.index("tokens") == second.index("tokens") and f"{train['cut']:.1%} cut at 16" in first
-    assert hint.startswith("note: ") and "data.max_length up to the model's 512 cuts fewer" in hint
+    assert label == "note" and "data.max_length up to the model's 512 cuts fewer" in hint
     assert "data.max_windows" not in hint  # data.window_overlap leaves no room for any
     data = make_data(max_length=16, window_overlap=2)
     data.setup("validate")
@@ -49,16 +49,16 @@ def test_pretraining_counts_come_from_the_token_files():
     counts = {"documents": 1, "tokens": 1271, "bytes": 5000}
     summary = of_token_files({"train": counts, "validation": {**counts, "documents": 20}, "test": {"tokens": 0}}, 128)
     assert summary["train"] == {"documents": 1, "tokens": 1271, "rows": 11, "row_length": 128}
-    assert summary_lines(summary) == [
-        "train         1 document  1,271 tokens  11 rows of 128",
-        "validation  20 documents  1,271 tokens  11 rows of 128",
+    assert summary_rows(summary) == [
+        ("train       ", "  1 document  1,271 tokens  11 rows of 128"),
+        ("validation  ", "20 documents  1,271 tokens  11 rows of 128"),
     ]
 
 
 def test_many_classes_and_values():
     told = {"rows": 9, "tokens": 40, "cut": 0.0, "max_length": 64}
-    (line,) = summary_lines({"train": told | {"labels": {str(stars): 1 for stars in range(9)}}})
-    assert line == "train  9 rows  40 tokens  none cut at 64  0 1, 1 1, 2 1, 3 1, 4 1, 5 1, … (9 classes)"
-    (line,) = summary_lines({"train": told | {"values": {"least": 0.0, "mean": 2.5, "greatest": 5.0}}})
+    ((_, line),) = summary_rows({"train": told | {"labels": {str(stars): 1 for stars in range(9)}}})
+    assert line == "9 rows  40 tokens  none cut at 64  0 1, 1 1, 2 1, 3 1, 4 1, 5 1, … (9 classes)"
+    ((_, line),) = summary_rows({"train": told | {"values": {"least": 0.0, "mean": 2.5, "greatest": 5.0}}})
     assert line.endswith("none cut at 64  0 to 5, mean 2.50")
-    assert summary_lines({"train": {"graphs": 3}, "test": {}}) == ["train  3 graphs", "test "]
+    assert summary_rows({"train": {"graphs": 3}, "test": {}}) == [("train  ", "3 graphs"), ("test   ", "")]

@@ -42,15 +42,15 @@ class FineTuningData(ResumableDataModule):
         task: CoLA, SST-2, MRPC, STS-B, QQP, MNLI, QNLI, RTE, WNLI or IMDB; none: columns and labels describe your own.
         source: Where the rows are. None: the task's data set on the Hugging Face hub; "hub:NAME" or "hub:NAME:CONFIG":
             another one, by name or as a local folder in the hub's layout; a table (.csv, .tsv as GLUE's, .jsonl, each
-            also .gz .xz .zst, or .parquet), all of it training rows, of which validation_fraction is held out; or a
-            folder with train, validation (or dev) and test as such tables or as a folder of texts for each class, there
-            or in a folder below that is called like the task.
+            also .gz .xz .zst, or .parquet), all of it training rows, of which validation_fraction is held out, or all of
+            it tested; or a folder with train, validation (or dev) and test as such tables or as a folder of texts for
+            each class, there or in a folder below that is called like the task.
         columns: Your own task's column of texts, or its two columns of pairs.
         label_column: Your own task's column of labels.
         labels: Your own task's classes, in the order of their numbers; rows hold a name or a number. None: regression.
         metrics: Your own task's: accuracy, f1, matthews (none given: accuracy); for regression pearson, spearman (both).
         validation_fraction: Share of the training rows, 0 to 1, to hold out where source has no validation split; always
-            the same rows. None: 0.1 for IMDB and your own task; GLUE's tasks must have the split.
+            the same rows. None: 0.1 for IMDB and your own task; for GLUE's the split is needed.
         drop_leaked: Drop training rows whose texts are in validation or test too.
         tokenizer: "bpe" or "wordpiece": train one on the training texts; else a tokenizer.json, a checkpoint that carries
             one, or a folder with tokenizer.json, RoBERTa's vocab.json and merges.txt or BERT's vocab.txt. On the command

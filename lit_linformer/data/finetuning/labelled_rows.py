@@ -70,7 +70,9 @@ class LabelledSource:
     # Which splits there are
 
     def splits(self) -> list[str]:
-        """The task's splits that the source has."""
+        """The task's splits that the source has; a table's rows are training rows, though `test` takes them, too."""
+        if not self.hub and Path(self.source).is_file():
+            return ["train"]
         wanted = [split for kind in ALIASES for split in self.task.splits(kind)]
         return [split for split in wanted if self.find(split) is not None]
 
@@ -85,7 +87,7 @@ class LabelledSource:
             found = [name for name in _names(split) if name in self._hub_splits]
             return Layout("hub", found[0], []) if found else None
         if Path(self.source).is_file():
-            return self._table() if split == "train" else None
+            return self._table() if split.startswith(("train", "test")) else None
         classes = self.task.labels or ()
         found = [layout for folder in self._folders() for name in _names(split) for layout in find_files(folder, name, classes)]
         if len(found) > 1:

@@ -20,12 +20,14 @@ from lit_linformer.data.datamodule import BatchSize, ResumableDataModule, RowLen
 from lit_linformer.data.finetuning.encoded_texts import EncodedTexts
 from lit_linformer.data.finetuning.row_layout import RowLayout
 from lit_linformer.data.finetuning.selection import select_rows
+from lit_linformer.data.finetuning.summary import of_rows
 from lit_linformer.data.finetuning.text_tasks import TextTask
 from lit_linformer.data.loader import FILLER, EvaluationLoader, ResumableLoader
 from lit_linformer.data.longrange.pathfinder import DASHES
 from lit_linformer.data.longrange.sources import FROM_FILES, TASKS, GeneratedSource, TextSource
 from lit_linformer.data.pretraining.masking import IGNORED, Masker
 from lit_linformer.data.progress_bar import Progress
+from lit_linformer.data.summary import Summary
 from lit_linformer.data.text_files import FORMAT, TextFiles, made_once, verify_text_files, write_text_files
 from lit_linformer.model.ranges import Count, OneOf, Range, Seed, check_ranges
 
@@ -128,6 +130,9 @@ class LongRangeData(ResumableDataModule):
         return len(self.task.labels)
 
     metrics, evaluation_names = ("accuracy",), ("",)
+
+    def summary(self) -> Summary:
+        return of_rows(self.sets, self.text_task)
 
     # Preparation
 

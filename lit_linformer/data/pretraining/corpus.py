@@ -100,14 +100,16 @@ class Corpus:
         if self.source == "embedded" or self.hub or Path(self.source).is_file():
             return None
         files = self.files()
-        kinds = Counter("".join(path.suffixes[-2:]) if path.suffix in COMPRESSED else path.suffix for path in files)
-        by_suffix = ", ".join(f"{count} {suffix or 'without suffix'}" for suffix, count in kinds.most_common())
+        by_suffix = ", ".join(
+            f"{count} {suffix or 'without suffix'}" for suffix, count in Counter(map(_suffix, files)).most_common()
+        )
         size = sum(path.stat().st_size for path in files) / 1e6
         told = f"{self.setting} {self.source}: {len(files)} file{'s' * (len(files) > 1)} ({by_suffix}), {size:,.1f} MB"
         about = sorted({path.name for path in files if path.stem.upper() in ABOUT})
-        pattern = Path(self.source) / "**" / f"*{kinds.most_common(1)[0][0]}" if Path(self.source).is_dir() else None
-        if about and pattern and len(files) > len(about):
-            told += f"; {', '.join(about)} among them, which a pattern leaves out: {self.setting} '{pattern}'"
+        texts = Counter(_suffix(path) for path in files if path.name not in about)
+        if about and texts and Path(self.source).is_dir():
+            pattern = Path(self.source) / "**" / f"*{max(texts, key=texts.__getitem__)}"
+            told += f"; {', '.join(about)} among them, which a pattern may leave out: {self.setting} '{pattern}'"
         return told
 
     def _documents(self) -> Iterator[str]:
@@ -249,6 +251,10 @@ class Corpus:
             other = f"; or {self.setting} with a pattern, as '{self.source}/**/*.txt'" if Path(self.source).is_dir() else ""
             raise ValueError(f"{error}{other}")
         return [self.column]
+
+
+def _suffix(path: Path) -> str:
+    return "".join(path.suffixes[-2:]) if path.suffix in COMPRESSED else path.suffix
 
 
 def _joined(lines: list[str]) -> str:

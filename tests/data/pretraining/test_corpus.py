@@ -69,8 +69,8 @@ def test_a_folder_says_which_files_are_read(tmp_path):
         (tmp_path / name).write_text("x" * 100_000)
     told = Corpus(str(tmp_path)).files_read()
     assert told == (
-        f"data.source {tmp_path}: 4 files (2 .txt, 1 .md, 1 .jsonl.gz), 0.4 MB; README.md among them, which a pattern leaves "
-        f"out: data.source '{tmp_path}/**/*.txt'"
+        f"data.source {tmp_path}: 4 files (2 .txt, 1 .md, 1 .jsonl.gz), 0.4 MB; README.md among them, which a pattern may "
+        f"leave out: data.source '{tmp_path}/**/*.txt'"
     )
     pattern = f"{tmp_path}/**/*.txt"
     assert Corpus(pattern).files_read() == f"data.source {pattern}: 2 files (2 .txt), 0.2 MB"
