@@ -72,7 +72,7 @@ class LabelledSource:
     def splits(self) -> list[str]:
         """The task's splits that the source has; a table's rows are training rows, though `test` takes them, too."""
         if not self.hub and Path(self.source).is_file():
-            return ["train"]
+            return ["train"] if self.find("train") else []
         wanted = [split for kind in ALIASES for split in self.task.splits(kind)]
         return [split for split in wanted if self.find(split) is not None]
 
