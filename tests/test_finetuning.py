@@ -286,7 +286,7 @@ def test_any_other_task_by_naming_columns(task, tmp_path):
     assert {"val/accuracy", "val/f1"} <= row.keys()
     data = json.loads((tmp_path / "runs/task/result.json").read_text())["data"]
     assert data["train"]["rows"] == 48 and sum(data["validation"]["labels"].values()) == 12
-    assert shown.count("48 rows") == 1 and f"bad {data['train']['labels']['bad']}, good" in shown
+    assert shown.count("48 rows") == 1 and f"bad: {data['train']['labels']['bad']}, good: " in shown
     output(["test", *task, *own], tmp_path)
     assert {"test/accuracy", "test/f1"} <= json.loads((tmp_path / "runs/task/test.json").read_text())["metrics"].keys()
     with open(tmp_path / "reviews.csv", "w", newline="") as file:

@@ -105,9 +105,9 @@ class ResumableDataModule(LightningDataModule):
         """Counts of each split, after setup: rows, tokens, labels, … (data/summary.py); empty: nothing to tell."""
         return {}
 
-    def summary_hint(self, longest: int | None) -> str | None:
+    def summary_hints(self, longest: int | None) -> list[str]:
         """Advice that follows from it; `longest`: the most tokens that the model reads, where that is known."""
-        return None
+        return []
 
     # Loaders
 

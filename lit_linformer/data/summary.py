@@ -3,10 +3,12 @@
 All of it is known from the prepared files; no text is read again.
 """
 
+import textwrap
 from collections.abc import Mapping
 from itertools import zip_longest
 from typing import Any
 
+NOTE_WIDTH = 68  # beside the labels of a terminal's header
 LABELS = 6  # so many classes are shown
 Summary = dict[str, dict[str, Any]]  # by split
 
@@ -33,8 +35,9 @@ def data_rows(data: Any, longest: int | None) -> list[tuple[str, str]]:
         longest: The most tokens that the model reads; None where that is not known.
     """
     summary = data.summary() if hasattr(data, "summary") else {}
-    hint = data.summary_hint(longest) if summary and hasattr(data, "summary_hint") else None
-    return [*summary_rows(summary), *([("note", hint)] if hint else [])]
+    hints = data.summary_hints(longest) if summary and hasattr(data, "summary_hints") else []
+    notes = [textwrap.wrap(hint, NOTE_WIDTH, break_long_words=False, break_on_hyphens=False) for hint in hints]
+    return [*summary_rows(summary), *(("" if line else "note", text) for note in notes for line, text in enumerate(note))]
 
 
 def summary_rows(summary: Summary) -> list[tuple[str, str]]:
@@ -61,7 +64,7 @@ def _cells(told: Mapping[str, Any]) -> list[str]:
     cut = f"{told['cut']:.1%}" if told["cut"] else "none"
     cells = [f"{told[kind]:,} {kind}", f"{told['tokens']:,} tokens", f"{cut} cut at {told['max_length']}"]
     if labels := told.get("labels"):
-        cells += [f"{name} {count:,}" for name, count in list(labels.items())[:LABELS]]
+        cells += [f"{name}: {count:,}" for name, count in list(labels.items())[:LABELS]]
         cells += [f"… ({len(labels)} classes)"] * (len(labels) > LABELS)
     if values := told.get("values"):
         cells.append(f"{values['least']:g} to {values['greatest']:g}, mean {values['mean']:.2f}")

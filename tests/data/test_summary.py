@@ -32,17 +32,37 @@ def test_a_fine_tuning_run(make_data):
     assert train["rows"] == len(rows) and train["tokens"] == sum(len(rows.files.ids(row)[0]) for row in rows.rows)
     assert train["cut"] == pytest.approx(np.mean([len(rows.files.ids(row)[0]) > 14 for row in rows.rows]), abs=1e-4)
     assert train["labels"]["neg"] + held_out["labels"]["neg"] == 100 and sum(train["labels"].values()) == train["rows"]
-    (_, first), (_, second), (label, hint) = data_rows(data, 512)
-    assert first.split("  ")[-1] == f"neg {train['labels']['neg']}, pos {train['labels']['pos']}"
+    (_, first), (_, second), *note = data_rows(data, 512)
+    label, hint = note[0][0], " ".join(text for _, text in note)
+    assert first.split("  ")[-1] == f"neg: {train['labels']['neg']}, pos: {train['labels']['pos']}"
     assert first.index("tokens") == second.index("tokens") and f"{train['cut']:.1%} cut at 16" in first
     assert label == "note" and "data.max_length up to the model's 512 cuts fewer" in hint
     assert "data.max_windows" not in hint  # data.window_overlap leaves no room for any
     data = make_data(max_length=16, window_overlap=2)
     data.setup("validate")
-    assert data.summary_hint(16).endswith("at data.max_length = 16: data.max_windows 10 reads 95 % of them whole, in windows")
+    assert data.summary_hints(16)[0].endswith(
+        "at data.max_length = 16: data.max_windows 10 reads 95 % of them whole, in windows"
+    )
     data = make_data(max_length=16, window_overlap=2, max_windows=10)
     data.setup("validate")
-    assert data.summary()["validation"]["cut"] <= 0.05 and data.summary_hint(16) is None
+    assert data.summary()["validation"]["cut"] <= 0.05 and data.summary_hints(16) == []
+
+
+@pytest.mark.parametrize(("values", "told"), [((0, 1), True), ((0, 0.5), False), (range(6), False)])
+def test_classes_that_are_taken_for_numbers(tmp_path, values, told):
+    import csv
+
+    from lit_linformer.data import FineTuningData
+
+    with open(tmp_path / "rows.csv", "w", newline="") as file:
+        rows = [[f"a text, the {i}th", values[i % len(values)]] for i in range(30)]
+        csv.writer(file).writerows([["text", "stars"], *rows])
+    own = {"columns": ["text"], "label_column": "stars", "tokenizer": "bpe", "vocab_size": 280}
+    data = FineTuningData(source=str(tmp_path / "rows.csv"), cache_dir=str(tmp_path), **own)
+    data.setup("fit")
+    hint = """stars is predicted as a number, for data.labels is not given; as classes with --data.labels '["0","1"]'"""
+    assert data.summary_hints(512) == [hint] * told
+    assert data.summary()["train"]["values"]["least"] == min(values)
 
 
 def test_pretraining_counts_come_from_the_token_files():
@@ -58,7 +78,7 @@ def test_pretraining_counts_come_from_the_token_files():
 def test_many_classes_and_values():
     told = {"rows": 9, "tokens": 40, "cut": 0.0, "max_length": 64}
     ((_, line),) = summary_rows({"train": told | {"labels": {str(stars): 1 for stars in range(9)}}})
-    assert line == "9 rows  40 tokens  none cut at 64  0 1, 1 1, 2 1, 3 1, 4 1, 5 1, … (9 classes)"
+    assert line == "9 rows  40 tokens  none cut at 64  0: 1, 1: 1, 2: 1, 3: 1, 4: 1, 5: 1, … (9 classes)"
     ((_, line),) = summary_rows({"train": told | {"values": {"least": 0.0, "mean": 2.5, "greatest": 5.0}}})
     assert line.endswith("none cut at 64  0 to 5, mean 2.50")
     assert summary_rows({"train": {"graphs": 3}, "test": {}}) == [("train  ", "3 graphs"), ("test   ", "")]

@@ -127,7 +127,7 @@ def test_classes_and_columns_are_asked_for_with_those_that_are_there(tmp_path):
 
     path = write(tmp_path, "t.csv")
     with pytest.raises(
-        ValueError, match=r"line 2: label is 'good'; allowed: a finite number .*, here --data.labels '\[bad, good\]'$"
+        ValueError, match=r"line 2: label is 'good'; allowed: a finite number .*, here --data.labels '\[bad,good\]'$"
     ):
         list(LabelledSource(str(path), own_task(["text"])).rows("train"))
     with pytest.raises(ValueError, match=r"^data.columns is not given; allowed: .* 'id', 'text', 'label', 'more'$"):

@@ -26,7 +26,7 @@ from lit_linformer.data.finetuning.prompts import read_texts, text_loader
 from lit_linformer.data.finetuning.row_layout import RowLayout
 from lit_linformer.data.finetuning.selection import select_rows
 from lit_linformer.data.finetuning.splits import Splits
-from lit_linformer.data.finetuning.summary import cut_hint, of_rows
+from lit_linformer.data.finetuning.summary import class_hint, cut_hint, of_rows
 from lit_linformer.data.finetuning.text_tasks import chosen_task
 from lit_linformer.data.loader import EvaluationLoader, ResumableLoader
 from lit_linformer.data.summary import Summary
@@ -240,8 +240,9 @@ class FineTuningData(ResumableDataModule):
     def summary(self) -> Summary:
         return of_rows(self.sets, self.text_task)
 
-    def summary_hint(self, longest: int | None) -> str | None:
-        return cut_hint(self.sets, self.summary(), longest) if self.sets else None
+    def summary_hints(self, longest: int | None) -> list[str]:
+        hints = [cut_hint(self.sets, self.summary(), longest), class_hint(self.sets, self.text_task)]
+        return [hint for hint in hints if hint]
 
     def evaluated_texts(self, split: str) -> Iterator[tuple[int, dict, tuple[str, ...]]]:
         """(number, place, texts) of the rows of one of the `sets`, in the order of their numbers: what its batches call index.

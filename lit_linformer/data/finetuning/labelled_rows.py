@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lit_linformer.data.cache import fingerprint, make_once, read_json
-from lit_linformer.data.finetuning.labels import label_of
+from lit_linformer.data.finetuning.labels import as_list, label_of
 from lit_linformer.data.finetuning.split_files import Layout, find_files
 from lit_linformer.data.finetuning.text_tasks import TextTask
 from lit_linformer.data.reading import LONGEST_LINE, hub_stamp, load_hub, stamps, text_lines
@@ -180,7 +180,7 @@ class LabelledSource:
         if self.task.labels is not None or self.find("train") is None:
             return ""
         found = sorted({str(value) for _, _, value in self.texts("train", needs_label=False) if value not in (None, "")})
-        return f", here --data.labels '[{', '.join(found)}]'" if len(found) <= MOST_NAMES else ""
+        return f", here --data.labels '{as_list(found)}'" if len(found) <= MOST_NAMES else ""
 
     def texts(self, split: str, needs_label: bool | None = None) -> Iterator[tuple[tuple, tuple[str, ...], object]]:
         """((file, "line", number), texts, label as it is written) of a split's rows.

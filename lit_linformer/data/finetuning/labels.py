@@ -1,6 +1,9 @@
 """Labels: what a file holds → class number or value."""
 
+import json
 import math
+import re
+from collections.abc import Iterable
 
 from lit_linformer.data.finetuning.text_tasks import TextTask
 
@@ -10,6 +13,12 @@ def label_of(value, task: TextTask) -> int | float | None:
     if value is None or value == "":
         return None
     return _number(value, task.label_range) if task.labels is None else _class(value, task.labels)
+
+
+def as_list(names: Iterable[str]) -> str:
+    """The names of classes as data.labels takes them, with quotes around what YAML would read as something else."""
+    plain = re.compile(r"(?!(?:yes|no|on|off|true|false|null|y|n)$)[a-z][\w /-]*", re.IGNORECASE)
+    return f"[{','.join(name if plain.fullmatch(name) else json.dumps(name, ensure_ascii=False) for name in names)}]"
 
 
 def _class(value, labels: tuple[str, ...]) -> int | None:

@@ -6,10 +6,12 @@ from typing import Any
 import numpy as np
 
 from lit_linformer.data.finetuning.encoded_texts import EncodedTexts
+from lit_linformer.data.finetuning.labels import as_list
 from lit_linformer.data.finetuning.row_layout import RowLayout
 from lit_linformer.data.finetuning.text_tasks import TextTask
 from lit_linformer.data.summary import Summary
 
+FEW = 5  # different whole numbers may well be classes
 MANY = 0.1  # the share of rows that are cut from which on a hint is due
 
 
@@ -54,6 +56,19 @@ def cut_hint(sets: Mapping[str, EncodedTexts], summary: Summary, longest: int | 
     return (
         f"{summary[split]['cut']:.0%} of the {split} rows are cut at data.max_length = {layout.max_length}: {'; '.join(ways)}"
     )
+
+
+def class_hint(sets: Mapping[str, EncodedTexts], task: TextTask) -> str | None:
+    """Where a task of one's own is a regression on what looks like the numbers of classes."""
+    if task.labels is not None or task.label_range is not None or "train" not in sets:
+        return None
+    rows = sets["train"]
+    values = np.unique(rows.files.labels[rows.rows])
+    if len(values) > FEW or (values != values.round()).any():
+        return None
+    names = as_list([f"{value:.0f}" for value in values])
+    label = task.label_column[0]
+    return f"{label} is predicted as a number, for data.labels is not given; as classes with --data.labels '{names}'"
 
 
 def _windows(layout: RowLayout, lengths: np.ndarray) -> int:

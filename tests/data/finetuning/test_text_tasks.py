@@ -90,6 +90,15 @@ def test_labels(task, value, label):
     assert label_of(value, task) == label
 
 
+def test_names_as_a_setting_takes_them():
+    import yaml
+
+    from lit_linformer.data.finetuning.labels import as_list
+
+    names = ["good", "so so", "No", "off", "3", "1.5", "a, b", "null", "Sci/Tech", "größe", "y"]
+    assert yaml.safe_load(as_list(names)) == names and as_list(["bad", "good"]) == "[bad,good]"
+
+
 @pytest.mark.parametrize(
     "task, value, message",
     [
