@@ -11,9 +11,10 @@ import pytest
 import yaml
 
 from lit_linformer.studies.grid.file import read_grid
+from lit_linformer.studies.grid.measures import Measure
 from tests.data.finetuning.glue import FILES, write_glue
 from tests.data.longrange.files import write_long_range
-from tests.helpers import TINY, inside, read_log, run_forked
+from tests.helpers import TINY, in_one_process, inside, read_log, run_forked
 from tests.test_resume import fit
 
 ROOT = Path(__file__).parents[1]
@@ -23,8 +24,14 @@ LOGGERS = sorted((ROOT / "conf/logger").glob("*.yaml"))  # run in tests/callback
 OVERLAYS = [*DEBUG, *LOGGERS, ROOT / "conf/finetune/small.yaml", ROOT / "conf/convert/mlm.yaml"]
 DISTILL = ROOT / "conf/convert/distill.yaml"
 FINETUNE = sorted(set((ROOT / "conf/finetune").glob("*.yaml")) - set(OVERLAYS))
-GRIDS = [path for path in sorted((ROOT / "conf/paper").glob("*.yaml")) if "axes" in yaml.safe_load(path.read_text())]
+GRIDS = [
+    path
+    for kind in ("paper", "mechanisms")
+    for path in sorted((ROOT / f"conf/{kind}").glob("*.yaml"))
+    if "axes" in yaml.safe_load(path.read_text())
+]
 FIGURE3 = [path for path in GRIDS if path.name.startswith("figure3")]
+MECHANISMS = sorted((ROOT / "conf/mechanisms").glob("*.yaml"))
 RECALL = sorted((ROOT / "conf/recall").glob("*.yaml"))
 LRA = sorted((ROOT / "conf/lra").glob("*.yaml"))
 CONFIGS = sorted(set((ROOT / "conf").rglob("*.yaml")) - {*OVERLAYS, *TRAINERS, *FINETUNE, *GRIDS, *RECALL, *LRA, DISTILL})
@@ -162,7 +169,13 @@ def test_cells_of_a_grid_are_commands_that_parse(path, finetuning, cache, tmp_pa
     settings = {word for line in lines for word in shlex.split(line) if word.startswith("--")}
     known = "config name seed_everything trainer.precision trainer.max_epochs data.limit_train model.pretrained "
     known += "model.load_weights model.projection_lr_factor model.warmup_steps trainer.max_steps data.batch_size "
-    known += "model.encoder.attention model.encoder.projection_dim model.encoder.sharing model.encoder.max_length"
+    known += "model.encoder.attention model.encoder.projection_dim model.encoder.sharing model.encoder.max_length "
+    known += "model.encoder.projection model.encoder.projection_init model.encoder.order trainer.val_check_interval "
+    known += (
+        "trainer.limit_val_batches data.validation_fraction data.test_fraction trainer.callbacks+ trainer.callbacks.lengths "
+    )
+    known += "trainer.callbacks.every_n_validations trainer.callbacks.at_end trainer.callbacks.limit_batches"
+    settings = {name for name in settings if "_options." not in name}
     assert settings <= {f"--{name}" for name in known.split()}
 
 
@@ -177,6 +190,26 @@ def test_a_grid_of_the_paper_from_end_to_end(finetuning, cache, tmp_path, monkey
     assert run_forked(argv, log) == 0, log.read_text()
     table = (finetuning / "runs/table2-small/table.md").read_text()
     assert table.count("1 of 3 runs") == 4 and "Linformer, from scratch" in table
+
+
+@pytest.mark.parametrize("path", MECHANISMS, ids=named)
+def test_every_mechanism_of_a_grid_trains_and_all_it_measures_is_there(path, tmp_path, corpus, cache, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    os.symlink(ROOT / "conf", "conf")
+    shrink = ["--model.encoder.hidden_size", "24", "--model.encoder.intermediate_size", "48", "--data.vocab_size", "300"]
+    shrink += ["--data.validation_fraction", "0.1", "--data.test_fraction", "0.1", "--trainer.max_steps", "2"]
+    shrink += ["--trainer.val_check_interval", "2", "--data.batch_size", "2", "--model.warmup_steps", "1"]
+    shrink += ["--data.source", str(corpus), "--data.cache_dir", str(cache), "--trainer.accelerator", "cpu"]
+    grid = read_grid(path, arguments=shlex.join(shrink))
+    lines = [cell.fit for cell in grid.cells]
+    for cell, (status, printed) in zip(grid.cells, in_one_process(lines, tmp_path / "printed"), strict=True):
+        assert status == 0, f"{cell}: {printed[-500:]}"
+        there = {name: measure.read(cell.run_dir) for name, measure in grid.measures.items()}
+        assert {name for name, value in there.items() if value is None} <= {
+            "6.6 M tokens", "13.1 M tokens", "26.2 M tokens", "nll elsewhere, rare", "nll nowhere, rare", "nll beside, rare",
+            "nll elsewhere, frequent", "nll nowhere, frequent", "nll beside, frequent",
+        }, str(cell)  # fmt: skip
+        assert Measure.parse("", f"perplexity.csv perplexity tokens={2 * 2 * 512}").read(cell.run_dir) > 1
 
 
 @pytest.mark.parametrize("path", FIGURE3, ids=named)

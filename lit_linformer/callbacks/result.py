@@ -8,6 +8,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_linformer.callbacks.throughput import Throughput
+from lit_linformer.model import count_parameters
 from lit_linformer.utils.environment import environment
 from lit_linformer.utils.files import json_text, write_text
 
@@ -66,11 +67,12 @@ class RunResult(Callback):
         best = {f"best_{key}": value for key, value in self.best.items()}
         found = [callback.summary() for callback in trainer.callbacks if isinstance(callback, Throughput)]
         speed = {"throughput": found[0]} if found else {}
+        size = {"parameters": count_parameters(pl_module.net)} if hasattr(pl_module, "net") else {}
         told = trainer.datamodule.summary() if hasattr(trainer.datamodule, "summary") else {}
         data = {"data": told} if told else {}
         made = {"command": self.command, "environment": self.environment}
         metrics = self._metrics_before | _metrics(trainer, "")
-        _write(trainer, "result.json", {**result, "metrics": metrics, **best, **speed, **data, **made})
+        _write(trainer, "result.json", {**result, "metrics": metrics, **best, **speed, **size, **data, **made})
 
     def _seconds(self) -> float:
         """Since the run began, resumed ones added up."""

@@ -131,8 +131,10 @@ class Throughput(Callback):
         return rates
 
     def summary(self) -> dict[str, float]:
-        """Of the run so far, for result.json."""
-        return {name: float(f"{value:.5g}") for name, value in self.rates(self._totals - (self._warm or Totals())).items()}
+        """Of the run so far, for result.json; and operations a token, 10⁹, where they are known."""
+        spent = self._totals - (self._warm or Totals())
+        each = {"gflops_per_token": spent.flops / spent.tokens / 1e9} if spent.flops and spent.tokens else {}
+        return {name: float(f"{value:.5g}") for name, value in (self.rates(spent) | each).items()}
 
     def _count(self, pl_module: LightningModule, batch: Any) -> None:
         if not isinstance(batch, dict) or "input_ids" not in batch:  # a LightningModule of someone else's

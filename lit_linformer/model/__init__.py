@@ -1,9 +1,11 @@
 """The model, in plain PyTorch: nothing here imports Lightning, data or configuration, so the folder can be copied out."""
 
 from .attention import ATTENTIONS, Attention, LocalConvolution
+from .coarse import CoarseAttention
 from .dynamic import Dynamic
 from .encoder import Encoder, EncoderConfig, EncoderLayer, count_parameters
 from .full import SelfAttention
+from .gated import Gated
 from .heads import ClassificationHead, MaskedLanguageModel, MaskedLMHead, SequenceClassifier
 from .linformer import LinformerAttention
 from .lookup import LookupAttention
@@ -19,10 +21,12 @@ __all__ = [
     "PROJECTIONS",
     "Attention",
     "ClassificationHead",
+    "CoarseAttention",
     "Dynamic",
     "Encoder",
     "EncoderConfig",
     "EncoderLayer",
+    "Gated",
     "Linear",
     "LinformerAttention",
     "LocalConvolution",

@@ -20,7 +20,12 @@ def chunked(x: Tensor, chunk: int, fill: int = 0) -> Tensor:
 
 def beside(x: Tensor, fill: int = 0, reach: int | None = None) -> Tensor:
     """(…, M, c, C) → (…, M, S, C): each chunk between the r rows before and after it; None: r = c, both chunks whole."""
-    if torch.compiler.is_exporting():
+    return x if torch.compiler.is_exporting() else between(x, fill, reach)
+
+
+def between(x: Tensor, fill: int = 0, reach: int | None = None) -> Tensor:
+    """``beside`` where the number of chunks is known, exported or not."""
+    if reach == 0:
         return x
     reach, chunk = x.shape[-2] if reach is None else reach, x.shape[-2]
     x = functional.pad(x, (0, 0, 0, 0, 1, 1), value=fill)

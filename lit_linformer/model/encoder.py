@@ -33,15 +33,15 @@ class EncoderConfig:
         num_heads: H, heads a layer; divides hidden_size.
         intermediate_size: width inside the feed-forward; 4 D in the paper.
         attention: linformer; lookup: a Linformer that also looks up where a token's neighbour stands elsewhere; window: one
-            that also sees the tokens round about; lsh (Reformer), nystrom, sparse: others that save time (docs/models.md);
-            full: the Transformer, on fused attention; or the path of a class of your own, as my_ideas.Window of my_ideas.py
-            (docs/extending.md).
+            that also sees the tokens round about; coarse: the windows that matter most; lsh (Reformer), nystrom, sparse: others
+            that save time (docs/models.md); full: the Transformer, on fused attention; or the path of a class of your own, as
+            my_ideas.Window of my_ideas.py (docs/extending.md).
         attention_options: settings that the attention has of its own, by name.
         projection_dim: k, slots that keys and values are compressed to: one number, or a list with one a layer.
         sharing: which projections are one and the same (section 4): none | headwise | key-value | layerwise; or heads
             (a matrix a head, for keys and values alike).
-        projection: linear (learned E) | conv (kernel and stride n/k) | mean | max | gaussian (fixed, random) | dynamic (made of
-            the input), or the path of a class of your own, as my_ideas.Salient of my_ideas.py.
+        projection: linear (learned E) | conv (kernel and stride n/k) | mean | max | gaussian (fixed, random) | dynamic, gated
+            (made of the input), or the path of a class of your own, as my_ideas.Salient of my_ideas.py.
         projection_options: settings that the projection has of its own, by name.
         projection_init: how a learned E starts: block_mean (slot j is the mean of window j) | split (of a part of it,
             another for each head: for sharing=none) | strided (slot j is one token) | normal (N(0, 1/k)) | xavier (the

@@ -12,6 +12,8 @@ D hidden width, I inside the feed-forward, K slots, w width of the local convolu
       project first        4 N D² + 4 K N D
       E a convolution      instead of each 2 K N D above: 2 n D; pooling: nothing
     dynamic              2 K N D for each E that is made of the input, H times as much with one a head
+    gated                2 N D G for the gates
+    coarse               4 n b n/K D + 2 K² D, which is without a gradient, beside the Linformer's
     near tokens          4 ⌈N/c⌉ c (c + 2 r) D for chunks of c tokens, each with r on both sides: window (c = w, r = w/2); lsh,
                          R times, and 2 N D R p for the hashes; sparse, for half of D (c = r), beside 4 l ⌈N/l⌉² D/2
     Nyström              8 K N D + 4 K² D and 8 K³ H for each step towards the inverse

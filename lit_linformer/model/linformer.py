@@ -119,6 +119,7 @@ class LinformerAttention(Attention):
         PROJECTIONS.check_options(config.projection, PROJECTION_ARGUMENTS, config.projection_options)
         for dim in dims:
             kind.check(config.max_length, dim, config.projection_init)
+            kind.check_options(config.max_length, dim, config.projection_options or {})
         if config.mass_bias and kind.mass is Projection.mass:
             raise ValueError(f"mass_bias is True; allowed with projection={config.projection}: False, for it has no `mass`")
 

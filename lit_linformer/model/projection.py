@@ -70,6 +70,10 @@ class Projection(nn.Module):
         if not 1 <= projection_dim <= max_length:
             raise ValueError(f"projection_dim (k) is {projection_dim}; allowed: 1 to max_length = {max_length}")
 
+    @classmethod
+    def check_options(cls, max_length: int, projection_dim: int, options: dict[str, Any]) -> None:
+        """Raises ValueError, naming the setting, for projection_options that do not fit the shape."""
+
     def start(self) -> None:
         """Called once an encoder has given its linear layers their start, those in here too: for another one."""
 

@@ -72,7 +72,11 @@ def test_every_mechanism_takes_a_transformers_weights_and_gets_longer(settings):
     assert all(torch.equal(own[name], tensor) for name, tensor in theirs.items())
     longer = to_longer(made, 24, "repeat", "interpolate")
     for name, tensor in longer.state_dict().items():
-        assert name == "encoder.E.weight" or torch.equal(tensor[: len(own[name])], own[name])
+        assert (
+            name in ("encoder.E.weight", "encoder.E.bias")
+            or name.endswith("attention.E.bias")
+            or torch.equal(tensor[: len(own[name])], own[name])
+        )
     assert longer(rows(length=24)).isfinite().all()
 
 

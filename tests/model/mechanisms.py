@@ -11,4 +11,8 @@ MECHANISMS = {
     },
     "nystrom": {"attention": "nystrom"},
     "lsh": {"attention": "lsh", "attention_options": {"chunk": 4, "rounds": 2}},
+    "gated": {"projection": "gated"},
+    "gated channels": {"projection": "gated", "sharing": "heads", "projection_options": {"gate": "channel", "overlap": 1}},
+    "coarse": {"attention": "coarse", "attention_options": {"best": 2}},
+    "coarse, gated": {"attention": "coarse", "projection": "gated", "order": "project_first"},
 }  # fmt: skip

@@ -27,7 +27,7 @@ def shared_for(sharing, kind="linear", order="compress_first"):
     if sharing != "layerwise":
         return {}
     channels = D if order == "compress_first" else D // H
-    init = "split" if kind == "conv" else "xavier"
+    init = "split" if kind in ("conv", "gated") else "xavier"
     return {"shared": make_projection(kind, N, K, channels=channels, init=init, hidden_size=D).double()}
 
 

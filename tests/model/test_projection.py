@@ -16,7 +16,7 @@ def test_makes_k_slots_of_any_length(kind):
         assert projection(torch.randn(2, 3, length, 4)).shape == (2, 3, 10, 4)
 
 
-@pytest.mark.parametrize("kind", ["conv", "mean", "max"])
+@pytest.mark.parametrize("kind", ["conv", "mean", "max", "gated"])
 def test_windows_that_do_not_tile_n_are_refused(kind):
     # A peer's convolution yields 10 slots where k = 8 was asked at n = 30.
     with pytest.raises(ValueError, match=r"projection_dim \(k\) is 8.*divisors of max_length = 30"):
@@ -30,7 +30,7 @@ def test_k_outside_1_to_n_is_refused(k):
 
 
 def test_unknown_names_are_refused_with_the_allowed_ones():
-    with pytest.raises(ValueError, match="projection is 'pool'; allowed: dynamic, linear, conv, mean, max, gaussian"):
+    with pytest.raises(ValueError, match="projection is 'pool'; allowed: linear, conv, mean, max, gaussian"):
         make_projection("pool", 8, 4)
     with pytest.raises(ValueError, match="projection_init is 'ones'; allowed: block_mean"):
         make_projection("linear", 8, 4, init="ones")
@@ -113,7 +113,9 @@ def test_project_is_the_matrix_product(E, x):
 @pytest.mark.parametrize("kind", PROJECTIONS)
 def test_reload_gives_the_same_output(kind):
     x = torch.randn(1, 8, 3)
-    first, second = (make_projection(kind, 8, 4, channels=3, init="split" if kind == "conv" else "xavier") for _ in range(2))
+    first, second = (
+        make_projection(kind, 8, 4, channels=3, init="split" if kind in ("conv", "gated") else "xavier") for _ in range(2)
+    )
     second.load_state_dict(first.state_dict())
     torch.testing.assert_close(first(x), second(x), rtol=0, atol=0)
 

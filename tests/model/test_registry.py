@@ -65,8 +65,8 @@ def encoder(**settings):
 
 
 REFUSED = {
-    "pool": r"projection is 'pool'; allowed: dynamic, linear, conv, mean, max, gaussian, or the path of a subclass of",
-    "liner": r"projection is 'liner'; did you mean 'linear'\?; allowed: dynamic, linear",
+    "pool": r"projection is 'pool'; allowed: linear, conv, mean, max, gaussian, dynamic, gated, or the path of a subclass of",
+    "liner": r"projection is 'liner'; did you mean 'linear'\?; allowed: linear",
     "os.system": r"projection is 'os.system', but os is Python's own; allowed",
     "torch.nn.Linear": r"projection is 'torch.nn.Linear', which is no subclass of Projection; allowed",
     "torch.manual_seed": r"which is no subclass of Projection; allowed",
@@ -106,7 +106,7 @@ def test_every_entry_says_its_own_name():
     slots = "k = 4, layerwise"
     assert said == {
         "full": "transformer", "linformer": f"linformer, {slots}", "lookup": f"linformer with lookup, {slots}",
-        "lsh": "reformer",
+        "lsh": "reformer", "coarse": f"linformer, coarse to fine, {slots}",
         "nystrom": "nyströmformer, k = 4", "sparse": "sparse transformer", "window": f"linformer with window, {slots}",
     }  # fmt: skip
     config = EncoderConfig(**SHAPE, projection_dim=4, projection=path(Plain))

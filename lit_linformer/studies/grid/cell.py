@@ -1,11 +1,12 @@
 """A grid and its cells, each of which is a run."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lit_linformer.runs.folder import checkpoints
 from lit_linformer.runs.place import RUNS
+from lit_linformer.studies.grid.measures import Measure
 from lit_linformer.utils.arguments import check_choice
 from lit_linformer.utils.files import read_json
 
@@ -67,6 +68,7 @@ class Grid:
     decimals: int
     paper: dict[str, dict[str, str]]  # row → column → the number as it was written
     cells: list[Cell]
+    measures: dict[str, Measure] = field(default_factory=dict)
 
     def select(self, only: list[str]) -> list[Cell]:
         """The cells that ``--only AXIS=VALUE …`` leaves."""

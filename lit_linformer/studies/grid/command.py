@@ -11,6 +11,7 @@ makes the table when nothing is left to run. The grid file:
       task: {SST-2: --config conf/finetune/sst2.yaml, IMDB: --config conf/finetune/imdb.yaml}
       seed: {1: --seed_everything 1, 2: --seed_everything 2}   # neither rows nor columns: the table shows the median
     table: {rows: model, columns: task, value: {SST-2: val/accuracy, IMDB: test/accuracy}, scale: 100, decimals: 1}
+    measures: {tokens/s: result.json throughput.tokens_per_second, at 16: length_sweep.csv perplexity length=16}  # more columns
     paper: {"Linformer, 128": {SST-2: 93.1}}  # shown below the row
     skip: [{model: Transformer, task: IMDB}]  # cells left out
 """

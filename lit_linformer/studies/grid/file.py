@@ -10,10 +10,11 @@ import yaml
 
 from lit_linformer.runs.folder import check_name
 from lit_linformer.studies.grid.cell import Cell, Grid
+from lit_linformer.studies.grid.measures import Measure
 from lit_linformer.utils.arguments import check_choice, check_number, meant
 from lit_linformer.utils.configs import read_config
 
-KEYS = ["name", "arguments", "axes", "table", "paper", "skip"]
+KEYS = ["name", "arguments", "axes", "table", "measures", "paper", "skip"]
 TABLE_KEYS = ["rows", "columns", "value", "scale", "decimals"]
 OURS = ["--name", "--ckpt_path", "--overwrite", "--trainer.default_root_dir"]  # the grid finds its runs by these
 
@@ -40,6 +41,7 @@ def read_grid(path: Path, name: str | None = None, arguments: str = "") -> Grid:
     for row, numbers in paper.items():
         for column, value in _mapping(numbers, f"paper.{row}", axes[columns], kind="column").items():
             check_number(f"paper.{row}.{column}", value)
+    measures = _mapping(spec.get("measures") or {}, "measures", empty=True)
     name = check_name(name if name is not None else spec.get("name") or path.stem)
     common, last = _words("arguments", spec.get("arguments", "")), _words("--arguments", arguments)
     words = {axis: {key: _words(f"axes.{axis}.{key}", text) for key, text in axes[axis].items()} for axis in axes}
@@ -52,6 +54,7 @@ def read_grid(path: Path, name: str | None = None, arguments: str = "") -> Grid:
         scale=check_number("table.scale", table.get("scale", "1")),
         decimals=int(check_number("table.decimals", table.get("decimals", "1"), whole=True, most=10)),
         paper=paper,
+        measures={key: Measure.parse(key, text) for key, text in measures.items()},
         cells=_cells(name, words, common, last, _skipped(spec.get("skip"), axes), lambda values: metrics[values[columns]]),
     )
 

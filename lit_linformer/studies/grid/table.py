@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_linformer.runs.place import run_folder
+from lit_linformer.studies.grid import measures
 from lit_linformer.studies.grid.cell import Cell, Grid
 from lit_linformer.utils.files import json_text, write_text
 from lit_linformer.utils.markdown import aligned
@@ -30,11 +31,17 @@ def summary(grid: Grid) -> dict[str, Any]:
         if done:
             median = statistics.median(done)
             medians[row][column] = {"median": median, "min": min(done), "max": max(done), "runs": len(done), "of": len(here)}
+    places = dict.fromkeys((cell.values[grid.rows], cell.values[grid.columns]) for cell in grid.cells)
+    measured = []
+    for row, column in places if grid.measures else ():
+        runs = [cell.run_dir for cell in grid.cells if (cell.values[grid.rows], cell.values[grid.columns]) == (row, column)]
+        measured.append({"row": row, "column": column, "values": measures.medians(grid.measures, runs)})
     return {
         "name": grid.name,
         "scale": grid.scale,
         "cells": cells,
         "medians": medians,
+        "measured": measured,
         "averages": {row: _average(grid, [entry["median"] for entry in medians[row].values()]) for row in medians},
         "paper": {row: {column: float(number) for column, number in numbers.items()} for row, numbers in grid.paper.items()},
     }
@@ -64,14 +71,32 @@ def markdown(grid: Grid, table: dict[str, Any]) -> str:
         if numbers := grid.paper.get(row):  # as the paper prints them
             average = _average(grid, [float(number) for number in numbers.values()])
             lines.append([f"{row}: paper", *(numbers.get(column, "–") for column in columns), show(average)])
+    return _escaped(lines)
+
+
+def measured(table: dict[str, Any]) -> str:
+    """The second table, of what the grid measures beside its value: a row for each cell of the first; "" for none."""
+    found = table.get("measured") or []
+    if not found:
+        return ""
+    by_column = len({entry["column"] for entry in found}) > 1
+    lines = [[table["rows"], *([table["columns"]] if by_column else []), *found[0]["values"]]]
+    for entry in found:
+        place = [entry["row"], *([entry["column"]] if by_column else [])]
+        lines.append([*place, *(measures.shown(value) for value in entry["values"].values())])
+    return _escaped(lines)
+
+
+def _escaped(lines: list[list[str]]) -> str:
     return aligned([[text.replace("|", "\\|") for text in line] for line in lines])
 
 
 def write_table(grid: Grid, command: str) -> Path:
     """Writes table.md and table.json into the grid's folder, which it returns."""
     folder, table = run_folder(grid.name), summary(grid)
-    write_text(folder / "table.md", f"# {grid.name}\n\n{heading(grid)}\n`{command}`\n\n{markdown(grid, table)}")
     form = {"command": command, "rows": grid.rows, "columns": grid.columns, "decimals": grid.decimals}
+    second = "\n" + measured({**form, **table}) if grid.measures else ""
+    write_text(folder / "table.md", f"# {grid.name}\n\n{heading(grid)}\n`{command}`\n\n{markdown(grid, table)}{second}")
     write_text(folder / "table.json", json_text({**form, **table}, indent=2) + "\n")
     return folder
 

@@ -87,6 +87,8 @@ def benchmark(page: Page, source: Source) -> None:
 
 def pretraining_grid(page: Page, source: Source) -> None:
     """Figure 3, one panel per column of the grid."""
+    from lit_linformer.studies.grid.table import measured
+
     grid = source.grid
     page.add(f"## Figure 3: perplexity while pretraining, {plain(grid.name)}", FIGURE3)
     groups: dict[tuple[str, str], Group] = {}
@@ -101,6 +103,7 @@ def pretraining_grid(page: Page, source: Source) -> None:
     if any(len(group.runs) > 1 for group in chosen):
         page.add("Of several runs the median, with lowest and highest; in the figure each run is a thin line.")
     curves(page, chosen, source.content.get("command"))
+    page.add(measured(source.content))
 
 
 def _named(axis: str, value: str) -> str:
@@ -110,11 +113,11 @@ def _named(axis: str, value: str) -> str:
 
 def finetuning_grid(page: Page, source: Source) -> None:
     """Table 2."""
-    from lit_linformer.studies.grid.table import heading, markdown, summary
+    from lit_linformer.studies.grid.table import heading, markdown, measured, summary
 
     grid = source.grid
     page.add(f"## Table 2: scores after fine-tuning, {plain(grid.name)}", f"{plain(heading(grid))}.")
-    page.add(markdown(grid, summary(grid)))
+    page.add(markdown(grid, summary(grid)), measured(source.content))
     if not grid.paper:
         page.add("The paper's, in percent (RoBERTa-base's size and budget; dev accuracy, of IMDB test accuracy):")
         lines = [[f"{n}", model, *map("{:.1f}".format, row[:-1]), f"{row[-1]:.2f}"] for (n, model), row in TABLE2.items()]

@@ -1,0 +1,152 @@
+"""Slots, and beside them the windows that matter most. Shapes as in attention.py; c = n/k tokens a window, b of k windows."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from .attention import ATTENTIONS, as_bias, log_mass, split_heads, zero_pads
+from .chunks import in_order
+from .linformer import LinformerAttention, with_tokens
+from .projection import Projection
+from .projections import Mean, check_windows, window_counts, windows
+from .ranges import Count
+
+if TYPE_CHECKING:
+    from .encoder import EncoderConfig
+
+BEST = 2  # windows, unless the options say more
+
+
+@ATTENTIONS.add("coarse")
+class CoarseAttention(LinformerAttention):
+    """The Linformer's attention, and in the same softmax the tokens of the b windows that suit the query's own window best.
+
+        softmax([q K̄ᵀ ; q K_Wᵀ] / √d) [V̄ ; V_W],   W = the b windows with the largest q̄ · k̄
+
+    q̄ and k̄ are the means of queries and keys over windows of n/k tokens. Coarse to fine as MRA-2 (Zeng et al., 2022) and NSA
+    (Yuan et al., 2025) have it: what is far is seen as slots, of any projection, and what matters exactly. Which windows are
+    chosen has no gradient. It costs b n/k columns beside K for each token, and K² pairs of windows.
+
+    Args:
+        hidden_size, …: as LinformerAttention's; projection_dim divides n.
+        best: b, up to k.
+    """
+
+    title = "Linformer, coarse to fine"
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        max_length: int,
+        projection_dim: int,
+        *settings: Any,
+        best: Count = BEST,
+        **more: Any,
+    ):
+        super().__init__(hidden_size, num_heads, max_length, projection_dim, *settings, **more)
+        check_best(best, projection_dim)
+        self.best = best
+        self.means = Mean(max_length=max_length, projection_dim=projection_dim, channels=hidden_size // num_heads)
+
+    @classmethod
+    def check(cls, config: "EncoderConfig") -> None:
+        super().check(config)
+        for dim in config.projection_dims:
+            check_windows("attention", config.attention, config.max_length, dim)
+            check_best((config.attention_options or {}).get("best", BEST), dim)
+
+    @classmethod
+    def columns(cls, config: "EncoderConfig", layer: int, length: int) -> int:
+        return config.projection_dims[layer] + length
+
+    def forward(
+        self,
+        x: Tensor,
+        attention_mask: Tensor | None = None,
+        need_weights: bool = False,
+        shared: Projection | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """As LinformerAttention's. Maps are of slots, then of tokens: (B, H, N, K + N)."""
+        self.check_length(x)
+        q = split_heads(zero_pads(self.query(x), attention_mask), self.num_heads)
+        (slot_k, slot_v), (k, v) = self._keys_and_values(x, attention_mask, shared)
+        chosen, real = self._chosen(q, k, attention_mask)
+        to_slots = q @ slot_k.transpose(-1, -2) * q.shape[-1] ** -0.5
+        if self.mass_bias and (mass := self.projections(shared)[0].mass(x, attention_mask)) is not None:
+            to_slots = to_slots + log_mass(mass, q.dtype)
+        if need_weights or torch.compiler.is_exporting():
+            bias = torch.cat([to_slots, self._to_all(q, k, chosen, attention_mask)], -1)
+            weights = bias.softmax(-1)
+            context = functional.dropout(weights, self.dropout, self.training) @ torch.cat([slot_v, v], 2)
+            return self.output(context, x, attention_mask), weights
+        found_k, found_v = (_gathered(windows(self.means, part, 0.0), chosen) for part in (k, v))  # (B, H, K, b c, d)
+        there = _gathered(real[:, None, :, :, None], chosen).transpose(-1, -2)  # (B, H, K, 1, b c)
+        to_tokens = windows(self.means, q, 0.0) @ found_k.transpose(-1, -2) * q.shape[-1] ** -0.5 + as_bias(there, q.dtype)
+        to_tokens = to_tokens.flatten(2, 3)[:, :, : x.shape[1]]
+        weights = functional.dropout(torch.cat([to_slots, to_tokens], -1).softmax(-1), self.dropout, self.training)
+        of_slots, of_tokens = weights.split([to_slots.shape[-1], to_tokens.shape[-1]], -1)
+        context = (windows(self.means, of_tokens, 0.0) @ found_v).flatten(2, 3)[:, :, : x.shape[1]]
+        return self.output(of_slots @ slot_v + context, x, attention_mask), None
+
+    def _keys_and_values(
+        self, x: Tensor, attention_mask: Tensor | None, shared: Projection | None
+    ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """Of the slots, (B, H, K, d) each, and of all tokens, (B, H, N, d) each."""
+        k, v = (split_heads(zero_pads(linear(x), attention_mask), self.num_heads) for linear in (self.key, self.value))
+        if self.compress_first:
+            return super().compress(x, attention_mask, shared), (k, v)
+        return self.project(k, v, x, attention_mask, shared), (k, v)
+
+    @torch.no_grad()
+    def _chosen(self, q: Tensor, k: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """For each window the b best, (B, H, K, b) int64; and which tokens of the windows are real, (1 or B, K, c)."""
+        mean_q, mean_k = self.means(q, mask), self.means(k, mask)
+        there = window_counts(self.means, q, mask) > 0  # (1 or B, K)
+        scores = mean_q @ mean_k.transpose(-1, -2) + as_bias(there[:, None, None], q.dtype)
+        real = torch.ones(1, q.shape[2], dtype=torch.bool, device=q.device) if mask is None else mask
+        return scores.topk(self.best, -1).indices, windows(self.means, real[..., None], False)[..., 0]
+
+    def _to_all(self, q: Tensor, k: Tensor, chosen: Tensor, mask: Tensor | None) -> Tensor:
+        """The same scores for all pairs of tokens, (B, H, N, N): for the maps, and for an export, at N² operations."""
+        best = torch.zeros(*chosen.shape[:-1], self.projection_dim, dtype=torch.bool, device=q.device).scatter(-1, chosen, True)
+        window = torch.arange(q.shape[2], device=q.device) // (self.max_length // self.projection_dim)
+        allowed = best[:, :, window][..., window]
+        allowed = allowed if mask is None else allowed & mask[:, None, None]
+        return q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + as_bias(allowed, q.dtype)
+
+    def compress(
+        self, x: Tensor, attention_mask: Tensor | None = None, shared: Projection | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values of the slots, and all tokens' after them, (B, H, K + N, d) each."""
+        k, v = (torch.cat(pair, 2) for pair in zip(*self._keys_and_values(x, attention_mask, shared), strict=True))
+        return k, v
+
+    def matrix(self, x: Tensor, shared: Projection | None = None) -> Tensor | None:
+        """E, of keys, and a row for each token."""
+        return with_tokens(super().matrix(x, shared), x)
+
+    def flops(self, length: int, shared: Projection | None = None) -> int | None:
+        counted, D = LinformerAttention.flops(self, length, shared), self.hidden_size
+        all_tokens = 4 * length * D * D if self.compress_first else 0  # W_K and W_V, beside those of the slots
+        exactly = 4 * self.max_length * self.best * (self.max_length // self.projection_dim) * D  # rows are filled up to n
+        return None if counted is None else counted + all_tokens + exactly + 2 * self.projection_dim**2 * D
+
+    def fixed_flops(self, length: int, shared: Projection | None = None) -> int:
+        coarse = 2 * self.projection_dim**2 * self.hidden_size  # no gradient passes through a choice at all
+        return LinformerAttention.fixed_flops(self, length, shared) + 2 * coarse
+
+
+def _gathered(x: Tensor, chosen: Tensor) -> Tensor:
+    """The chosen windows, (B, H, K, b), of (1 or B, 1 or H, K, c, C): (B, H, K, b c, C)."""
+    batch, heads, count, best = chosen.shape
+    flat = x.expand(batch, heads, -1, -1, -1).flatten(3)
+    return in_order(flat, chosen.flatten(2)).unflatten(2, (count, best)).unflatten(-1, x.shape[-2:]).flatten(3, 4)
+
+
+def check_best(best: int, projection_dim: int) -> None:
+    """Raises ValueError where more windows are asked for than there are."""
+    if best > projection_dim:
+        raise ValueError(f"attention_options.best is {best}; allowed: up to projection_dim = {projection_dim}, the windows")

@@ -1,0 +1,113 @@
+"""Pooling over windows by a gate. Shapes as in projection.py; c = n/k tokens a window, o overlap, S = c + 2 o, G gates."""
+
+import math
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor, nn
+
+from .attention import merge_heads
+from .chunks import between
+from .projection import PROJECTIONS, Projection
+from .projections import check_windows, spread, windows
+from .ranges import Natural, OneOf
+from .starts import WINDOW_INITS
+
+UNLIKELY = math.exp(-4)  # how much less, at the start, tokens weigh that projection_init leaves out
+
+
+@PROJECTIONS.add("gated")
+class Gated(Projection):
+    """Slot j = Σ_t softmax_t(x_t W_Z + B_(t - start)) ⊙ z_t over window j: DeepSeek-V4's compressed attention (CSA), both ways.
+
+    x is the layer's input and z what is compressed. The softmax is over the real tokens of the window and of ``overlap`` on
+    each side of it (CSA's, which is causal: before it); B is a bias for each place in the window. With W_Z = 0 and no overlap
+    it is the mean over windows. O(N D G).
+
+    Args:
+        gate: head: one gate for each head (or for all, where they share a projection); channel: one for each channel.
+        overlap: o, up to n/k.
+        shape: as Projection's; of init, what B starts as (of windows only), and noise has no effect.
+    """
+
+    def __init__(self, gate: Annotated[str, OneOf(("head", "channel"))] = "head", overlap: Natural = 0, **shape: Any):
+        super().__init__(**shape)
+        self.window, self.overlap = self.max_length // self.projection_dim, overlap
+        self.check_options(self.max_length, self.projection_dim, {"overlap": overlap})
+        heads, self.gates = self.num_heads or 1, 1 if gate == "head" else self.channels
+        self.scores = nn.Linear(self.hidden_size, heads * self.gates, bias=False)
+        bias = torch.full((heads, self.window + 2 * overlap, self.gates), math.log(UNLIKELY))
+        for head in range(heads):
+            start = WINDOW_INITS[self.init](self.window, (head, heads))
+            bias[head, overlap : overlap + self.window] = (start / start.max()).clamp(min=UNLIKELY).log()[:, None]
+        self.bias = nn.Parameter(bias if self.num_heads is not None else bias[0])
+
+    @classmethod
+    def check(cls, max_length: int, projection_dim: int, init: str) -> None:
+        super().check(max_length, projection_dim, init)
+        if init not in WINDOW_INITS:
+            raise ValueError(f"projection_init is {init!r}; allowed with projection='gated': {', '.join(WINDOW_INITS)}")
+        check_windows("projection", PROJECTIONS.name(cls), max_length, projection_dim)
+
+    @classmethod
+    def check_options(cls, max_length: int, projection_dim: int, options: dict[str, Any]) -> None:
+        overlap, window = options.get("overlap", 0), max_length // projection_dim
+        if overlap > window:
+            raise ValueError(
+                f"projection_options.overlap is {overlap}; allowed: up to the window, max_length/projection_dim = {window}"
+            )
+
+    def start(self) -> None:
+        nn.init.zeros_(self.scores.weight)  # what the bias says
+
+    def weights(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Of x, (B, N, D): (B, K, S, G) or (B, H, K, S, G); zero at pads, and where a slot has no real token."""
+        scores = self.scores(x)  # (…, N, H G)
+        if self.num_heads is not None:
+            scores = scores.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B, H, N, G)
+        real = torch.ones(1, x.shape[-2], dtype=torch.bool, device=x.device) if mask is None else mask
+        real = real.view(real.shape[0], *[1] * (scores.dim() - 3), -1, 1)
+        there = between(windows(self, real, False), False, self.overlap)
+        scores = between(windows(self, scores, 0.0), 0, self.overlap) + self.bias.unsqueeze(-3)
+        return scores.masked_fill(~there, torch.finfo(scores.dtype).min / 2).softmax(-2).to(x.dtype) * there
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Of what is compressed itself, where there is no other input."""
+        return self.for_input(x if self.num_heads is None else merge_heads(x), mask)(x, mask)
+
+    def for_input(self, x: Tensor, mask: Tensor | None) -> Callable[[Tensor, Tensor | None], Tensor]:
+        weights = self.weights(x, mask)
+
+        def pool(z: Tensor, mask: Tensor | None) -> Tensor:
+            gates = weights if weights.dim() == z.dim() + 1 else weights[:, None]
+            return (gates * between(windows(self, z, 0.0), 0, self.overlap)).sum(-2)
+
+        return pool
+
+    def mass(self, x: Tensor, mask: Tensor | None) -> Tensor | None:
+        """1 for a slot with a real token, else 0."""
+        if mask is None and x.shape[-2] == self.max_length:
+            return None
+        real = torch.ones(1, x.shape[-2], dtype=torch.bool, device=x.device) if mask is None else mask
+        return between(windows(self, real[..., None], False), False, self.overlap).any(-2).any(-1)[:, None].float()
+
+    def flops(self, length: int, width: int) -> int:
+        return 0
+
+    def weights_flops(self, length: int) -> int:
+        return 2 * length * self.hidden_size * self.scores.out_features
+
+    @torch.no_grad()
+    def lengthen(self, old: Projection, how: str) -> None:
+        """The bias of a window is spread over the longer one."""
+        assert isinstance(old, Gated)
+        before, inside, after = old.bias.split([self.overlap, old.window, self.overlap], -2)
+        inside = spread(inside.transpose(-1, -2), self.window).transpose(-1, -2)
+        self.load_state_dict(old.state_dict() | {"bias": torch.cat([before, inside, after], -2)})
+
+    def matrix(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The mean over the channels of their gates."""
+        weights = self.weights(x, mask).mean(-1, keepdim=True)
+        tokens = torch.eye(x.shape[1], dtype=weights.dtype, device=x.device)
+        return (weights * between(windows(self, tokens, 0.0), 0, self.overlap)).sum(-2)[0]

@@ -1,0 +1,77 @@
+"""What a grid tells of its runs beside the table's value: numbers out of the files that they leave in their folders."""
+
+import contextlib
+import csv
+import shlex
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lit_linformer.utils.files import read_json
+
+
+@dataclass
+class Measure:
+    """A number of a run: in a JSON file by its keys, in a CSV file by its column, of the last row that is asked for.
+
+    Args:
+        file: in the run's folder.
+        value: keys, as throughput.tokens_per_second; or the column.
+        where: {column: value} of the row.
+    """
+
+    file: str
+    value: str
+    where: dict[str, str]
+
+    @classmethod
+    def parse(cls, name: str, text: Any) -> "Measure":
+        """Of a line of the grid file: FILE VALUE [COLUMN=VALUE …]."""
+        words = shlex.split(text) if isinstance(text, str) else []
+        rows = [word.partition("=") for word in words[2:]]
+        known = len(words) >= 2 and Path(words[0]).name == words[0] and Path(words[0]).suffix in (".csv", ".json")
+        if not known or not all(equals and column for column, equals, _ in rows) or (rows and words[0].endswith(".json")):
+            raise ValueError(
+                f"measures.{name} is {text!r}; allowed: a file of the run's folder and a number in it, as "
+                "'result.json throughput.tokens_per_second' or 'perplexity.csv perplexity tokens=4096'"
+            )
+        return cls(words[0], words[1], {column: value for column, _, value in rows})
+
+    def read(self, run_dir: Path) -> float | None:
+        """None where there is no such number."""
+        path = run_dir / self.file
+        found = self._in_json(path) if path.suffix == ".json" else self._in_csv(path)
+        return float(found) if isinstance(found, int | float) else None
+
+    def _in_json(self, path: Path) -> Any:
+        content: Any = read_json(path)
+        for key in self.value.split("."):
+            content = content.get(key) if isinstance(content, dict) else None
+        return content
+
+    def _in_csv(self, path: Path) -> float | None:
+        with contextlib.suppress(OSError, csv.Error, ValueError), open(path, newline="", encoding="utf-8") as file:
+            rows = [row for row in csv.DictReader(file) if all(_same(row.get(key), to) for key, to in self.where.items())]
+            return float(rows[-1][self.value]) if rows and rows[-1].get(self.value) else None
+        return None
+
+
+def medians(measures: dict[str, Measure], run_dirs: list[Path]) -> dict[str, float | None]:
+    """Of each measure, over the runs that have it."""
+    found = {}
+    for name, measure in measures.items():
+        values = [value for run_dir in run_dirs if (value := measure.read(run_dir)) is not None]
+        found[name] = statistics.median(values) if values else None
+    return found
+
+
+def shown(value: float | None) -> str:
+    """Four digits, larger numbers whole."""
+    return "–" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _same(text: str | None, wanted: str) -> bool:
+    with contextlib.suppress(TypeError, ValueError):
+        return float(text) == float(wanted)  # type: ignore[arg-type]
+    return text == wanted
