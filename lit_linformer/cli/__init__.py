@@ -9,7 +9,9 @@ import importlib
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable
+from typing import Any
 
 from lit_linformer.utils.signals import Stopped, is_first_process, requeue, watch
 
@@ -62,6 +64,7 @@ def main(argv: list[str] | None = None) -> None:
     argv = list(sys.argv[1:] if argv is None else argv)
     if (here := os.getcwd()) not in sys.path:  # for class paths of the user's files; last, so that none hides a package
         sys.path.append(here)
+    warnings.showwarning = _show_warning
     show_traceback = "--traceback" in argv
     argv = [word for word in argv if word != "--traceback"]
     if not argv or argv[0] in ("-h", "--help"):
@@ -76,6 +79,9 @@ def main(argv: list[str] | None = None) -> None:
         if HELP & set(argv):
             print(_help(argv), end="", flush=True)
             return
+        from lit_linformer.cli.quick_checks import check_quickly
+
+        check_quickly(argv)
         from lit_linformer.cli.app import run
 
         run(argv)
@@ -122,6 +128,11 @@ def _program(name: str) -> Callable[[list[str]], None]:
             if not own or getattr(error, "name", None) not in (name, name.partition(".")[0], "main"):
                 raise  # what that module imports is missing
     raise ValueError(f"the command is {name!r}; allowed: {', '.join(COMMANDS)}, or a module of yours with main(argv)")
+
+
+def _show_warning(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any) -> None:
+    """In one line, without the line of the code that gave it."""
+    print(f"warning: {' '.join(str(message).split())}", file=sys.stderr, flush=True)
 
 
 def _message(error: Exception, argv: list[str]) -> str | None:

@@ -36,6 +36,7 @@ from lit_linformer.cli.evaluated import evaluated, load_exported
 from lit_linformer.cli.loggers import RunLoggers, RunParser
 from lit_linformer.cli.machines import check_machine
 from lit_linformer.cli.often_changed import DEFAULT_CLASSES, TRAINER_DEFAULTS
+from lit_linformer.cli.quick_checks import no_encoder
 from lit_linformer.cli.run_config import RunConfig
 from lit_linformer.cli.trainer import RunTrainer
 from lit_linformer.data.datamodule import TRAINED
@@ -146,10 +147,7 @@ class LinformerCLI(LightningCLI):
         elif self.subcommand == "predict" and (self.run_dir / TOKENIZER).is_file() and "init_args" in config.data:
             config.data.init_args.tokenizer = str(self.run_dir / TOKENIZER)  # the corpus need not be here
         if self.subcommand == "fit" and "encoder" in model and not (model.encoder or model.get("pretrained")):
-            raise ValueError(  # before a tokenizer is trained for it
-                "model.pretrained is not given; allowed: a run directory or a checkpoint, "
-                "or model.encoder with the settings of one to train from scratch"
-            )
+            raise ValueError(no_encoder("load_weights" in model))  # before a tokenizer is trained for it
         if self.subcommand != "prepare":
             check_early(self.subcommand, config)
 
@@ -193,9 +191,13 @@ class LinformerCLI(LightningCLI):
 
     def _run_subcommand(self, subcommand: str) -> None:
         if subcommand == "prepare":
+            cache = Path(getattr(self.datamodule, "cache_dir", "."))
+            before = _prepared(cache)
             self.datamodule.prepare_data()
             for label, told in wrapped(data_rows(self.datamodule, None)):
                 print(f"{label}{told}")
+            made = sorted(_prepared(cache) - before)
+            print(f"done: {cache} now has {', '.join(made)}" if made else f"done: all of it was there already, in {cache}")
             return
         super()._run_subcommand(subcommand)
 
@@ -204,6 +206,10 @@ class LinformerCLI(LightningCLI):
             return
         for line in closing_lines(self.run_dir, self.model, self.datamodule, self.loggers.shown_by()):
             print(line, flush=True)
+
+
+def _prepared(cache: Path) -> set[str]:
+    return {path.name for path in cache.glob("*-*") if path.is_dir()} if cache.is_dir() else set()
 
 
 def _keep_sources(config: Namespace, root: Path) -> None:

@@ -26,12 +26,12 @@ def given_settings(argv: list[str]) -> dict[str, Any]:
     for file in config_files(argv):
         for key, value in yaml.safe_load(Path(file).read_text(encoding="utf-8")).items():
             _put(found, str(key), value)
-    for key, text in _words(argv):
+    for key, text in words_given(argv):
         _put(found, key, _value(text))
     return {key: _resolved(value, found) for key, value in found.items()}
 
 
-def _words(argv: list[str]) -> list[tuple[str, str]]:
+def words_given(argv: list[str]) -> list[tuple[str, str]]:
     """--setting value and --setting=value, but for --config."""
     pairs = []
     for word, following in itertools.zip_longest(argv, argv[1:], fillvalue=""):

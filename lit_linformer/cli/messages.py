@@ -1,6 +1,5 @@
 """An error in one line, with the setting that was meant."""
 
-import difflib
 import re
 from argparse import ArgumentError
 from collections.abc import Iterator
@@ -8,18 +7,20 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from lit_linformer.model.ranges import OneOf
+from lit_linformer.cli.quick_checks import Refused, nearest
 from lit_linformer.utils.configs import config_files
 
 
 def one_line(error: Exception, argv: list[str]) -> str | None:
     """One line for an error that a user can fix; None for what looks like a bug of ours, whose traceback is worth more."""
+    message = str(error).strip()
+    if isinstance(error, Refused) or (isinstance(error, ValueError) and "; allowed: " in message and "\n" not in message):
+        return message  # without what follows, which imports Lightning
     from lightning.fabric.utilities.exceptions import MisconfigurationException
     from omegaconf.errors import OmegaConfBaseException
 
     from lit_linformer.cli.machines import connection_error
 
-    message = str(error).strip()
     if line := connection_error(error):
         return line
     if isinstance(error, OmegaConfBaseException):
@@ -109,6 +110,8 @@ def _names(hint: Any) -> Iterator[str]:
 
 
 def _words(hint: Any) -> Iterator[str | None]:
+    from lit_linformer.model.ranges import OneOf  # with torch, by its package
+
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Annotated and isinstance(parts[1], OneOf):
         yield repr(parts[1])
@@ -134,13 +137,8 @@ def _full_key(key: str, argv: list[str]) -> str:
 
 
 def _meant(key: str, argv: list[str]) -> str:
-    """`; did you mean …?` with the nearest setting, by its whole name or by its last word."""
-    known = [name for name in _known_keys(argv) if name != key]
-    key = key.replace("init_args.", "")
-    if not (near := difflib.get_close_matches(key, known, 1, 0.75)):
-        last = {name.rpartition(".")[2]: name for name in reversed(known)}
-        near = [last[word] for word in difflib.get_close_matches(key.rpartition(".")[2], last, 1, 0.6)]
-    return f"; did you mean '{near[0]}'?" if near else ""
+    """`; did you mean …?` with the nearest setting."""
+    return nearest(key.replace("init_args.", ""), _known_keys(argv))
 
 
 def _refers(key: str, argv: list[str]) -> str:

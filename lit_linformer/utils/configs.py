@@ -84,7 +84,7 @@ def read_config(path: Path, what: str = "a file with settings, as conf/quickstar
         ) from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        reason = " ".join(f"{error.context or ''} {error.problem or ''}".split())
+        reason = _reason(text.splitlines(), mark.line) or " ".join(f"{error.context or ''} {error.problem or ''}".split())
         raise ValueError(
             f"{path} is no valid YAML at line {mark.line + 1}, column {mark.column + 1}: {reason}; {allowed}"
         ) from error
@@ -99,6 +99,24 @@ def read_config(path: Path, what: str = "a file with settings, as conf/quickstar
         raise ValueError(f"{path} is {kind}; {allowed}")
     _measure(node, path, {}, 0)
     return text
+
+
+def _reason(lines: list[str], at: int) -> str:
+    """In plain words, where it is the indentation or a colon; nothing otherwise."""
+    line = lines[at] if at < len(lines) else ""
+    above = [place for place in range(at) if lines[place].strip() and not lines[place].lstrip().startswith("#")]
+    if not line.strip():
+        return ""
+    if line.startswith("\t"):
+        return "it begins with a tab; YAML is indented with spaces"
+    deeps = [len(text) - len(text.lstrip(" ")) for text in (line, *(lines[place] for place in above))]
+    if above and deeps[0] > deeps[-1] and re.match(r"\s*[\w.-]+:\s+[^\s#|>&]", lines[above[-1]]):
+        return f"{line.strip()!r} is indented deeper than line {above[-1] + 1}, which has a value already"
+    if above and re.match(r"\s*[\w.-]+:(\s|$)", line) and deeps[0] not in deeps[1:] and deeps[0] < deeps[-1]:
+        return f"{line.strip()!r} is indented as no line above it is"
+    if re.match(r"\s*[\w.-]+:\s+[^'\"{[|>].*:\s", line):
+        return f"{line.strip()!r} has a second colon; a text with one needs quotes"
+    return ""
 
 
 def _depth(text: str) -> int:

@@ -32,8 +32,8 @@ def complaint(argv, tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ("lr: 1.0e-2", "lrate: 1.0e-2", "unknown setting 'lrate'"),
-        ("max_steps: 12", "max_stps: 12", "unknown setting 'trainer.max_stps'; did you mean 'trainer.max_steps'?"),
+        ("lr: 1.0e-2", "lrate: 1.0e-2", "tiny.yaml; did you mean 'model.lr'?"),
+        ("max_steps: 12", "max_stps: 12", "tiny.yaml; did you mean 'trainer.max_steps'?"),
         ("${seed_everything}", "${seed}", "${seed} in the config names no setting"),
         ("  max_steps: 12", " max_steps: 12", "tiny.yaml is no valid YAML at line"),
         ("tasks.MLM", "tasks.MLN", "MLN"),

@@ -1,0 +1,129 @@
+"""What can be refused at once, before torch is imported: files, names of settings, a model without an encoder.
+
+Names are known of this package's classes and of Lightning's Trainer, read from their files. Everything else, and what those
+are given, is the parser's to check.
+"""
+
+import difflib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lit_linformer.cli.given import given_settings, words_given
+from lit_linformer.cli.often_changed import ALWAYS_THERE, DEFAULT_CLASSES, ENCODER
+from lit_linformer.cli.short_help import exported
+from lit_linformer.utils import sources
+from lit_linformer.utils.configs import check_configs, config_files
+
+TRAINER = "lightning.pytorch.trainer.trainer.Trainer"
+OTHERS = {**ALWAYS_THERE, "throughput": "lit_linformer.callbacks.Throughput"}
+SYNTAX = ("help", "class_path", "init_args", "dict_kwargs", "config")
+NEAR = 0.6  # of 1, how alike two names must be
+
+
+class Refused(ValueError):
+    """Bad input, told in one line."""
+
+
+def check_quickly(argv: list[str]) -> None:
+    """ValueError, in one line that names the setting and the file, for what is wrong in any case."""
+    check_configs(argv)
+    given = given_settings(argv)
+    known = known_settings(argv)
+    for name, file in _named(argv, given):
+        if (wrong := _unknown(name, known)) is not None:
+            where = f" in {file}" if file else ""
+            raise Refused(
+                f"unknown setting '{wrong}'{where}{nearest(wrong, [one for names in known.values() for one in names])}"
+            )
+    if argv[0] == "fit":
+        _check_encoder(given, _class("model", given.get("model") or DEFAULT_CLASSES["model"]))
+
+
+def _class(key: str, path: Any) -> sources.Declared | None:
+    """The class, if it is one of this package's."""
+    found = exported(key).get(path) or (sources.find(path) if isinstance(path, str) else None)
+    return found if found is not None and found.module.name.startswith(f"{sources.PACKAGE.name}.") else None
+
+
+def known_settings(argv: list[str]) -> dict[str, list[str]]:
+    """{section: its settings} for the sections whose settings can be read."""
+    given = given_settings(argv)
+    classes = {key: _class(key, given.get(key) or path) for key, path in DEFAULT_CLASSES.items()}
+    declared = {key: sources.find(path) for key, path in {**OTHERS, "trainer": TRAINER}.items()} | classes
+    known = {key: [f"{key}.{name}" for name in one.settings()] for key, one in declared.items() if one is not None}
+    if "model.encoder" in known.get("model", ()) and (encoder := sources.find(ENCODER)) is not None:
+        known["model.encoder"] = [f"model.encoder.{name}" for name in encoder.settings()]
+    return known
+
+
+def _named(argv: list[str], given: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """(setting, file) of files, and (setting, "") of words; not what a file says of a class that another one has replaced."""
+    current = dict(DEFAULT_CLASSES)
+    for file in config_files(argv):
+        content = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+        for section, value in content.items():
+            if not isinstance(value, dict):
+                continue
+            if section in current:
+                current[section] = value.get("class_path") or current[section]
+                if current[section] != (given.get(section) or DEFAULT_CLASSES[section]):
+                    continue
+                value = value.get("init_args")
+            for name, inner in (value or {}).items() if isinstance(value, dict) else ():
+                yield f"{section}.{name}", file
+                if (section, name) == ("model", "encoder") and isinstance(inner, dict):
+                    yield from ((f"model.encoder.{part}", file) for part in inner)
+    yield from ((name.replace(".init_args", ""), "") for name, _ in words_given(argv))
+
+
+def _unknown(name: str, known: dict[str, list[str]]) -> str | None:
+    """The setting, as far as it is sure that there is no such one."""
+    parts = name.rstrip("+").split(".")
+    if set(parts) & set(SYNTAX) or parts[0] not in known or len(parts) < 2:
+        return None
+    if (first := ".".join(parts[:2])) not in known[parts[0]]:
+        return first
+    if first == "model.encoder" and len(parts) > 2 and (deeper := ".".join(parts[:3])) not in known["model.encoder"]:
+        return deeper
+    return None
+
+
+def _check_encoder(given: dict[str, Any], model: sources.Declared | None) -> None:
+    settings = model.settings() if model is not None else {}
+    there = any(key.startswith("model.encoder") and value is not None for key, value in given.items())
+    if "encoder" not in settings or "pretrained" not in settings or there:
+        return
+    if given.get("model.pretrained") is None and given.get("ckpt_path") is None:
+        raise Refused(no_encoder("load_weights" in settings))
+
+
+def no_encoder(fine_tunes: bool) -> str:
+    """The line for a model that has nothing to start from."""
+    if fine_tunes:
+        return (
+            "model.pretrained is not given; allowed: a run directory or a checkpoint, or model.encoder with the settings of "
+            "one to train from scratch"
+        )
+    return (
+        "model.encoder is not given; allowed: its settings, as --config conf/quickstart.yaml has them, or model.pretrained "
+        "with a model to start from"
+    )
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """`; did you mean …?` with the setting that is most like it, by its last word; of equals one of its own section."""
+    scored = [(_likeness(name, one), one) for one in known if one != name]
+    best, found = max(scored, key=lambda pair: pair[0], default=(0.0, ""))
+    return f"; did you mean '{found}'?" if best >= NEAR else ""
+
+
+def _likeness(name: str, known: str) -> float:
+    (section, _, word), (there, _, other) = name.rpartition("."), known.rpartition(".")
+    alike = difflib.SequenceMatcher(None, word, other).ratio()
+    begins = (len(other) > 1 and word.startswith(other)) or (len(word) > 2 and other.startswith(word))
+    if begins or "".join(part[:1] for part in word.split("_")) == other:
+        alike = max(alike, 0.8)  # lrate, learning_rate for lr; every for every_n_steps
+    return alike + 0.1 * difflib.SequenceMatcher(None, section, there).ratio()

@@ -1,0 +1,71 @@
+"""What is refused before torch is imported; nothing is that the parser would take."""
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lit_linformer import data, tasks
+from lit_linformer.cli.help import settings_of
+from lit_linformer.cli.quick_checks import Refused, check_quickly, known_settings
+from tests.cli.test_help import LINES
+from tests.helpers import output
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("model", "texts"), [*((one, "PretrainingData") for one in tasks.TASKS), *(("MLM", one) for one in data.__all__)]
+)
+def test_names_that_are_known_are_all_that_the_parser_takes(model, texts):
+    argv = ["fit", "--model", model, "--data", texts]
+    paths = {"model": f"lit_linformer.tasks.{model}", "data": f"lit_linformer.data.{texts}"}
+    known = {name for names in known_settings(argv).values() for name in names}
+    parsed = {name for name in settings_of(["fit"], **paths) if "." in name and not name.endswith(".help")}
+    assert parsed <= known
+
+
+@pytest.mark.parametrize("line", LINES[1:])
+def test_good_lines_pass(line):
+    check_quickly([*shlex.split(line), "--model.pretrained", "runs/x"])
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("fit --config conf/quickstart.yaml --model.lrate 1", "unknown setting 'model.lrate'; did you mean 'model.lr'?"),
+        ("predict --config conf/quickstart.yaml --data.txt x", "unknown setting 'data.txt'; did you mean 'data.text'?"),
+        ("fit", "model.encoder is not given"),
+        ("fit --model SequenceClassification", "model.pretrained is not given"),
+        ("fit --config conf/quickstart.yaml --last.every 3", "did you mean 'last.every_n_steps'?"),
+    ],
+)
+def test_bad_lines(line, told):
+    with pytest.raises(Refused) as refused:
+        check_quickly(shlex.split(line))
+    assert told in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_what_a_file_says_of_another_class_is_no_error():
+    check_quickly(shlex.split("fit --config conf/quickstart.yaml --model SequenceClassification --model.pooling mean"))
+    check_quickly(shlex.split("fit --config conf/quickstart.yaml --data RecallData --data.pairs 3"))
+    check_quickly(shlex.split("fit --config conf/quickstart.yaml --model nobody.Idea --model.anything 3"))
+
+
+@pytest.mark.parametrize("line", ["fit", "fit --config nowhere.yaml", "fit --config conf/quickstart.yaml --model.lrate 1"])
+def test_the_refusal_needs_no_torch(line):
+    code = (
+        f"import sys; sys.argv = ['run.py', *{line.split()!r}]; import runpy\n"
+        "try: runpy.run_path('run.py', run_name='__main__')\nexcept SystemExit as end: print(end.code)\n"
+        "print([m for m in ('torch', 'lightning', 'jsonargparse') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.splitlines() == ["2", "[]"] and len(done.stderr.splitlines()) == 1
+
+
+def test_a_warning_is_one_line_without_its_source(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "warns.py").write_text("import warnings\ndef main(argv):\n    warnings.warn('two\\nlines')\n")
+    assert output(["warns"], tmp_path) == "warning: two lines\n"
