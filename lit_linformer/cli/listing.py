@@ -108,9 +108,9 @@ def exported(package: str) -> Callable[..., Iterable[str]]:
 
 def _settings(one: sources.Declared, wanted: bool) -> str:
     """Those that it names itself, with their defaults."""
-    from lit_linformer.cli.short_help import FILLED_IN, shown
+    from lit_linformer.cli.short_help import shown
 
-    settings = (setting for setting in one.own() if wanted and setting.name not in FILLED_IN)
+    settings = (setting for setting in one.own() if wanted and setting.name != "encoder")
     return ", ".join(f"{setting.name} {shown(setting.default)}" for setting in settings)
 
 

@@ -64,6 +64,7 @@ OF_CLASSES = {
     "FineTuningData": (
         "task source columns label_column labels validation_fraction max_length max_windows batch_size limit_train"
     ),
+    "LongRangeData": "task source masked mask_rate max_length cut rows held_out_rows batch_size",
     "RecallData": "max_length pairs distance gap vocab_size rows validation_rows batch_size num_workers",
 }
 # Which of the data's settings are shown first where nothing is trained.

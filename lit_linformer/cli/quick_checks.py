@@ -38,7 +38,7 @@ def check_quickly(argv: list[str]) -> None:
             raise Refused(
                 f"unknown setting '{wrong}'{where}{nearest(wrong, [one for names in known.values() for one in names])}"
             )
-    if argv[0] == "fit":
+    if argv[0] == "fit" and not any(word.startswith("--print_config") for word in argv):
         _check_encoder(given, _class("model", given.get("model") or DEFAULT_CLASSES["model"]))
 
 
