@@ -8,7 +8,7 @@ from typing import NamedTuple
 from lit_linformer.data.reading import text_lines
 from lit_linformer.data.tables import TABLE_FILES, TABLES, kind_of
 
-NOTHING = "nothing to predict: give data.text (one text or a list) or data.file (one text a line, or a table)"
+NOTHING = "data.text is not given, nor is data.file; allowed: a text or a list of them, or a file (a text a line, or a table)"
 
 
 class Prompt(NamedTuple):

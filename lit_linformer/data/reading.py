@@ -74,7 +74,7 @@ def text_parts(path: Path, setting: str) -> Iterator[tuple[str, int, bool]]:
 def not_utf8(setting: str, path: Path, number: int, error: UnicodeDecodeError, before: int = 0) -> ValueError:
     return ValueError(
         f"{setting}: {path}, line {number} is not UTF-8: byte 0x{error.object[error.start]:02x} at its "
-        f"position {before + error.start}: convert the file to UTF-8"
+        f"position {before + error.start}; allowed: a file in UTF-8"
     )
 
 
@@ -97,7 +97,7 @@ def json_object(line: bytes, where: str, setting: str) -> dict:
             f"{setting}: {where} is nested too deep; allowed: JSON that is at most some hundred levels deep"
         ) from error
     except ValueError as error:  # JSONDecodeError, UnicodeDecodeError, UnicodeEncodeError
-        raise ValueError(f"{setting}: {where} is not a line of JSON: {error}") from error
+        raise ValueError(f"{setting}: {where} is not a line of JSON: {error}; allowed: an object on each line") from error
     if not isinstance(row, dict):
         raise ValueError(f"{setting}: {where} is a JSON {type(row).__name__}; allowed: an object on each line")
     return row

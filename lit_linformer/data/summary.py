@@ -61,8 +61,9 @@ def _cells(told: Mapping[str, Any]) -> list[str]:
     if "cut" not in told:  # of a data module of your own
         return [f"{value} {name}" for name, value in told.items()]
     kind = "pairs" if "pairs" in told else "rows"
+    windows = f"{told['max_windows']} × " if "max_windows" in told else ""
     cut = f"{told['cut']:.1%}" if told["cut"] else "none"
-    cells = [f"{told[kind]:,} {kind}", f"{told['tokens']:,} tokens", f"{cut} cut at {told['max_length']}"]
+    cells = [f"{told[kind]:,} {kind}", f"{told['tokens']:,} tokens", f"{cut} cut at {windows}{told['max_length']}"]
     if labels := told.get("labels"):
         cells += [f"{name}: {count:,}" for name, count in list(labels.items())[:LABELS]]
         cells += [f"… ({len(labels)} classes)"] * (len(labels) > LABELS)

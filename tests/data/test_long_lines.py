@@ -50,7 +50,7 @@ def test_a_long_line_is_cut_into_documents(short, tmp_path, name, end):
 
 def test_what_is_not_utf8_in_a_long_line_is_named_by_its_place(short, tmp_path):
     (tmp_path / "a.txt").write_bytes(b"one\n" + b"x" * 250 + b"\xff" + b"x" * 30)
-    with pytest.raises(ValueError, match=r"a.txt, line 2 is not UTF-8: byte 0xff at its position 250: convert"):
+    with pytest.raises(ValueError, match=r"a.txt, line 2 is not UTF-8: byte 0xff at its position 250; allowed"):
         list(Corpus(str(tmp_path)))
     (tmp_path / "a.txt").write_bytes("é".encode() * 100 + b"\xc3")
     with pytest.raises(ValueError, match=r"a.txt, line 1 is not UTF-8: byte 0xc3 at its position 200"):
@@ -131,8 +131,8 @@ PAD = b" " * 60
         (b'{"text": 5}', r"data.column is 'text', which holds a number or a truth value in .*a.jsonl:2; allowed"),
         (b'{"text": ["x"]}', r"data.column is 'text', which holds list in .*a.jsonl:2"),
         (b'{"text": {"x": 1}}', r"data.column is 'text', which holds dict in .*a.jsonl:2"),
-        (b'{"text": "x', r"a.jsonl:2 is not a line of JSON: it ends within a string$"),
-        (b'{"text": "x"', r"a.jsonl:2 is not a line of JSON: its brackets do not match$"),
+        (b'{"text": "x', r"a.jsonl:2 is not a line of JSON: it ends within a string; allowed: an object on each line$"),
+        (b'{"text": "x"', r"a.jsonl:2 is not a line of JSON: its brackets do not match; allowed"),
         (b'{"text": "\\ud83d"}', r"a.jsonl:2 is not a line of JSON: .*surrogates not allowed"),
         (b'{"text": "\xff"}', r"a.jsonl:2 is not a line of JSON: 'utf-8' codec can't decode"),
         (b'["text"]', r"a.jsonl:2 is no JSON object; allowed: one on each line$"),

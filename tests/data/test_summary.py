@@ -45,7 +45,8 @@ def test_a_fine_tuning_run(make_data):
     )
     data = make_data(max_length=16, window_overlap=2, max_windows=10)
     data.setup("validate")
-    assert data.summary()["validation"]["cut"] <= 0.05 and data.summary_hints(16) == []
+    assert data.summary()["validation"]["cut"] <= 0.05 and "cut at 10 × 16  " in data_rows(data, 16)[0][1]
+    assert data.summary_hints(16) == []
 
 
 @pytest.mark.parametrize(("values", "told"), [((0, 1), True), ((0, 0.5), False), (range(6), False)])

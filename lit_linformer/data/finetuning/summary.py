@@ -25,6 +25,8 @@ def _of_rows(rows: EncodedTexts, task: TextTask) -> dict[str, Any]:
     kind = "pairs" if len(task.columns) == 2 else "rows"
     cut = round(float(rows.layout.is_cut(lengths).mean()), 4) if len(rows) else 0.0
     told = {kind: len(rows), "tokens": int(lengths.sum()), "cut": cut, "max_length": rows.layout.max_length}
+    if rows.layout.max_windows > 1:
+        told["max_windows"] = rows.layout.max_windows
     values = rows.files.labels[rows.rows]
     if not rows.labelled or not len(rows):
         return told

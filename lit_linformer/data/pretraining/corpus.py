@@ -215,7 +215,9 @@ class Corpus:
         except NotImplementedError as error:
             raise ValueError(f"{self.setting}: {where} is no JSON object; allowed: one on each line") from error
         except ValueError as error:
-            raise ValueError(f"{self.setting}: {where} is not a line of JSON: {error}") from error
+            raise ValueError(
+                f"{self.setting}: {where} is not a line of JSON: {error}; allowed: an object on each line"
+            ) from error
 
     def _table_rows(self, path: Path, done: int, total: int) -> Iterator[str]:
         size = path.stat().st_size

@@ -105,7 +105,7 @@ def test_predict_windows(make_data):
 @pytest.mark.parametrize(
     "settings, message",
     [
-        ({}, r"^nothing to predict: give data.text .* or data.file"),
+        ({}, r"^data.text is not given, nor is data.file; allowed: "),
         ({"text": " "}, r"^data.text: \(' ',\) holds an empty text"),
         ({"file": "no/such/file"}, r"^data.file: no/such/file cannot be read"),
         ({"file": "pairs"}, r"^data.file='.*', line 2 has 2 fields; allowed: one text without a tab$"),

@@ -259,7 +259,7 @@ def test_predict_skips_what_has_no_mask_and_says_which(make, tmp_path, capsys):
         ({"text": "nothing missing"}, r"data.text is 'nothing missing'; allowed: a text with <mask> where"),
         ({"text": ["a <mask>", "b"]}, r"data.text is 'b'; allowed: a text with <mask>"),
         ({"text": "<mask> " * 70}, r"data.text has \d+ tokens with bos and eos; allowed: up to data.max_length = 64"),
-        ({}, r"nothing to predict: give data.text .* or data.file"),
+        ({}, r"^data.text is not given, nor is data.file; allowed: "),
         ({"text": "<mask> " * 200_000}, r"data.text has 1,400,000 characters; allowed: up to 1,000,000"),
         ({"file": "no/such/file"}, r"data.file: no/such/file cannot be read: No such file"),
         ({"file": "no/such.csv"}, r"^data.file is 'no/such.csv', which is not there; allowed: a file of text, or a table"),
