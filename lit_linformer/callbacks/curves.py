@@ -31,7 +31,9 @@ class Curves(Callback):
     def __init__(self, loggers: Callable[[Identities], list[Logger]]) -> None:
         self._loggers = loggers
         self.writers: list[Writer] = []
+        self.from_0 = False  # a run from before its steps were counted from 1 goes on as it began, its names too
         self._points: dict[str, float] = {}
+        self._untrained: dict[str, float] = {}  # what the validation before training has measured
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.fast_dev_run:
@@ -50,6 +52,8 @@ class Curves(Callback):
         try:
             trainer.loggers = self._loggers(known)
             self.writers = [writer_of(type(logger))(logger) for logger in trainer.loggers]
+            for writer in self.writers:
+                writer.as_before = self.from_0
             for writer in writers(trainer):
                 writer.open()
         except Exception as error:  # a server that does not answer, an account that is not known, …
@@ -68,15 +72,19 @@ class Curves(Callback):
         owed = owes_validation(trainer)
         place = axis(trainer)
         for writer in writers(trainer):
-            if writer.drop(place if owed else trainer.global_step) and owed and self._points:
+            if writer.drop(place + bool(trainer.global_step and not owed)) and owed and self._points:
                 writer.points(self._points, place)
+            if trainer.global_step == 0 and self._untrained:
+                writer.points(self._untrained, 0)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        for writer in self.writers:
+            writer.place = axis(trainer)
         compat.log_train_step_now(trainer)  # Lightning does it again; nothing is written twice
         if not compat.within_accumulation(trainer):
-            step = None if compat.validation_follows(trainer) else trainer.global_step - 1
+            step = None if compat.validation_follows(trainer) else axis(trainer)
             for writer in self.writers:
                 writer.release(step)
 
@@ -86,24 +94,30 @@ class Curves(Callback):
         # first: it would be at the same place.
         for writer in self.writers:
             writer.holding = compat.within_accumulation(trainer) and not trainer.sanity_checking
-            writer.place = trainer.global_step - 1
+            writer.place = axis(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.sanity_checking and trainer.num_sanity_val_steps == float("inf"):
+            found = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("val/")}
+            self._untrained = found
         for writer in self.writers:
             writer.holding, writer.place = False, None
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for writer in self.writers:
-            writer.release(trainer.global_step)
+            writer.place = None
+            writer.release(axis(trainer) + 1)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         for writer in writers(trainer):
             writer.flush()
         if owes_validation(trainer):
             checkpoint["points"] = next((dict(writer.written) for writer in self.writers), {})
+        if not self.from_0:
+            checkpoint["steps_from"] = 1
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        self._points = checkpoint.get("points", {})
+        self._points, self.from_0 = checkpoint.get("points", {}), "steps_from" not in checkpoint
 
     def close(self, trainer: Trainer, failed: bool) -> None:
         """When the process is done with the run, by whatever way."""

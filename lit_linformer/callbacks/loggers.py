@@ -9,117 +9,42 @@ import csv
 import importlib.util
 import logging
 import os
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
-from torch import Tensor
+
+from lit_linformer.callbacks.writer import Settings, Writer, markdown
 
 PROJECT = "lit-linformer"  # what runs are filed under, where a logger has such a thing
-Settings = dict[str, Any]
-
-
-class Writer:
-    """The link between training and one logger. A metric has one point at a step: the first.
-
-    Args:
-        logger: its log_metrics is taken over, so that Lightning's points come through here, too.
-    """
-
-    kind: ClassVar[type[Logger]] = Logger
-    packages: ClassVar[tuple[str, ...]] = ()
-
-    def __init__(self, logger: Logger) -> None:
-        self.logger = logger
-        self.place: int | None = None  # where the points go, whatever Lightning says; below 0: nowhere
-        self.holding = False  # what is logged is kept, and written later
-        self._held: dict[str, Any] = {}
-        self._step, self.written = -1, {}  # the latest step and its points
-        self._write, logger.log_metrics = logger.log_metrics, self.points
-
-    @classmethod
-    def settings(cls, given: Settings, folder: Path, name: str, earlier: str | None) -> Settings:
-        """The logger's arguments, with what the user left out: it writes into the run's folder, under the run's name.
-
-        Args:
-            given: as they were parsed, Lightning's defaults included.
-            earlier: the ``identity`` that a resumed run had before; None: it begins.
-        """
-        return given | {"save_dir": str(folder)} if "save_dir" in given and given["save_dir"] is None else dict(given)
-
-    def points(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        if not all(isinstance(value, int | float | Tensor) for value in metrics.values()):
-            self._write(metrics, step)  # WandbLogger sends its images and tables this way
-            return
-        if self.holding:
-            self._held = dict(metrics) | self._held
-            return
-        step = step if self.place is None else self.place
-        if step is not None and step < 0:
-            return
-        if step != self._step:
-            self._step, self.written = step, {}
-        if new := {name: float(value) for name, value in metrics.items() if name not in self.written}:
-            self.written.update(new)
-            self._write(new, step)
-
-    def release(self, step: int | None) -> None:
-        """Writes what was kept; None: drops it."""
-        held, self._held = self._held, {}
-        if held and step is not None:
-            self.points(held, step)
-
-    def open(self) -> None:
-        """For the first process, before anything is written; the run may have begun in an earlier start."""
-
-    def drop(self, first: int) -> bool:
-        """Points from step ``first`` on, of an earlier start, are written again; whether they have been dropped.
-
-        Where they cannot be dropped, they are there twice, at the same place.
-        """
-        return False
-
-    def identity(self) -> str | None:
-        """How the logger finds this run again when it resumes; None where a folder is enough."""
-        return None
-
-    def figure(self, tag: str, figure: Any, step: int) -> None:
-        """``figure``: matplotlib's, or none where that is not installed."""
-        if hasattr(self.logger, "log_image") and figure is not None:
-            self.logger.log_image(tag, [figure], step)
-
-    def table(self, tag: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
-        if hasattr(self.logger, "log_table"):
-            self.logger.log_table(f"{tag}_table", list(columns), [list(row) for row in rows], step=step)
-
-    def begin_against_tokens(self, first: int) -> None:
-        """Points from ``first`` tokens on, of an earlier start, are written again."""
-
-    def against_tokens(self, name: str, value: float, tokens: int, step: int) -> None:
-        # Not by `points`: the untrained model's is at the first step's place, too. Kept points belong to the next step.
-        self._write({name: value, "tokens": tokens}, step + self.holding)
-
-    def flush(self) -> None:
-        self.logger.save()
-
-    def close(self, failed: bool) -> None:
-        """When the process is done with the run."""
-
-    @classmethod
-    def shown_by(cls, settings: Settings, folder: Path) -> str | None:
-        """The command that shows the curves of the run in ``folder``, of a logger with these arguments."""
-        return None
 
 
 class TensorBoard(Writer):
+    """Its page opens on the first two groups of names in their alphabet: train and val, with loss and perplexity.
+
+    What else there is stands in groups behind them, folded.
+    """
+
     kind = TensorBoardLogger
+    BEHIND = re.compile(r"(epoch$|train/(?=lr$)|throughput/)|(copy|spectrum|sweep)(?=/)")
 
     def __init__(self, logger: TensorBoardLogger) -> None:
         super().__init__(logger)
         self._by_tokens: Any = None
+        log = self._write
+        self._write = lambda metrics, step: log({self.tag(name): value for name, value in metrics.items()}, step)
+
+    def tag(self, name: str) -> str:
+        """watch/lr, watch/epoch, watch/tokens_per_second, watch_spectrum/…; other names are their own tags."""
+        if self.as_before or not (found := self.BEHIND.match(name)):
+            return name
+        if found[2]:
+            return f"watch_{name}"
+        return f"watch/{name if found[1] == 'epoch' else name.removeprefix(found[1])}"
 
     @classmethod
     def settings(cls, given: Settings, folder: Path, name: str, earlier: str | None) -> Settings:
@@ -134,7 +59,7 @@ class TensorBoard(Writer):
 
     def figure(self, tag: str, figure: Any, step: int) -> None:
         if figure is not None:
-            self.logger.experiment.add_figure(tag, figure, step)
+            self.logger.experiment.add_figure(self.tag(tag), figure, step)
 
     def table(self, tag: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
         self.logger.experiment.add_text(tag, markdown(columns, rows), step)
@@ -282,11 +207,6 @@ def writers(trainer: Trainer) -> list[Writer]:
     """Of a run that trains, for its first process; none elsewhere."""
     found = [callback.writers for callback in trainer.callbacks if hasattr(callback, "writers")]
     return found[0] if found and trainer.is_global_zero else []
-
-
-def markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    lines = [columns, ["---", *["---:"] * (len(columns) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
 def _in(folder: Path, given: Settings) -> Settings:

@@ -48,8 +48,12 @@ def unnoticed(pl_module: LightningModule) -> Iterator[None]:
 
 
 def axis(trainer: Trainer) -> int:
-    """Where on the loggers' axis what is measured now stands: Lightning counts from 0, what follows step s is at s - 1."""
-    return max(0, trainer.global_step - 1)
+    """Where on the loggers' axis what is measured now stands: what follows step s is at s, the untrained model's at 0.
+
+    Lightning counts from 0, and so does a run that began when this project still did.
+    """
+    from_0 = any(getattr(callback, "from_0", False) for callback in trainer.callbacks)
+    return max(0, trainer.global_step - from_0)
 
 
 def owes_validation(trainer: Trainer) -> bool:

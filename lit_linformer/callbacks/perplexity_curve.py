@@ -44,10 +44,11 @@ class PerplexityCurve(Callback):
         again = pl_module.tokens_seen + (not owes_validation(trainer)) if trainer.global_step else 0
         for logger in writers(trainer):
             logger.begin_against_tokens(again)
-            if trainer.global_step == 0 and self.rows:  # against steps it would take the first step's place
+            if trainer.global_step == 0 and self.rows:  # the untrained model's
                 first = self.rows[0]
+                logger.points({f"{self._name}_best": first["best"]}, 0)
                 value = first[FILES.get(self._name, (self._name,))[0]]
-                logger.against_tokens(f"{self._name}_by_tokens", value, first["tokens"], axis(trainer))
+                logger.against_tokens(f"{self._name}_by_tokens", value, first["tokens"], 0)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if hasattr(pl_module, "val_perplexity"):  # in all its digits; what is logged is a float32

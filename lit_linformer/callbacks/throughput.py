@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from lit_linformer.callbacks.observing import axis
 from lit_linformer.model.ranges import Range, check_ranges
 from lit_linformer.utils.environment import process_memory
 from lit_linformer.utils.peaks import device_peak
@@ -38,7 +39,7 @@ class Totals:
 class Throughput(Callback):
     """Measures training without changing a bit of it. On a GPU it waits for the device at its readings only.
 
-    Every trainer.log_every_n_steps TensorBoard gets the values since the point before:
+    Every trainer.log_every_n_steps the loggers get the values since the point before (TensorBoard under watch/):
 
         throughput/tokens_per_second    over all processes, pads included
         throughput/samples_per_second   rows, or texts
@@ -85,7 +86,7 @@ class Throughput(Callback):
             now = self.totals()
             values = {f"throughput/{name}": value for name, value in self.rates(now - self._window).items()}
             for logger in trainer.loggers:
-                logger.log_metrics(values, max(0, step - 1))  # Lightning counts the steps on its axis from 0
+                logger.log_metrics(values, axis(trainer))
             self._window = now
             self._warm = self._warm or now
         self._step = step

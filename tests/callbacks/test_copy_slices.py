@@ -105,8 +105,8 @@ def test_they_add_up_to_the_perplexity(runs):
         assert all(row["perplexity"] == pytest.approx(math.exp(row["nll"])) for row in seen if row["share"])
     shares = [[rows[step, name]["share"] for name in SLICES] for step in (3, 6, 9, 12)]
     assert all(one == other for one, other in pairwise(shares)) and sum(share > 0 for share in shares[0]) >= 6
-    points = EventAccumulator(str(folder / "runs/with")).Reload().Scalars("copy/nll_beside_frequent")
-    assert [point.step for point in points] == [2, 5, 8, 11]
+    points = EventAccumulator(str(folder / "runs/with")).Reload().Scalars("watch_copy/nll_beside_frequent")
+    assert [point.step for point in points] == [3, 6, 9, 12]
     assert points[-1].value == pytest.approx(rows[12, "beside_frequent"]["nll"])
 
 

@@ -4,6 +4,7 @@ import os
 import signal
 
 import pytest
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lit_linformer.callbacks import LastCheckpoint
@@ -20,7 +21,7 @@ def curves(run):
     for folder in (run, run / "by_tokens"):
         events = EventAccumulator(str(folder)).Reload()
         for tag in events.Tags()["scalars"]:
-            if not tag.startswith("throughput/"):
+            if not tag.startswith(("throughput/", "watch/")) or tag == "watch/lr":
                 found[tag] = [(point.step, point.value) for point in events.Scalars(tag)]
     return found
 
@@ -40,8 +41,8 @@ def kill(step):
 def whole(tiny, tmp_path):
     output(["fit", *tiny, "--name", "whole"], tmp_path)
     found = curves(tmp_path / "runs/whole")
-    assert [step for step, _ in found["train/loss"]] == [*range(12)]
-    assert [step for step, _ in found["val/perplexity"]] == [step for step, _ in found["val/perplexity_best"]] == [6]
+    assert [step for step, _ in found["train/loss"]] == [*range(1, 13)]
+    assert [step for step, _ in found["val/perplexity"]] == [step for step, _ in found["val/perplexity_best"]] == [0, 7]
     assert [tokens for tokens, _ in found["val/perplexity_by_tokens"]] == [0, 7 * 4 * 32]
     return found
 
@@ -74,9 +75,11 @@ def test_validations_within_an_accumulation_have_one_point_each_step(tiny, tmp_p
     within = ["--trainer.accumulate_grad_batches", "3", "--trainer.val_check_interval", "4", "--trainer.max_steps", "6"]
     output(["fit", *tiny, *within], tmp_path)
     found = curves(tmp_path / "runs/tiny")
-    # After batches 4, 8, 12 and 16, of which each third ends a step; Lightning's axis begins at 0, and what is measured within
-    # a step stands there where the step will.
-    assert [step for step, _ in found["val/perplexity"]] == [step for step, _ in found["val/perplexity_best"]] == [1, 2, 3, 5]
+    # Before training, and after batches 4, 8, 12 and 16, of which each third ends a step; what is measured within a step stands
+    # there where the step will.
+    assert (
+        [step for step, _ in found["val/perplexity"]] == [step for step, _ in found["val/perplexity_best"]] == [0, 2, 3, 4, 6]
+    )
     killed = [*within, "--name", "killed", "--ckpt_path", "auto", "--last.every_n_steps", "1"]
     with monkeypatch.context() as patched:  # in step 3, which has had its validation
         after(patched, MLM, "on_train_batch_start", send(signal.SIGKILL, lambda module, *_: module.batches_seen == 8))
@@ -85,6 +88,35 @@ def test_validations_within_an_accumulation_have_one_point_each_step(tiny, tmp_p
     assert curves(tmp_path / "runs/killed") == found
     output(["fit", *tiny, *within, "--name", "often", "--trainer.val_check_interval", "1"], tmp_path)
     found = curves(tmp_path / "runs/often")
-    assert [step for step, _ in found["val/perplexity_best"]] == [step for step, _ in found["val/perplexity"]] == [*range(6)]
+    assert [step for step, _ in found["val/perplexity_best"]] == [step for step, _ in found["val/perplexity"]] == [*range(7)]
     rows = {row["step"]: row["perplexity"] for row in read_rows(tmp_path / "runs/often/perplexity.csv")}
-    assert [value for _, value in found["val/perplexity"]] == pytest.approx([rows[step] for step in range(1, 7)])
+    assert [value for _, value in found["val/perplexity"]] == pytest.approx([rows[step] for step in range(7)])
+
+
+def test_the_page_opens_on_loss_and_perplexity(whole, tmp_path):
+    """TensorBoard shows the first two groups of tags in their alphabet, and folds the others."""
+    events = EventAccumulator(str(tmp_path / "runs/whole")).Reload()
+    tags = sorted(events.Tags()["scalars"])
+    assert list(dict.fromkeys(tag.partition("/")[0] for tag in tags)) == ["train", "val", "watch"]
+    assert tags[:3] == ["train/loss", "val/perplexity", "val/perplexity_best"]
+    assert {"watch/epoch", "watch/lr", "watch/tokens_per_second", "watch/data_wait"} <= set(tags)
+    rows = read_rows(tmp_path / "runs/whole/perplexity.csv")
+    assert whole["val/perplexity"] == [(row["step"], pytest.approx(row["perplexity"])) for row in rows]
+    assert [value for _, value in whole["val/perplexity_by_tokens"]] == [value for _, value in whole["val/perplexity"]]
+
+
+def test_a_run_from_before_these_names_and_places_goes_on_under_its_own(tiny, tmp_path):
+    output(["fit", *tiny, "--trainer.max_steps", "7"], tmp_path)
+    run = tmp_path / "runs/tiny"
+    for path in (run / "checkpoints").glob("*.ckpt"):  # as it was written then
+        checkpoint = torch.load(path, weights_only=True)
+        assert checkpoint.pop("steps_from") == 1
+        torch.save(checkpoint, path)
+    for path in (run / "checkpoints").glob("*.json"):
+        path.unlink()
+    for path in run.glob("events.*"):
+        path.unlink()
+    output(["fit", *tiny, "--ckpt_path", "last"], tmp_path)
+    events = EventAccumulator(str(run)).Reload()
+    assert {"epoch", "train/lr", "throughput/data_wait"} <= set(events.Tags()["scalars"])
+    assert [point.step for point in events.Scalars("train/loss")] == [*range(7, 12)]

@@ -137,13 +137,13 @@ def test_tensorboard_and_figure(tiny, tmp_path):
     assert run_forked(["fit", *tiny, "--name", "run", *sweep([8, 32])]) == 0
     events = EventAccumulator(str(tmp_path / "runs/run")).Reload()
     (row,) = (row for row in read(tmp_path / "runs/run/length_sweep.csv") if row["length"] == 32)
-    (point,) = events.Scalars("sweep/perplexity_32")
-    assert point.step == 6 and point.value == pytest.approx(row["perplexity"])
+    (point,) = events.Scalars("watch_sweep/perplexity_32")
+    assert point.step == 7 and point.value == pytest.approx(row["perplexity"])
     names = {"perplexity", "tokens_per_second", "peak_memory_mib"}
-    assert {tag for tag in events.Tags()["scalars"] if tag.startswith("sweep/")} == {
-        f"sweep/{name}_{length}" for name in names for length in (8, 32)
+    assert {tag for tag in events.Tags()["scalars"] if tag.startswith("watch_sweep/")} == {
+        f"watch_sweep/{name}_{length}" for name in names for length in (8, 32)
     }
-    assert "sweep/by_length" in events.Tags()["images"]
+    assert "watch_sweep/by_length" in events.Tags()["images"]
     assert (tmp_path / "runs/run/length_sweep.png").read_bytes()[1:4] == b"PNG"
     # At the model's own length it is the validation's own perplexity.
     with open(tmp_path / "runs/run/perplexity.csv") as file:

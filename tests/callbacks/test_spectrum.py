@@ -56,11 +56,12 @@ def test_history_goes_on_after_resuming(tiny, tmp_path):
     found = run("fit", tiny, tmp_path, *often, "--ckpt_path", "last")
     assert [entry["step"] for entry in found["history"]] == [4, 8, 12] and found["layers"] == [1]
     events = EventAccumulator(str(tmp_path / "runs/run")).Reload()
-    points = {point.step: point.value for point in events.Scalars("spectrum/share_at_2_layer1")}
-    assert points == pytest.approx(
-        {entry["step"] - 1: np.mean(entry["share_at_index"]) for entry in found["history"]}, abs=1e-5
+    points = {point.step: point.value for point in events.Scalars("watch_spectrum/share_at_2_layer1")}
+    assert points == pytest.approx({entry["step"]: np.mean(entry["share_at_index"]) for entry in found["history"]}, abs=1e-5)
+    assert (
+        "watch_spectrum/k_holding_0.9_layer1" in events.Tags()["scalars"]
+        and "watch_spectrum/figure1" in events.Tags()["images"]
     )
-    assert "spectrum/k_holding_0.9_layer1" in events.Tags()["scalars"] and "spectrum/figure1" in events.Tags()["images"]
 
 
 def test_rows_are_full_spread_and_few_enough(corpus, cache):

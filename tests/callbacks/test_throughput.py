@@ -25,7 +25,7 @@ def test_validation_and_checkpoints_are_no_training_time(monkeypatch):
     logged = []
     logger = SimpleNamespace(log_metrics=lambda values, step: logged.append((step, values)))
     trainer = SimpleNamespace(
-        global_step=0, world_size=2, log_every_n_steps=2, loggers=[logger], precision="32-true",
+        global_step=0, world_size=2, log_every_n_steps=2, loggers=[logger], callbacks=[], precision="32-true",
         strategy=SimpleNamespace(root_device=torch.device("cpu")),
     )  # fmt: skip
     module = SimpleNamespace(device=torch.device("cpu"), training_flops=lambda batch: 1e9)
@@ -42,7 +42,7 @@ def test_validation_and_checkpoints_are_no_training_time(monkeypatch):
     callback.on_train_start(trainer, module)
     step(50.0, 1.0)  # the first wait is for what starts up
     step(0.5, 1.0)
-    assert [place for place, _ in logged] == [1]
+    assert [place for place, _ in logged] == [2]
     assert logged[0][1]["throughput/tokens_per_second"] == pytest.approx(2 * 2 * 32 / 2.5)
     assert logged[0][1]["throughput/data_wait"] == pytest.approx(0.5 / 2.5)
     clock.now += 0.25
@@ -93,8 +93,8 @@ def test_progress_tensorboard_and_result_have_it(tiny, tmp_path):
         assert all(words in text for text in lines), shown
     events = EventAccumulator(str(tmp_path / "runs/run")).Reload()
     for name in (*NAMES, "mfu"):
-        points = events.Scalars(f"throughput/{name}")
-        assert [point.step for point in points] == [2, 5, 8, 11] and all(point.value >= 0 for point in points)
+        points = events.Scalars(f"watch/{name}")
+        assert [point.step for point in points] == [3, 6, 9, 12] and all(point.value >= 0 for point in points)
     result = json.loads((tmp_path / "runs/run/result.json").read_text())["throughput"]
     assert result.keys() == {*NAMES, "mfu", "gflops_per_token"} and result["tokens_per_second"] > 0
 
