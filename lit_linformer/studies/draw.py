@@ -6,8 +6,9 @@ A layer of the picture is three maps, a column a token of the text:
     who reads a slot        the share of a token's attention that goes to it, mean of the heads or one --head: slot by token
     which token reaches     both together, P |E| with rows that sum to 1: reading token by token that is read
 
-Of k slots those are drawn that get most of the attention, in their order (--slots). The same as text is printed: of each slot
-its share, the tokens that feed it most and those that read it most. Short texts leave most slots of a learned E nearly empty.
+Of k slots those are drawn that get most of the attention, in their order (--slots). The three most read of each layer are
+printed: their share, the tokens that feed them most and those that read them most. Short texts leave most slots of a learned E
+nearly empty.
 """
 
 import io
@@ -31,6 +32,7 @@ SETTINGS = {
     "slots": Setting(whole("N", 1), "how many slots to draw", 24),
 }
 SUFFIXES = (".png", ".pdf", ".svg")
+MOST_TOLD = 3  # slots of a layer that are told in words, too
 MOST_NAMES = 64  # tokens whose names fit under a map; of a longer text every other one, and so on
 
 
@@ -62,7 +64,7 @@ def main(argv: list[str]) -> None:
     if any(found is None for found in maps):
         raise ValueError(f"ckpt_path is {given['ckpt_path']}, {_why_not(config)}")
     for layer, (feeds, reads) in zip(layers, maps, strict=True):
-        print(as_text(layer, feeds, reads, names, count))
+        print(as_text(layer, feeds, reads, names, min(count, MOST_TOLD)))
     output.parent.mkdir(parents=True, exist_ok=True)
     picture = io.BytesIO()
     draw(figure, layers, maps, names, count).savefig(picture, dpi=120, format=output.suffix[1:])

@@ -8,6 +8,7 @@ from typing import Any
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 STYLES = ("-", "--", "-.", ":")
 MOST_CURVES = 6  # in one panel; of more layers some are drawn, evenly spread
+EQUAL = "equal curves: thin on thick"
 QUIET = {"color": "0.55", "linewidth": 0.8}
 
 
@@ -99,16 +100,18 @@ def _curves(axes: Any, measured: Any, index: int, threshold: float, heads: Seque
     axes.axhline(threshold, **QUIET)
     axes.text(len(x), threshold - 0.01, f"{threshold:.0%}", ha="right", va="top", fontsize=8, color=QUIET["color"])
     axes.axvline(index, linestyle=":", **QUIET)
-    drawn = enumerate(spread(list(range(len(measured.layers))), MOST_CURVES))
-    for (number, place), (style, head) in itertools.product(drawn, enumerate(heads or [None])):
+    layers = spread(list(range(len(measured.layers))), MOST_CURVES)
+    drawn = list(itertools.product(enumerate(layers), enumerate(heads or [None])))
+    found = [measured.curves[place].numpy() for (_, place), _ in drawn]
+    lines = [of.mean(0) if head is None else of[head] for of, (_, (_, head)) in zip(found, drawn, strict=True)]
+    thickness, note = widths([(x, line.tolist()) for line in lines], 0.01)
+    for ((number, place), (style, head)), of_heads, line, width in zip(drawn, found, lines, thickness, strict=True):
         style = number if heads is None else style
-        look = {"color": COLOURS[number % len(COLOURS)], "linestyle": STYLES[style % len(STYLES)]}
-        layer, of_heads = measured.layers[place], measured.curves[place].numpy()
+        look = {"color": COLOURS[number % len(COLOURS)], "linestyle": STYLES[style % len(STYLES)], "linewidth": width}
+        layer = measured.layers[place]
         if head is None:
             axes.fill_between(x, of_heads.min(0), of_heads.max(0), color=look["color"], alpha=0.12, linewidth=0)
-            axes.plot(x, of_heads.mean(0), label=f"layer {layer}", **look)
-        else:
-            axes.plot(x, of_heads[head], label=f"layer {layer}, head {head}", **look)
+        axes.plot(x, line, label=f"layer {layer}" if head is None else f"layer {layer}, head {head}", **look)
     axes.set(
         xlabel="index of the singular value, the largest first",
         ylabel="cumulative share of the singular values",
@@ -117,7 +120,7 @@ def _curves(axes: Any, measured: Any, index: int, threshold: float, heads: Seque
     )
     axes.set_xticks(sorted({1, index, len(x), *(len(x) * quarter // 4 for quarter in (1, 2, 3))}))
     axes.grid(True, alpha=0.2)
-    axes.legend(frameon=False, loc="lower right", fontsize=9, ncols=1 if heads is None else len(heads))
+    axes.legend(frameon=False, loc="lower right", fontsize=9, ncols=len(heads or [0]), title=note)
     open_frame(axes)
 
 
@@ -126,6 +129,21 @@ def spread(items: list, most: int) -> list:
     if len(items) <= most:
         return items
     return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]
+
+
+def widths(curves: Sequence[tuple[Sequence[float], Sequence[float]]], share: float) -> tuple[list[float], str | None]:
+    """Line widths of curves (x, y), and a title for their legend, by which equal ones are told apart.
+
+    Two are equal where, wherever both have a point, y differs by less than ``share`` of the range of all.
+    """
+    values = [y for _, ys in curves for y in ys]
+    near = share * (max(values, default=0.0) - min(values, default=0.0))
+    for one, other in itertools.combinations([dict(zip(*curve, strict=True)) for curve in curves], 2):
+        both = one.keys() & other.keys()
+        if both and all(abs(one[x] - other[x]) <= near for x in both):
+            # The later ones lie on top, and are thinner: what they cover is seen beside them.
+            return [1.4 + 3 * (len(curves) - 1 - place) / (len(curves) - 1) for place in range(len(curves))], EQUAL
+    return [1.8] * len(curves), None
 
 
 def open_frame(axes: Any) -> None:

@@ -44,6 +44,27 @@ def write_lines(path: Path, lines: Iterable[str]) -> int:
     return count
 
 
+def check_own(folder: Path, names: Iterable[str], main: str, command: str) -> None:
+    """ValueError, in one line, where a file that a command is about to write there is not of that command.
+
+    Args:
+        folder: --output.
+        names: what it writes.
+        main: the one of them that begins with the command that wrote them all.
+        command: as `report`.
+    """
+    there = [name for name in names if (folder / name).exists()]
+    if not there:
+        return
+    written = False
+    with contextlib.suppress(OSError), open(folder / main, encoding="utf-8", errors="replace") as file:
+        written = f"python run.py {command}" in file.read(1 << 16)
+    if not written:
+        raise ValueError(
+            f"output is {folder}, which holds {there[0]}, and `{command}` did not write that; allowed: another folder"
+        )
+
+
 def json_text(content: Any, **form: Any) -> str:
     """JSON as the standard has it, which knows no NaN and no infinity: null stands for them."""
     return json.dumps(_finite(content), allow_nan=False, ensure_ascii=False, **form)

@@ -26,6 +26,7 @@ from lit_linformer.studies.benchmark.subject import CELL_SECONDS, DEVICE, ROUNDS
 from lit_linformer.utils.arguments import FLAG, Kind, Setting, check_choice, choice, listed, number, parse, whole, word
 from lit_linformer.utils.environment import command_line, commit, cores, versions
 from lit_linformer.utils.figures import figure_class
+from lit_linformer.utils.files import check_own
 
 MODELS = ("written-out", "fused", "linformer")
 MODEL = Kind("MODEL", lambda where, name: name if "." in name else check_choice(where, name, MODELS))
@@ -74,6 +75,9 @@ DEFAULTS = {  # where it depends on the device: (CPU, GPU)
 }
 
 
+FILES = ("benchmark.json", "benchmark.md", "figure2.png", "table3.png")
+
+
 def main(argv: list[str]) -> None:
     """Measures what is missing, writes the folder's files and prints the tables; ValueError for a bad setting."""
     settings = read_settings(argv)
@@ -81,6 +85,7 @@ def main(argv: list[str]) -> None:
     from lit_linformer.studies.benchmark.cells import finished_cells, measure_cells
 
     folder = Path(settings["output"])
+    check_own(folder, FILES, "benchmark.json", "benchmark")
     data = {
         "command": command_line(["benchmark", *argv]),
         "settings": settings,

@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from lit_linformer.studies.benchmark.subject import DEVICE, WHAT, fill, output, spread, write
+from lit_linformer.studies.benchmark.subject import DEVICE, WHAT, check_free, fill, output, spread, write
 from lit_linformer.utils.arguments import Setting, parse, whole, word
 from lit_linformer.utils.environment import ROOT, run_command
 
@@ -36,6 +36,7 @@ SETTINGS = {
 def main(argv: list[str]) -> None:
     """Measures, writes and prints; ValueError for a bad setting."""
     settings = fill(parse("benchmark --what parallel", __doc__, SETTINGS, argv), {})
+    check_free(settings["output"], "ddp")
     count, on_gpu = settings["processes"], settings["device"] != "cpu"
     together, alone = [], []
     with tempfile.TemporaryDirectory() as scratch:

@@ -6,7 +6,7 @@ from typing import Any
 
 from lit_linformer.utils.arguments import Setting, check_device, choice, number, whole, word
 from lit_linformer.utils.environment import command_line, environment
-from lit_linformer.utils.files import json_text, write_text
+from lit_linformer.utils.files import check_own, json_text, write_text
 
 SUBJECTS = {
     "layers": "time and memory of layers against n and k",
@@ -33,6 +33,11 @@ def fill(settings: dict[str, Any], by_device: dict[str, tuple[Any, Any]]) -> dic
     device = check_device(settings["device"])
     known = {name: pair[device != "cpu"] for name, pair in {**by_device, "threads": (torch.get_num_threads(),) * 2}.items()}
     return settings | {name: value for name, value in known.items() if settings.get(name, 0) is None} | {"device": device}
+
+
+def check_free(folder: str, name: str) -> None:
+    """ValueError for a file of that name which is none of a benchmark's, before anything is measured."""
+    check_own(Path(folder), [f"{name}.json"], f"{name}.json", "benchmark")
 
 
 def write(folder: str, name: str, argv: list[str], device: str, content: dict[str, Any]) -> None:

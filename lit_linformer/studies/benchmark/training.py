@@ -14,7 +14,18 @@ import importlib.util
 import statistics
 from typing import Any
 
-from lit_linformer.studies.benchmark.subject import CELL_SECONDS, DEVICE, ROUNDS, THREADS, WHAT, fill, output, spread, write
+from lit_linformer.studies.benchmark.subject import (
+    CELL_SECONDS,
+    DEVICE,
+    ROUNDS,
+    THREADS,
+    WHAT,
+    check_free,
+    fill,
+    output,
+    spread,
+    write,
+)
 from lit_linformer.utils.arguments import FLAG, Setting, choice, listed, number, parse, whole
 
 MODELS = ("linformer", "linformer-paper", "transformer", "roberta", "linformer-lightning", "roberta-trainer")
@@ -59,6 +70,7 @@ DEFAULTS = {"tokens": (2048, 65536), "num_layers": (2, 12), "steps": (1, 10)}  #
 def main(argv: list[str]) -> None:
     """Measures, writes and prints; ValueError for a bad setting."""
     settings = read_settings(argv)
+    check_free(settings["output"], "training")
     names, notes = names_of(settings)
     for note in notes:
         print(f"note: {note}", flush=True)

@@ -34,7 +34,7 @@ def main(argv: list[str]) -> None:
     from lit_linformer.studies.report.page import Page
     from lit_linformer.studies.report.sources import find
     from lit_linformer.utils.figures import figure_class
-    from lit_linformer.utils.files import write_bytes, write_text
+    from lit_linformer.utils.files import check_own, write_bytes, write_text
     from lit_linformer.utils.markdown import plain
 
     sources, unread = find(given["source"])
@@ -68,6 +68,7 @@ def main(argv: list[str]) -> None:
 
     page.parts = [without_folders(part) for part in page.parts]
     files = {"report.md": page.markdown(), "report.html": page.html()}
+    check_own(output, [*files, *page.images], "report.md", "report")
     for name, content in page.images.items():
         write_bytes(output / name, content)
     for name, text in files.items():

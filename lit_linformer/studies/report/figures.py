@@ -3,7 +3,7 @@
 from typing import Any
 
 from lit_linformer.studies.report.sources import Group, Run
-from lit_linformer.utils.figures import COLOURS, STYLES, open_frame, plain_numbers
+from lit_linformer.utils.figures import COLOURS, STYLES, open_frame, plain_numbers, widths
 
 TRANSFORMER = COLOURS[-1]  # black, as in the benchmark's figures; the others share the rest
 UNFINISHED = {"marker": "x", "markersize": 8, "markeredgewidth": 1.8, "linestyle": "none"}
@@ -17,6 +17,9 @@ def draw_curves(figure_class: Any, groups: list[Group]) -> Any:
         return None
     names = list(dict.fromkeys(group.panel for group in groups))
     looks = _looks(groups)
+    lines = [next(_line(group.median()) for group in groups if group.label == label) for label in looks]
+    found, note = widths(lines, 0.002)
+    thickness = dict(zip(looks, found, strict=True))
     across = min(len(names), MOST_ACROSS)
     down = -(-len(names) // across)
     legend = 1.2 + 0.075 * max(map(len, looks))
@@ -25,7 +28,7 @@ def draw_curves(figure_class: Any, groups: list[Group]) -> Any:
     for axes, name in zip(panels, names, strict=False):
         for group in groups:
             if group.panel == name:
-                _draw_group(axes, group, looks[group.label])
+                _draw_group(axes, group, looks[group.label], thickness[group.label])
         axes.set(xlabel="tokens seen (millions)", title=name, yscale="log")
         axes.yaxis.set_tick_params(labelleft=True)
         plain_numbers(axes.yaxis)
@@ -42,7 +45,8 @@ def draw_curves(figure_class: Any, groups: list[Group]) -> Any:
         handles["unfinished run"] = mark
     order = [text for label in looks for text in (label, f"{label} (unfinished)") if text in handles]
     order += ["unfinished run"] * ("unfinished run" in handles)
-    figure.legend([handles[text] for text in order], order, loc="outside right center", frameon=False, handlelength=3)
+    handles_in_order = [handles[text] for text in order]
+    figure.legend(handles_in_order, order, loc="outside right center", frameon=False, handlelength=3, title=note)
     return figure
 
 
@@ -53,9 +57,10 @@ def draw_conversions(figure_class: Any, runs: list[Run]) -> Any:
         return None
     figure = figure_class(figsize=(8.5, 4.2), layout="constrained")
     axes = figure.subplots()
+    thickness, note = widths([_line(run.points()) for run in runs], 0.002)
     for place, run in enumerate(runs):
         tokens = sorted(run.points())
-        look = {"color": COLOURS[place % 6], "linestyle": STYLES[place % len(STYLES)]}
+        look = {"color": COLOURS[place % 6], "linestyle": STYLES[place % len(STYLES)], "linewidth": thickness[place]}
         label = run.label if run.finished else f"{run.label} (unfinished)"
         axes.plot([spent / 1e6 for spent in tokens], [run.points()[spent] for spent in tokens], marker=".", label=label, **look)
     for number, value in enumerate(sorted({run.teacher for run in runs if run.teacher})):
@@ -65,7 +70,7 @@ def draw_conversions(figure_class: Any, runs: list[Run]) -> Any:
     axes.grid(True, alpha=0.25)
     axes.set_xlim(left=0)
     open_frame(axes)
-    figure.legend(loc="outside right center", frameon=False, handlelength=3)
+    figure.legend(loc="outside right center", frameon=False, handlelength=3, title=note)
     return figure
 
 
@@ -79,7 +84,7 @@ def _looks(groups: list[Group]) -> dict[str, dict[str, Any]]:
     return {label: {"color": looks[label][0], "linestyle": looks[label][1]} for label in labels}
 
 
-def _draw_group(axes: Any, group: Group, look: dict[str, Any]) -> None:
+def _draw_group(axes: Any, group: Group, look: dict[str, Any], width: float) -> None:
     several = len([run for run in group.runs if run.points()]) > 1
     finished = any(run.finished for run in group.runs)
     for run in group.runs:
@@ -92,10 +97,9 @@ def _draw_group(axes: Any, group: Group, look: dict[str, Any]) -> None:
             axes.plot(x[-1], y[-1], color=look["color"], zorder=3, **UNFINISHED)
     x, y = _line(group.median())
     label = group.label if finished else f"{group.label} (unfinished)"
-    axes.plot(x, y, linewidth=1.8, marker=".", markersize=5, label=label, **look)
+    axes.plot(x, y, linewidth=width, marker=".", markersize=5 + width, label=label, **look)
 
 
 def _line(points: dict[float, float]) -> tuple[list[float], list[float]]:
-    """Millions of tokens and perplexities; without the untrained model's, whose thousands would flatten the rest."""
-    shown = [tokens for tokens in points if tokens > 0] if len(points) > 2 else list(points)
-    return [tokens / 1e6 for tokens in shown], [points[tokens] for tokens in shown]
+    """Millions of tokens and perplexities, the untrained model's at 0 among them."""
+    return [tokens / 1e6 for tokens in points], list(points.values())

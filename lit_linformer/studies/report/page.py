@@ -19,13 +19,15 @@ h4 { font-size: 1rem; font-weight: 600; color: #444; margin: 1rem 0 .25rem; }
 img { display: block; max-width: 100%; height: auto; margin: 1rem 0; }
 code { font: .85em/1.4 ui-monospace, monospace; background: #f3f3f3; padding: .1em .3em; overflow-wrap: anywhere; }
 li { margin: .2rem 0; }
-.scroll { overflow-x: auto; margin: .75rem 0; }
+/* A wide table may be wider than the text, up to the window. */
+.scroll { overflow-x: auto; margin: .75rem 0; min-width: 100%; width: max-content; max-width: calc(100vw - 3rem);
+  position: relative; left: 50%; transform: translateX(-50%); }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .75rem .3rem 0; border-bottom: 1px solid #ddd; vertical-align: top; white-space: nowrap; }
-th { border-bottom: 1px solid #1a1a1a; text-align: left; }
+th { border-bottom: 1px solid #1a1a1a; text-align: left; vertical-align: bottom; white-space: normal; }
 @media print {
   body { max-width: none; padding: 0; font-size: 10pt; }
-  .scroll { overflow: visible; }
+  .scroll { overflow: visible; width: auto; max-width: none; position: static; transform: none; }
   th, td { white-space: normal; }
   h2, h3, h4 { break-after: avoid; }
   img, tr { break-inside: avoid; }

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from lit_linformer.utils.arguments import Setting, check_device, listed, number, parse, several, whole, word
 from lit_linformer.utils.environment import command_line, environment
-from lit_linformer.utils.files import json_text
+from lit_linformer.utils.files import check_own, json_text
 from lit_linformer.utils.markdown import aligned
 
 if TYPE_CHECKING:  # the help needs no torch
@@ -44,6 +44,9 @@ SETTINGS = {
 }
 
 
+FILES = ("spectrum.md", "spectrum.json", "spectrum.npz", "spectrum.csv", "figure1.png")
+
+
 def main(argv: list[str]) -> None:
     """Measures, writes and shows the tables; raises ValueError, in one line, for bad input."""
     given = parse("spectrum", __doc__, SETTINGS, argv)
@@ -60,6 +63,9 @@ def main(argv: list[str]) -> None:
     if which not in (None, "best", "last") and len(runs) > 1:
         raise ValueError(f"ckpt_path is {which}; allowed with {len(runs)} runs: best, last")
 
+    first = Path("runs", f"pretrained-{runs[0].resolve().name}") if is_exported(runs[0]) else runs[0]
+    folder = Path(given["output"] or first / "spectrum")
+    check_own(folder, FILES, "spectrum.json", "spectrum")
     from lit_linformer.studies.spectrum.run import open_run
 
     chosen = check_device(given["device"])
@@ -67,8 +73,6 @@ def main(argv: list[str]) -> None:
     opened = [open_run(run, which, *what) for run in runs]
     for run in opened:
         run.measure(chosen)
-    first = Path("runs", f"pretrained-{runs[0].resolve().name}") if is_exported(runs[0]) else runs[0]
-    folder = Path(given["output"] or first / "spectrum")
     write(folder, opened, threshold, heads, command_line(["spectrum", *argv]), environment(chosen))
     print((folder / "spectrum.md").read_text(encoding="utf-8"), end="")
     print(f"\n→ {folder}/", flush=True)

@@ -78,7 +78,7 @@ def test_command_measures_writes_and_goes_on(folder, capsys):
 
     with pytest.raises(ValueError, match=r"measured with rounds 3, not 4; allowed: another --output, or --overwrite true"):
         main([*SMALL, "--rounds", "4"])
-    (folder / "benchmark.json").write_text('{"cells')
+    (folder / "benchmark.json").write_text('{"command": "python run.py benchmark", "cells')
     with pytest.raises(ValueError, match=r"benchmark.json is not whole; allowed: --overwrite true"):
         main(SMALL)
     main([*SMALL, "--lengths", "32", "--projection_dims", "8", "--rounds", "1", "--memory", "false", "--overwrite", "true"])

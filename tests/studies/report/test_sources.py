@@ -120,7 +120,7 @@ def test_curves_are_medians_over_tokens_and_say_what_is_unfinished(tmp_path):
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("tokens seen (millions)", "validation perplexity")
     named = {line.get_label(): line for line in axes.get_lines() if not line.get_label().startswith("_")}
     assert set(named) == {"T", "L", "S (unfinished)"}
-    assert [list(xy) for xy in named["L"].get_data()] == [[2.0, 4.0], [62.0, 34.0]]  # without the untrained model's
+    assert [list(xy) for xy in named["L"].get_data()] == [[0.0, 2.0, 4.0], [900.0, 62.0, 34.0]]  # the untrained model's, too
     looks = {(line.get_color(), line.get_linestyle()) for line in named.values()}
     assert len({colour for colour, _ in looks}) == 3 and named["T"].get_color() == "#000000"
     crosses = [line for line in axes.get_lines() if line.get_marker() == "x" and len(line.get_xdata())]
@@ -128,6 +128,36 @@ def test_curves_are_medians_over_tokens_and_say_what_is_unfinished(tmp_path):
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["T", "L", "S (unfinished)", "unfinished run"]
     assert draw_curves(Figure, [Group("none", "", [read_run(tmp_path / "nothing", "none")])]) is None
+
+
+def test_of_equal_curves_the_thinner_lies_on_the_thicker_and_the_legend_says_so(tmp_path):
+    from matplotlib.figure import Figure
+
+    points = [(0, 0, 900.0), (10, 2_000_000, 50.0), (20, 4_000_000, 20.0)]
+    groups = [Group(name, "", [write_run(tmp_path / name, points)]) for name in "abc"]
+    figure = draw_curves(Figure, groups)
+    lines = {line.get_label(): line for line in figure.axes[0].get_lines()}
+    assert lines["a"].get_linewidth() > lines["b"].get_linewidth() + 1 > lines["c"].get_linewidth() + 2
+    assert len({lines[name].get_linestyle() for name in "abc"}) == 3
+    assert figure.legends[0].get_title().get_text() == "equal curves: thin on thick"
+    other = Group("d", "", [write_run(tmp_path / "d", [(0, 0, 900.0), (10, 2_000_000, 60.0), (20, 4_000_000, 30.0)])])
+    figure = draw_curves(Figure, [groups[0], other])
+    assert len({line.get_linewidth() for line in figure.axes[0].get_lines()}) == 1
+    assert figure.legends[0].get_title().get_text() == ""
+
+
+def test_nothing_foreign_is_overwritten(tmp_path):
+    write_run(tmp_path / "run", [(0, 0, 900.0), (10, 2_000_000, 50.0)])
+    words = ["--source", str(tmp_path / "run"), "--output", str(tmp_path / "page")]
+    (tmp_path / "page").mkdir()
+    mine = tmp_path / "page/curves.png"
+    mine.write_bytes(b"mine")
+    with pytest.raises(ValueError, match=r"page, which holds curves.png, and `report` did not write that; allowed: another"):
+        main(words)
+    assert mine.read_bytes() == b"mine" and not (tmp_path / "page/report.md").exists()
+    mine.unlink()
+    main(words)
+    main(words)  # its own page it replaces
 
 
 def test_ratio_is_to_a_transformer_that_saw_the_same(tmp_path):
