@@ -193,6 +193,8 @@ def _in_words(error: str) -> str:
     """The csv module's reasons, as a user sees them."""
     if "unexpected end" in error or "field larger" in error:
         return "a quote is opened and never closed"
+    if "new-line character" in error:
+        return "a carriage return stands outside of quotes"
     return "a quoted field goes on behind its closing quote" if "expected after" in error else error
 
 

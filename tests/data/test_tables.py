@@ -101,6 +101,7 @@ def test_a_long_field_is_no_error(tmp_path):
         ("t.csv", "text,label\nx\n", r"t.csv, line 2 has 1 fields; allowed: 2"),
         ("t.csv", 'text,label\nx,good\n"y,bad\nz,good\n', r"t.csv, line 3 begins a row that is no CSV: a quote is opened and"),
         ("t.csv", 'text,label\n"y"z,bad\n', r"t.csv, line 2 begins a row that is no CSV: a quoted field goes on behind"),
+        ("t.csv", "text,label\nx\ry,good\n", r"t.csv, line 2 begins a row that is no CSV: a carriage return stands outside"),
         ("t.csv", b"text,label\nx\xff,good\n", r"t.csv, line 2 is not UTF-8: byte 0xff at its position 1"),
         ("t.csv", "", r"t.csv is empty; allowed: a line with the columns' names, and rows$"),
         ("t.csv", "text,label\n", r"whose train split is empty; allowed: 1 row or more"),
