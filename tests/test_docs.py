@@ -73,6 +73,10 @@ def trained(tmp_path_factory, cache):
     (folder / "texts").mkdir()
     write_corpus(folder / "texts/text.txt")
     write_glue(folder / "glue", "SST-2")
+    reviews = [f'"so {word}, we saw",{word}\n' for word in ("bad", "good") * 30]
+    for name in ("reviews.csv", "new.csv"):
+        (folder / name).write_text("".join(["text,label\n", *reviews]))
+    (folder / "questions.csv").write_text('id,question\n1,"Return the <mask>, then go."\n2,Why?\n')
     fits = [command for command in commands("README.md") if trains(command)]
     assert len(fits) >= 4 and fits[0] == ["fit", "--config", "conf/quickstart.yaml"]
     with inside(folder):
