@@ -68,23 +68,25 @@ def operations(
     local_width: int = 0,
     projection: str = "linear",
     attention: str | None = None,
+    num_heads: int = 1,
 ) -> float | None:
     """Floating-point operations a token and layer of the forward pass, matrix products only; projection_dim None: Transformer.
 
     With a feed-forward of 4 D: 24 D² + 4 n D for the Transformer; 24 D² + 8 k D for project first; 20 D² + 6 k D + 4 D² k/n
     for compress first with E = F (the last term, W_K and W_V of the k slots, vanishes with k/n); 2 k D more with an F.
-    Another attention or projection counts its own; None where it does not.
+    Another attention or projection counts its own; None where it does not. attention: as kinds.py reads it.
     """
     import torch
 
     from lit_linformer.model import Encoder, EncoderConfig
     from lit_linformer.model.flops import forward_flops
+    from lit_linformer.studies.kinds import kind_settings
 
-    kind = {"attention": attention or ("full" if projection_dim is None else "linformer"), "projection": projection}
-    kind |= {"projection_dim": projection_dim or 1, "sharing": sharing}
-    shape = {"hidden_size": hidden_size, "intermediate_size": intermediate_size, "local_width": local_width, "order": order}
+    kind = {"projection_dim": projection_dim or 1, "projection": projection, "sharing": sharing, "order": order}
+    kind |= kind_settings(attention or ("full" if projection_dim is None else "linformer"))
+    shape = {"hidden_size": hidden_size, "intermediate_size": intermediate_size, "local_width": local_width}
     with torch.device("meta"):  # for its formulas alone
-        encoder = Encoder(EncoderConfig(vocab_size=1, max_length=n, num_layers=1, num_heads=1, **shape, **kind))
+        encoder = Encoder(EncoderConfig(vocab_size=1, max_length=n, num_layers=1, num_heads=num_heads, **shape, **kind))
     flops = forward_flops(encoder, n)
     return None if flops is None else flops / n
 

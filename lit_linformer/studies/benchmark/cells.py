@@ -35,8 +35,8 @@ def key(place: Place) -> str:
 
 
 def own_models(settings: dict[str, Any]) -> list[str]:
-    """Class paths of the user's own attention."""
-    return [name for name in settings["models"] if "." in name]
+    """Attention other than the Linformer's and the Transformer's, and the user's own."""
+    return [name for name in settings["models"] if name not in (*TRANSFORMERS, "linformer")]
 
 
 def model_names(settings: dict[str, Any], n: int, fused: list[str]) -> list[str]:
@@ -73,7 +73,12 @@ def _operations(name: str, settings: dict[str, Any], n: int) -> float:
     full = operations(n, **shape)
     if model in TRANSFORMERS:
         return full
-    return operations(n, projection_dim=int(k) if k else None, attention=model if "." in model else None, **shape) or full
+    return (
+        operations(
+            n, projection_dim=int(k) if k else None, attention=None if model in ("linformer", "peer") else model, **shape
+        )
+        or full
+    )
 
 
 def words(seconds: float) -> str:

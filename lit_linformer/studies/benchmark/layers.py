@@ -29,7 +29,7 @@ from lit_linformer.utils.figures import figure_class
 from lit_linformer.utils.files import check_own
 
 MODELS = ("written-out", "fused", "linformer")
-MODEL = Kind("MODEL", lambda where, name: name if "." in name else check_choice(where, name, MODELS))
+MODEL = Kind("MODEL", lambda where, name: _model(where, name))
 WAYS = {"true": True, "false": False, "both": "both"}
 PASSES = Kind("true|false|both", lambda where, word: WAYS[check_choice(where, word, list(WAYS))])
 COUNT = whole("N", 1)
@@ -39,7 +39,9 @@ SETTINGS = {
     "projection_dims": Setting(
         listed(whole("K", 1)), "k, slots (default 128 256; on a GPU 128 256 512 1024 2048); k > n is left out"
     ),
-    "models": Setting(listed(MODEL), "some of these, and attention of yours by class path", list(MODELS)),
+    "models": Setting(
+        listed(MODEL), "some of these, other attention, as window or window:window=64, and yours by class path", list(MODELS)
+    ),
     "tokens": Setting(COUNT, "tokens a batch: it shrinks as n grows, to 1 (default 8192; on a GPU 65536)"),
     "hidden_size": Setting(COUNT, "D, width", 768),
     "num_heads": Setting(COUNT, "heads a layer", 12),
@@ -120,6 +122,18 @@ def read_settings(argv: list[str]) -> dict[str, Any]:
     settings["intermediate_size"] = settings["intermediate_size"] or 4 * settings["hidden_size"]
     _check(settings, settings["device"] != "cpu")
     return settings
+
+
+def _model(where: str, word: str) -> str:
+    """One of MODELS, or what kinds.py reads."""
+    name = word.partition(":")[0]
+    if word not in MODELS and "." not in name:
+        from lit_linformer.model import ATTENTIONS
+        from lit_linformer.studies.kinds import kind_settings
+
+        check_choice(where, name, [*MODELS, *(other for other in ATTENTIONS if other not in ("full", *MODELS))])
+        kind_settings(word)
+    return word
 
 
 def _check(settings: dict[str, Any], on_gpu: bool) -> None:

@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lit_linformer.model import ATTENTIONS, EncoderConfig, EncoderLayer, SelfAttention
 from lit_linformer.model.attention import merge_heads, split_heads
+from lit_linformer.studies.kinds import kind_settings
 from lit_linformer.utils import compat
 
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -44,7 +45,8 @@ class Layers(nn.Module):
     def __init__(self, config: EncoderConfig, written_out: bool = False, backend: SDPBackend | None = None):
         super().__init__()
         self.backend = backend
-        self.E = config.attention_kind.shared(config)
+        self.config, self.E = config, config.attention_kind.shared(config)
+        self.register_buffer("ids", torch.randint(0, 8192, (1, config.max_length)), persistent=False)  # of a text of such words
         self.layers = nn.ModuleList(EncoderLayer(config, index) for index in range(config.num_layers))
         if written_out:
             for layer in self.layers:
@@ -53,28 +55,23 @@ class Layers(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         with contextlib.nullcontext() if self.backend is None else sdpa_kernel(self.backend):
+            given = self.config.attention_kind.of_ids(self.config, self.ids[:, : x.shape[1]].expand(len(x), -1), None)
             for layer in self.layers:
-                x, _ = layer(x, None, self.E, False)
+                x, _ = layer(x, None, self.E, False, given)
         return x
 
 
 def encoder_config(settings: dict[str, Any], n: int, projection_dim: int | None, attention: str | None = None) -> EncoderConfig:
     """The shape that the settings describe; projection_dim None: a Transformer, unless the attention is given."""
-    return EncoderConfig(
-        max_length=n,
-        attention=attention or ("full" if projection_dim is None else "linformer"),
-        projection=settings["projection"],
-        projection_dim=projection_dim or 1,
-        dropout=0.0,
-        attention_dropout=0.0,
-        **{key: settings[key] for key in ("hidden_size", "num_layers", "num_heads", "intermediate_size", "sharing", "order")},
-        local_width=settings["local_width"],
-    )
+    shape = ("hidden_size", "num_layers", "num_heads", "intermediate_size", "sharing", "order", "projection", "local_width")
+    described = {key: settings[key] for key in shape} | {"projection_dim": projection_dim or 1}
+    described |= kind_settings(attention or ("full" if projection_dim is None else "linformer"))
+    return EncoderConfig(max_length=n, dropout=0.0, attention_dropout=0.0, **described)
 
 
 def has_slots(attention: str) -> bool:
     """Whether it takes a k."""
-    return ATTENTIONS.find(attention).slots
+    return "projection_dim" in ATTENTIONS.find(kind_settings(attention)["attention"]).settings
 
 
 def build(name: str, settings: dict[str, Any], n: int, weights: dict[str, Tensor] | None = None) -> nn.Module:

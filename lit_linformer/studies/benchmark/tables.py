@@ -13,7 +13,7 @@ BASELINES = {"written-out": "written-out attention", "fused": "fused attention",
 
 
 OURS = "linformer"  # what the paper's numbers are of
-SHAPE = ("hidden_size", "intermediate_size", "sharing", "order", "local_width", "projection")
+SHAPE = ("hidden_size", "intermediate_size", "sharing", "order", "local_width", "projection", "num_heads")
 
 
 def compared(names: Iterable[str]) -> list[str]:

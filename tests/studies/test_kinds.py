@@ -1,0 +1,51 @@
+"""An attention and its settings in one word, and layers of each measured under that name."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lit_linformer.model import ATTENTIONS
+from lit_linformer.studies.benchmark.layers import main
+from lit_linformer.studies.kinds import kind_settings
+from lit_linformer.studies.paper import operations
+from tests.cli.test_errors import complaint
+
+
+def test_settings_of_a_word():
+    assert kind_settings("sparse") == {"attention": "sparse"}
+    found = kind_settings("window:window=64+projection=gated+dual_norm=true+projection_options.gate=channel")
+    options = {"attention_options": {"window": 64, "dual_norm": True}, "projection_options": {"gate": "channel"}}
+    assert found == {"attention": "window", "projection": "gated", **options}
+    for word in ("window:64", "window:=3", "window:projection_dim=3", "window:window=64+"):
+        with pytest.raises(ValueError, match="allowed: NAME, or NAME:SETTING=VALUE"):
+            kind_settings(word)
+
+
+def test_operations_are_those_of_the_settings():
+    near, far = (operations(64, 32, 64, 8, num_heads=2, attention=f"window:window={window}") for window in (2, 16))
+    assert far - near == 4 * 2 * 32 * (16 - 2)  # 4 (2 w) D a token
+    assert operations(64, 32, 64, num_heads=2, attention="full") == operations(64, 32, 64)
+
+
+def test_every_attention_is_measured(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    sizes = (
+        "--lengths 32 --projection_dims 8 --hidden_size 16 --num_heads 2 --num_layers 1 --tokens 64 --rounds 1 --memory false"
+    )
+    names = [name for name in ATTENTIONS if name not in ("full", "linformer")]
+    words = ["fused", "linformer", *names, "coarse:best=3+projection=gated", "window:window=4+dual_norm=true"]
+    main([*sizes.split(), "--backward", "true", "--models", *words])
+    (cell,) = json.loads(Path("runs/benchmark/benchmark.json").read_text())["cells"].values()
+    assert {entry["status"] for entry in cell["models"].values()} == {"ok"}
+    assert {name.partition(" ")[0] for name in cell["models"]} == set(words)
+    assert all("operation_counts" in found["fused"] for found in cell["ratios"].values())
+
+
+def test_a_name_that_there_is_not(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    line = complaint(["benchmark", "--models", "windw:window=4"], tmp_path)
+    assert "models is 'windw'; did you mean 'window'?; allowed: written-out, fused, linformer, coarse, lookup, lsh" in line
+    assert "attention_options.window is 5; allowed: an even number" in complaint(
+        ["benchmark", "--models", "window:window=5"], tmp_path
+    )
