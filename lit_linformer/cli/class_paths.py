@@ -45,10 +45,11 @@ def class_of(path: str, setting: str) -> type:
 
 
 def _check_name(setting: str, name: str) -> None:
-    if name in getattr(OURS.get(setting), "__all__", ()):
+    ours = getattr(OURS.get(setting), "__all__", ())
+    if name in ours:
         getattr(OURS[setting], name)  # jsonargparse finds by name what has been imported
         return
-    known = {kind.__name__ for kind in _subclasses(BASES[setting])}
+    known = {*ours, *(kind.__name__ for kind in _subclasses(BASES[setting]))}
     if name in known or name.lower() in ("true", "false", "null", "none"):
         return
     near = difflib.get_close_matches(name, sorted(known), 1)
