@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from lit_linformer.cli import PROGRAMS
-from lit_linformer.studies.benchmark import training
+from lit_linformer.studies.benchmark import layers, training
 from lit_linformer.utils.arguments import parse
 from tests.data.finetuning.glue import write_glue
 from tests.helpers import inside, output, run_forked, write_corpus
@@ -110,6 +110,9 @@ def test_what_cannot_be_run_is_parsed(page, tmp_path, monkeypatch):
     for command in dict.fromkeys(map(tuple, commands(page, "sh"))):
         if command[:3] == ("benchmark", "--what", "training"):
             assert parse(command[0], "", training.SETTINGS, list(command[1:]))["scaling"]
+            continue
+        if command[0] == "benchmark" and "--what" not in command:
+            assert layers.read_settings(list(command[1:]))["models"]
             continue
         shown = output([*command, parsed[command[0]]], tmp_path)
         assert "conf/trainer/ddp" not in " ".join(command) or "find_unused_parameters: false" in shown
