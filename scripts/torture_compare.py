@@ -19,7 +19,7 @@ UNEQUAL = {"seconds", "current_score", "epoch_loop.val_loop.batch_progress"}
 # What a checkpoint has to hold of training. Of last.ckpt all is compared: others may be from before a validation, or after it.
 TRAINED = ("state_dict", "optimizer_states", "lr_schedulers", "seen", "global_step", "epoch")
 # Lightning writes it beside each of the others, so twice where it writes twice.
-UNREAD = {"epoch"}
+UNREAD = {"epoch", "watch/epoch"}
 logging.getLogger("tensorboard").setLevel(logging.ERROR)
 
 
@@ -119,7 +119,7 @@ def _tensorboard(a: Path, b: Path) -> Iterator[str]:
         before, after = ([step for step, _ in of] for of in (points, others))
         if twice := sorted({step for step in after if after.count(step) > 1}):
             yield f"TensorBoard, {tag}: steps {twice} twice"
-        elif "throughput" in tag or points == others:
+        elif (tag.startswith("watch/") and tag != "watch/lr") or points == others:  # speed
             continue
         elif before != after:
             lost, added = sorted(set(before) - set(after)), sorted(set(after) - set(before))

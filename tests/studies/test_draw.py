@@ -32,7 +32,7 @@ def test_maps_are_the_encoders():
 
 def test_draws_and_tells_a_text(pretrained, tmp_path):
     pytest.importorskip("matplotlib")
-    argv = ["draw", "--ckpt_path", str(pretrained), "--text", "one <mask> here", "--slots", "3"]
+    argv = ["draw", "--ckpt_path", str(pretrained), "--text", "one <mask> here", "--slots", "4"]  # three are told in words, too
     shown = output([*argv, "--output", str(tmp_path / "new/slots.png")], tmp_path)
     assert (tmp_path / "new/slots.png").read_bytes()[:4] == b"\x89PNG"
     lines = shown.splitlines()
