@@ -256,6 +256,8 @@ def run(argv: list[str]) -> LinformerCLI:
         ".*(Checkpoint|Experiment logs) directory .* exists and is not empty.*",
         ".*FSDP2-wrapped module .* returned a view tensor.*",  # of the loss, which nothing changes in place
         ".*Grad strides do not match bucket view strides.*",  # of sizes 1, whose strides mean nothing
+        ".*smaller than the logging interval.*",  # of an epoch: steps are counted across epochs
+        ".*is supported for historical reasons but its usage is discouraged.*",  # precision=16
         ".*isinstance.treespec, LeafSpec.* is deprecated.*",  # Lightning 2.6 on torch 2.13
     ):
         warnings.filterwarnings("ignore", message=noise)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from lit_linformer.cli.often_changed import ENCODER
 from lit_linformer.runs.summary import RunSummary, find_runs, summary
 from lit_linformer.utils import sources
 from lit_linformer.utils.arguments import Setting, meant, parse, several, word
@@ -27,9 +28,10 @@ from lit_linformer.utils.environment import ROOT
 SETTINGS = {"source": Setting(several(word("FOLDER")), "where runs are looked for, three levels deep", ["runs"])}
 # What every command has or adds by itself, and what others are made of.
 BY_THEMSELVES = (
-    "AtomicCheckpointIO Curves Finite LastCheckpoint LastValidation OwedValidation PredictionWriter Preemption Progress "
-    "RunResult Throughput TrainingModule"
+    "AtomicCheckpointIO Curves EvaluationWriter Finite LastCheckpoint LastValidation OwedValidation PredictionWriter Preemption "
+    "Progress RunResult Throughput TrainingModule"
 ).split()
+MODEL = f"{sources.PACKAGE.name}.model"
 ALL = 10_000  # letters of a line that nothing cuts
 
 
@@ -110,7 +112,8 @@ def _settings(one: sources.Declared, wanted: bool) -> str:
     """Those that it names itself, with their defaults."""
     from lit_linformer.cli.short_help import shown
 
-    settings = (setting for setting in one.own() if wanted and setting.name != "encoder")
+    shape = {*sources.find(ENCODER).settings(), "encoder"} if wanted and one.module.name.startswith(MODEL) else {"encoder"}
+    settings = (setting for setting in one.own() if wanted and setting.name not in shape)
     return ", ".join(f"{setting.name} {shown(setting.default)}" for setting in settings)
 
 

@@ -7,6 +7,9 @@ from typing import Any
 import torch
 from lightning.pytorch import Trainer
 
+# Names that Lightning still takes for others.
+SHORT = {"16": "16-mixed", "bf16": "bf16-mixed", "32": "32-true", "64": "64-true"}
+
 
 def check_machine(trainer: Trainer, precision: Any) -> None:
     """ValueError where the processes or the device are not what the trainer's settings say.
@@ -20,7 +23,7 @@ def check_machine(trainer: Trainer, precision: Any) -> None:
     if started not in (None, trainer.num_devices * trainer.num_nodes):
         devices = f"trainer.devices × trainer.num_nodes is {trainer.num_devices} × {trainer.num_nodes}"
         raise ValueError(f"{devices}; allowed: {started} in all, the processes that {starter} has started")
-    device, asked = trainer.strategy.root_device, str(precision)
+    device, asked = trainer.strategy.root_device, SHORT.get(str(precision), str(precision))
     lacks, instead = False, "32-true, 16-mixed"
     if device.type == "cpu":
         lacks, instead = asked == "16-mixed", "32-true, bf16-mixed"

@@ -81,7 +81,7 @@ class Declared:
     @property
     def summary(self) -> str:
         """Its docstring's first sentence; nothing without one."""
-        return first_sentence((ast.get_docstring(self.node) or "").partition("\n\n")[0])
+        return first_sentence((ast.get_docstring(self.node) or "").partition("\n\n")[0]).rstrip(":")
 
     def settings(self) -> dict[str, Setting]:
         """By name, in the order of its definition; a class that takes **settings has its bases' too."""
