@@ -76,6 +76,12 @@ def write_corpus(path: Path, documents: int = 120) -> Path:
     return path
 
 
+def write_reviews(path: Path) -> None:
+    """A table of someone's own: texts of 30 rows, quoted, and their labels."""
+    rows = [f'"text {number}, the ""best""",{("negative", "positive")[number % 2]}\n' for number in range(30)]
+    path.write_text("text,label\n" + "".join(rows), encoding="utf-8")
+
+
 @contextmanager
 def inside(folder: Path) -> Iterator[None]:
     """With `folder` as the working directory."""

@@ -14,7 +14,7 @@ from lit_linformer.studies.grid.file import read_grid
 from lit_linformer.studies.grid.measures import Measure
 from tests.data.finetuning.glue import FILES, write_glue
 from tests.data.longrange.files import write_long_range
-from tests.helpers import TINY, in_one_process, inside, read_log, run_forked
+from tests.helpers import TINY, in_one_process, inside, read_log, run_forked, write_reviews
 from tests.test_resume import fit
 
 ROOT = Path(__file__).parents[1]
@@ -23,13 +23,8 @@ DEBUG = sorted((ROOT / "conf/debug").glob("*.yaml"))
 LOGGERS = sorted((ROOT / "conf/logger").glob("*.yaml"))  # run in tests/callbacks/test_loggers.py
 OVERLAYS = [*DEBUG, *LOGGERS, ROOT / "conf/finetune/small.yaml", ROOT / "conf/convert/mlm.yaml"]
 DISTILL = ROOT / "conf/convert/distill.yaml"
-FINETUNE = sorted(set((ROOT / "conf/finetune").glob("*.yaml")) - set(OVERLAYS))
-GRIDS = [
-    path
-    for kind in ("paper", "mechanisms")
-    for path in sorted((ROOT / f"conf/{kind}").glob("*.yaml"))
-    if "axes" in yaml.safe_load(path.read_text())
-]
+GRIDS = [path for path in sorted((ROOT / "conf").rglob("*.yaml")) if "axes" in yaml.safe_load(path.read_text())]
+FINETUNE = sorted(set((ROOT / "conf/finetune").glob("*.yaml")) - {*OVERLAYS, *GRIDS})
 FIGURE3 = [path for path in GRIDS if path.name.startswith("figure3")]
 MECHANISMS = sorted((ROOT / "conf/mechanisms").glob("*.yaml"))
 RECALL = sorted((ROOT / "conf/recall").glob("*.yaml"))
@@ -114,6 +109,7 @@ def finetuning(tmp_path_factory, corpus, cache):
         for split in ("train", "test"):
             rows = ({"text": f"{split} text {number}", "label": number % 2} for number in range(18))
             (root / "data" / task / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_reviews(root / "data" / "reviews.csv")
     return root
 
 
@@ -130,11 +126,11 @@ def test_conversion_configs_run(finetuning, corpus, cache, tmp_path, monkeypatch
 
 
 def source_of(path):
-    return {"imdb": "data/IMDB", "agnews": "data/ag_news"}.get(path.stem, "data")
+    return {"imdb": "data/IMDB", "agnews": "data/ag_news", "own": "data/reviews.csv"}.get(path.stem, "data")
 
 
 # The others differ in name and data alone, says the test below. One text, pairs, a number, two sets; one's own.
-QUICK = ("sst2", "stsb", "mnli", "agnews")
+QUICK = ("sst2", "stsb", "mnli", "agnews", "own")
 
 
 @pytest.mark.parametrize(
@@ -156,7 +152,7 @@ def test_finetuning_configs_differ_in_name_and_data_alone():
     configs = [yaml.safe_load(path.read_text()) for path in FINETUNE]
     for config in configs:
         del config["name"], config["data"]
-    assert len(configs) == 11 and all(config == configs[0] for config in configs)
+    assert len(configs) == 12 and all(config == configs[0] for config in configs)
 
 
 @pytest.mark.parametrize("path", GRIDS, ids=named)

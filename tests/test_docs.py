@@ -69,7 +69,8 @@ def check(command, folder, cache):
 def trained(tmp_path_factory, cache):
     """A folder in which README's models were trained, beside a text and a task."""
     folder = tmp_path_factory.mktemp("reader")
-    os.symlink(ROOT / "conf", folder / "conf")
+    for name in ("conf", "models"):
+        os.symlink(ROOT / name, folder / name)
     (folder / "texts").mkdir()
     write_corpus(folder / "texts/text.txt")
     write_glue(folder / "glue", "SST-2")
