@@ -26,7 +26,8 @@ if TYPE_CHECKING:  # the help needs no torch
 SETTINGS = {
     "ckpt_path": Setting(word("FILE|RUN|FOLDER"), "checkpoint, run (its best checkpoint), or exported folder", required=True),
     "text": Setting(several(word("TEXT")), "texts", []),
-    "file": Setting(word("FILE"), "texts, one a line"),
+    "file": Setting(word("FILE"), "texts, one a line; or a table: CSV, TSV, JSON lines, Parquet"),
+    "column": Setting(word("NAME"), "of a table, the texts", "text"),
     "output": Setting(several(word("FILE.npy|FILE.parquet")), "where to write", []),
     "sts": Setting(word("FOLDER"), "STS-B, to measure on"),
     "batch_size": Setting(whole("ROWS", 1), "texts at once, of about the same length", 32),
@@ -47,7 +48,7 @@ def main(argv: list[str]) -> None:
     if asked != bool(outputs):
         missing, there = ("output", "text or file") if asked else ("text", "output")
         raise ValueError(f"--{missing} is not given; allowed: with --{there} it must be")
-    texts = [*given["text"], *(read_lines(Path(given["file"])) if given["file"] else [])]
+    texts = [*given["text"], *(read_texts(Path(given["file"]), given["column"]) if given["file"] else [])]
 
     from lit_linformer.runs.trained_model import open_checkpoint
 
@@ -64,10 +65,16 @@ def main(argv: list[str]) -> None:
         print(f"STS-B, {found['pairs']} pairs: cosine against rating, Spearman {found['spearman']:.4f}", flush=True)
 
 
-def read_lines(path: Path) -> list[str]:
-    """ValueError for a blank line, for rows of vectors are told apart by their number alone."""
+def read_texts(path: Path, column: str) -> list[str]:
+    """A table's column, or lines. ValueError for a blank one, for rows of vectors are told apart by their number alone."""
+    from lit_linformer.data.finetuning.labelled_rows import LabelledSource
+    from lit_linformer.data.finetuning.text_tasks import own_task
     from lit_linformer.data.reading import text_lines
+    from lit_linformer.data.tables import TABLES, kind_of
 
+    if kind_of(path) in TABLES and path.is_file():
+        rows = LabelledSource(str(path), own_task([column]), setting="file").texts("train", needs_label=False)
+        return [text for _, (text,), _ in rows]
     texts = []
     for number, line, _ in text_lines(path, "file"):
         if not line.strip():

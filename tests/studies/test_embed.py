@@ -39,6 +39,10 @@ def test_files_hold_them_in_order(model, pretrained, tmp_path, monkeypatch):
     argv = ["embed", "--ckpt_path", str(pretrained), "--text", "first", "--file", "texts.txt"]
     shown = output([*argv, "--output", "a.npy", "b.parquet"], tmp_path)
     assert "4 texts, 16 numbers each → a.npy" in shown and "→ b.parquet" in shown and "cut" not in shown
+    (tmp_path / "texts.csv").write_text('text\n"a ""good"" film,\nso fine"\nthe film\n')
+    output([*argv[:-1], "texts.csv", "--output", "c.npy"], tmp_path)
+    texts = ["first", 'a "good" film,\nso fine', "the film"]
+    assert np.load(tmp_path / "c.npy") == pytest.approx(embed(model, texts)[0], abs=1e-6)
     expected, _ = embed(model, ["first", *TEXTS[:3]])
     table = pyarrow.parquet.read_table(tmp_path / "b.parquet")
     assert table["text"].to_pylist() == ["first", *TEXTS[:3]]
@@ -92,4 +96,8 @@ def test_a_blank_line_is_refused(pretrained, tmp_path, monkeypatch):
     (tmp_path / "texts.txt").write_text("one\n\ntwo\n")
     argv = ["embed", "--ckpt_path", str(pretrained), "--file", "texts.txt", "--output", "a.npy"]
     assert "file: texts.txt, line 2 is blank; allowed: a text on each line" in complaint(argv, tmp_path)
+    (tmp_path / "texts.csv").write_text('id,review\n1,"one, two"\n2,\n')
+    argv = ["embed", "--ckpt_path", str(pretrained), "--file", "texts.csv", "--output", "a.npy", "--column", "review"]
+    assert "file: " in (line := complaint(argv, tmp_path)) and "texts.csv, line 3" in line
+    assert "texts.csv has no column 'text'" in (line := complaint(argv[:-2], tmp_path)) and "'id', 'review'" in line, line
     assert not (tmp_path / "a.npy").exists()
