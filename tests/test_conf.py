@@ -170,7 +170,7 @@ def test_cells_of_a_grid_are_commands_that_parse(path, finetuning, cache, tmp_pa
     known += (
         "trainer.limit_val_batches data.validation_fraction data.test_fraction trainer.callbacks+ trainer.callbacks.lengths "
     )
-    known += "trainer.callbacks.every_n_validations trainer.callbacks.at_end trainer.callbacks.limit_batches"
+    known += "trainer.callbacks.every_n_validations trainer.callbacks.at_end trainer.callbacks.limit_batches data.source"
     settings = {name for name in settings if "_options." not in name}
     assert settings <= {f"--{name}" for name in known.split()}
 
