@@ -139,9 +139,9 @@ def draw(figure_class: Any, layers: list[int], maps: list, names: list[str], cou
         reach = reach / reach.sum(1, keepdim=True).clamp(min=1e-12)
         most = max(feeds[slots].abs().max().item(), 1e-12)
         images = [
-            row[0].imshow(feeds[slots], cmap="RdBu_r", vmin=-most, vmax=most, aspect="auto"),
-            row[1].imshow(reads[slots], cmap="viridis", vmin=0, aspect="auto"),
-            row[2].imshow(reach, cmap="viridis", vmin=0, aspect="auto"),
+            row[0].imshow(feeds[slots].numpy(), cmap="RdBu_r", vmin=-most, vmax=most, aspect="auto"),
+            row[1].imshow(reads[slots].numpy(), cmap="viridis", vmin=0, aspect="auto"),
+            row[2].imshow(reach.numpy(), cmap="viridis", vmin=0, aspect="auto"),
         ]
         titles = ("what feeds a slot (E)", "who reads a slot (attention)", "which token reaches which")
         for place, (axis, image, title) in enumerate(zip(row, images, titles, strict=True)):
