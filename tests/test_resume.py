@@ -179,3 +179,8 @@ def test_last_save_that_was_killed_is_finished(tiny, tmp_path):
     assert fit(tiny, "run", tmp_path / "run", "--ckpt_path", "auto") == 0
     assert {path.name for path in folder.iterdir()} == names
     assert check_checkpoint(folder / "last.ckpt")["global_step"] == 12
+    # The same where the step's checkpoint is written a second time, after its validation.
+    shutil.copy(folder / "last.ckpt", folder / "new.ckpt")
+    assert fit(tiny, "run", tmp_path / "run", "--ckpt_path", "auto") == 0
+    assert {path.name for path in folder.iterdir()} == names
+    assert [check_checkpoint(folder / f"{name}.ckpt")["global_step"] for name in ("previous", "last")] == [10, 12]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lit_linformer.callbacks.observing import HEADLINE
 from lit_linformer.model.ranges import Count, Natural, OneOf, check_ranges
-from lit_linformer.runs.checkpoints import BEST, is_whole, write_checkpoint
+from lit_linformer.runs.checkpoints import BEST, whole_step, write_checkpoint
 from lit_linformer.runs.folder import remove, replace
 from lit_linformer.runs.sharded import load_sharded
 from lit_linformer.utils.compat import validation_follows
@@ -138,10 +138,10 @@ class LastCheckpoint(Checkpoint):
         folder, resumed = Path(trainer.default_root_dir) / "checkpoints", Path(trainer.ckpt_path or "")
         new, last = folder / "new.ckpt", folder / "last.ckpt"
         if new.exists() and resumed.parent.resolve() == folder.resolve() and resumed.name == new.name:
-            if last.exists() and is_whole(last):
+            if whole_step(last) not in (None, whole_step(new)):  # the same step is written again after its validation
                 replace(last, folder / "previous.ckpt")
             replace(new, last)
-        if resumed.name == "previous.ckpt" and last.exists() and not is_whole(last):
+        if resumed.name == "previous.ckpt" and last.exists() and whole_step(last) is None:
             remove(last)  # or it would become previous.ckpt
         for left in [new, *folder.glob("*.ckpt.tmp")]:
             remove(left)

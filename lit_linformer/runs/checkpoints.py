@@ -82,13 +82,12 @@ def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
         raise OSError(f"cannot write the checkpoint {path}: {first_line(error)}; those before it are intact") from error
 
 
-def is_whole(path: Path) -> bool:
-    """Whether a run could continue from it."""
+def whole_step(path: Path) -> int | None:
+    """The step of a checkpoint from which a run could continue; None where there is no such."""
     try:
-        check_checkpoint(path, whole=False)
-        return True
+        return check_checkpoint(path, whole=False)["global_step"]
     except ValueError:
-        return False
+        return None
 
 
 @functools.lru_cache(maxsize=64)
