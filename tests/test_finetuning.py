@@ -106,7 +106,7 @@ def test_learns_a_task_and_leaves_what_scripts_and_people_read(task, tmp_path):
     assert '--data.text "…"\n' in shown
     events = EventAccumulator(str(run)).Reload()
     points = [(point.step, point.value) for point in events.Scalars("val/accuracy")]
-    assert points == [(int(row["step"]) - 1, pytest.approx(float(row["val/accuracy"]))) for row in rows]
+    assert points == [(int(row["step"]), pytest.approx(float(row["val/accuracy"]))) for row in rows]
     assert "val/confusion_matrix" in events.Tags()["images"]
     (last, *_) = events.Tensors("val/confusion_matrix/text_summary")[::-1]
     counts = [int(n) for n in re.findall(r"\| (\d+)(?= )", last.tensor_proto.string_val[0].decode())]

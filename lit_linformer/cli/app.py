@@ -259,6 +259,7 @@ def run(argv: list[str]) -> LinformerCLI:
         ".*smaller than the logging interval.*",  # of an epoch: steps are counted across epochs
         ".*is supported for historical reasons but its usage is discouraged.*",  # precision=16
         ".*isinstance.treespec, LeafSpec.* is deprecated.*",  # Lightning 2.6 on torch 2.13
+        r"(?s).*(JsonargparseDeprecationWarning|deprecated in v4.49.0 and will be removed in v5)",  # what Lightning 2.6 calls
     ):
         warnings.filterwarnings("ignore", message=noise)
     if argv[0] != "fit":  # what those callbacks do has its end with training

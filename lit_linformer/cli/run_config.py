@@ -56,7 +56,7 @@ class RunConfig(SaveConfigCallback):
 
     @functools.cached_property
     def _text(self) -> str:  # each checkpoint carries it, and to make it takes longer than to write a small one
-        return self.parser.dump(self.config, skip_none=False)
+        return self.parser.dump(self.config, skip_unset=False)
 
 
 def _flatten(tree: Any, prefix: str = "") -> dict[str, Any]:

@@ -3,12 +3,12 @@
 import sys
 from collections.abc import Sequence
 
-from lightning.pytorch.utilities import rank_zero_only
+from lit_linformer.utils.signals import is_first_process
 
 
-@rank_zero_only
 def note(message: str) -> None:
-    print(f"note: {message}", file=sys.stderr, flush=True)
+    if is_first_process():
+        print(f"note: {message}", file=sys.stderr, flush=True)
 
 
 def first_few(numbers: Sequence[int], most: int = 5) -> str:

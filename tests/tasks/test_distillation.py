@@ -177,7 +177,7 @@ REFUSED = {
     "--model.logits_weight -1": r"model.logits_weight is -1.0; allowed: 0 or more",
     "--model.logits_weight 0 --model.hidden_weight 0": r"logits_weight, hidden_weight and labels_weight are all 0; allowed",
     "--model.teacher null": r"model.teacher is not given; allowed: a run or a checkpoint",
-    "--model.pretrained null": r"model.pretrained is not given; allowed: a run directory or a checkpoint, or model.encoder",
+    "--model.pretrained null": r"model.encoder is not given; allowed: its settings, .*, or model.pretrained with a model",
     "--model.teacher nowhere": r"model.teacher is nowhere, which does not exist; allowed: a run directory",
     "--model.teacher runs/narrow": r"model.teacher is runs/narrow, whose hidden_size is 8, the model's 16; allowed: the same",
     "--model.teacher runs/short": r"data.max_length is 32; allowed: up to the teacher's max_length = 16",

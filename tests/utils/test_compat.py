@@ -12,6 +12,7 @@ import lit_linformer
 from lit_linformer.utils import compat
 
 PACKAGE = Path(lit_linformer.__file__).parent
+DOCUMENTED = {"_replace"}  # of a named tuple
 
 
 def resolve(name):
@@ -63,6 +64,7 @@ def private_names(tree):
             names = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "setattr"):
             names = [node.args[1].value] if isinstance(node.args[1], ast.Constant) else []
+        names = [name for name in names if name not in DOCUMENTED]
         yield from ((node.lineno, name) for name in names if name.startswith("_") and not name.startswith("__"))
 
 
