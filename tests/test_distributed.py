@@ -116,7 +116,11 @@ def two_steps(model: nn.Module, rank: int = 0, world_size: int = 1) -> list[torc
 
 
 def models_of(kind: type[Loss]) -> list[dict]:
-    return MODELS if kind is Loss else [settings for settings in MODELS if settings["activation_checkpointing"]]
+    if kind is Loss:
+        return MODELS
+    # aot_eager mistakes the strides of a gradient there; inductor, which compiles for users, does not (tests/tasks)
+    apart = MECHANISMS["long-short"].items()
+    return [settings for settings in MODELS if settings["activation_checkpointing"] and not apart <= settings.items()]
 
 
 def train_in_two(rank: int, folder: Path, kind: type[Loss]) -> None:
