@@ -57,6 +57,7 @@ IMPORTED = "lit_linformer.cli.app omegaconf attr torch.utils.tensorboard torch.p
 IMPORTED += ["torch.distributed.checkpoint.state_dict"]
 # The kills of a round, by phase; then from the beginning.
 ANY_TIME = "any time"
+DIFFERENCES = 5  # of a round that are listed
 MIX = (
     (START, FILES, GOING_ON),
     (PREPARATION, VALIDATION, RENAMES),
@@ -231,7 +232,9 @@ def report(content: dict) -> str:
     lines += [f"| all | | {' | '.join(map(str, total))} |", ""]
     for done in filter(failed, rounds):
         lines.append(f"- **{done['case']}:{done['round']}**, killed: {'; '.join(kill['kill'] for kill in done['kills'])}")
-        lines += [f"  - {line}" for line in failed(done)]
+        wrong = failed(done)
+        lines += [f"  - {line}" for line in wrong[:DIFFERENCES]]
+        lines += [f"  - … and {len(wrong) - DIFFERENCES} more"] * (len(wrong) > DIFFERENCES)
     return "\n".join(lines).rstrip() + "\n"
 
 
