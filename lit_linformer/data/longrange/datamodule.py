@@ -25,7 +25,8 @@ from lit_linformer.data.finetuning.text_tasks import TextTask
 from lit_linformer.data.loader import FILLER, EvaluationLoader, ResumableLoader
 from lit_linformer.data.longrange.pathfinder import DASHES
 from lit_linformer.data.longrange.sources import FROM_FILES, TASKS, GeneratedSource, TextSource
-from lit_linformer.data.pretraining.masking import IGNORED, Masker
+from lit_linformer.data.pretraining.masking import IGNORED, VALIDATION_MASK_RATE, VALIDATION_SEED, Masker
+from lit_linformer.data.pretraining.token_files import SPLITS
 from lit_linformer.data.progress_bar import Progress
 from lit_linformer.data.summary import Summary
 from lit_linformer.data.text_files import FORMAT, TextFiles, made_once, verify_text_files, write_text_files
@@ -33,8 +34,6 @@ from lit_linformer.model.ranges import Count, OneOf, Range, Seed, check_ranges
 
 PAD, BOS, EOS, MASK = range(4)
 SPECIAL = 4
-VALIDATION_MASK_RATE, VALIDATION_SEED = 0.15, 20200608  # PretrainingData's
-SPLITS = ("train", "validation", "test")
 
 
 class LongRangeData(ResumableDataModule):

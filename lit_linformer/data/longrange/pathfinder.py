@@ -10,6 +10,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from lit_linformer.data.pretraining.token_files import SPLITS
+
 SIDE, PADDING = 32, 1
 DASH, GAP, THICKNESS, DOT = 2.0, 1.0, 0.5, 1.5  # lengths; of a dot the radius
 TURN = 1.0  # radians that a line turns by at most from one dash to the next
@@ -21,7 +23,6 @@ TRIALS, STARTS = 12, 60  # of a dash, of a line
 POINTS = np.linspace(0, 1, 5)[:, None]  # of a dash, by which distances are measured
 DASH_LIGHT = 0.75
 
-_STREAMS = ("train", "validation", "test")
 _PIXELS = np.stack(np.meshgrid(*[np.arange(SIDE) + 0.5] * 2, indexing="ij"), -1).reshape(-1, 1, 2)
 
 
@@ -109,7 +110,7 @@ def _image(lines: list[np.ndarray], dots: np.ndarray) -> np.ndarray:
 
 def generated(level: str, split: str, rows: int, seed: int) -> Iterator[tuple[list[np.ndarray], int]]:
     """([pixels (SIDE²,) uint8, row by row], label) of each row, a function of its number, the split and the seed."""
-    stream = _STREAMS.index(split)
+    stream = SPLITS.index(split)
     for row in range(rows):
         image, _, _, label = drawing(np.random.default_rng([seed, stream, row]), level)
         yield [image.reshape(-1)], label

@@ -13,6 +13,7 @@ import numpy as np
 from lit_linformer.data.finetuning.labelled_rows import LabelledSource
 from lit_linformer.data.finetuning.text_tasks import TextTask, find_task
 from lit_linformer.data.longrange import listops, pathfinder
+from lit_linformer.data.pretraining.token_files import SPLITS
 from lit_linformer.data.reading import readable, stamps, text_lines
 
 Rows = Iterator[tuple[list[np.ndarray], int]]
@@ -93,7 +94,7 @@ class FileSource:
         raise NotImplementedError
 
     def splits(self) -> list[str]:
-        return [split for split in ("train", "validation", "test") if self.files(split)]
+        return [split for split in SPLITS if self.files(split)]
 
     def stamp(self, split: str):
         return stamps(self.files(split), self.folder)

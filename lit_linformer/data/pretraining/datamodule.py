@@ -16,7 +16,7 @@ from lit_linformer.data.datamodule import TRAINED, BatchSize, ResumableDataModul
 from lit_linformer.data.loader import EvaluationLoader, ResumableLoader
 from lit_linformer.data.notes import note
 from lit_linformer.data.pretraining.corpus import Corpus
-from lit_linformer.data.pretraining.masking import MaskedBlocks, Masker
+from lit_linformer.data.pretraining.masking import VALIDATION_MASK_RATE, VALIDATION_SEED, MaskedBlocks, Masker
 from lit_linformer.data.pretraining.prompts import encode_prompts, prompt_loader, read_prompts
 from lit_linformer.data.pretraining.token_files import (
     SPLITS,
@@ -30,8 +30,6 @@ from lit_linformer.data.summary import Summary, of_token_files
 from lit_linformer.data.tokenizer import Tokenizer, check_vocab_size
 from lit_linformer.model.ranges import Count, Range, Seed, check_ranges
 
-# Validation masks are the same in every run, whatever training uses: perplexities stay comparable.
-VALIDATION_MASK_RATE, VALIDATION_SEED = 0.15, 20200608
 STAGES = {"fit": ("train", "validation"), "validate": ("validation",), "test": ("test",), "predict": ()}
 
 

@@ -17,6 +17,8 @@ from lit_linformer.data.loader import FILLER
 from lit_linformer.data.pretraining.token_files import TokenBlocks
 
 IGNORED = -100  # a label without a target: what torch's cross_entropy ignores by default
+# Validation masks are the same in every run, whatever training uses: perplexities stay comparable.
+VALIDATION_MASK_RATE, VALIDATION_SEED = 0.15, 20200608
 
 
 class Masker:
