@@ -42,7 +42,7 @@ class PredictionWriter(Callback):
             return
         console.print(_table(self.records[:SHOWN]))
         rest = f", of which the first {SHOWN} are shown" if count > SHOWN else ""
-        what = "masks" if "mask" in self.records[0] else "texts"
+        what = ("mask" if "mask" in self.records[0] else "text") + "s" * (count > 1)
         console.print(f"{count:,} {what} → {path}{rest}", highlight=False, soft_wrap=True)
 
 

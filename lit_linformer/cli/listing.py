@@ -1,6 +1,7 @@
 """What there is: configs, runs, and what a setting may name: `python run.py list`, or `python run.py list runs`.
 
-    configs        conf/*.yaml: what each reproduces, and what it costs
+    configs        conf/*.yaml for fit: what each reproduces, and what it costs
+    grids          those for grid: many runs and one table
     runs           those in runs/ or in --source: best value, steps, tokens, time, state
     attentions     for --model.encoder.attention
     projections    for --model.encoder.projection
@@ -57,11 +58,15 @@ def main(argv: list[str]) -> None:
             print(line, flush=True)
 
 
-def configs(_: list[Path], alone: bool, width: int) -> Iterable[str]:
-    place = Path("conf") if Path("conf").is_dir() else ROOT / "conf"
-    files = sorted(place.rglob("*.yaml"), key=lambda path: (len(path.parts), path))
-    heads = {file: head(file) for file in files}
-    return _items([Item(str(file), told.sentence, told.cost) for file, told in heads.items()], alone, width, "cost: ")
+def configs(*commands: str) -> Callable[..., Iterable[str]]:
+    def listed(_: list[Path], alone: bool, width: int) -> Iterable[str]:
+        place = Path("conf") if Path("conf").is_dir() else ROOT / "conf"
+        files = sorted(place.rglob("*.yaml"), key=lambda path: (len(path.parts), path))
+        heads = {file: head(file) for file in files}
+        items = [Item(str(file), told.sentence, told.cost) for file, told in heads.items() if told.command in commands]
+        return _items(items, alone, width, "cost: ")
+
+    return listed
 
 
 def runs(places: list[Path], alone: bool, width: int) -> list[str]:
@@ -143,6 +148,7 @@ KINDS: dict[str, tuple[str, Callable[..., Iterable[str]]]] = {
     "tasks": ("tasks: --model NAME", exported("tasks")),
     "data": ("data: --data NAME", exported("data")),
     "callbacks": ("callbacks: --trainer.callbacks+ NAME; Lightning's too, as EarlyStopping", exported("callbacks")),
-    "configs": ("configs: python run.py fit --config FILE; conf/paper/*.yaml with axes: python run.py grid", configs),
+    "configs": ("configs: python run.py fit --config FILE", configs("fit", "convert")),
+    "grids": ("grids, many runs and one table: python run.py grid --config FILE", configs("grid")),
     "runs": ("runs: python run.py predict --config RUN/config.yaml", runs),
 }

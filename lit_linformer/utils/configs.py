@@ -40,14 +40,15 @@ def _split(argv: list[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Head:
-    """What the comment at the top of a config file says: its first sentence, and what it costs."""
+    """What the comment at the top of a config file says: its first sentence, what it costs, and which command reads it."""
 
     sentence: str
     cost: str
+    command: str
 
 
 def head(path: str | Path) -> Head:
-    """Of `# A sentence.` and `# Cost: …`, which goes on to the next line that begins another one."""
+    """Of `# A sentence.`, `# Cost: …`, which goes on to the next line that begins another one, and the first command line."""
     lines = itertools.takewhile(lambda line: line.startswith("#"), Path(path).read_text(encoding="utf-8").splitlines())
     paragraphs: list[str] = []
     for line in (line.removeprefix("#").removeprefix(" ") for line in lines):
@@ -56,7 +57,9 @@ def head(path: str | Path) -> Head:
         else:
             paragraphs[-1] += f" {line}"
     cost = next((text.removeprefix("Cost: ") for text in paragraphs if text.startswith("Cost: ")), "")
-    return Head(first_sentence(paragraphs[0] if paragraphs else "").rstrip(":"), first_sentence(cost))
+    command = re.search(r"run\.py (\w+)", " ".join(paragraphs))
+    sentence = first_sentence(paragraphs[0] if paragraphs else "").rstrip(":")
+    return Head(sentence, first_sentence(cost), command[1] if command else "fit")
 
 
 def check_configs(argv: list[str]) -> None:

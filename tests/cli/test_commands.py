@@ -97,7 +97,7 @@ def test_predict_from_a_run_directory_alone(trained, tmp_path):
     """Neither the corpus nor the cache is needed."""
     elsewhere = ["--data.source", "gone.txt", "--data.cache_dir", "empty"]
     argv = ["predict", "--config", "runs/tiny/config.yaml", *elsewhere, "--data.text", "one <mask> here"]
-    assert "1 masks → runs/tiny/predictions.jsonl" in output(argv, tmp_path)
+    assert "1 mask → runs/tiny/predictions.jsonl" in output(argv, tmp_path)
     assert not (tmp_path / "empty").exists()
 
 
