@@ -1,21 +1,19 @@
 """One thread a process: tests run beside each other, and two ranks on two cores."""
 
+import gc
 import importlib
 import os
 import signal
 import tempfile
+import warnings
+from contextlib import redirect_stdout, suppress
+from io import StringIO
 
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import pytest
-import torch
 
-from tests.helpers import TINY, write_corpus
-
-pytest_plugins = ["tests.trained_runs"]
-
-torch.set_num_threads(1)
 CHECKED = tempfile.TemporaryDirectory()
 os.environ["LIT_LINFORMER_CACHE"] = CHECKED.name  # not the home of the one who tests
 # Nor what another session has compiled, for other instructions perhaps: pytest's processes share a cache of their own.
@@ -27,13 +25,41 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 # What each forked process of a command would import again, a third of its time.
 IMPORTED = "lit_linformer.cli.app omegaconf attrs fsspec.implementations.chained torch.utils.tensorboard torch.profiler"
-for name in f"{IMPORTED} torch.distributed.fsdp torch.distributed.checkpoint.state_dict".split():
-    importlib.import_module(name)
+IMPORTED += " torch.distributed.fsdp torch.distributed.checkpoint.state_dict"
+
+
+def pytest_configure(config):
+    """The process that hands tests out imports nothing: those that run them wait for it."""
+    if "PYTEST_XDIST_WORKER" in os.environ or not config.getoption("numprocesses", None):
+        make_ready()
+        config.pluginmanager.import_plugin("tests.trained_runs")
+
+
+def make_ready():
+    """Does once what each forked process of a command would do again: half of its time."""
+    for name in IMPORTED.split():
+        importlib.import_module(name)
+    import torch
+
+    from lit_linformer.cli.app import LinformerCLI
+    from lit_linformer.cli.quick_checks import known_settings
+
+    torch.set_num_threads(1)
+    known_settings(["fit"])  # what these two read of classes stays in memory
+    with warnings.catch_warnings(), redirect_stdout(StringIO()), suppress(Exception, SystemExit):
+        warnings.simplefilter("ignore")
+        LinformerCLI(["fit", "--print_config"])
+    # A collection would write to every object that a forked process has of this one, so that its memory is copied.
+    gc.collect()
+    gc.freeze()
+    os.register_at_fork(after_in_child=gc.freeze)
 
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory):
     """A text file of 120 small documents."""
+    from tests.helpers import write_corpus
+
     return write_corpus(tmp_path_factory.mktemp("corpus") / "text.txt")
 
 
@@ -46,6 +72,8 @@ def cache(tmp_path_factory):
 @pytest.fixture
 def tiny(tmp_path, corpus, cache, monkeypatch):
     """Arguments of a command on a model that trains in a second, with tmp_path as the working directory."""
+    from tests.helpers import TINY
+
     monkeypatch.chdir(tmp_path)
     config = tmp_path / "tiny.yaml"
     config.write_text(TINY)

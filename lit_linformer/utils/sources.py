@@ -45,20 +45,33 @@ class Module:
 
     def find(self, name: str) -> "tuple[Module, Node] | None":
         """Where a name of this module is defined, followed through imports, and the definition."""
-        for node in self.tree.body:
-            if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
-                return self, node
-            if isinstance(node, ast.Assign) and any(isinstance(to, ast.Name) and to.id == name for to in node.targets):
-                return self, node.value
-            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == name and node.value:
-                return self, node.value
-        for statement in ast.walk(self.tree):  # inside of functions too: a package may import when it is asked
-            if not isinstance(statement, ast.ImportFrom):
-                continue
-            for alias in statement.names:
-                if name == (alias.asname or alias.name) and (source := module(self._absolute(statement))) is not None:
-                    return source.find(alias.name)
+        if name in self._defined:
+            return self, self._defined[name]
+        for statement, original in self._imported.get(name, ()):
+            if (source := module(self._absolute(statement))) is not None:
+                return source.find(original)
         return None
+
+    @functools.cached_property
+    def _defined(self) -> dict[str, Node]:
+        found: dict[str, Node] = {}
+        for node in self.tree.body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef):
+                found.setdefault(node.name, node)
+            elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value:
+                for to in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                    if isinstance(to, ast.Name):
+                        found.setdefault(to.id, node.value)
+        return found
+
+    @functools.cached_property
+    def _imported(self) -> dict[str, list[tuple[ast.ImportFrom, str]]]:
+        """Inside of functions too: a package may import when it is asked."""
+        found: dict[str, list[tuple[ast.ImportFrom, str]]] = {}
+        for statement in ast.walk(self.tree):
+            for alias in statement.names if isinstance(statement, ast.ImportFrom) else ():
+                found.setdefault(alias.asname or alias.name, []).append((statement, alias.name))
+        return found
 
     def _absolute(self, node: ast.ImportFrom) -> str:
         parts = self.name.split(".")
