@@ -21,6 +21,7 @@ from lit_linformer.runs.checkpoints import BEST, whole_step, write_checkpoint
 from lit_linformer.runs.folder import remove, replace
 from lit_linformer.runs.sharded import load_sharded
 from lit_linformer.utils.compat import validation_follows
+from lit_linformer.utils.errors import SettingError
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -149,7 +150,7 @@ class LastCheckpoint(Checkpoint):
             best.drop_others()
 
 
-class MissingMetric(ValueError):
+class MissingMetric(SettingError):
     of_all_processes = True  # the first one says it
 
 
@@ -183,9 +184,11 @@ class BestCheckpoint(ModelCheckpoint):
         if self.save_top_k and due and self.monitor not in trainer.callback_metrics:
             logged = [name for name in trainer.callback_metrics if not (trainer.sanity_checking and name.startswith("train"))]
             raise MissingMetric(
-                f"best.monitor is {self.monitor!r}, which {type(pl_module).__name__} does not log in its validation; allowed: "
+                "best.monitor",
+                self.monitor,
                 f"{', '.join(logged) or 'a metric that it logs (there is none)'}, with --best.monitor or as its `headline`; "
-                "or --best.keep 0 for no best checkpoint"
+                "or --best.keep 0 for no best checkpoint",
+                more=f", which {type(pl_module).__name__} does not log in its validation",
             )
         super().on_validation_end(trainer, pl_module)
 

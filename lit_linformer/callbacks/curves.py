@@ -12,6 +12,7 @@ from lit_linformer.callbacks.loggers import Writer, writer_of, writers
 from lit_linformer.callbacks.observing import axis, owes_validation
 from lit_linformer.runs.checkpoints import first_line
 from lit_linformer.utils import compat
+from lit_linformer.utils.errors import UserError
 from lit_linformer.utils.files import write_text
 
 IDENTITIES = "loggers.json"
@@ -57,7 +58,7 @@ class Curves(Callback):
             for writer in writers(trainer):
                 writer.open()
         except Exception as error:  # a server that does not answer, an account that is not known, …
-            raise ValueError(f"trainer.logger could not begin: {first_line(error)}") from error
+            raise UserError(f"trainer.logger could not begin: {first_line(error)}") from error
 
     def _identities(self) -> Identities:
         found: Identities = {}

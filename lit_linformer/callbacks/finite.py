@@ -14,16 +14,14 @@ from torch import Tensor
 
 from lit_linformer.callbacks.checkpoint import LastCheckpoint
 from lit_linformer.callbacks.observing import say
+from lit_linformer.utils.errors import UserError
 from lit_linformer.utils.finite import all_finite
 
 
-class NotFinite(ValueError):
+class NotFinite(UserError):
     """What is not finite, which checkpoint is good, and what may help. Of all processes alike: the first one says it."""
 
     of_all_processes = True
-
-    def __init__(self, trainer: Trainer, what: str) -> None:
-        super().__init__(f"{what}; {_last_good(trainer)}{_remedies(trainer)}")
 
 
 class LossWatch:
@@ -95,7 +93,7 @@ class Finite(Callback):
             self.refuse(trainer, *self.bad)
 
     def refuse(self, trainer: Trainer, step: int, kind: int) -> None:
-        raise NotFinite(trainer, f"the loss is {LossWatch.KINDS[kind]} at step {step}")
+        raise _not_finite(trainer, f"the loss is {LossWatch.KINDS[kind]} at step {step}")
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn == "fit":
@@ -120,15 +118,16 @@ class Finite(Callback):
         if broken and step:
             self.refuse(trainer, step, kind)
         if broken:
-            raise NotFinite(trainer, f"weights, or AdamW's averages, are not finite after step {trainer.global_step}")
+            raise _not_finite(trainer, f"weights, or AdamW's averages, are not finite after step {trainer.global_step}")
 
 
-def _last_good(trainer: Trainer) -> str:
+def _not_finite(trainer: Trainer, what: str) -> NotFinite:
     last = next((found for found in trainer.callbacks if isinstance(found, LastCheckpoint)), None)
     path = Path(trainer.default_root_dir) / "checkpoints" / "last.ckpt"
     if last is None or not path.exists():
-        return "no checkpoint was written before it; allowed: "
-    return f"the last good checkpoint, {path}, is of step {last.saved_step}; allowed: --ckpt_path last with "
+        return NotFinite(f"{what}; no checkpoint was written before it", _remedies(trainer))
+    good = f"the last good checkpoint, {path}, is of step {last.saved_step}"
+    return NotFinite(f"{what}; {good}", f"--ckpt_path last with {_remedies(trainer)}")
 
 
 def _remedies(trainer: Trainer) -> str:

@@ -21,6 +21,7 @@ from lit_linformer.callbacks.observing import axis, say, unnoticed, write_csv
 from lit_linformer.model.ranges import Count, Natural, Range, check_ranges
 from lit_linformer.tasks.perplexity import Perplexity
 from lit_linformer.utils import compat
+from lit_linformer.utils.errors import SettingError, UserError
 from lit_linformer.utils.figures import draw_sweep, figure_class
 
 COLUMNS = ("step", "tokens", "length", "perplexity", "tokens_per_second", "peak_memory_mib")
@@ -55,9 +56,9 @@ class LengthSweep(Callback):
     ) -> None:
         check_ranges("LengthSweep.", LengthSweep.__init__, locals())
         if not lengths:
-            raise ValueError(f"LengthSweep.lengths is {lengths}; allowed: a list of lengths, each {SHORTEST} or more")
+            raise SettingError("LengthSweep.lengths", lengths, f"a list of lengths, each {SHORTEST} or more")
         if every_n_validations == 0 and not at_end:
-            raise ValueError("LengthSweep.every_n_validations is 0; allowed: 1 or more, or 0 with at_end true")
+            raise SettingError("LengthSweep.every_n_validations", 0, "1 or more, or 0 with at_end true")
         self.lengths = sorted(set(lengths))
         self.every_n_validations, self.at_end = every_n_validations, at_end
         self.num_tokens, self.limit_batches = num_tokens, limit_batches
@@ -80,18 +81,20 @@ class LengthSweep(Callback):
             return
         net, data = getattr(pl_module, "net", None), trainer.datamodule
         if not hasattr(net, "nll") or not hasattr(data, "evaluation_loader"):
-            raise ValueError(
-                f"trainer.callbacks holds LengthSweep, but data is {type(data).__name__}; allowed: masked language modelling "
-                "on PretrainingData"
+            raise UserError(
+                f"trainer.callbacks holds LengthSweep, but data is {type(data).__name__}",
+                "masked language modelling on PretrainingData",
             )
         longest = net.encoder.config.max_length
         if self.lengths[-1] > longest:
             allowed = f"{SHORTEST} to model.encoder.max_length = {longest}"
-            raise ValueError(f"LengthSweep.lengths holds {self.lengths[-1]}; allowed: {allowed}")
+            raise UserError(f"LengthSweep.lengths holds {self.lengths[-1]}", allowed)
         if len(data.blocks["validation"]) == 0:
-            raise ValueError(
-                f"data.validation_fraction is {data.validation_fraction}; allowed with LengthSweep: more than 0, or a "
-                "data.validation_source"
+            raise SettingError(
+                "data.validation_fraction",
+                data.validation_fraction,
+                "more than 0, or a data.validation_source",
+                when="with LengthSweep",
             )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from lit_linformer.callbacks.checkpoint import LastCheckpoint
 from lit_linformer.callbacks.finite import Finite, NotFinite
 from lit_linformer.utils import compat
+from lit_linformer.utils.errors import UserError
 from lit_linformer.utils.signals import Stopped, requeue, watch
 
 
@@ -43,9 +44,9 @@ class Preemption(Checkpoint):
             steps[trainer.global_rank] = trainer.global_step
             dist.all_reduce(steps, dist.ReduceOp.MAX, group=self._group)
             if steps.unique().numel() > 1:
-                raise ValueError(
-                    f"ckpt_path: the processes would go on from steps {steps.tolist()}; allowed: one checkpoint, in a run "
-                    "directory that all machines see"
+                raise UserError(
+                    f"ckpt_path: the processes would go on from steps {steps.tolist()}",
+                    "one checkpoint, in a run directory that all machines see",
                 )
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:

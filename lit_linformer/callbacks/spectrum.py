@@ -18,6 +18,7 @@ from lit_linformer.callbacks.loggers import writers
 from lit_linformer.callbacks.observing import axis, say, unnoticed
 from lit_linformer.model.lowrank import Measured, check_index, check_layers, check_maps, measure, summary
 from lit_linformer.model.ranges import Count, Natural, Range, check_ranges
+from lit_linformer.utils.errors import SettingError, UserError
 from lit_linformer.utils.figures import draw_spectra, figure_class
 from lit_linformer.utils.files import json_text, write_text
 
@@ -66,13 +67,13 @@ class Spectrum(Callback):
         encoder = getattr(getattr(pl_module, "net", None), "encoder", None)
         blocks = getattr(trainer.datamodule, "blocks", {}).get("validation")
         if encoder is None or blocks is None:
-            raise ValueError(
-                f"trainer.callbacks holds Spectrum, but data is {type(trainer.datamodule).__name__}; allowed: PretrainingData "
-                "(a fine-tuned run: python run.py spectrum --run RUN --source TEXT)"
+            raise UserError(
+                f"trainer.callbacks holds Spectrum, but data is {type(trainer.datamodule).__name__}",
+                "PretrainingData (a fine-tuned run: python run.py spectrum --run RUN --source TEXT)",
             )
         if blocks.full == 0:
-            raise ValueError(
-                f"data.max_length is {blocks.length}; allowed with Spectrum: fewer, for the validation text has no full row"
+            raise SettingError(
+                "data.max_length", blocks.length, "fewer, for the validation text has no full row", when="with Spectrum"
             )
         check_maps(encoder)
         self._layers = check_layers("Spectrum.layers", self.layers, encoder.config)

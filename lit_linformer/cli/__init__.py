@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from lit_linformer.utils.errors import UserError
 from lit_linformer.utils.signals import Stopped, is_first_process, requeue, watch
 
 COMMANDS = {
@@ -137,7 +138,7 @@ def _program(name: str) -> Callable[[list[str]], None]:
         except (ModuleNotFoundError, AttributeError, TypeError) as error:
             if not own or getattr(error, "name", None) not in (name, name.partition(".")[0], "main"):
                 raise  # what that module imports is missing
-    raise ValueError(f"the command is {name!r}; allowed: {', '.join(COMMANDS)}, or a module of yours with main(argv)")
+    raise UserError(f"the command is {name!r}", f"{', '.join(COMMANDS)}, or a module of yours with main(argv)")
 
 
 def _show_warning(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any) -> None:

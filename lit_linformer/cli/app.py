@@ -49,6 +49,7 @@ from lit_linformer.runs.trained_model import read_model
 from lit_linformer.tasks.pretrained import pretrained_encoder
 from lit_linformer.utils.configs import check_configs, config_files, configs_first
 from lit_linformer.utils.environment import command_line
+from lit_linformer.utils.errors import SettingError, UserError
 from lit_linformer.utils.signals import is_first_process
 
 # What only the data knows.
@@ -147,7 +148,7 @@ class LinformerCLI(LightningCLI):
         elif self.subcommand == "predict" and (self.run_dir / TOKENIZER).is_file() and "init_args" in config.data:
             config.data.init_args.tokenizer = str(self.run_dir / TOKENIZER)  # the corpus need not be here
         if self.subcommand == "fit" and "encoder" in model and not (model.encoder or model.get("pretrained")):
-            raise ValueError(no_encoder("load_weights" in model))  # before a tokenizer is trained for it
+            raise UserError(*no_encoder("load_weights" in model))  # before a tokenizer is trained for it
         if self.subcommand != "prepare":
             check_early(self.subcommand, config)
 
@@ -217,7 +218,7 @@ def _keep_sources(config: Namespace, root: Path) -> None:
     settings = {f"model.{name}": config.model.get("init_args", {}).get(name) for name in ("pretrained", "teacher")}
     for name, source in (settings | {"ckpt_path": config.ckpt_path}).items():
         if source is not None and Path(source).resolve().is_relative_to(root.resolve()) and any(own_files(root)):
-            raise ValueError(f"{name} is {source}, which --overwrite true would delete; allowed: another --name")
+            raise SettingError(name, source, "another --name", more=", which --overwrite true would delete")
 
 
 def _carry_over(config: Namespace) -> None:

@@ -12,6 +12,7 @@ from lit_linformer.cli.class_paths import class_of
 from lit_linformer.model.ranges import Count, Natural, NotNegative, Range, Seed, Share, check_ranges
 from lit_linformer.tasks.base import TrainingModule
 from lit_linformer.tasks.optim import Optimization
+from lit_linformer.utils.errors import SettingError, UserError
 
 OrNoLimit = Annotated[int, Range(least=1, also=(-1,))]
 LimitedTo = Count | Annotated[float, Range(above=0, most=1)] | None
@@ -51,14 +52,14 @@ def check_settings(config: Namespace) -> None:
     """ValueError, in one line, for the first number of a command's config that is outside what its setting allows."""
     check_ranges("", {"seed_everything": Seed}, {"seed_everything": config.get("seed_everything")})
     if not isinstance(config.trainer, Namespace):
-        raise ValueError(f"trainer is {config.trainer!r}; allowed: its settings by name, as max_steps: 100")
+        raise SettingError("trainer", config.trainer, "its settings by name, as max_steps: 100")
     trainer = dict(vars(config.trainer))
     if re.fullmatch(r"-?\d+", str(trainer.get("devices"))):
         trainer["devices"] = int(trainer["devices"])
     check_ranges("trainer.", TRAINER, trainer)
     for key, (pattern, allowed) in TEXTS.items():
         if isinstance(trainer.get(key), str) and not re.fullmatch(pattern, trainer[key].replace(" ", "")):
-            raise ValueError(f"trainer.{key} is {trainer[key]!r}; allowed: {allowed}")
+            raise SettingError(f"trainer.{key}", trainer[key], allowed)
     for key, declared in ALWAYS_THERE.items():
         if key in config:
             check_ranges(f"{key}.", _parameters(declared), dict(vars(config[key])))
@@ -93,7 +94,7 @@ def _check_whole(where: str, hint: Any, value: Any) -> None:
             try:
                 kind(**vars(value))
             except ValueError as error:
-                raise ValueError(f"{where}.{error}") from error
+                raise UserError(f"{where}.{error}") from error
 
 
 def _parameters(declared: Any) -> Mapping[str, Any]:

@@ -12,6 +12,7 @@ from lightning.pytorch.loggers import Logger
 
 from lit_linformer import data, tasks
 from lit_linformer.model.registry import Registry, UnknownKind
+from lit_linformer.utils.errors import SettingError
 
 BASES = {"model": LightningModule, "data": LightningDataModule, "trainer.callbacks": Callback, "trainer.logger": Logger}
 OURS = {"model": tasks, "data": data}
@@ -41,7 +42,7 @@ def class_of(path: str, setting: str) -> type:
     try:
         return Registry(setting, BASES[setting]).find(path)
     except UnknownKind as error:
-        raise ValueError(f"{str(error).partition('; allowed: ')[0]}; allowed: {_allowed(setting)}") from error
+        raise SettingError(setting, path, _allowed(setting), error.more) from error
 
 
 def _check_name(setting: str, name: str) -> None:
@@ -54,7 +55,7 @@ def _check_name(setting: str, name: str) -> None:
         return
     near = difflib.get_close_matches(name, sorted(known), 1)
     meant = f"; did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"{setting} is {name!r}{meant}; allowed: {_allowed(setting)}")
+    raise SettingError(setting, name, _allowed(setting), more=meant)
 
 
 def _allowed(setting: str) -> str:

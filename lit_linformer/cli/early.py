@@ -15,6 +15,7 @@ from lit_linformer.cli.class_paths import class_of
 from lit_linformer.cli.machines import check_machine
 from lit_linformer.data.datamodule import check_global_batch, check_row_length
 from lit_linformer.tasks.optim import endless
+from lit_linformer.utils.errors import SettingError
 
 PLAIN = (bool, int, float, str, type(None))
 # Of the thirty strategies that Lightning knows by name, those that are no other one with an option set.
@@ -42,7 +43,7 @@ def check_early(subcommand: str, config: Namespace) -> None:
         raise endless(schedule, -1)
     strategy = trainer.strategy.get("class_path", "") if isinstance(trainer.strategy, Namespace) else ""
     if settings.get("compile") and strategy.endswith(("ModelParallelStrategy", "ShardedStrategy")):
-        raise ValueError("model.compile is true, but trainer.strategy shards the model; allowed: false with that strategy")
+        raise SettingError("model.compile", True, "false with that strategy", more=", but trainer.strategy shards the model")
     check = getattr(class_of(model.class_path, "model"), "check_early", None)
     if check is not None:
         check(settings)
@@ -53,16 +54,16 @@ def check_names(trainer: Namespace) -> None:
     accelerators = {"auto", "gpu", *AcceleratorRegistry.available_accelerators()}
     if isinstance(trainer.accelerator, str):
         if trainer.accelerator not in accelerators:
-            raise ValueError(f"trainer.accelerator is {trainer.accelerator!r}; allowed: {', '.join(sorted(accelerators))}")
+            raise SettingError("trainer.accelerator", trainer.accelerator, ", ".join(sorted(accelerators)))
         gpus = {"cuda": (CUDAAccelerator,), "mps": (MPSAccelerator,), "gpu": (CUDAAccelerator, MPSAccelerator)}
         if (kinds := gpus.get(trainer.accelerator)) and not any(kind.is_available() for kind in kinds):
-            raise ValueError(
-                f"trainer.accelerator is {trainer.accelerator!r}, which this machine lacks; allowed here: auto, cpu"
+            raise SettingError(
+                "trainer.accelerator", trainer.accelerator, "auto, cpu", more=", which this machine lacks", when="here"
             )
     if isinstance(trainer.strategy, str) and trainer.strategy not in {"auto", *StrategyRegistry.available_strategies()}:
-        raise ValueError(f"trainer.strategy is {trainer.strategy!r}; allowed: {STRATEGIES}")
+        raise SettingError("trainer.strategy", trainer.strategy, STRATEGIES)
     if trainer.gradient_clip_algorithm not in (None, "norm", "value"):
-        raise ValueError(f"trainer.gradient_clip_algorithm is {trainer.gradient_clip_algorithm!r}; allowed: norm, value")
+        raise SettingError("trainer.gradient_clip_algorithm", trainer.gradient_clip_algorithm, "norm, value")
 
 
 def _plain(trainer: Namespace) -> dict[str, Any]:

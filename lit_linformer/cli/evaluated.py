@@ -13,6 +13,7 @@ from lightning.pytorch import LightningModule
 
 from lit_linformer.runs.exported import is_exported
 from lit_linformer.runs.trained_model import find_model, read_model
+from lit_linformer.utils.errors import SettingError
 
 COMMANDS = ("validate", "test", "predict")
 DEFAULT_NAME = "run"
@@ -46,9 +47,11 @@ def load_exported(module: LightningModule, folder: Path) -> None:
     for name, tensor in own.items():
         if name not in stored.weights or stored.weights[name].shape != tensor.shape:
             what = "a classifier" if "num_labels" in stored.settings else "a masked language model"
-            raise ValueError(
-                f"model.pretrained is {folder}, {what} whose weights are not those of {type(module).__name__} as it is set up "
-                f"here ({name}); allowed: settings of model and data that are that model's"
+            raise SettingError(
+                "model.pretrained",
+                folder,
+                "settings of model and data that are that model's",
+                more=f", {what} whose weights are not those of {type(module).__name__} as it is set up here ({name})",
             )
     module.net.load_state_dict(stored.weights)
 

@@ -6,13 +6,15 @@ import signal
 import torch
 from lightning.pytorch import Trainer
 
+from lit_linformer.utils.errors import UserError
+
 # As torch's allocators and the libraries below them say it.
 NO_MEMORY = re.compile(r"out of memory|can't allocate memory|STATUS_ALLOC_FAILED")
 WORKER = re.compile(r"DataLoader worker \(pid.*\) (?:is killed by signal: ([\w ]+)|exited)(?!.*killed by signal)", re.DOTALL)
 
 
-def failure(error: BaseException, trainer: Trainer) -> str | None:
-    """One line; None for any other error."""
+def failure(error: BaseException, trainer: Trainer) -> UserError | None:
+    """What to tell the user; None for any other error."""
     message = str(error)
     memory = isinstance(error, RuntimeError) and NO_MEMORY.search(message)
     if memory or isinstance(error, MemoryError | torch.OutOfMemoryError):
@@ -24,7 +26,7 @@ def failure(error: BaseException, trainer: Trainer) -> str | None:
     return None
 
 
-def _memory(trainer: Trainer) -> str:
+def _memory(trainer: Trainer) -> UserError:
     data = trainer.datamodule
     rows = "eval_batch_size" if hasattr(data, "eval_batch_size") and not trainer.training else "batch_size"
     sizes = {f"data.{name}": getattr(data, name, None) for name in (rows, "max_length")}
@@ -35,15 +37,15 @@ def _memory(trainer: Trainer) -> str:
         if "data.batch_size" in sizes:
             less[0] += " (data.global_batch_size keeps the rows of a step)"
         less += ["model.encoder.activation_checkpointing true", "trainer.precision bf16-mixed"]
-    return f"out of memory {_where(trainer)} on {trainer.strategy.root_device} with {given}; allowed: {', '.join(less)}"
+    return UserError(f"out of memory {_where(trainer)} on {trainer.strategy.root_device} with {given}", ", ".join(less))
 
 
-def _worker(by: str | None, trainer: Trainer) -> str:
+def _worker(by: str | None, trainer: Trainer) -> UserError:
     how = f"was ended by the signal {by!r}" if by else "has ended"
     reasons = {"Killed": " (out of memory?)", "Bus error": " (no room in /dev/shm?)"}
     workers = getattr(trainer.datamodule, "num_workers", None)
     line = f"a process that loads data {how}{reasons.get(by, '')} {_where(trainer)}; data.num_workers is {workers}"
-    return f"{line}; allowed: fewer, or 0" + ("; --ckpt_path last goes on" if trainer.state.fn == "fit" else "")
+    return UserError(line, "fewer, or 0" + ("; --ckpt_path last goes on" if trainer.state.fn == "fit" else ""))
 
 
 def _where(trainer: Trainer) -> str:

@@ -25,6 +25,7 @@ from lit_linformer.utils import sources
 from lit_linformer.utils.arguments import Setting, meant, parse, several, word
 from lit_linformer.utils.configs import head
 from lit_linformer.utils.environment import ROOT
+from lit_linformer.utils.errors import UserError
 
 SETTINGS = {"source": Setting(several(word("FOLDER")), "where runs are looked for, three levels deep", ["runs"])}
 # What every command has or adds by itself, and what others are made of.
@@ -49,7 +50,7 @@ def main(argv: list[str]) -> None:
     names = [name for name in argv[:1] if not name.startswith("-")]
     given = parse("list", __doc__, SETTINGS, argv[len(names) :])
     if names and names[0] not in KINDS:
-        raise ValueError(f"list {names[0]}{meant(names[0], KINDS)}; allowed: list, or list with one of {', '.join(KINDS)}")
+        raise UserError(f"list {names[0]}{meant(names[0], KINDS)}", f"list, or list with one of {', '.join(KINDS)}")
     width = shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else ALL
     for place, name in enumerate(names or KINDS):
         title, listed = KINDS[name]

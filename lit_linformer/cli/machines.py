@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from lightning.pytorch import Trainer
 
+from lit_linformer.utils.errors import SettingError, UserError
+
 # Names that Lightning still takes for others.
 SHORT = {"16": "16-mixed", "bf16": "bf16-mixed", "32": "32-true", "64": "64-true"}
 
@@ -22,7 +24,7 @@ def check_machine(trainer: Trainer, precision: Any) -> None:
     # Without this the processes of a trainer with one device would each train alone, in one run directory.
     if started not in (None, trainer.num_devices * trainer.num_nodes):
         devices = f"trainer.devices × trainer.num_nodes is {trainer.num_devices} × {trainer.num_nodes}"
-        raise ValueError(f"{devices}; allowed: {started} in all, the processes that {starter} has started")
+        raise UserError(devices, f"{started} in all, the processes that {starter} has started")
     device, asked = trainer.strategy.root_device, SHORT.get(str(precision), str(precision))
     lacks, instead = False, "32-true, 16-mixed"
     if device.type == "cpu":
@@ -33,7 +35,7 @@ def check_machine(trainer: Trainer, precision: Any) -> None:
         lacks = asked.startswith("64")
     if lacks:
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"accelerator {device.type}"
-        raise ValueError(f"trainer.precision is {asked}, which {name} lacks; allowed there: {instead}")
+        raise SettingError("trainer.precision", asked, instead, more=f", which {name} lacks", when="there")
 
 
 def _started() -> tuple[int | None, str]:

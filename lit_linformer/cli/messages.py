@@ -7,15 +7,16 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from lit_linformer.cli.quick_checks import Refused, nearest
+from lit_linformer.cli.quick_checks import nearest
 from lit_linformer.utils.configs import config_files
+from lit_linformer.utils.errors import user_error
 
 
 def one_line(error: Exception, argv: list[str]) -> str | None:
     """One line for an error that a user can fix; None for what looks like a bug of ours, whose traceback is worth more."""
+    if (told := user_error(error)) is not None:
+        return " ".join(str(told).split())  # without what follows, which imports Lightning
     message = str(error).strip()
-    if isinstance(error, Refused) or (isinstance(error, ValueError) and "; allowed: " in message and "\n" not in message):
-        return message  # without what follows, which imports Lightning
     from lightning.fabric.utilities.exceptions import MisconfigurationException
     from omegaconf.errors import OmegaConfBaseException
 
@@ -32,8 +33,6 @@ def one_line(error: Exception, argv: list[str]) -> str | None:
     if message.endswith("expected one argument") and argv[-1].startswith("-"):
         name = argv[-1].lstrip("-")
         return f"{name} has no value; allowed: {_allowed(name, argv) or 'one'}"
-    if allowed := re.findall(r"^ *(?:- )?(.*; allowed.*)$", message, re.MULTILINE):
-        return allowed[-1]
     if isinstance(error, ArgumentError | TypeError) and (line := _parser_error(message, argv)):
         return line
     if "Union subtypes" in message and (refused := _reasons(message)):

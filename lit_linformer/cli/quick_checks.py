@@ -16,6 +16,7 @@ from lit_linformer.cli.often_changed import ALWAYS_THERE, DEFAULT_CLASSES, ENCOD
 from lit_linformer.cli.short_help import exported
 from lit_linformer.utils import sources
 from lit_linformer.utils.configs import check_configs, config_files
+from lit_linformer.utils.errors import UserError
 
 TRAINER = "lightning.pytorch.trainer.trainer.Trainer"
 OTHERS = {**ALWAYS_THERE, "throughput": "lit_linformer.callbacks.Throughput"}
@@ -23,19 +24,15 @@ SYNTAX = ("help", "class_path", "init_args", "dict_kwargs", "config")
 NEAR = 0.6  # of 1, how alike two names must be
 
 
-class Refused(ValueError):
-    """Bad input, told in one line."""
-
-
 def check_quickly(argv: list[str]) -> None:
-    """ValueError, in one line that names the setting and the file, for what is wrong in any case."""
+    """UserError, which names the setting and the file, for what is wrong in any case."""
     check_configs(argv)
     given = given_settings(argv)
     known = known_settings(argv)
     for name, file in _named(argv, given):
         if (wrong := _unknown(name, known)) is not None:
             where = f" in {file}" if file else ""
-            raise Refused(
+            raise UserError(
                 f"unknown setting '{wrong}'{where}{nearest(wrong, [one for names in known.values() for one in names])}"
             )
     if argv[0] == "fit" and not any(word.startswith("--print_config") for word in argv):
@@ -97,19 +94,19 @@ def _check_encoder(given: dict[str, Any], model: sources.Declared | None) -> Non
     if "encoder" not in settings or "pretrained" not in settings or there:
         return
     if given.get("model.pretrained") is None and given.get("ckpt_path") is None:
-        raise Refused(no_encoder("load_weights" in settings))
+        raise UserError(*no_encoder("load_weights" in settings))
 
 
-def no_encoder(fine_tunes: bool) -> str:
-    """The line for a model that has nothing to start from."""
+def no_encoder(fine_tunes: bool) -> tuple[str, str]:
+    """What is wrong with a model that has nothing to start from, and what is allowed."""
     if fine_tunes:
         return (
-            "model.pretrained is not given; allowed: a run directory or a checkpoint, or model.encoder with the settings of "
-            "one to train from scratch"
+            "model.pretrained is not given",
+            "a run directory or a checkpoint, or model.encoder with the settings of one to train from scratch",
         )
     return (
-        "model.encoder is not given; allowed: its settings, as --config conf/quickstart.yaml has them, or model.pretrained "
-        "with a model to start from"
+        "model.encoder is not given",
+        "its settings, as --config conf/quickstart.yaml has them, or model.pretrained with a model to start from",
     )
 
 

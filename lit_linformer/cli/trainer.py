@@ -22,9 +22,9 @@ class RunTrainer(Trainer):
             failed = False
             return results
         except Exception as error:
-            if (line := failure(error, self)) is None:
+            if (told := failure(error, self)) is None:
                 raise
-            raise ValueError(line) from error
+            raise told from error
         finally:
             for curves in (callback for callback in self.callbacks if isinstance(callback, Curves)):
                 curves.close(self, failed)

@@ -20,6 +20,7 @@ from lit_linformer.data.tokenizer import load_tokenizer
 from lit_linformer.model import EncoderConfig, MaskedLanguageModel
 from lit_linformer.runs.checkpoints import UNREADABLE, first_line
 from lit_linformer.runs.trained_model import TrainedModel, version
+from lit_linformer.utils.errors import SettingError, UserError
 from lit_linformer.utils.finite import check_finite
 
 CONFIG = "config.json"
@@ -38,9 +39,9 @@ def from_hub(name: str) -> Path:
         folder = fetch("model*.safetensors", "model.safetensors.index.json")
         return folder if any(folder.glob("*.safetensors")) else fetch("pytorch_model*.bin", "pytorch_model.bin.index.json")
     except LocalEntryNotFoundError as error:
-        raise ValueError(f"from is hub:{name}, which is not here, and the hub cannot be reached; allowed: a folder") from error
+        raise UserError(f"from is hub:{name}, which is not here, and the hub cannot be reached", "a folder") from error
     except (HfHubHTTPError, HFValidationError, OSError) as error:
-        raise ValueError(f"from is hub:{name}, which cannot be read ({first_line(error)}); allowed: hub:OWNER/NAME") from error
+        raise UserError(f"from is hub:{name}, which cannot be read ({first_line(error)})", "hub:OWNER/NAME") from error
 
 
 def is_folder(path: Path) -> bool:
@@ -71,18 +72,20 @@ def open_folder(folder: Path, tokenizer: str | None = None) -> tuple[TrainedMode
         found |= {name: tensor for name, tensor in expected.items() if name.startswith("head.")}
     for name, tensor in expected.items():
         if name not in found:
-            raise ValueError(f"from is {folder}, which lacks {name} of this project's Transformer; allowed: a whole checkpoint")
+            raise SettingError("from", folder, "a whole checkpoint", more=f", which lacks {name} of this project's Transformer")
         if found[name].shape != tensor.shape:
-            raise ValueError(
-                f"from is {folder}, whose {name} is {list(found[name].shape)}, by its {CONFIG} {list(tensor.shape)}; "
-                "allowed: weights and settings that fit"
+            raise SettingError(
+                "from",
+                folder,
+                "weights and settings that fit",
+                more=f", whose {name} is {list(found[name].shape)}, by its {CONFIG} {list(tensor.shape)}",
             )
     net.load_state_dict(found)
     text = load_tokenizer(tokenizer or str(folder))
     if len(text) > encoder.vocab_size:
-        raise ValueError(
-            f"tokenizer has {len(text)} tokens, the model of {folder} {encoder.vocab_size}; allowed: the tokenizer that it was "
-            "trained with"
+        raise UserError(
+            f"tokenizer has {len(text)} tokens, the model of {folder} {encoder.vocab_size}",
+            "the tokenizer that it was trained with",
         )
     return TrainedModel(folder.resolve().name, net.eval(), text, encoder.max_length, facts=facts), lines
 
@@ -91,25 +94,26 @@ def _json(path: Path, folder: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ValueError(f"from is {folder}, whose {path.name} cannot be read ({first_line(error)})") from error
+        raise UserError(f"from is {folder}, whose {path.name} cannot be read ({first_line(error)})") from error
     if not isinstance(found, dict):
-        raise ValueError(f"from is {folder}, whose {path.name} is no object; allowed: a Hugging Face model's folder")
+        raise SettingError("from", folder, "a Hugging Face model's folder", more=f", whose {path.name} is no object")
     return found
 
 
 def _family(folder: Path, settings: dict[str, Any]) -> Family:
     """ValueError for anything but an encoder of one of the families."""
-    kind, allowed = settings.get("model_type"), f"allowed: {', '.join(FAMILIES)}"
+    kind, families = settings.get("model_type"), ", ".join(FAMILIES)
     if kind not in FAMILIES:
-        raise ValueError(f"from is {folder}, whose architecture is {kind!r}; {allowed}")
+        raise SettingError("from", folder, families, more=f", whose architecture is {kind!r}")
     for name in ("is_decoder", "is_encoder_decoder", "add_cross_attention"):
         if settings.get(name):
-            raise ValueError(f"from is {folder}, whose {name} is true: no encoder; {allowed}, bidirectional, alone")
+            allowed = f"{families}, bidirectional, alone"
+            raise SettingError("from", folder, allowed, more=f", whose {name} is true: no encoder")
     if (positions := settings.get("position_embedding_type", "absolute")) != "absolute":
-        raise ValueError(f"from is {folder}, whose position_embedding_type is {positions!r}; allowed: absolute")
+        raise SettingError("from", folder, "absolute", more=f", whose position_embedding_type is {positions!r}")
     family = FAMILIES[kind]
     if (activation := settings.get(family.settings["activation"], "gelu")) != "gelu":
-        raise ValueError(f"from is {folder}, whose {family.settings['activation']} is {activation!r}; allowed: gelu")
+        raise SettingError("from", folder, "gelu", more=f", whose {family.settings['activation']} is {activation!r}")
     return family
 
 
@@ -128,9 +132,9 @@ def _encoder(folder: Path, settings: dict[str, Any], family: Family) -> tuple[En
             **taken,
         ), offset
     except KeyError as error:
-        raise ValueError(f"from is {folder}, whose {CONFIG} lacks {error}; allowed: a whole one") from error
+        raise SettingError("from", folder, "a whole one", more=f", whose {CONFIG} lacks {error}") from error
     except (TypeError, ValueError) as error:
-        raise ValueError(f"from is {folder}, whose {CONFIG} makes no encoder: {first_line(error)}") from error
+        raise UserError(f"from is {folder}, whose {CONFIG} makes no encoder: {first_line(error)}") from error
 
 
 def _renamed(
@@ -143,11 +147,11 @@ def _renamed(
     output, bias = weights.pop(f"{family.decoder}.weight", None), weights.get(f"{family.decoder}.bias")
     untied = not settings.get("tie_word_embeddings", True)
     if output is None and untied and any(name.startswith(tuple(family.head)) for name in weights):
-        raise ValueError(f"from is {folder}, whose head is untied by its {CONFIG}, but {family.decoder}.weight is not there")
+        raise UserError(f"from is {folder}, whose head is untied by its {CONFIG}, but {family.decoder}.weight is not there")
     if output is not None and table is not None and not torch.equal(output, table):
         said = "false" if untied else "true, but they differ"
-        raise ValueError(
-            f"from is {folder}, whose output matrix is not its token embedding (tie_word_embeddings is {said}); allowed: tied"
+        raise SettingError(
+            "from", folder, "tied", more=f", whose output matrix is not its token embedding (tie_word_embeddings is {said})"
         )
     found, left = {}, []
     for name, tensor in weights.items():
@@ -158,9 +162,11 @@ def _renamed(
     if bias is not None and (untied or "head.bias" not in found):  # else both are one, and either may be in the file
         found["head.bias"] = bias
     if strange := [name for name in left if not name.startswith(family.spare)]:
-        raise ValueError(
-            f"from is {folder}, which holds {strange[0]}: nothing that a {settings['model_type']} has; allowed: a plain model, "
-            "without adapters or cross-attention"
+        raise SettingError(
+            "from",
+            folder,
+            "a plain model, without adapters or cross-attention",
+            more=f", which holds {strange[0]}: nothing that a {settings['model_type']} has",
         )
     if (positions := found.get("encoder.positions.weight")) is not None:
         types = weights.get(TYPES)
@@ -192,14 +198,14 @@ def _weights(folder: Path) -> dict[str, Tensor]:
     """All tensors of the folder's first set of weights: safetensors before pickled ones."""
     file = next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
     if file is None:
-        raise ValueError(f"from is {folder}, which holds no weights; allowed: a folder with one of {', '.join(WEIGHTS)}")
+        raise SettingError("from", folder, f"a folder with one of {', '.join(WEIGHTS)}", more=", which holds no weights")
     files = [file.name]
     if file.suffix == ".json":
         shards = _json(file, folder).get("weight_map")
         if not isinstance(shards, dict):
-            raise ValueError(f"from is {folder}, whose {file.name} has no weight_map; allowed: a whole index")
+            raise SettingError("from", folder, "a whole index", more=f", whose {file.name} has no weight_map")
         if strange := [shard for shard in shards.values() if not isinstance(shard, str) or Path(shard).name != shard]:
-            raise ValueError(f"from is {folder}, whose {file.name} names {strange[0]!r}; allowed: files of that folder")
+            raise SettingError("from", folder, "files of that folder", more=f", whose {file.name} names {strange[0]!r}")
         files = sorted(set(shards.values()))
     weights = {name: tensor for file in files for name, tensor in _read(folder / file, folder).items()}
     check_finite(weights, f"from is {folder}")
@@ -218,14 +224,17 @@ def _read(file: Path, folder: Path) -> dict[str, Tensor]:
                 raise OSError(error) from error
         found = torch.load(file, map_location="cpu", weights_only=True)
     except ModuleNotFoundError as error:
-        raise ValueError(f"from is {folder}, which needs safetensors; allowed after: pip install safetensors") from error
+        raise SettingError("from", folder, "pip install safetensors", more=", which needs safetensors", when="after") from error
     except pickle.UnpicklingError as error:
-        raise ValueError(
-            f"from is {folder}, whose {file.name} holds other objects than weights and plain values: they are not loaded, for "
-            "that may run code; allowed: weights only, better as safetensors"
+        raise SettingError(
+            "from",
+            folder,
+            "weights only, better as safetensors",
+            more=f", whose {file.name} holds other objects than weights and plain values: they are not loaded, for "
+            "that may run code",
         ) from error
     except UNREADABLE as error:
-        raise ValueError(f"from is {folder}, whose {file.name} cannot be read ({first_line(error)})") from error
+        raise UserError(f"from is {folder}, whose {file.name} cannot be read ({first_line(error)})") from error
     if not isinstance(found, dict) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
-        raise ValueError(f"from is {folder}, whose {file.name} is no state dict; allowed: names and tensors alone")
+        raise SettingError("from", folder, "names and tensors alone", more=f", whose {file.name} is no state dict")
     return found

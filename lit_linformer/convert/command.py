@@ -23,6 +23,7 @@ from lit_linformer.runs.folder import CONVERSION, check_name, foreign_files, is_
 from lit_linformer.runs.place import run_folder
 from lit_linformer.utils.arguments import FLAG, Setting, check_choice, check_device, choice, listed, parse, whole, word
 from lit_linformer.utils.environment import command_line
+from lit_linformer.utils.errors import SettingError, UserError
 
 if TYPE_CHECKING:  # the help needs no torch
     from lit_linformer.model import EncoderConfig
@@ -97,30 +98,32 @@ def _check(given: dict[str, Any]) -> None:
     for key in WITH_LINFORMER:
         if key in given and key not in read:
             kind = f"with attention={given['attention']}" if "attention" in given else "without attention"
-            raise ValueError(f"{key} is {given[key]} {kind}; allowed: with --attention linformer")
+            raise SettingError(key, given[key], "with --attention linformer", more=f" {kind}")
     for key in ("positions", "projections"):
         if key in given and "max_length" not in given:
-            raise ValueError(f"{key} is {given[key]} without max_length; allowed: with --max_length")
+            raise SettingError(key, given[key], "with --max_length", more=" without max_length")
     if given.get("projection_init") in FILLS and "source" not in given:
-        raise ValueError(
-            f"projection_init is {given['projection_init']!r} without source; allowed: with --source, the text whose "
-            "attention is decomposed"
+        raise SettingError(
+            "projection_init",
+            given["projection_init"],
+            "with --source, the text whose attention is decomposed",
+            more=" without source",
         )
 
 
 def check_output(output: Path, overwrite: bool) -> None:
     """ValueError where something stands at output that is not to be replaced."""
     if output.is_file():
-        raise ValueError(f"name: {output} is a file; allowed: another --name")
+        raise UserError(f"name: {output} is a file", "another --name")
     if not output.is_dir() or not any(output.iterdir()):
         return
     if not overwrite:
-        raise ValueError(f"name: {output} already holds something; allowed: another --name, or --overwrite true")
+        raise UserError(f"name: {output} already holds something", "another --name, or --overwrite true")
     if not (output / CONVERSION).is_file() or not is_run(output):
-        raise ValueError(f"name: {output} holds no conversion; allowed with overwrite: an earlier one")
+        raise UserError(f"name: {output} holds no conversion", "an earlier one", when="with overwrite")
     if foreign := foreign_files(output):
-        raise ValueError(
-            f"name: {output} holds {foreign[0].relative_to(output)}, and no conversion wrote that; allowed: another --name"
+        raise UserError(
+            f"name: {output} holds {foreign[0].relative_to(output)}, and no conversion wrote that", "another --name"
         )
 
 
@@ -133,8 +136,8 @@ def open_model(given: dict[str, Any]) -> "tuple[TrainedModel, list[str]]":
     name = given["from"].removeprefix("hub:")
     folder = Path(given["from"]) if name == given["from"] else bert.from_hub(name)
     if not folder.exists():
-        raise ValueError(
-            f"from is {folder}, which does not exist; allowed: a Hugging Face folder or hub:NAME, a run, or a checkpoint"
+        raise SettingError(
+            "from", folder, "a Hugging Face folder or hub:NAME, a run, or a checkpoint", more=", which does not exist"
         )
     if folder.is_dir() and bert.is_folder(folder):
         model, lines = bert.open_folder(folder, given.get("tokenizer"))
@@ -145,16 +148,18 @@ def open_model(given: dict[str, Any]) -> "tuple[TrainedModel, list[str]]":
         difference = difference_from_transformers(model, folder)
         return model, [*lines, f"largest difference from transformers, on random inputs with padding: {difference:.2g}"]
     if "tokenizer" in given:
-        raise ValueError(f"tokenizer is {given['tokenizer']}; allowed: with a Hugging Face folder, for a run has its own")
+        raise SettingError("tokenizer", given["tokenizer"], "with a Hugging Face folder, for a run has its own")
     ours = is_exported(folder) or any((folder / name).exists() for name in ("checkpoints", "config.yaml", ".metadata"))
     if folder.is_dir() and not ours:
-        raise ValueError(
-            f"from is {folder}, which is no model; allowed: a Hugging Face folder with config.json, the folder of a run, or a "
-            "checkpoint"
+        raise SettingError(
+            "from",
+            folder,
+            "a Hugging Face folder with config.json, the folder of a run, or a checkpoint",
+            more=", which is no model",
         )
     model = open_checkpoint(folder, "from")
     if model.classifies:
-        raise ValueError(f"from is {folder}, a classifier; allowed: a masked language model, to be fine-tuned after conversion")
+        raise SettingError("from", folder, "a masked language model, to be fine-tuned after conversion", more=", a classifier")
     return model, []
 
 
@@ -165,7 +170,7 @@ def convert(model: "TrainedModel", given: dict[str, Any], folder: Path, where: s
 
     source = given.get("source")
     if source == "validation" and not model.data.get("class_path", "").endswith("PretrainingData"):
-        raise ValueError(f"source is 'validation', but {given['from']} names no text of its own; allowed: a text")
+        raise UserError(f"source is 'validation', but {given['from']} names no text of its own", "a text")
     old, new = model.encoder.max_length, given.get("max_length", model.encoder.max_length)
     measured: list[dict[str, Any]] = []
     data = split = None
@@ -188,9 +193,9 @@ def convert(model: "TrainedModel", given: dict[str, Any], folder: Path, where: s
         _change_attention(model, given, None if data is None else data.blocks[split])
         measure(f"as a {_said(model.encoder, given)}", old)
     elif "attention" in given and any(key in given for key in WITH_LINFORMER):
-        raise ValueError(f"attention is {given['attention']!r}, and {given['from']} is one already; allowed: a Transformer")
+        raise SettingError("attention", given["attention"], "a Transformer", more=f", and {given['from']} is one already")
     if "projections" in given and not conversion.has_projections(model.net):
-        raise ValueError(f"projections is {given['projections']}, but {given['from']} has none; allowed: for a Linformer")
+        raise SettingError("projections", given["projections"], "for a Linformer", more=f", but {given['from']} has none")
     if "max_length" in given:
         how = [given.get(key, "repeat") for key in ("positions", "projections")]
         model.net = conversion.to_longer(model.net, new, *how)
@@ -209,9 +214,11 @@ def _change_attention(model: "TrainedModel", given: dict[str, Any], blocks: Any)
 
     kind, before = ATTENTIONS.find(given["attention"]), model.encoder.attention_kind
     if not before.exact:
-        raise ValueError(
-            f"attention is {given['attention']!r}, but {given['from']} is a {before.title or model.encoder.attention}; "
-            f"allowed: {model.encoder.attention}"
+        raise SettingError(
+            "attention",
+            given["attention"],
+            model.encoder.attention,
+            more=f", but {given['from']} is a {before.title or model.encoder.attention}",
         )
     settings = {"sharing": "none", "projection": "linear", "projection_dim": max(1, model.encoder.max_length // 4)}
     settings = {key: given.get(key, value) for key, value in settings.items() if key in kind.settings}

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lit_linformer.model import PROJECTIONS, Encoder, EncoderConfig, MaskedLanguageModel, Projection
 from lit_linformer.model.projections import spread
+from lit_linformer.utils.errors import SettingError
 
 
 def to_linformer(
@@ -30,15 +31,15 @@ def to_linformer(
     config = replace(net.encoder.config, attention=attention, projection_init=init, **settings)
     if start in FILLS and PROJECTIONS.find(config.projection).fill is Projection.fill:
         takes = ", ".join(name for name, kind in PROJECTIONS.items() if kind.fill is not Projection.fill)
-        raise ValueError(
-            f"projection_init is {start!r} with projection={config.projection!r}; allowed: with projection={takes}"
-        )
+        raise SettingError("projection_init", start, f"with projection={takes}", more=f" with projection={config.projection!r}")
     made = MaskedLanguageModel(config)
     own, theirs = made.state_dict(), net.state_dict()
     if lacking := [name for name, tensor in theirs.items() if name not in own or own[name].shape != tensor.shape]:
-        raise ValueError(
-            f"attention is {attention!r}, which has no {lacking[0].removeprefix('encoder.')} like a Transformer's; allowed: "
-            "one with query, key, value and out as Attention has them"
+        raise SettingError(
+            "attention",
+            attention,
+            "one with query, key, value and out as Attention has them",
+            more=f", which has no {lacking[0].removeprefix('encoder.')} like a Transformer's",
         )
     made.load_state_dict(own | theirs)
     if start in FILLS:
@@ -107,12 +108,10 @@ def to_longer(net: MaskedLanguageModel, max_length: int, positions: str, project
     config = net.encoder.config
     before = config.max_length
     if max_length <= before:
-        raise ValueError(
-            f"max_length is {max_length}; allowed: more than the model's {before} (shorter inputs need no conversion)"
-        )
+        raise SettingError("max_length", max_length, f"more than the model's {before} (shorter inputs need no conversion)")
     repeated = [positions, *([projections] if has_projections(net) else [])]
     if max_length % before and "repeat" in repeated:
-        raise ValueError(f"max_length is {max_length}; allowed where something is repeated: a multiple of the model's {before}")
+        raise SettingError("max_length", max_length, f"a multiple of the model's {before}", when="where something is repeated")
     changed = config.attention_kind.lengthened(config, max_length, projections)
     made = MaskedLanguageModel(replace(config, max_length=max_length, **changed))
     weights, old = net.state_dict(), dict(net.named_modules())
@@ -125,9 +124,11 @@ def to_longer(net: MaskedLanguageModel, max_length: int, positions: str, project
             weights |= {f"{name}.{key}": tensor for key, tensor in module.state_dict().items()}
     for name, tensor in made.state_dict().items():
         if tensor.shape != weights[name].shape:
-            raise ValueError(
-                f"attention is {config.attention!r}, whose {name.rpartition('attention.')[2]} depends on n; allowed: one whose "
-                "weights do not, or are those of a Projection with `lengthen`"
+            raise SettingError(
+                "attention",
+                config.attention,
+                "one whose weights do not, or are those of a Projection with `lengthen`",
+                more=f", whose {name.rpartition('attention.')[2]} depends on n",
             )
     made.load_state_dict(weights)
     return made.eval()

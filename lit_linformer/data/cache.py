@@ -15,6 +15,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from lit_linformer.utils.errors import SettingError, UserError
+
 PROGRESS = "progress.json"
 KEPT_DAYS = 14  # of an unfinished thing that nobody continues
 
@@ -52,9 +54,11 @@ def make_once(folder: Path, make: Callable[[Path], None]) -> Path:
                 _make(folder, make)
     except (OSError, NotImplementedError) as error:  # NotImplementedError: a file system without locks
         reason = getattr(error, "strerror", None) or error
-        raise ValueError(
-            f"data.cache_dir is {str(cache)!r}, where {folder.name} cannot be written ({reason}); allowed: a folder with "
-            "room that may be written to"
+        raise SettingError(
+            "data.cache_dir",
+            str(cache),
+            "a folder with room that may be written to",
+            more=f", where {folder.name} cannot be written ({reason})",
         ) from error
     return folder
 
@@ -123,9 +127,9 @@ def read_json(path: Path):
         raise damaged(path, "it is no JSON") from error
 
 
-def damaged(path: Path, what: str) -> ValueError:
+def damaged(path: Path, what: str) -> UserError:
     """The error for a file of the cache that is not as it was made."""
-    return ValueError(f"{path} is damaged: {what}; delete the folder {path.parent}, it will be made again")
+    return UserError(f"{path} is damaged: {what}; delete the folder {path.parent}, it will be made again")
 
 
 def _temporary(folder: Path) -> Path:

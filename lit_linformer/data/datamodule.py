@@ -18,6 +18,7 @@ from lit_linformer.data.progress_bar import Progress
 from lit_linformer.data.summary import Summary
 from lit_linformer.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from lit_linformer.model.ranges import Range
+from lit_linformer.utils.errors import SettingError
 
 TRAINED = ("bpe", "wordpiece")  # tokenizers that are trained, not loaded
 VocabularySize = Annotated[int, Range(least=1, largest=2**24)]
@@ -54,7 +55,7 @@ class ResumableDataModule(LightningDataModule):
 
     def _check_verify(self) -> None:
         if self.verify not in VERIFY:
-            raise ValueError(f"data.verify is {self.verify!r}; allowed: {', '.join(VERIFY)}")
+            raise SettingError("data.verify", self.verify, ", ".join(VERIFY))
 
     # The tokenizer
 
@@ -115,7 +116,7 @@ class ResumableDataModule(LightningDataModule):
         trainer, parallel = self.trainer, self._parallel()
         if self.batch_size > max(len(dataset), SMALL_BATCH):
             most, rows = max(len(dataset), SMALL_BATCH), f"{len(dataset)} training rows"
-            raise ValueError(f"data.batch_size is {self.batch_size}; allowed: up to {most}, with {rows}")
+            raise SettingError("data.batch_size", self.batch_size, f"up to {most}, with {rows}")
         num_samples = None
         if trainer and trainer.overfit_batches > 0:  # as many batches, and always the same rows
             wanted, global_batch = trainer.overfit_batches, self.batch_size * parallel["world_size"]
@@ -175,11 +176,12 @@ class ResumableDataModule(LightningDataModule):
         for name, first in everyones[0].items():
             for rank, theirs in enumerate(everyones):
                 if theirs[name] != first:
-                    raise ValueError(
-                        f"data.cache_dir is {str(self.cache_dir)!r}: process 0 has {name} {first}, "
-                        f"process {rank} {theirs[name]}; "
-                        "allowed: the same prepared data on every node (share data.source and data.cache_dir between them, or "
-                        "copy both with their times, as rsync -a does)"
+                    raise SettingError(
+                        "data.cache_dir",
+                        str(self.cache_dir),
+                        "the same prepared data on every node (share data.source and data.cache_dir between them, or "
+                        "copy both with their times, as rsync -a does)",
+                        more=f": process 0 has {name} {first}, process {rank} {theirs[name]}",
                     )
 
     # State: how many samples training has seen. The loader holds it as well; Lightning does not always restore a
@@ -214,18 +216,21 @@ def check_row_length(rows: int, longest: int, of: str = "model.encoder.max_lengt
     """
     if rows > longest:
         instead = ", or data.max_windows more than 1, which reads a longer text in windows" if windows else ""
-        raise ValueError(f"data.max_length is {rows}; allowed: up to {of} = {longest}{instead}")
+        raise SettingError("data.max_length", rows, f"up to {of} = {longest}{instead}")
 
 
 def check_global_batch(rows: int, batch_size: int, devices: int, accumulate: int) -> None:
     """ValueError where so many rows a step do not divide into the devices' batches."""
     if accumulate != 1:
-        raise ValueError(
-            f"trainer.accumulate_grad_batches is {accumulate} beside data.global_batch_size = {rows}; allowed: 1, for it "
-            "follows from that"
+        raise SettingError(
+            "trainer.accumulate_grad_batches",
+            accumulate,
+            "1, for it follows from that",
+            more=f" beside data.global_batch_size = {rows}",
         )
     if rows < 1 or rows % (batch_size * devices):
-        raise ValueError(
-            f"data.global_batch_size is {rows}; allowed: a multiple of {batch_size * devices}, data.batch_size = {batch_size} "
-            f"× {devices} device{'s' * (devices > 1)}"
+        raise SettingError(
+            "data.global_batch_size",
+            rows,
+            f"a multiple of {batch_size * devices}, data.batch_size = {batch_size} × {devices} device{'s' * (devices > 1)}",
         )

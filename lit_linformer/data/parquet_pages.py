@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from lit_linformer.utils.errors import UserError
+
 LARGEST_PAGE = 64_000_000  # bytes unpacked: a dictionary's page takes six times as much memory (pyarrow 26)
 HEADER = 1 << 16  # bytes that hold the header of any page: writers cut the statistics in it
 # Thrift's compact protocol: what follows the header of a field, by its type.
@@ -23,10 +25,11 @@ def check_pages(path: Path, group, columns: list[str], setting: str) -> None:
     for part in map(group.column, range(group.num_columns)):
         if part.path_in_schema.partition(".")[0] in columns and part.total_uncompressed_size > LARGEST_PAGE:
             if (largest := _largest(path, part)) > LARGEST_PAGE:
-                raise ValueError(
-                    f"{setting}: {path}, column {part.path_in_schema} has a page of {largest / 1e6:.0f} MB, which would be "
-                    f"read at once; allowed: pages of up to {LARGEST_PAGE // 1_000_000} MB (shorter cells, or "
-                    "use_dictionary=False and a smaller data_page_size where the file is written)"
+                raise UserError(
+                    f"{setting}: {path}, column {part.path_in_schema} has a page of {largest / 1000000.0:.0f} MB, "
+                    "which would be read at once",
+                    f"pages of up to {LARGEST_PAGE // 1000000} MB (shorter cells, or use_dictionary=False and a "
+                    "smaller data_page_size where the file is written)",
                 )
 
 

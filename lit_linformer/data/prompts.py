@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from lit_linformer.data.reading import text_lines
 from lit_linformer.data.tables import TABLE_FILES, TABLES, kind_of
+from lit_linformer.utils.errors import SettingError
 
-NOTHING = "data.text is not given, nor is data.file; allowed: a text or a list of them, or a file (a text a line, or a table)"
+NOTHING = ("data.text is not given, nor is data.file", "a text or a list of them, or a file (a text a line, or a table)")
 
 
 class Prompt(NamedTuple):
@@ -34,7 +35,7 @@ def given_texts(text: str | list[str] | None) -> list[Prompt]:
 def is_table(file: str) -> bool:
     path = Path(file)
     if kind_of(path) in TABLES and not path.is_file():
-        raise ValueError(f"data.file is {file!r}, which is not there; allowed: a file of text, or a table ({TABLE_FILES})")
+        raise SettingError("data.file", file, f"a file of text, or a table ({TABLE_FILES})", more=", which is not there")
     return kind_of(path) in TABLES
 
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from lit_linformer.utils.errors import SettingError, UserError
+
 from .parquet_pages import check_pages
 
 JSON, PARQUET, COMPRESSED = {".jsonl", ".ndjson", ".json"}, {".parquet"}, {".gz", ".xz", ".zst"}
@@ -38,9 +40,7 @@ def raw_lines(path: Path, setting: str) -> Iterator[tuple[int, bytes, int]]:
     """The same of a file without such lines."""
     for number, line, position, whole in raw_parts(path, setting):
         if not whole:
-            raise ValueError(
-                f"{setting}: {path}, line {number} is longer than {LONGEST_LINE:,} bytes; allowed: lines up to that"
-            )
+            raise UserError(f"{setting}: {path}, line {number} is longer than {LONGEST_LINE:,} bytes", "lines up to that")
         yield number, line, position
 
 
@@ -71,10 +71,11 @@ def text_parts(path: Path, setting: str) -> Iterator[tuple[str, int, bool]]:
         yield text, position, whole
 
 
-def not_utf8(setting: str, path: Path, number: int, error: UnicodeDecodeError, before: int = 0) -> ValueError:
-    return ValueError(
+def not_utf8(setting: str, path: Path, number: int, error: UnicodeDecodeError, before: int = 0) -> UserError:
+    return UserError(
         f"{setting}: {path}, line {number} is not UTF-8: byte 0x{error.object[error.start]:02x} at its "
-        f"position {before + error.start}; allowed: a file in UTF-8"
+        f"position {before + error.start}",
+        "a file in UTF-8",
     )
 
 
@@ -93,13 +94,11 @@ def json_object(line: bytes, where: str, setting: str) -> dict:
         if "\\ud" in text or "\\uD" in text:  # half a character, \\ud83d without its other half, is in no UTF-8
             json.dumps(row, ensure_ascii=False).encode()
     except RecursionError as error:
-        raise ValueError(
-            f"{setting}: {where} is nested too deep; allowed: JSON that is at most some hundred levels deep"
-        ) from error
+        raise UserError(f"{setting}: {where} is nested too deep", "JSON that is at most some hundred levels deep") from error
     except ValueError as error:  # JSONDecodeError, UnicodeDecodeError, UnicodeEncodeError
-        raise ValueError(f"{setting}: {where} is not a line of JSON: {error}; allowed: an object on each line") from error
+        raise UserError(f"{setting}: {where} is not a line of JSON: {error}", "an object on each line") from error
     if not isinstance(row, dict):
-        raise ValueError(f"{setting}: {where} is a JSON {type(row).__name__}; allowed: an object on each line")
+        raise UserError(f"{setting}: {where} is a JSON {type(row).__name__}", "an object on each line")
     return row
 
 
@@ -144,7 +143,7 @@ def cells(column, first: int, where, setting: str) -> Iterator:
             large = hasattr(cell, "as_buffer") and cell.is_valid and cell.as_buffer().size > LONGEST_LINE
             yield _decoded(cell.as_buffer()) if large else cell.as_py()
         except UnicodeDecodeError as error:
-            raise ValueError(f"{setting}: {where}, row {number} is not UTF-8: {error}") from error
+            raise UserError(f"{setting}: {where}, row {number} is not UTF-8: {error}") from error
 
 
 def _decoded(buffer) -> Iterator[str]:
@@ -162,9 +161,11 @@ def load_hub(name: str, config: str | None, split: str | None, source: str, sett
     except Exception as error:  # requests', httpx', hub's and built-in errors, according to what went wrong
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         what = "name, configuration and split" if split else "name and configuration"
-        raise ValueError(
-            f"{setting} is {source!r}, which cannot be loaded ({reason}); allowed: a data set's {what}, or without network the "
-            "path of a local copy"
+        raise SettingError(
+            setting,
+            source,
+            f"a data set's {what}, or without network the path of a local copy",
+            more=f", which cannot be loaded ({reason})",
         ) from error
 
 
@@ -185,17 +186,17 @@ def stamps(files: list[Path], root: Path | None) -> list:
 
 @contextmanager
 def readable(path: Path, setting: str):
-    """Turns what reading a broken file raises into a ValueError that names it."""
+    """Turns what reading a broken file raises into a UserError that names it."""
     try:
         yield
     # OSError: also gzip's and Arrow's (zstd) own; EOFError: a truncated gz or xz; ArrowInvalid is the ValueError
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise ValueError(f"{setting}: {path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        raise UserError(f"{setting}: {path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     except UnicodeDecodeError as error:
-        raise ValueError(f"{setting}: {path} is not UTF-8: {error}") from error
+        raise UserError(f"{setting}: {path} is not UTF-8: {error}") from error
     except ValueError as error:
         if type(error).__name__ == "ArrowInvalid":
-            raise ValueError(f"{setting}: {path} is no Parquet file: {error}") from error
+            raise UserError(f"{setting}: {path} is no Parquet file: {error}") from error
         raise
 
 

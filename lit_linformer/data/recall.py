@@ -17,6 +17,7 @@ from lit_linformer.data.datamodule import BatchSize, ResumableDataModule, RowLen
 from lit_linformer.data.loader import EvaluationLoader, ResumableLoader
 from lit_linformer.model.heads import IGNORED
 from lit_linformer.model.ranges import Count, Natural, Range, Seed, check_ranges
+from lit_linformer.utils.errors import SettingError, UserError
 
 PAD, BOS, MASK = 0, 1, 2
 SPECIAL = 3
@@ -80,10 +81,10 @@ class RecallData(ResumableDataModule):
                 f", data.{name} = {value}" for name, value in (("distance", self.distance), ("gap", self.gap)) if value
             )
             allowed = f"up to {most} with data.max_length = {self.max_length}{more}" if most else "a longer data.max_length"
-            raise ValueError(f"data.pairs is {self.pairs}; allowed: {allowed}")
+            raise SettingError("data.pairs", self.pairs, allowed)
         if self.pairs > (self.vocab_size - SPECIAL) // 3:
             least = 3 * self.pairs + SPECIAL
-            raise ValueError(f"data.vocab_size is {self.vocab_size}; allowed with data.pairs = {self.pairs}: {least} or more")
+            raise SettingError("data.vocab_size", self.vocab_size, f"{least} or more", when=f"with data.pairs = {self.pairs}")
 
     @property
     def num_tokens(self) -> int:
@@ -94,7 +95,7 @@ class RecallData(ResumableDataModule):
 
     def setup(self, stage: str | None = None) -> None:
         if stage == "predict":
-            raise ValueError("data is RecallData; allowed with predict: PretrainingData or FineTuningData")
+            raise UserError("data is RecallData", "PretrainingData or FineTuningData", when="with predict")
         if stage in ("fit", None):
             self._start_anew()
         for split, rows in (("train", self.num_rows), ("validation", self.validation_rows), ("test", self.validation_rows)):

@@ -26,6 +26,7 @@ from lit_linformer.data.reading import (
     raw_lines,
     text_lines,
 )
+from lit_linformer.utils.errors import SettingError, UserError
 
 CSV, TSV, TEXT = {".csv"}, {".tsv"}, {"", ".txt", ".text", ".tokens", ".md", ".raw"}
 KINDS = {"csv": CSV, "tsv": TSV, "json": JSON, "parquet": PARQUET, "text": TEXT}
@@ -91,9 +92,9 @@ def column_names(path: Path, setting: str) -> list[str]:
     return found
 
 
-def named_column(column: str, setting: str, allowed: Iterable[str], where) -> ValueError:
+def named_column(column: str, setting: str, allowed: Iterable[str], where) -> UserError:
     """The error to raise where a table lacks a column."""
-    return ValueError(f"{setting} is {column!r}, which {where} has not; allowed: {', '.join(map(repr, allowed))}")
+    return SettingError(setting, column, ", ".join(map(repr, allowed)), more=f", which {where} has not")
 
 
 def _json(path: Path, choose: Chooser, setting: str) -> Iterator[Row]:
@@ -135,24 +136,23 @@ def _delimited(path: Path, choose: Chooser, setting: str, kind: str, headerless,
             try:
                 chosen = choose(path, names)
             except ValueError as error:
-                raise ValueError(f"{error}{_advice(fields, kind)}") from error
+                raise UserError(f"{error}{_advice(fields, kind)}") from error
             if twice := [name for name in chosen if names.count(name) > 1]:
-                raise ValueError(f"{setting}: {path} has two columns {twice[0]!r}; allowed: one of that name")
+                raise UserError(f"{setting}: {path} has two columns {twice[0]!r}", "one of that name")
             places = [None if name is None else names.index(name) for name in chosen]
             if own is None:
                 continue
         if len(fields) != len(names):
             if ragged is None:
                 quotes = " (quotes around a field that holds a comma)" if kind == "csv" else ""
-                raise ValueError(
-                    f"{setting}: {path}, line {number} has {len(fields)} fields; allowed: {len(names)}, as its first line"
-                    f"{quotes}"
+                raise UserError(
+                    f"{setting}: {path}, line {number} has {len(fields)} fields", f"{len(names)}, as its first line{quotes}"
                 )
             ragged()
             continue
         yield Row(position / size, (path, "line", number), [None if place is None else fields[place] for place in places])
     if names is None:
-        raise ValueError(f"{setting}: {path} is empty; allowed: a line with the columns' names, and rows")
+        raise UserError(f"{setting}: {path} is empty", "a line with the columns' names, and rows")
 
 
 def _tsv_fields(path: Path, setting: str) -> Iterator[tuple[int, list[str], int]]:
@@ -179,9 +179,9 @@ def _csv_fields(path: Path, setting: str) -> Iterator[tuple[int, list[str], int]
         try:
             fields = next(rows, None)
         except csv.Error as error:
-            raise ValueError(
-                f"{setting}: {path}, line {begins} begins a row that is no CSV: {_in_words(str(error))}; allowed: RFC 4180, "
-                "quotes around a field that holds commas, quotes (written twice) or newlines"
+            raise UserError(
+                f"{setting}: {path}, line {begins} begins a row that is no CSV: {_in_words(str(error))}",
+                "RFC 4180, quotes around a field that holds commas, quotes (written twice) or newlines",
             ) from error
         if fields is None:
             return

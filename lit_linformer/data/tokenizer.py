@@ -18,6 +18,7 @@ import numpy as np
 
 from lit_linformer.data.training_text import frequent_characters, stands_alone, training_text, unpacked
 from lit_linformer.data.words import word_tables
+from lit_linformer.utils.errors import SettingError
 from lit_linformer.utils.files import write_text
 
 # The roles that a masked language model needs, and the names they go by.
@@ -53,7 +54,7 @@ class Tokenizer:
         for role in ("mask", "bos", "eos", "pad"):
             if found[role] is None:
                 names = " or ".join(ROLES[role])
-                raise ValueError(f"data.tokenizer is {origin!r}, which has no {role} token; allowed: one with {names}")
+                raise SettingError("data.tokenizer", origin, f"one with {names}", more=f", which has no {role} token")
         self.mask_token = found["mask"]
         self.bos_id, self.pad_id, self.eos_id, self.unk_id, self.mask_id = (vocabulary.get(found[r]) for r in ROLES)
         added = backend.get_added_tokens_decoder()
@@ -103,7 +104,7 @@ class Tokenizer:
         try:
             backend = read(content)
         except Exception as error:  # the Rust side raises bare Exception
-            raise ValueError(f"data.tokenizer is {origin!r}; allowed: a tokenizer.json ({_first_line(error)})") from error
+            raise SettingError("data.tokenizer", origin, f"a tokenizer.json ({_first_line(error)})") from error
         return cls(backend, origin)
 
     @cached_property
@@ -153,12 +154,11 @@ def load_tokenizer(spec: str) -> Tokenizer:
             return _load_roberta(path)
         if (path / "vocab.txt").is_file():
             return _load_bert(path / "vocab.txt")
-        raise ValueError(
-            f"data.tokenizer is {spec!r}; allowed: a folder with tokenizer.json, with vocab.json and merges.txt, or "
-            "with vocab.txt"
+        raise SettingError(
+            "data.tokenizer", spec, "a folder with tokenizer.json, with vocab.json and merges.txt, or with vocab.txt"
         )
     if not path.is_file():
-        raise ValueError(f"data.tokenizer is {spec!r}; allowed: bpe, wordpiece, or a file or folder that exists")
+        raise SettingError("data.tokenizer", spec, "bpe, wordpiece, or a file or folder that exists")
     if path.suffix == ".ckpt":
         return _load_checkpoint(path)
     return _load_bert(path) if path.suffix == ".txt" else Tokenizer.from_file(path)
@@ -172,14 +172,16 @@ def _load_checkpoint(file: Path) -> Tokenizer:
     try:
         checkpoint = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
-        raise ValueError(
-            f"data.tokenizer is {str(file)!r}, which is truncated or no checkpoint; allowed: a whole one ({_first_line(error)})"
+        raise SettingError(
+            "data.tokenizer", str(file), f"a whole one ({_first_line(error)})", more=", which is truncated or no checkpoint"
         ) from error
     text = checkpoint.get("tokenizer") if isinstance(checkpoint, dict) else None
     if not isinstance(text, str):
-        raise ValueError(
-            f"data.tokenizer is {str(file)!r}, which carries no tokenizer; allowed: a checkpoint that does, "
-            "or the tokenizer.json in its run directory"
+        raise SettingError(
+            "data.tokenizer",
+            str(file),
+            "a checkpoint that does, or the tokenizer.json in its run directory",
+            more=", which carries no tokenizer",
         )
     return Tokenizer.from_str(text, str(file))
 
@@ -191,8 +193,8 @@ def _load_roberta(folder: Path) -> Tokenizer:
     try:
         model = models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
     except Exception as error:
-        raise ValueError(
-            f"data.tokenizer is {str(folder)!r}; allowed: vocab.json and merges.txt of a byte-level BPE ({_first_line(error)})"
+        raise SettingError(
+            "data.tokenizer", str(folder), f"vocab.json and merges.txt of a byte-level BPE ({_first_line(error)})"
         ) from error
     backend = _as_roberta(Backend(model))
     _add_special(backend, SPECIAL["bpe"])
@@ -210,7 +212,7 @@ def _load_bert(file: Path) -> Tokenizer:
         config = file.with_name("tokenizer_config.json")
         lower = json.loads(config.read_text(encoding="utf-8")).get("do_lower_case") if config.is_file() else None
     except Exception as error:
-        raise ValueError(f"data.tokenizer is {str(file)!r}; allowed: a WordPiece vocabulary ({_first_line(error)})") from error
+        raise SettingError("data.tokenizer", str(file), f"a WordPiece vocabulary ({_first_line(error)})") from error
     if lower is None:
         lower = all(token == token.lower() for token in tokens)
     _as_bert(backend, lower)
@@ -258,7 +260,7 @@ def train_tokenizer(kind: str, documents: Iterable[str], vocab_size: int) -> Tok
 
 def check_vocab_size(kind: str, vocab_size: int) -> None:
     if vocab_size < SMALLEST[kind]:
-        raise ValueError(f"data.vocab_size is {vocab_size}; allowed: {SMALLEST[kind]} or more with data.tokenizer {kind}")
+        raise SettingError("data.vocab_size", vocab_size, f"{SMALLEST[kind]} or more with data.tokenizer {kind}")
 
 
 def _as_roberta(backend):

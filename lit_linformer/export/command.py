@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 from lit_linformer.export.results import read_results
 from lit_linformer.utils.arguments import FLAG, Setting, choice, parse, several, word
 from lit_linformer.utils.environment import command_line
+from lit_linformer.utils.errors import SettingError, UserError
 
 if TYPE_CHECKING:  # the help needs no torch
     from lit_linformer.runs.trained_model import TrainedModel
@@ -71,11 +72,11 @@ def main(argv: list[str]) -> None:
     given = parse("export", __doc__, SETTINGS, argv)
     form = given["format"]
     if given["quantize"] and form != "onnx":
-        raise ValueError(f"quantize is {given['quantize']!r} with format={form!r}; allowed: with format=onnx")
+        raise SettingError("quantize", given["quantize"], "with format=onnx", more=f" with format={form!r}")
     if given["source"] and not given["quantize"]:
-        raise ValueError(f"source is {given['source']!r} without quantize; allowed: with --quantize int8")
+        raise SettingError("source", given["source"], "with --quantize int8", more=" without quantize")
     if given["dtype"] != "float32" and form not in ("safetensors", "huggingface"):
-        raise ValueError(f"dtype is {given['dtype']!r} with format={form!r}; allowed: with safetensors, huggingface")
+        raise SettingError("dtype", given["dtype"], "with safetensors, huggingface", more=f" with format={form!r}")
     output = Path(given["output"])
     check_output(output, given["overwrite"])
     check_installed(form)
@@ -145,8 +146,12 @@ def check_installed(form: str) -> None:
     """ValueError, with the pip command, where a format's packages are missing."""
     packages, extra = NEEDS[form]
     if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
-        raise ValueError(
-            f"format is {form!r}, which needs {' and '.join(missing)}, not installed here; allowed after: pip install {extra}"
+        raise SettingError(
+            "format",
+            form,
+            f"pip install {extra}",
+            more=f", which needs {' and '.join(missing)}, not installed here",
+            when="after",
         )
 
 
@@ -156,14 +161,16 @@ def check_output(output: Path, overwrite: bool) -> None:
         return
     if output.is_dir():
         if not overwrite:
-            raise ValueError(f"output is {output}, which is not empty; allowed: a new folder, or --overwrite true")
+            raise SettingError("output", output, "a new folder, or --overwrite true", more=", which is not empty")
         if not is_export(output):
-            raise ValueError(f"output is {output}, which holds no export; allowed with overwrite: the folder of an earlier one")
+            raise SettingError(
+                "output", output, "the folder of an earlier one", more=", which holds no export", when="with overwrite"
+            )
         there = (path.relative_to(output).as_posix() for path in output.rglob("*"))
         if foreign := sorted(name for name in there if name not in FILES):
-            raise ValueError(f"output is {output}, which holds {foreign[0]}, and no export wrote that; allowed: another folder")
+            raise SettingError("output", output, "another folder", more=f", which holds {foreign[0]}, and no export wrote that")
     elif output.exists() or output.is_symlink():
-        raise ValueError(f"output is {output}, which is a file; allowed: a folder")
+        raise SettingError("output", output, "a folder", more=", which is a file")
 
 
 def is_export(folder: Path) -> bool:
@@ -188,9 +195,7 @@ def staged(output: Path, setting: str = "output") -> Iterator[Path]:
         output.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
     except OSError as error:
-        raise ValueError(
-            f"{setting}: cannot write {output}: {error.strerror}; allowed: a folder that is open to writing"
-        ) from error
+        raise UserError(f"{setting}: cannot write {output}: {error.strerror}", "a folder that is open to writing") from error
     before = folder.with_name(folder.name + ".before")
     try:
         yield folder
@@ -202,9 +207,7 @@ def staged(output: Path, setting: str = "output") -> Iterator[Path]:
     except Exception as error:
         if not _is_full(error, folder):
             raise
-        raise ValueError(
-            f"{setting}: cannot write {output}: No space left on device; allowed: a disk with more room"
-        ) from error
+        raise UserError(f"{setting}: cannot write {output}: No space left on device", "a disk with more room") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         if before.exists() and not output.exists():

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from lit_linformer.export.safetensors_folder import write_config
 from lit_linformer.model import Projection
 from lit_linformer.runs.trained_model import TrainedModel, own_classes
+from lit_linformer.utils.errors import SettingError
 
 PROGRAM = "model.pt2"
 
@@ -51,9 +52,11 @@ def traceable(model: TrainedModel, form: str) -> Iterator[None]:
         if not (own := own_classes(model.encoder)):
             raise
         said = str(error).strip().partition("\n")[0]
-        raise ValueError(
-            f"format is {form!r}, but {' and '.join(own)} cannot be traced for every length ({said}); allowed: safetensors, "
-            "huggingface, or a forward without branches on tensors and lengths"
+        raise SettingError(
+            "format",
+            form,
+            "safetensors, huggingface, or a forward without branches on tensors and lengths",
+            more=f", but {' and '.join(own)} cannot be traced for every length ({said})",
         ) from error
 
 

@@ -16,6 +16,7 @@ from lit_linformer.data import FineTuningData
 from lit_linformer.export.onnx import INT8, MODEL, quiet
 from lit_linformer.runs.trained_model import TrainedModel
 from lit_linformer.tasks.evaluation import BATCH, masked_batches, open_text
+from lit_linformer.utils.errors import UserError
 
 ROWS, TEXTS = 64, 256  # measured on; TEXTS for classifiers, whose rows are short
 Logits = Callable[[Tensor, Tensor], Tensor]
@@ -46,18 +47,16 @@ def read_batches(model: TrainedModel, source: str | None, tokenizer: Path) -> li
     own = "FineTuningData" if model.classifies else "PretrainingData"
     settings = {key: value for key, value in model.data.items() if key != "class_path"}
     if not model.data["class_path"].endswith(own):
-        raise ValueError(
-            f"quantize is 'int8'; allowed: for a checkpoint whose data is {own}, for there is no other text to measure on"
-        )
+        raise UserError("quantize is 'int8'", f"for a checkpoint whose data is {own}, for there is no other text to measure on")
     try:
         batches = (_texts if model.classifies else _blocks)(settings, source, tokenizer, model.max_length)
     except (ValueError, OSError) as error:
         if source is not None:
             raise
         line = " ".join(str(error).split())
-        raise ValueError(f"source is not given, and the run's own text cannot be read ({line}); allowed: a text") from error
+        raise UserError(f"source is not given, and the run's own text cannot be read ({line})", "a text") from error
     if not batches:
-        raise ValueError("source is not given, and the run held out no text; allowed: a text, as for data.source")
+        raise UserError("source is not given, and the run held out no text", "a text, as for data.source")
     return batches
 
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from lit_linformer.utils.errors import SettingError
 from lit_linformer.utils.files import read_json
 
 # What a run's folder may hold, and under which key of it the metrics are.
@@ -23,7 +24,7 @@ def _read(folder: Path) -> dict[str, Any]:
         metrics |= {k: v for k, v in (found.get(key) or {}).items() if not k.startswith(LEFT_OUT) and isinstance(v, float)}
         commands += [found["command"]] if found.get("command") else []
     if not metrics:
-        raise ValueError(
-            f"results is {folder}, which holds no metrics; allowed: the folder of a run that fit, validate or test has ended in"
+        raise SettingError(
+            "results", folder, "the folder of a run that fit, validate or test has ended in", more=", which holds no metrics"
         )
     return {"run": folder.resolve().name, "metrics": metrics, "commands": commands}

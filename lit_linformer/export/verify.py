@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lit_linformer.runs.trained_model import TrainedModel
+from lit_linformer.utils.errors import UserError
 
 TOLERANCE = 1e-4  # of logits, float32, as a share of the largest one where that is more than 1
 
@@ -60,7 +61,7 @@ def _difference(what: str, expected: Tensor, found: Tensor, ids: Tensor) -> floa
     allowed = TOLERANCE * max(1.0, expected.abs().max().item())
     if not difference <= allowed:  # NaN too
         size = f"{ids.shape[0]} × {ids.shape[1]} tokens"
-        raise ValueError(f"{what} by {difference:.2g} on {size}; allowed: {allowed:.2g}")
+        raise UserError(f"{what} by {difference:.2g} on {size}", f"{allowed:.2g}")
     return difference
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from .errors import SettingError, UserError
 from .registry import Registry
 
 if TYPE_CHECKING:
@@ -171,7 +172,7 @@ class Attention(nn.Module):
 
     def check_length(self, x: Tensor) -> None:
         if x.shape[1] > self.max_length:
-            raise ValueError(f"the input has {x.shape[1]} tokens; allowed: up to max_length = {self.max_length}")
+            raise UserError(f"the input has {x.shape[1]} tokens", f"up to max_length = {self.max_length}")
 
 
 ATTENTIONS = Registry("attention", Attention)
@@ -190,7 +191,7 @@ class LocalConvolution(nn.Module):
     def __init__(self, hidden_size: int, width: int):
         super().__init__()
         if width < 1 or width % 2 == 0:
-            raise ValueError(f"local_width is {width}; allowed: 0 (none) or a positive odd number")
+            raise SettingError("local_width", width, "0 (none) or a positive odd number")
         self.width = width
         self.weight = nn.Parameter(torch.zeros(hidden_size, 1, 1, width))
 
@@ -263,18 +264,18 @@ def merge_heads(x: Tensor) -> Tensor:
 def check_heads(hidden_size: int, num_heads: int) -> None:
     """Raises ValueError where the heads don't divide the width."""
     if num_heads < 1 or hidden_size % num_heads:
-        raise ValueError(f"hidden_size is {hidden_size}; allowed: a multiple of num_heads = {num_heads}")
+        raise SettingError("hidden_size", hidden_size, f"a multiple of num_heads = {num_heads}")
 
 
 def check_halves(attention: str, num_heads: int) -> None:
     """Raises ValueError where the heads cannot be halved."""
     if num_heads % 2:
-        raise ValueError(f"num_heads is {num_heads}; allowed with attention={attention}: an even number")
+        raise SettingError("num_heads", num_heads, "an even number", when=f"with attention={attention}")
 
 
 def check_causal(causal: bool) -> None:
     """Raises ValueError for causal=True."""
     if causal:
-        raise ValueError(
-            "causal is True; allowed: False. E mixes all n positions into every slot: no mask over slots hides later tokens"
+        raise SettingError(
+            "causal", True, "False. E mixes all n positions into every slot: no mask over slots hides later tokens"
         )

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from .errors import SettingError
+
 
 def chunked(x: Tensor, chunk: int, fill: int = 0) -> Tensor:
     """(…, N, C) → (…, M, c, C), filled up. Traced for every length, where M cannot be told: (…, 1, N, C), N² operations."""
@@ -84,4 +86,4 @@ def near_flops(length: int, chunk: int, reach: int, width: int) -> int:
 def check_even(name: str, width: int) -> None:
     """Raises ValueError for a width of attention_options that has no half."""
     if width % 2:
-        raise ValueError(f"attention_options.{name} is {width}; allowed: an even number")
+        raise SettingError(f"attention_options.{name}", width, "an even number")

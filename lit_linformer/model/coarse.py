@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from .attention import ATTENTIONS, as_bias, log_mass, split_heads, zero_pads
 from .chunks import in_order
+from .errors import SettingError
 from .linformer import LinformerAttention, with_tokens
 from .projection import Projection
 from .projections import Mean, check_windows, window_counts, windows
@@ -149,4 +150,4 @@ def _gathered(x: Tensor, chosen: Tensor) -> Tensor:
 def check_best(best: int, projection_dim: int) -> None:
     """Raises ValueError where more windows are asked for than there are."""
     if best > projection_dim:
-        raise ValueError(f"attention_options.best is {best}; allowed: up to projection_dim = {projection_dim}, the windows")
+        raise SettingError("attention_options.best", best, f"up to projection_dim = {projection_dim}, the windows")

@@ -14,6 +14,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from .attention import ATTENTIONS, Attention, check_causal, check_heads
+from .errors import SettingError, UserError
 from .projection import Projection
 from .ranges import Dropout, Natural, Range, check_ranges
 
@@ -88,9 +89,9 @@ class EncoderConfig:
     def __post_init__(self) -> None:
         check_ranges("", EncoderConfig, vars(self))
         if self.norm not in NORMS:
-            raise ValueError(f"norm is {self.norm!r}; allowed: {', '.join(NORMS)}")
+            raise SettingError("norm", self.norm, ", ".join(NORMS))
         if self.local_width and self.local_width % 2 == 0:
-            raise ValueError(f"local_width is {self.local_width}; allowed: 0 (none) or a positive odd number")
+            raise SettingError("local_width", self.local_width, "0 (none) or a positive odd number")
         check_heads(self.hidden_size, self.num_heads)
         check_causal(self.causal)
         kind = self.attention_kind
@@ -148,11 +149,11 @@ class Encoder(nn.Module):
         """
         length = input_ids.shape[1]
         if length > self.config.max_length:
-            raise ValueError(f"the input has {length} tokens; allowed: up to max_length = {self.config.max_length}")
+            raise UserError(f"the input has {length} tokens", f"up to max_length = {self.config.max_length}")
         if attention_mask is not None:
             if attention_mask.shape != input_ids.shape:
-                raise ValueError(
-                    f"attention_mask has shape {tuple(attention_mask.shape)}; allowed: input_ids', {tuple(input_ids.shape)}"
+                raise UserError(
+                    f"attention_mask has shape {tuple(attention_mask.shape)}", f"input_ids', {tuple(input_ids.shape)}"
                 )
             attention_mask = attention_mask.bool()
         wanted = range(len(self.layers)) if need_weights is True else need_weights or ()

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from .attention import merge_heads
 from .chunks import between
+from .errors import SettingError
 from .projection import PROJECTIONS, Projection
 from .projections import check_windows, spread, windows
 from .ranges import Natural, OneOf
@@ -47,16 +48,14 @@ class Gated(Projection):
     def check(cls, max_length: int, projection_dim: int, init: str) -> None:
         super().check(max_length, projection_dim, init)
         if init not in WINDOW_INITS:
-            raise ValueError(f"projection_init is {init!r}; allowed with projection='gated': {', '.join(WINDOW_INITS)}")
+            raise SettingError("projection_init", init, ", ".join(WINDOW_INITS), when="with projection='gated'")
         check_windows("projection", PROJECTIONS.name(cls), max_length, projection_dim)
 
     @classmethod
     def check_options(cls, max_length: int, projection_dim: int, options: dict[str, Any]) -> None:
         overlap, window = options.get("overlap", 0), max_length // projection_dim
         if overlap > window:
-            raise ValueError(
-                f"projection_options.overlap is {overlap}; allowed: up to the window, max_length/projection_dim = {window}"
-            )
+            raise SettingError("projection_options.overlap", overlap, f"up to the window, max_length/projection_dim = {window}")
 
     def start(self) -> None:
         nn.init.zeros_(self.scores.weight)  # what the bias says

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .encoder import Encoder, EncoderConfig
+from .errors import SettingError
 
 IGNORED = -100  # a label that is ignored: torch's own default for cross_entropy
 POOLINGS = ("first", "mean")
@@ -99,9 +100,9 @@ class SequenceClassifier(nn.Module):
     def __init__(self, config: EncoderConfig, num_labels: int, pooling: str = "first"):
         super().__init__()
         if num_labels < 1:
-            raise ValueError(f"num_labels is {num_labels}; allowed: 1 (regression) or more")
+            raise SettingError("num_labels", num_labels, "1 (regression) or more")
         if pooling not in POOLINGS:
-            raise ValueError(f"pooling is {pooling!r}; allowed: {', '.join(POOLINGS)}")
+            raise SettingError("pooling", pooling, ", ".join(POOLINGS))
         self.pooling = pooling
         self.encoder = Encoder(config)
         self.head = ClassificationHead(config, num_labels)

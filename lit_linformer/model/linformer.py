@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from .attention import ATTENTIONS, Attention, log_mass, split_heads, zero_pads
+from .errors import SettingError, UserError
 from .projection import PROJECTIONS, Projection, check_dims, longer_dims, make_projection
 
 if TYPE_CHECKING:
@@ -112,8 +113,8 @@ class LinformerAttention(Attention):
         check_sharing(config.sharing, config.order)
         dims = check_dims(config)
         if SHARINGS[config.sharing].one_for_layers and len(set(dims)) > 1:
-            raise ValueError(
-                f"projection_dim is {dims}; allowed: one k for all layers, which share one E with sharing={config.sharing!r}"
+            raise SettingError(
+                "projection_dim", dims, f"one k for all layers, which share one E with sharing={config.sharing!r}"
             )
         kind = PROJECTIONS.find(config.projection)
         PROJECTIONS.check_options(config.projection, PROJECTION_ARGUMENTS, config.projection_options)
@@ -121,7 +122,7 @@ class LinformerAttention(Attention):
             kind.check(config.max_length, dim, config.projection_init)
             kind.check_options(config.max_length, dim, config.projection_options or {})
         if config.mass_bias and kind.mass is Projection.mass:
-            raise ValueError(f"mass_bias is True; allowed with projection={config.projection}: False, for it has no `mass`")
+            raise SettingError("mass_bias", True, "False, for it has no `mass`", when=f"with projection={config.projection}")
 
     @classmethod
     def arguments(cls, config: "EncoderConfig", layer: int) -> dict[str, Any]:
@@ -219,7 +220,7 @@ class LinformerAttention(Attention):
         """E and F of this layer."""
         E = shared if self.E is None else self.E
         if E is None:
-            raise ValueError(
+            raise UserError(
                 "sharing='layerwise' needs the shared E: pass shared=make_projection(…), or take 'key-value' for one layer"
             )
         return E, E if self.F is None else self.F
@@ -270,4 +271,4 @@ def check_sharing(sharing: str, order: str) -> None:
     """Raises ValueError, naming the setting, for one that there is not."""
     for name, value, allowed in (("sharing", sharing, SHARINGS), ("order", order, ORDERS)):
         if value not in allowed:
-            raise ValueError(f"{name} is {value!r}; allowed: {', '.join(allowed)}")
+            raise SettingError(name, value, ", ".join(allowed))

@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from .attention import ATTENTIONS, check_halves, log_mass, split_heads, zero_pads
 from .chunks import beside, chunked, in_order
+from .errors import SettingError, UserError
 from .linformer import LinformerAttention, with_tokens
 from .projection import Projection
 from .ranges import Count, Range, check_ranges
@@ -100,7 +101,7 @@ class LookupAttention(LinformerAttention):
         if not self.looks_up:
             return super().forward(x, attention_mask, need_weights, shared)
         if neighbours is None:
-            raise ValueError(
+            raise UserError(
                 "attention is lookup, which needs the ids: pass neighbours=lookup.neighbours(input_ids, mask, chunk)"
             )
         self.check_length(x)
@@ -205,5 +206,5 @@ def _option(config: "EncoderConfig", name: str, default: int) -> int:
     options = config.attention_options or {}
     check_ranges("attention_options.", LookupAttention.__init__, options)
     if not isinstance(value := options.get(name, default), int):
-        raise ValueError(f"attention_options.{name} is {value!r}; allowed: a whole number")
+        raise SettingError(f"attention_options.{name}", value, "a whole number")
     return value

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .attention import attend
 from .encoder import Encoder, EncoderConfig
+from .errors import SettingError
 from .starts import initial_matrix
 
 SEED = 20200608  # of the random projection: one matrix for all sentences, layers and heads
@@ -186,8 +187,8 @@ def summary(measured: Measured, index: int, threshold: float) -> dict[str, Any]:
 def check_maps(encoder: Encoder) -> None:
     """ValueError for attention that gives no maps to look into."""
     if not all(layer.gives_maps for layer in encoder.layers):
-        raise ValueError(
-            f"attention is {encoder.config.attention!r}, whose forward gives no maps; allowed: one that takes need_weights"
+        raise SettingError(
+            "attention", encoder.config.attention, "one that takes need_weights", more=", whose forward gives no maps"
         )
 
 
@@ -195,14 +196,14 @@ def check_layers(setting: str, layers: list[int] | None, config: EncoderConfig) 
     """The layers that are asked for, in order, all for None; ValueError for one that the encoder has not."""
     wanted = sorted(set(range(config.num_layers) if layers is None else layers))
     if not wanted or wanted[0] < 0 or wanted[-1] >= config.num_layers:
-        raise ValueError(f"{setting} is {layers}; allowed: layers from 0 to {config.num_layers - 1}")
+        raise SettingError(setting, layers, f"layers from 0 to {config.num_layers - 1}")
     return wanted
 
 
 def check_index(setting: str, index: int | None, config: EncoderConfig, length: int) -> int:
     """The index to look at: the paper's 128 of 512 singular values, or as asked; ValueError beyond n."""
     if index is not None and not 1 <= index <= length:
-        raise ValueError(f"{setting} is {index}; allowed: 1 to n = {length}, the tokens of a row")
+        raise SettingError(setting, index, f"1 to n = {length}, the tokens of a row")
     # A Linformer's map has only k of them: at k its share is 1 by definition.
     most = min(length, *(config.attention_kind.columns(config, layer, length) for layer in range(config.num_layers)))
     return index or max(1, most // 4)

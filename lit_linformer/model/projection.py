@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from .errors import SettingError, UserError
 from .registry import Registry
 from .starts import PROJECTION_INITS
 
@@ -66,9 +67,9 @@ class Projection(nn.Module):
     def check(cls, max_length: int, projection_dim: int, init: str) -> None:
         """Raises ValueError, naming the setting, for a projection that cannot be made."""
         if init not in PROJECTION_INITS:
-            raise ValueError(f"projection_init is {init!r}; allowed: {', '.join(PROJECTION_INITS)}")
+            raise SettingError("projection_init", init, ", ".join(PROJECTION_INITS))
         if not 1 <= projection_dim <= max_length:
-            raise ValueError(f"projection_dim (k) is {projection_dim}; allowed: 1 to max_length = {max_length}")
+            raise UserError(f"projection_dim (k) is {projection_dim}", f"1 to max_length = {max_length}")
 
     @classmethod
     def check_options(cls, max_length: int, projection_dim: int, options: dict[str, Any]) -> None:
@@ -136,7 +137,7 @@ class Projection(nn.Module):
         mine, theirs = self.state_dict(), old.state_dict()
         if changed := [name for name in mine if mine[name].shape != theirs[name].shape]:
             kind = PROJECTIONS.name(type(self))
-            raise ValueError(f"projection is {kind!r}, whose {changed[0]} depends on n; allowed: one that has `lengthen`")
+            raise SettingError("projection", kind, "one that has `lengthen`", more=f", whose {changed[0]} depends on n")
         self.load_state_dict(theirs)
 
     def fill(self, E: Tensor) -> None:
@@ -172,7 +173,7 @@ def check_dims(config: "EncoderConfig") -> list[int]:
     """k of each layer; ValueError where they are not as many as layers."""
     dims = config.projection_dims
     if len(dims) != config.num_layers:
-        raise ValueError(f"projection_dim lists {len(dims)} numbers; allowed: one, or num_layers = {config.num_layers} of them")
+        raise UserError(f"projection_dim lists {len(dims)} numbers", f"one, or num_layers = {config.num_layers} of them")
     return dims
 
 

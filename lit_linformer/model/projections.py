@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from .errors import SettingError, UserError
 from .projection import PROJECTIONS, Projection, project
 from .starts import WINDOW_INITS, initial_matrix
 
@@ -86,7 +87,7 @@ class Convolution(Projection):
         super().check(max_length, projection_dim, init)
         kind = PROJECTIONS.name(cls)
         if init not in WINDOW_INITS:
-            raise ValueError(f"projection_init is {init!r}; allowed with projection={kind!r}: {', '.join(WINDOW_INITS)}")
+            raise SettingError("projection_init", init, ", ".join(WINDOW_INITS), when=f"with projection={kind!r}")
         check_windows("projection", kind, max_length, projection_dim)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -200,9 +201,9 @@ class _AnyLength(Projection):
 def check_windows(setting: str, kind: str, max_length: int, projection_dim: int) -> None:
     """Raises ValueError where windows of one width do not tile n tokens."""
     if max_length % projection_dim:
-        raise ValueError(
-            f"projection_dim (k) is {projection_dim}, but {setting}={kind!r} works on windows of max_length/k tokens: "
-            f"allowed are the divisors of max_length = {max_length}"
+        raise UserError(
+            f"projection_dim (k) is {projection_dim}, but {setting}={kind!r} works on windows of max_length/k tokens",
+            f"the divisors of max_length = {max_length}",
         )
 
 

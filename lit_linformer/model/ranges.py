@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, is_dataclass
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
+from .errors import SettingError
+
 MANY = 2**31 - 1  # what a count may be at most; larger ones overflow somewhere below
 
 
@@ -98,8 +100,7 @@ def check_values(prefix: str, declared: Callable[..., Any], values: Mapping[str,
             continue
         fitting = isinstance(values[name], (*plain, int) if float in plain else plain)
         if not fitting or (isinstance(values[name], bool) and bool not in plain):
-            shown = "null" if values[name] is None else repr(values[name])
-            raise ValueError(f"{prefix}{name} is {shown}; allowed: {' or '.join(PLAIN[kind] for kind in plain)}")
+            raise SettingError(f"{prefix}{name}", values[name], " or ".join(PLAIN[kind] for kind in plain))
     check_ranges(prefix, hints, values)
 
 
@@ -113,18 +114,18 @@ def _check(where: str, hint: Any, value: Any) -> None:
         fitting = [kind for kind in numbers if get_args(kind)[0] is type(value)] or numbers
         allowed = [part for kind in fitting for part in get_args(kind)[1:] if isinstance(part, Range)]
         if allowed and value not in allowed[0]:
-            raise ValueError(f"{where} is {value}; allowed: {allowed[0].words(value)}")
+            raise SettingError(where, value, allowed[0].words(value))
     elif isinstance(value, list | tuple):
         for kind in kinds:
             for item in value if get_origin(kind) in (list, tuple) else ():
                 _check(where, get_args(kind)[0], item)
     elif value is None:
         if get_origin(hint) is Annotated:
-            raise ValueError(f"{where} is null; allowed: {get_args(hint)[1]}")
+            raise SettingError(where, None, repr(get_args(hint)[1]))
     elif isinstance(value, str):
         names = [part for kind in kinds for part in get_args(kind) if isinstance(part, OneOf)]
         if names and value not in names[0]:
-            raise ValueError(f"{where} is {value!r}; allowed: {names[0]}")
+            raise SettingError(where, value, repr(names[0]))
     else:
         for kind in kinds:
             if is_dataclass(kind):

@@ -15,10 +15,11 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from .errors import SettingError, UserError
 from .ranges import check_values
 
 
-class UnknownKind(ValueError):
+class UnknownKind(SettingError):
     """A name that no class here has."""
 
 
@@ -93,7 +94,7 @@ class Registry(Mapping):
         package = self.base.__module__.rpartition(".")[0]
         entries = f"{', '.join(self)}, or " if self else ""
         own = f"the path of a subclass of {package}.{self.base.__name__}, as my_ideas.Idea"
-        raise UnknownKind(f"{self.setting} is {name!r}{why}; allowed: {entries}{own}") from error
+        raise UnknownKind(self.setting, name, f"{entries}{own}", why) from error
 
     def check_options(self, name: str, taken: set[str], options: dict[str, Any] | None) -> None:
         """ValueError for an option that the class does not have, or a value that its annotation does not allow.
@@ -111,8 +112,8 @@ class Registry(Mapping):
         own = [one.name for one in parameters if one.kind in plain and one.name not in taken | {"self"}]
         for option in options:
             if option not in own:
-                raise ValueError(
-                    f"{self.setting}_options names {option!r}; allowed with {self.setting}={name}: {', '.join(own) or 'none'}"
+                raise UserError(
+                    f"{self.setting}_options names {option!r}", ", ".join(own) or "none", when=f"with {self.setting}={name}"
                 )
         check_values(f"{self.setting}_options.", init, options)
 

@@ -24,16 +24,15 @@ from lit_linformer.model import EncoderConfig
 from lit_linformer.model.registry import UnknownKind
 from lit_linformer.runs.folder import CONFIG, checkpoints, own_files, replace
 from lit_linformer.runs.sharded import META, METADATA, check_sharded, load_sharded, verify_plain, verify_sharded
+from lit_linformer.utils.errors import SettingError, UserError
 from lit_linformer.utils.files import read_rows
 from lit_linformer.utils.signals import is_first_process
 
 BEST = re.compile(r"best-(\d+)-(-?\d+\.\d+|nan|-?inf)(?:-v\d+)?\.ckpt")  # best-STEP-METRIC.ckpt
 # What torch.load raises for a file that is damaged or another kind's.
 UNREADABLE = (OSError, RuntimeError, EOFError, ValueError, KeyError, AttributeError, zipfile.BadZipFile)
-FOREIGN = (
-    "{} is {}, which holds other objects than weights and plain values: they are not loaded, for that may run code; allowed: a "
-    "checkpoint of this project"
-)
+OURS = "a checkpoint of this project"
+FOREIGN = ", which holds other objects than weights and plain values: they are not loaded, for that may run code"
 
 
 def check_checkpoint(path: Path, setting: str = "ckpt_path", whole: bool = True) -> dict[str, Any]:
@@ -42,27 +41,27 @@ def check_checkpoint(path: Path, setting: str = "ckpt_path", whole: bool = True)
     Of a sharded one, which is a folder, the tensors are read, unless ``whole`` is false.
     """
     if not path.exists():
-        raise ValueError(f"{setting} is {path}, which is no file; allowed: a checkpoint file, 'last' or 'best'")
+        raise SettingError(setting, path, "a checkpoint file, 'last' or 'best'", more=", which is no file")
     try:
         if path.is_dir():
             checkpoint = check_sharded(path)
         else:
             checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
-        raise ValueError(FOREIGN.format(setting, path)) from error
+        raise SettingError(setting, path, OURS, more=FOREIGN) from error
     except UNREADABLE as error:
-        raise ValueError(f"{setting} is {path}, which is truncated or no checkpoint: {first_line(error)}") from error
+        raise UserError(f"{setting} is {path}, which is truncated or no checkpoint: {first_line(error)}") from error
     steps = checkpoint.get("global_step") if isinstance(checkpoint, dict) else None
     if not isinstance(steps, int) or ("state_dict" not in checkpoint and not path.is_dir()):
-        raise ValueError(f"{setting} is {path}, which holds no training state; allowed: a checkpoint of this project")
+        raise SettingError(setting, path, OURS, more=", which holds no training state")
     try:
         _verify(path, *_states(path))
         return load_sharded(path) if whole and path.is_dir() else checkpoint
     except pickle.UnpicklingError as error:
-        raise ValueError(FOREIGN.format(setting, path)) from error
+        raise SettingError(setting, path, OURS, more=FOREIGN) from error
     except UNREADABLE as error:
-        raise ValueError(
-            f"{setting} is {path}, which is no longer what was written: {first_line(error)}; allowed: another checkpoint"
+        raise SettingError(
+            setting, path, "another checkpoint", more=f", which is no longer what was written: {first_line(error)}"
         ) from error
 
 
@@ -124,10 +123,9 @@ def _find_last(run_dir: Path) -> Path | None:
             continue
         try:
             found.append((check_checkpoint(path, whole=False)["global_step"], rank, path))
-        except ValueError as error:
+        except UserError as error:
             if is_first_process():
-                what = str(error).partition("; allowed")[0]
-                print(f"warning: {what}; falling back to the one before it", file=sys.stderr, flush=True)
+                print(f"warning: {error.what}; falling back to the one before it", file=sys.stderr, flush=True)
     return max(found)[2] if found else None
 
 
@@ -157,9 +155,7 @@ def checkpoint_path(subcommand: str, asked: str | None, root: Path) -> str | Non
     if asked is None and subcommand != "fit":
         found = find_checkpoint(root, "best") or find_checkpoint(root, "last")
         if found is None:
-            raise ValueError(
-                f"ckpt_path is not given and {root}/checkpoints holds none; allowed: a file, or a --name that has run"
-            )
+            raise UserError(f"ckpt_path is not given and {root}/checkpoints holds none", "a file, or a --name that has run")
         check_checkpoint(found, whole=False)
         print(f"checkpoint: {found}", flush=True)
         return str(found)
@@ -171,9 +167,11 @@ def checkpoint_path(subcommand: str, asked: str | None, root: Path) -> str | Non
     if asked in ("last", "best"):
         found = find_checkpoint(root, asked)
         if found is None:
-            raise ValueError(
-                f"ckpt_path is {asked!r}, but {root}/checkpoints holds none; allowed: a --name that has run"
-                + (", or auto, which then starts anew" if subcommand == "fit" else "")
+            raise SettingError(
+                "ckpt_path",
+                asked,
+                f"a --name that has run{', or auto, which then starts anew' if subcommand == 'fit' else ''}",
+                more=f", but {root}/checkpoints holds none",
             )
         asked = str(found)
     if asked is not None:
@@ -185,9 +183,9 @@ def _check_nothing_is_lost(root: Path) -> None:
     """Says so; ValueError where there is something, but damaged: to start over would throw it away."""
     left = [path.name for path in checkpoints(root)]
     if damaged := [name for name in left if name in ("last.ckpt", "previous.ckpt")]:
-        raise ValueError(
-            f"ckpt_path is 'auto', but {root}/checkpoints holds no whole {' or '.join(damaged)}; allowed: --ckpt_path best, if "
-            "that is whole, or to begin anew with --overwrite true"
+        raise UserError(
+            f"ckpt_path is 'auto', but {root}/checkpoints holds no whole {' or '.join(damaged)}",
+            "--ckpt_path best, if that is whole, or to begin anew with --overwrite true",
         )
     if is_first_process() and root.is_dir() and any(own_files(root)):
         there = f"no last.ckpt yet, only {', '.join(left)}" if left else "no checkpoint yet"
@@ -214,7 +212,7 @@ def encoder_of(checkpoint: dict[str, Any], path: Path, setting: str) -> EncoderC
     settings = checkpoint.get("hyper_parameters")
     encoder = settings.get("encoder") if isinstance(settings, dict) else None
     if not isinstance(encoder, dict):
-        raise ValueError(f"{setting} is {path}, which holds no encoder; allowed: a checkpoint of this project")
+        raise SettingError(setting, path, OURS, more=", which holds no encoder")
     return stored_encoder(encoder, path, setting)
 
 
@@ -223,11 +221,13 @@ def stored_encoder(settings: dict[str, Any], path: Path, setting: str) -> Encode
     try:
         return EncoderConfig(**settings)
     except UnknownKind as error:  # a class of the user's own that this machine has not
-        raise ValueError(f"{setting} is {path}, whose {error}") from error
+        raise UserError(f"{setting} is {path}, whose {error}") from error
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise ValueError(
-            f"{setting} is {path}, whose encoder has settings that none can have ({first_line(error)}); allowed: a checkpoint "
-            "of this project"
+        raise SettingError(
+            setting,
+            path,
+            OURS,
+            more=f", whose encoder has settings that none can have ({first_line(error)})",
         ) from error
 
 
@@ -236,9 +236,9 @@ def config_of(checkpoint: dict[str, Any], path: Path, setting: str) -> dict[str,
     try:
         config = yaml.safe_load(checkpoint.get("config") or "{}")
     except (yaml.YAMLError, AttributeError, RecursionError, ValueError) as error:
-        raise ValueError(f"{setting} is {path}, whose config is no YAML ({first_line(error)}); allowed: a whole one") from error
+        raise SettingError(setting, path, "a whole one", more=f", whose config is no YAML ({first_line(error)})") from error
     if not isinstance(config, dict) or not isinstance(config.get("data") or {}, dict):
-        raise ValueError(f"{setting} is {path}, whose config is no run's; allowed: a checkpoint of this project")
+        raise SettingError(setting, path, OURS, more=", whose config is no run's")
     return config
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from lit_linformer.model import EncoderConfig
+from lit_linformer.utils.errors import SettingError
 
 CONFIG, WEIGHTS, SUMS = "config.json", "model.safetensors", "SHA256SUMS"
 SUMMED = re.compile(r"model\..+|tokenizer\.json")  # what of the folder makes its numbers
@@ -37,9 +38,11 @@ def check_sums(folder: Path, setting: str) -> None:
     for line in (folder / SUMS).read_text(encoding="utf-8", errors="replace").splitlines():
         expected, _, name = line.partition("  ")
         if SUMMED.fullmatch(name) and (folder / name).is_file() and (found := _sha256(folder / name)) != expected:
-            raise ValueError(
-                f"{setting} is {folder}, whose {name} has the SHA-256 {found[:12]}…, in {SUMS} {expected[:12]}…; allowed: an "
-                f"undamaged copy (or, if it was changed on purpose, no {SUMS})"
+            raise SettingError(
+                setting,
+                folder,
+                f"an undamaged copy (or, if it was changed on purpose, no {SUMS})",
+                more=f", whose {name} has the SHA-256 {found[:12]}…, in {SUMS} {expected[:12]}…",
             )
 
 
@@ -56,9 +59,7 @@ def read_config(folder: Path, setting: str = "folder") -> dict[str, Any]:
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ValueError(
-            f"{setting} is {folder}, whose {CONFIG} cannot be read ({error}); allowed: an exported model"
-        ) from error
+        raise SettingError(setting, folder, "an exported model", more=f", whose {CONFIG} cannot be read ({error})") from error
     if isinstance(config, dict) and config.get("model_type") == "lit_linformer":
         encoder = {name: config[name] for name in EncoderConfig.__dataclass_fields__ if name in config}
         encoder["max_length"] = config["max_position_embeddings"]
@@ -66,7 +67,7 @@ def read_config(folder: Path, setting: str = "folder") -> dict[str, Any]:
         config |= {"encoder": encoder, "task": "sequence-classification" if classifies else "masked-lm"}
         config |= {"num_labels": len(config.get("id2label") or ("", ""))}
     if not isinstance(config, dict) or not isinstance(config.get("encoder"), dict) or "task" not in config:
-        raise ValueError(f"{setting} is {folder}, whose {CONFIG} is another project's; allowed: what export wrote")
+        raise SettingError(setting, folder, "what export wrote", more=f", whose {CONFIG} is another project's")
     return config
 
 
@@ -76,12 +77,14 @@ def read_weights(folder: Path, setting: str = "folder") -> dict[str, Tensor]:
         from safetensors import SafetensorError
         from safetensors.torch import load_file
     except ModuleNotFoundError as error:
-        raise ValueError(f"{setting} is {folder}, which needs safetensors; allowed after: pip install safetensors") from error
+        raise SettingError(
+            setting, folder, "pip install safetensors", more=", which needs safetensors", when="after"
+        ) from error
     check_sums(folder, setting)
     try:
         weights = load_file(folder / WEIGHTS)
     except (OSError, SafetensorError) as error:
-        raise ValueError(f"{setting} is {folder}, whose {WEIGHTS} cannot be read ({error}); allowed: a whole one") from error
+        raise SettingError(setting, folder, "a whole one", more=f", whose {WEIGHTS} cannot be read ({error})") from error
     renamed = {}
     for name, tensor in weights.items():
         prefix = next((prefix for prefix in PREFIXES if name.startswith(prefix)), "")

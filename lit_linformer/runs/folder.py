@@ -21,6 +21,7 @@ from pathlib import Path
 import yaml
 
 from lit_linformer.runs.lock import LOCK, RunLock
+from lit_linformer.utils.errors import SettingError, UserError
 from lit_linformer.utils.files import write_text
 
 PROJECT, FORMAT = "lit-linformer", 1
@@ -57,9 +58,10 @@ SHARDED = ("__*.distcp", ".metadata", "meta.pt", "checksums.json")  # the files 
 def check_name(name: str) -> str:
     """The name of a run or of a grid; ValueError for one that would lead out of runs/."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise ValueError(
-            f"name is {name!r}; allowed: letters, digits and . _ - = + , @, starting with a letter or a digit, with / between "
-            "folders of runs/"
+        raise SettingError(
+            "name",
+            name,
+            "letters, digits and . _ - = + , @, starting with a letter or a digit, with / between folders of runs/",
         )
     return name
 
@@ -144,9 +146,9 @@ class Claim:
             self.lock = RunLock(folder)
         except OSError as error:
             self._remove_empty()
-            raise ValueError(
-                f"name: cannot write into {folder} ({error.strerror or error}); allowed: a folder that is open to writing, see "
-                "--name and --trainer.default_root_dir"
+            raise UserError(
+                f"name: cannot write into {folder} ({error.strerror or error})",
+                "a folder that is open to writing, see --name and --trainer.default_root_dir",
             ) from error
         except BaseException:
             self._remove_empty()
@@ -167,14 +169,14 @@ class Claim:
         # TensorBoard's files come before the marker; a .tmp is what a start left that was killed before it had written that.
         held = [path for path in self._before if not any(fnmatch(path.name, name) for name in (*EVENTS, "*.tmp"))]
         if held and not is_run(self.folder):
-            raise ValueError(
-                f"name: {self.folder} holds {held[0].relative_to(self.folder)}, but no run of this project; allowed: another "
-                "--name, for only runs are overwritten"
+            raise UserError(
+                f"name: {self.folder} holds {held[0].relative_to(self.folder)}, but no run of this project",
+                "another --name, for only runs are overwritten",
             )
         if checkpoints(self.folder) and not overwrite and not goes_on:
-            raise ValueError(
-                f"name: {self.folder} already holds a run; allowed: another --name, --ckpt_path auto to continue it, or "
-                "--overwrite true"
+            raise UserError(
+                f"name: {self.folder} already holds a run",
+                "another --name, --ckpt_path auto to continue it, or --overwrite true",
             )
         self._clear = True
 

@@ -9,6 +9,8 @@ import sys
 import weakref
 from pathlib import Path
 
+from lit_linformer.utils.errors import UserError
+
 LOCK = ".lock"
 # What file systems without locks answer.
 UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP}
@@ -47,8 +49,8 @@ class RunLock:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             holder = os.read(descriptor, 200).decode(errors="replace").strip() or "another process"
-            raise ValueError(
-                f"name: {self.path.parent} is being trained by {holder}; allowed: another --name, or to wait for its end"
+            raise UserError(
+                f"name: {self.path.parent} is being trained by {holder}", "another --name, or to wait for its end"
             ) from error
         except OSError as error:
             if error.errno not in UNSUPPORTED:

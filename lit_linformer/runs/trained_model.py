@@ -24,6 +24,7 @@ from lit_linformer.runs.checkpoints import (
     stored_encoder,
 )
 from lit_linformer.runs.folder import TOKENIZER
+from lit_linformer.utils.errors import SettingError
 from lit_linformer.utils.files import read_json, read_rows
 from lit_linformer.utils.finite import check_finite
 
@@ -75,9 +76,7 @@ class StoredModel:
         except (TypeError, KeyError, ValueError, RuntimeError) as error:
             what = " ".join(str(error).split())[:200]
             allowed = "a checkpoint of MLM or SequenceClassification"
-            raise ValueError(
-                f"{setting} is {self.path}, whose weights are of another model ({what}); allowed: {allowed}"
-            ) from error
+            raise SettingError(setting, self.path, allowed, more=f", whose weights are of another model ({what})") from error
         return net.float().eval()
 
 
@@ -102,7 +101,7 @@ def read_model(asked: str | Path, setting: str = "model.pretrained") -> StoredMo
         encoder, prefix = encoder_of(checkpoint, path, setting), "net."
         weights = {n.removeprefix(prefix): t for n, t in checkpoint["state_dict"].items() if n.startswith(prefix)}
         if not weights:
-            raise ValueError(f"{setting} is {path}, which holds no encoder; allowed: a checkpoint of this project")
+            raise SettingError(setting, path, "a checkpoint of this project", more=", which holds no encoder")
         beside = path.parent.parent / TOKENIZER
         tokenizer = str(path) if "tokenizer" in checkpoint and path.is_file() else str(beside) if beside.is_file() else None
         stored = StoredModel(path, encoder, weights, checkpoint["hyper_parameters"], tokenizer, checkpoint)
@@ -113,14 +112,14 @@ def read_model(asked: str | Path, setting: str = "model.pretrained") -> StoredMo
 def find_model(path: Path, setting: str) -> Path:
     """A checkpoint file: the path itself, or of a run's folder its best, or its last where there is no best."""
     if not path.exists():
-        raise ValueError(
-            f"{setting} is {path}, which does not exist; allowed: a run directory, a checkpoint file, or an exported folder"
+        raise SettingError(
+            setting, path, "a run directory, a checkpoint file, or an exported folder", more=", which does not exist"
         )
     if not path.is_dir() or is_sharded(path):  # a sharded checkpoint is a folder
         return path
     found = find_checkpoint(path, "best") or find_checkpoint(path, "last")
     if found is None:
-        raise ValueError(f"{setting} is {path}, a folder without checkpoints/; allowed: a run that was trained, or a file")
+        raise SettingError(setting, path, "a run that was trained, or a file", more=", a folder without checkpoints/")
     return found
 
 
@@ -184,13 +183,15 @@ def open_checkpoint(asked: str | Path, setting: str = "ckpt_path") -> TrainedMod
     elif stored.own_tokenizer is not None:
         tokenizer = stored.own_tokenizer
     else:
-        raise ValueError(
-            f"{setting} is {path}, which carries no tokenizer and lies in no run directory with a {TOKENIZER}; "
-            "allowed: a checkpoint that has one"
+        raise SettingError(
+            setting,
+            path,
+            "a checkpoint that has one",
+            more=f", which carries no tokenizer and lies in no run directory with a {TOKENIZER}",
         )
     vocabulary = net.encoder.config.vocab_size
     if len(tokenizer) > vocabulary:
-        raise ValueError(f"{setting} is {path}: its tokenizer has {len(tokenizer)} tokens; allowed: its model's {vocabulary}")
+        raise SettingError(setting, path, f"its model's {vocabulary}", more=f": its tokenizer has {len(tokenizer)} tokens")
     data = config_of(stored.checkpoint, path, setting).get("data") or {}
     settings = data.get("init_args") or {}
     # In the huggingface format max_length is none of this project's settings.

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lit_linformer.utils.arguments import Setting, listed, parse, whole, word
+from lit_linformer.utils.errors import SettingError, UserError
 
 if TYPE_CHECKING:  # the help needs no torch
     from torch import Tensor
@@ -41,7 +42,7 @@ def main(argv: list[str]) -> None:
     given = parse("draw", __doc__, SETTINGS, argv)
     output = Path(given["output"])
     if output.suffix not in SUFFIXES or output.is_dir():
-        raise ValueError(f"output is {output}; allowed: a file that ends in {', '.join(SUFFIXES)}")
+        raise SettingError("output", output, f"a file that ends in {', '.join(SUFFIXES)}")
     layers, head, count = given["layers"], given["head"], given["slots"]
 
     from lit_linformer.model.lowrank import check_layers
@@ -49,20 +50,22 @@ def main(argv: list[str]) -> None:
     from lit_linformer.utils.figures import figure_class
 
     if (figure := figure_class()) is None:
-        raise ValueError(f"output is {output}, which needs matplotlib; allowed after: pip install 'lit-linformer[plots]'")
+        raise SettingError(
+            "output", output, "pip install 'lit-linformer[plots]'", more=", which needs matplotlib", when="after"
+        )
     model = open_checkpoint(given["ckpt_path"])
     config, tokenizer = model.encoder, model.tokenizer
     ids = [tokenizer.bos_id, *tokenizer.encode(given["text"]), tokenizer.eos_id]
     if len(ids) > config.max_length:
-        raise ValueError(f"text has {len(ids)} tokens with bos and eos; allowed: up to max_length = {config.max_length}")
+        raise UserError(f"text has {len(ids)} tokens with bos and eos", f"up to max_length = {config.max_length}")
     layers = check_layers("layers", [0, config.num_layers - 1] if layers is None else layers, config)
     if head is not None and head >= config.num_heads:
-        raise ValueError(f"head is {head}; allowed: 0 to {config.num_heads - 1}")
+        raise SettingError("head", head, f"0 to {config.num_heads - 1}")
 
     names = [tokenizer.decode([i]).strip() or repr(tokenizer.decode([i])) for i in ids]
     maps = [slot_maps(model.net.encoder, ids, layer, head) for layer in layers]
     if any(found is None for found in maps):
-        raise ValueError(f"ckpt_path is {given['ckpt_path']}, {_why_not(config)}")
+        raise UserError(f"ckpt_path is {given['ckpt_path']}, {_why_not(config)}")
     for layer, (feeds, reads) in zip(layers, maps, strict=True):
         print(as_text(layer, feeds, reads, names, min(count, MOST_TOLD)))
     output.parent.mkdir(parents=True, exist_ok=True)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lit_linformer.utils.arguments import Setting, check_device, parse, several, whole, word
+from lit_linformer.utils.errors import SettingError, UserError
 
 if TYPE_CHECKING:  # the help needs no torch
     import numpy as np
@@ -41,13 +42,13 @@ def main(argv: list[str]) -> None:
     given = parse("embed", __doc__, SETTINGS, argv)
     outputs = [Path(name) for name in given["output"]]
     if wrong := [path for path in outputs if path.suffix not in SUFFIXES or path.is_dir()]:
-        raise ValueError(f"output is {wrong[0]}; allowed: files that end in {' or '.join(SUFFIXES)}")
+        raise SettingError("output", wrong[0], f"files that end in {' or '.join(SUFFIXES)}")
     asked = bool(given["text"] or given["file"])
     if not asked and not given["sts"]:
-        raise ValueError("nothing to embed: give --text, --file or --sts")
+        raise UserError("nothing to embed: give --text, --file or --sts")
     if asked != bool(outputs):
         missing, there = ("output", "text or file") if asked else ("text", "output")
-        raise ValueError(f"--{missing} is not given; allowed: with --{there} it must be")
+        raise UserError(f"--{missing} is not given", f"with --{there} it must be")
     texts = [*given["text"], *(read_texts(Path(given["file"]), given["column"]) if given["file"] else [])]
 
     from lit_linformer.runs.trained_model import open_checkpoint
@@ -78,7 +79,7 @@ def read_texts(path: Path, column: str) -> list[str]:
     texts = []
     for number, line, _ in text_lines(path, "file"):
         if not line.strip():
-            raise ValueError(f"file: {path}, line {number} is blank; allowed: a text on each line")
+            raise UserError(f"file: {path}, line {number} is blank", "a text on each line")
         texts.append(line)
     return texts
 

@@ -5,6 +5,8 @@ from typing import Any
 
 import yaml
 
+from lit_linformer.utils.errors import SettingError
+
 
 def kind_settings(word: str) -> dict[str, Any]:
     """NAME or NAME:SETTING=VALUE+… → EncoderConfig's settings. A SETTING is one of EncoderConfig's, or of attention_options, or
@@ -16,7 +18,7 @@ def kind_settings(word: str) -> dict[str, Any]:
     for part in rest.split("+") if rest else ():
         key, equals, text = part.partition("=")
         if not equals or key in ("", "attention", "projection_dim", "max_length"):
-            raise ValueError(f"models is {word!r}; allowed: NAME, or NAME:SETTING=VALUE+… as window:window=64+sharing=heads")
+            raise SettingError("models", word, "NAME, or NAME:SETTING=VALUE+… as window:window=64+sharing=heads")
         value = yaml.safe_load(text)
         if key in known:
             found[key] = value

@@ -18,6 +18,7 @@ from lit_linformer.tasks.compiling import check_compiler
 from lit_linformer.tasks.optim import Optimization, endless, lr_factor, parameter_groups
 from lit_linformer.tasks.sharding import shard
 from lit_linformer.utils import compat
+from lit_linformer.utils.errors import SettingError, UserError
 from lit_linformer.utils.finite import check_finite
 
 Batch = dict[str, Any]
@@ -63,8 +64,8 @@ class TrainingModule(LightningModule):
     def configure_model(self) -> None:
         if self.device_mesh is not None:
             if self.compiles:
-                raise ValueError(
-                    "model.compile is true, but trainer.strategy shards the model; allowed: false with that strategy"
+                raise SettingError(
+                    "model.compile", True, "false with that strategy", more=", but trainer.strategy shards the model"
                 )
             shard(self.net, self.device_mesh["data_parallel"])
         if self.compiles and self.trainer.state.fn == "fit" and self._compiled is None:
@@ -90,7 +91,7 @@ class TrainingModule(LightningModule):
         rows = getattr(self.trainer.datamodule, "rows_per_step", None)
         if rows is None:
             name = type(self.trainer.datamodule).__name__
-            raise ValueError(f"model.lr_batch_size is {meant_for}; allowed: None, for data={name} has no rows_per_step")
+            raise SettingError("model.lr_batch_size", meant_for, f"None, for data={name} has no rows_per_step")
         return self.optimization.peak_lr(rows)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
@@ -150,9 +151,7 @@ class TrainingModule(LightningModule):
         seen = checkpoint.get("seen", {})
         fits = self.attached and self.trainer.state.fn == "fit"
         if fits and "state_dict" in checkpoint and "optimizer_states" not in checkpoint:
-            raise ValueError(
-                "ckpt_path is a model that has trained nothing yet; allowed: to start from it, with model.pretrained"
-            )
+            raise UserError("ckpt_path is a model that has trained nothing yet", "to start from it, with model.pretrained")
         if self.attached:
             self._recount(checkpoint, seen)
         self.batches_seen, self.tokens_seen = seen.get("batches", 0), seen.get("tokens", 0)
@@ -183,9 +182,9 @@ def check_fit(mine: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) ->
     for name, tensor in theirs.items():
         if name not in mine or mine[name].shape != tensor.shape:
             here = f"has {list(mine[name].shape)}" if name in mine else "has none"
-            raise ValueError(
-                f"the checkpoint does not fit this model: {name} is {list(tensor.shape)} there, the model {here}; "
-                "allowed: a checkpoint made with the same model.encoder and vocabulary"
+            raise UserError(
+                f"the checkpoint does not fit this model: {name} is {list(tensor.shape)} there, the model {here}",
+                "a checkpoint made with the same model.encoder and vocabulary",
             )
     if missing := [name for name in mine if name not in theirs]:
-        raise ValueError(f"the checkpoint does not fit this model: it lacks {missing[0]} ({len(missing)} missing in all)")
+        raise UserError(f"the checkpoint does not fit this model: it lacks {missing[0]} ({len(missing)} missing in all)")

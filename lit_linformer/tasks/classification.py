@@ -24,6 +24,7 @@ from lit_linformer.tasks.optim import (
 )
 from lit_linformer.tasks.pretrained import check_same_tokenizer, pretrained_encoder
 from lit_linformer.tasks.scores import Scores, task_loss
+from lit_linformer.utils.errors import UserError
 
 
 class SequenceClassification(TrainingModule):
@@ -76,9 +77,9 @@ class SequenceClassification(TrainingModule):
         if isinstance(encoder, dict):  # from a checkpoint, whose hyper-parameters are plain
             encoder = EncoderConfig(**encoder)
         if pretrained is None and encoder is None:
-            raise ValueError(
-                "model.pretrained is not given; allowed: a run directory or a checkpoint, "
-                "or model.encoder with the settings of one to train from scratch"
+            raise UserError(
+                "model.pretrained is not given",
+                "a run directory or a checkpoint, or model.encoder with the settings of one to train from scratch",
             )
         source = read_model(pretrained) if pretrained is not None else None
         if source is not None:

@@ -3,6 +3,7 @@
 import torch
 
 from lit_linformer.runs.checkpoints import first_line
+from lit_linformer.utils.errors import SettingError
 
 
 def check_compiler(device: torch.device) -> None:
@@ -15,9 +16,11 @@ def check_compiler(device: torch.device) -> None:
         torch.compile(_increase, dynamic=False)(torch.ones(8, device=device))
     except Exception as error:  # torch's own, whose place and name differ from version to version
         needs = "a C++ compiler" if device.type == "cpu" else "Triton and a C compiler"
-        raise ValueError(
-            f"model.compile is true, but torch.compile fails here: {first_line(error)}; "
-            f"allowed: false, or install what it needs on a {device.type} device: {needs}"
+        raise SettingError(
+            "model.compile",
+            True,
+            f"false, or install what it needs on a {device.type} device: {needs}",
+            more=f", but torch.compile fails here: {first_line(error)}",
         ) from error
 
 

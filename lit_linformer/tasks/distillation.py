@@ -20,6 +20,7 @@ from lit_linformer.runs.trained_model import read_model
 from lit_linformer.tasks.base import Batch
 from lit_linformer.tasks.mlm import MLM, inputs
 from lit_linformer.tasks.perplexity import Perplexity
+from lit_linformer.utils.errors import SettingError, UserError
 
 WEIGHTS = ("logits_weight", "hidden_weight", "labels_weight")
 Weight = Annotated[float, Range(least=0, largest=1e6)]
@@ -75,9 +76,11 @@ class Distillation(MLM):
         mine, theirs = self.net.encoder.config, self.teacher.encoder.config
         for name in ("vocab_size", *(("num_layers", "hidden_size") if self.weights[1] else ())):
             if getattr(mine, name) != getattr(theirs, name):
-                raise ValueError(
-                    f"model.teacher is {self.teacher_name}, whose {name} is {getattr(theirs, name)}, the model's "
-                    f"{getattr(mine, name)}; allowed: the same" + (", or hidden_weight 0" if name != "vocab_size" else "")
+                raise SettingError(
+                    "model.teacher",
+                    self.teacher_name,
+                    f"the same{', or hidden_weight 0' if name != 'vocab_size' else ''}",
+                    more=f", whose {name} is {getattr(theirs, name)}, the model's {getattr(mine, name)}",
                 )
         check_row_length(getattr(self.trainer.datamodule, "max_length", 0), theirs.max_length, "the teacher's max_length")
 
@@ -127,16 +130,16 @@ class Distillation(MLM):
 
 def _check_terms(teacher: str | None, weights: Sequence[float]) -> None:
     if not any(weights):
-        raise ValueError("model.logits_weight, hidden_weight and labels_weight are all 0; allowed: one that is more")
+        raise UserError("model.logits_weight, hidden_weight and labels_weight are all 0", "one that is more")
     if teacher is None:
-        raise ValueError("model.teacher is not given; allowed: a run or a checkpoint, the model that is to be learnt from")
+        raise UserError("model.teacher is not given", "a run or a checkpoint, the model that is to be learnt from")
 
 
 def read_teacher(path: str) -> MaskedLanguageModel:
     """In evaluation mode, without gradients; ValueError, in one line, for anything but a masked language model."""
     source = read_model(path, "model.teacher")
     if "head.bias" not in source.weights:
-        raise ValueError(f"model.teacher is {path}, which has no masked-language-model head; allowed: one of MLM")
+        raise SettingError("model.teacher", path, "one of MLM", more=", which has no masked-language-model head")
     net = MaskedLanguageModel(source.encoder)
     net.load_state_dict(source.weights)
     return net.eval().requires_grad_(False)

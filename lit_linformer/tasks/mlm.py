@@ -16,6 +16,7 @@ from lit_linformer.runs.trained_model import read_model
 from lit_linformer.tasks.base import Batch, TrainingModule
 from lit_linformer.tasks.perplexity import Perplexity
 from lit_linformer.tasks.pretrained import check_same_tokenizer, pretrained_encoder
+from lit_linformer.utils.errors import SettingError, UserError
 
 
 class MLM(TrainingModule):
@@ -50,9 +51,7 @@ class MLM(TrainingModule):
         if source is not None:
             encoder = pretrained_encoder(source, encoder, vocab_size)
         elif encoder is None:
-            raise ValueError(
-                "model.encoder is not given; allowed: its settings, or model.pretrained with a model to start from"
-            )
+            raise UserError("model.encoder is not given", "its settings, or model.pretrained with a model to start from")
         elif vocab_size is not None:
             encoder = replace(encoder, vocab_size=vocab_size)
         # Not where the weights came from: a checkpoint of this module holds them.
@@ -68,8 +67,8 @@ class MLM(TrainingModule):
         self._pretrained_tokenizer = source and source.own_tokenizer
         if source is not None:
             if "head.bias" not in source.weights:
-                raise ValueError(
-                    f"model.pretrained is {pretrained}, which has no masked-language-model head; allowed: one of MLM"
+                raise SettingError(
+                    "model.pretrained", pretrained, "one of MLM", more=", which has no masked-language-model head"
                 )
             self.net.load_state_dict(source.weights)
         self.val_perplexity = Perplexity()

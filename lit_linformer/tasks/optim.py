@@ -9,6 +9,7 @@ from torch import nn
 
 from lit_linformer.model.projection import Projection
 from lit_linformer.model.ranges import Count, OneOf, Range, Share, check_ranges
+from lit_linformer.utils.errors import SettingError
 
 SCHEDULES = ("linear", "cosine", "polynomial", "constant")
 Schedule = Annotated[str, OneOf(SCHEDULES)]
@@ -65,9 +66,11 @@ class Optimization:
 
 def endless(schedule: str, max_steps: int) -> ValueError:
     """The error to raise for a schedule that needs an end, where training has none."""
-    return ValueError(
-        f"trainer.max_steps is {max_steps}; allowed with model.schedule={schedule!r}: 1 or more, for the learning rate has to "
-        "end somewhere"
+    return SettingError(
+        "trainer.max_steps",
+        max_steps,
+        "1 or more, for the learning rate has to end somewhere",
+        when=f"with model.schedule={schedule!r}",
     )
 
 

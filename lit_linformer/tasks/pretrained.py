@@ -6,6 +6,7 @@ from typing import Any
 from lit_linformer.data.tokenizer import Tokenizer
 from lit_linformer.model import EncoderConfig
 from lit_linformer.runs.trained_model import StoredModel
+from lit_linformer.utils.errors import SettingError, UserError
 
 # What a run may change without becoming another encoder; vocab_size comes from the tokenizer.
 FREE = {"vocab_size", "dropout", "attention_dropout", "activation_checkpointing"}
@@ -22,18 +23,20 @@ def pretrained_encoder(source: StoredModel, asked: EncoderConfig | None, vocab_s
     """
     tokens = source.encoder.vocab_size if source.own_tokenizer is None else len(source.own_tokenizer)
     if vocab_size not in (None, tokens):
-        raise ValueError(
-            f"data.tokenizer has {vocab_size} tokens, model.pretrained={source.path} {tokens}; "
-            "allowed: that checkpoint's own tokenizer (leave data.tokenizer out)"
+        raise UserError(
+            f"data.tokenizer has {vocab_size} tokens, model.pretrained={source.path} {tokens}",
+            "that checkpoint's own tokenizer (leave data.tokenizer out)",
         )
     if asked is None:
         return source.encoder
     for field in fields(asked):
         wanted, there = getattr(asked, field.name), getattr(source.encoder, field.name)
         if field.name not in FREE and wanted != there:
-            raise ValueError(
-                f"model.encoder.{field.name} is {wanted!r}, in the checkpoint {source.path} {there!r}; allowed: the same "
-                "(leave model.encoder out, and the checkpoint's settings are taken over)"
+            raise SettingError(
+                f"model.encoder.{field.name}",
+                wanted,
+                "the same (leave model.encoder out, and the checkpoint's settings are taken over)",
+                more=f", in the checkpoint {source.path} {there!r}",
             )
     return replace(asked, vocab_size=source.encoder.vocab_size)
 
@@ -42,7 +45,7 @@ def check_same_tokenizer(data: Any, own: Tokenizer | None) -> None:
     """ValueError where a data module's tokenizer is another than the pretrained model's own."""
     tokenizer = getattr(data, "tokenizer", None)
     if own is not None and tokenizer is not None and tokenizer.sha256 != own.sha256:
-        raise ValueError(
-            f"data.tokenizer={data.tokenizer_name!r} is another tokenizer than the one that model.pretrained was trained "
-            "with; allowed: that one (leave data.tokenizer out)"
+        raise UserError(
+            f"data.tokenizer={data.tokenizer_name!r} is another tokenizer than the one that model.pretrained was trained with",
+            "that one (leave data.tokenizer out)",
         )

@@ -20,6 +20,8 @@ from torchmetrics.functional.classification import (
 from torchmetrics.functional.regression import pearson_corrcoef, spearman_corrcoef
 from torchmetrics.utilities import dim_zero_cat
 
+from lit_linformer.utils.errors import SettingError
+
 
 def score(name: str, predictions: Tensor, targets: Tensor, num_labels: int) -> float:
     """One metric of predictions (R,) against targets (R,): class numbers, or values for pearson and spearman.
@@ -43,7 +45,7 @@ def score(name: str, predictions: Tensor, targets: Tensor, num_labels: int) -> f
         if predictions.unique().numel() < 2 or targets.unique().numel() < 2:
             return 0.0
         return multiclass_matthews_corrcoef(predictions, targets, num_labels).item()
-    raise ValueError(f"metric is {name!r}; allowed: accuracy, f1, matthews, pearson, spearman")
+    raise SettingError("metric", name, "accuracy, f1, matthews, pearson, spearman")
 
 
 class Scores(Metric):

@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from lit_linformer.utils.errors import SettingError, UserError
+
 MANY = 2**31 - 1  # the largest count; larger ones overflow somewhere below
 
 
@@ -67,16 +69,16 @@ def parse(command: str, doc: str, settings: dict[str, Setting], argv: list[str])
         given, unknown = parser.parse_known_args(_joined(argv, settings))
     except argparse.ArgumentError as error:
         name = (error.argument_name or "").removeprefix("--")
-        raise ValueError(f"--{name} has no value; allowed: {settings[name].kind.name}") from error
+        raise UserError(f"--{name} has no value", settings[name].kind.name) from error
     if unknown:
         word = next((word for word in unknown if word.startswith("--")), unknown[0]).partition("=")[0]
         known = [f"--{name}" for name in settings]
-        raise ValueError(f"unknown setting {word!r} of {command}{meant(word, known)}; allowed: {', '.join(known)}")
+        raise UserError(f"unknown setting {word!r} of {command}{meant(word, known)}", ", ".join(known))
     found = {}
     for name, setting in settings.items():
         value = getattr(given, name)
         if value is None and setting.required:
-            raise ValueError(f"--{name} is not given; allowed: {setting.kind.name}, {setting.help}")
+            raise UserError(f"--{name} is not given", f"{setting.kind.name}, {setting.help}")
         found[name] = setting.default if value is None else read(name, setting.kind, value)
     return found
 
@@ -147,7 +149,7 @@ FLAG = Kind("true|false", lambda where, text: check_choice(where, text, ("true",
 
 def check_choice(where: str, value: Any, allowed: Collection[str]) -> str:
     if not isinstance(value, str) or value not in allowed:
-        raise ValueError(f"{where} is {value!r}{meant(str(value), allowed)}; allowed: {', '.join(allowed)}")
+        raise SettingError(where, value, ", ".join(allowed), more=meant(str(value), allowed))
     return value
 
 
@@ -167,7 +169,7 @@ def check_number(
             return value
     words = "" if least == -math.inf else f", {least:g} or more" if most == MANY else f", {least:g} to {most:.10g}"
     words = words if above == -math.inf else f" above {above:g}" + (f", up to {most:g}" if most != MANY else "")
-    raise ValueError(f"{where} is {text!r}; allowed: a{' whole' * whole} number{words}")
+    raise SettingError(where, text, f"a{' whole' * whole} number{words}")
 
 
 def check_device(name: str) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import yaml
 
+from lit_linformer.utils.errors import SettingError, UserError
 from lit_linformer.utils.sources import first_sentence
 
 FLAGS = ("--config", "-c")
@@ -66,7 +67,7 @@ def check_configs(argv: list[str]) -> None:
     """ValueError, in one line, for a --config that is no file with settings by name, each once, and for endless brackets."""
     for setting, value in itertools.pairwise(["", *argv]):
         if _depth(value) > DEEPEST:
-            raise ValueError(f"{setting.lstrip('-')} is {value[:20]!r}…, nested deeper than {DEEPEST} levels; allowed: less")
+            raise SettingError(setting.lstrip("-"), value[:20], "less", more=f"…, nested deeper than {DEEPEST} levels")
     for name in config_files(argv):
         read_config(Path(name))
 
@@ -74,32 +75,27 @@ def check_configs(argv: list[str]) -> None:
 def read_config(path: Path, what: str = "a file with settings, as conf/quickstart.yaml") -> str:
     """A file's text, a YAML mapping; ValueError or OSError otherwise."""
     if not path.is_file():
-        raise ValueError(f"config is {str(path)!r}, which is no file; allowed: {what}")
-    allowed = f"allowed: {what}"
+        raise SettingError("config", str(path), what, more=", which is no file")
     try:
         text = path.read_text(encoding="utf-8")
         if _depth(text) > DEEPEST:
             raise RecursionError
         node = yaml.compose(text, yaml.SafeLoader)
     except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path} is no text in UTF-8: byte {error.start} is {error.object[error.start]:#x}; {allowed}"
-        ) from error
+        raise UserError(f"{path} is no text in UTF-8: byte {error.start} is {error.object[error.start]:#x}", what) from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         reason = _reason(text.splitlines(), mark.line) or " ".join(f"{error.context or ''} {error.problem or ''}".split())
-        raise ValueError(
-            f"{path} is no valid YAML at line {mark.line + 1}, column {mark.column + 1}: {reason}; {allowed}"
-        ) from error
+        raise UserError(f"{path} is no valid YAML at line {mark.line + 1}, column {mark.column + 1}: {reason}", what) from error
     except yaml.YAMLError as error:
-        raise ValueError(f"{path} is no valid YAML: {' '.join(str(error).split())}; {allowed}") from error
+        raise UserError(f"{path} is no valid YAML: {' '.join(str(error).split())}", what) from error
     except RecursionError as error:
-        raise ValueError(f"{path} is nested deeper than {DEEPEST} levels; {allowed}") from error
+        raise UserError(f"{path} is nested deeper than {DEEPEST} levels", what) from error
     if node is None:
-        raise ValueError(f"{path} is empty; {allowed}")
+        raise UserError(f"{path} is empty", what)
     if not isinstance(node, yaml.MappingNode):
         kind = "a list" if isinstance(node, yaml.SequenceNode) else f"the text {node.value[:40]!r}"
-        raise ValueError(f"{path} is {kind}; {allowed}")
+        raise UserError(f"{path} is {kind}", what)
     _measure(node, path, {}, 0)
     return text
 
@@ -136,10 +132,10 @@ def _measure(node: yaml.Node, path: Path, known: dict[int, int], depth: int) -> 
     if id(node) in known:
         return known[id(node)]
     if depth > DEEPEST:
-        raise ValueError(f"{path} is nested deeper than {DEEPEST} levels at line {node.start_mark.line + 1}; allowed: less")
+        raise UserError(f"{path} is nested deeper than {DEEPEST} levels at line {node.start_mark.line + 1}", "less")
     known[id(node)] = LARGEST + 1  # an alias inside what it stands for never ends
     if node.tag not in TAGS:
-        raise ValueError(f"{path} has the tag {node.tag!r} at line {node.start_mark.line + 1}; allowed: plain YAML")
+        raise UserError(f"{path} has the tag {node.tag!r} at line {node.start_mark.line + 1}", "plain YAML")
     children = []
     if isinstance(node, yaml.MappingNode):
         _check_keys(node, path)
@@ -147,12 +143,11 @@ def _measure(node: yaml.Node, path: Path, known: dict[int, int], depth: int) -> 
     elif isinstance(node, yaml.SequenceNode):
         children = node.value
     elif node.value.count("${") > node.value.count("}"):
-        raise ValueError(f"{path} opens a ${{ at line {node.start_mark.line + 1} and does not close it; allowed: ${{NAME}}")
+        raise UserError(f"{path} opens a ${{ at line {node.start_mark.line + 1} and does not close it", "${NAME}")
     size = 1 + sum(_measure(child, path, known, depth + 1) for child in children)
     if size > LARGEST:
-        raise ValueError(
-            f"{path} holds more than {LARGEST} values at line {node.start_mark.line + 1} with its aliases written out; "
-            "allowed: fewer"
+        raise UserError(
+            f"{path} holds more than {LARGEST} values at line {node.start_mark.line + 1} with its aliases written out", "fewer"
         )
     known[id(node)] = size
     return size
@@ -163,9 +158,9 @@ def _check_keys(node: yaml.MappingNode, path: Path) -> None:
     for key, value in node.value:
         line = key.start_mark.line + 1
         if not isinstance(key, yaml.ScalarNode):
-            raise ValueError(f"{path} has a key that is no name at line {line}; allowed: the name of a setting")
+            raise UserError(f"{path} has a key that is no name at line {line}", "the name of a setting")
         if key.value in seen:
-            raise ValueError(f"{path} names {key.value!r} twice, at lines {seen[key.value]} and {line}; allowed: once")
+            raise UserError(f"{path} names {key.value!r} twice, at lines {seen[key.value]} and {line}", "once")
         if key.value == "class_path" and not value.tag.endswith(":str"):
-            raise ValueError(f"{path} gives a class_path that is no name at line {line}; allowed: package.module.Class")
+            raise UserError(f"{path} gives a class_path that is no name at line {line}", "package.module.Class")
         seen[key.value] = line

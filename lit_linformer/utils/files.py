@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from lit_linformer.utils.errors import SettingError
+
 
 def write_text(path: Path, text: str) -> None:
     """Writes beside the target, then renames: whoever reads it meanwhile finds the old file or the new one."""
@@ -60,8 +62,8 @@ def check_own(folder: Path, names: Iterable[str], main: str, command: str) -> No
     with contextlib.suppress(OSError), open(folder / main, encoding="utf-8", errors="replace") as file:
         written = f"python run.py {command}" in file.read(1 << 16)
     if not written:
-        raise ValueError(
-            f"output is {folder}, which holds {there[0]}, and `{command}` did not write that; allowed: another folder"
+        raise SettingError(
+            "output", folder, "another folder", more=f", which holds {there[0]}, and `{command}` did not write that"
         )
 
 

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from lit_linformer.utils.errors import UserError
+
 
 def all_finite(tensors: Iterable[Any]) -> bool:
     """Whether no element is NaN or infinite; of a sharded tensor this process's part is looked at."""
@@ -21,4 +23,4 @@ def check_finite(weights: dict[str, Tensor], source: str) -> None:
     """ValueError, in one line, for weights of ``source`` (a setting and its value) that no model can be made of."""
     if not all_finite(weights.values()):
         name = next(name for name, tensor in weights.items() if not all_finite([tensor]))
-        raise ValueError(f"{source}, whose weights are not finite ({name}); allowed: a checkpoint of before they were")
+        raise UserError(f"{source}, whose weights are not finite ({name})", "a checkpoint of before they were")

@@ -16,8 +16,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
+
+from lit_linformer.utils.errors import without_torch
 
 PACKAGE = Path(__file__).parents[1]
 Node = ast.ClassDef | ast.FunctionDef | ast.expr
@@ -294,15 +295,5 @@ def _allowed(place: Module, kind: Any) -> str:
         bounds = {
             str(part.arg): ast.literal_eval(part.value) for part in parts[1].keywords if part.arg not in (None, "largest")
         }
-        return _ranges().Range(**bounds).words()
+        return without_torch("ranges").Range(**bounds).words()
     return ""
-
-
-@functools.cache
-def _ranges() -> ModuleType:
-    """model/ranges.py, which needs nothing but Python; its package imports torch."""
-    spec = importlib.util.spec_from_file_location("_ranges", PACKAGE / "model" / "ranges.py")
-    assert spec is not None and spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found

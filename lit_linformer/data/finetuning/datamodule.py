@@ -33,6 +33,7 @@ from lit_linformer.data.summary import Summary
 from lit_linformer.data.text_files import TextFiles, verify_text_files
 from lit_linformer.data.tokenizer import Tokenizer, check_vocab_size
 from lit_linformer.model.ranges import Count, Natural, Range, Seed, check_ranges
+from lit_linformer.utils.errors import SettingError, UserError
 
 
 class FineTuningData(ResumableDataModule):
@@ -115,7 +116,7 @@ class FineTuningData(ResumableDataModule):
         self.text_task = chosen_task(task, columns, label_column, labels, metrics, source)
         if source is None:
             if self.text_task.hub is None:
-                raise ValueError(f"data.source is not given; allowed: {SOURCES}")
+                raise UserError("data.source is not given", SOURCES)
             source = "hub:" + ":".join(self.text_task.hub)
         self.source = LabelledSource(source, self.text_task, empty_texts, Path(cache_dir))
         self.empty_texts = empty_texts
@@ -126,9 +127,10 @@ class FineTuningData(ResumableDataModule):
         self.global_batch_size, self.num_workers, self.seed = global_batch_size, num_workers, seed
         self.cache_dir, self.verify, self.text, self.text_pair, self.file = Path(cache_dir), verify, text, text_pair, file
         if tokenizer is None:
-            raise ValueError(
-                "data.tokenizer is not given; allowed: bpe, wordpiece, a tokenizer.json, a folder or a checkpoint with one "
-                "(on the command line, model.pretrained carries one over)"
+            raise UserError(
+                "data.tokenizer is not given",
+                "bpe, wordpiece, a tokenizer.json, a folder or a checkpoint with one (on the command line, "
+                "model.pretrained carries one over)",
             )
         self.tokenizer_name = tokenizer
         self._check()
@@ -203,9 +205,11 @@ class FineTuningData(ResumableDataModule):
             self.sets = {split: self._set(split, self._files(split), by_length=True) for split in self.splits.needed("test")}
             for split, rows in self.sets.items():
                 if not rows.labelled and not self.text_task.unlabelled_test:
-                    raise ValueError(
-                        f"data.source is {self.source.source!r}, whose {split} split has no labels; allowed: one with labels "
-                        "(`predict` with data.file classifies texts without)"
+                    raise SettingError(
+                        "data.source",
+                        self.source.source,
+                        "one with labels (`predict` with data.file classifies texts without)",
+                        more=f", whose {split} split has no labels",
                     )
         self._compare_processes()
 
@@ -231,9 +235,11 @@ class FineTuningData(ResumableDataModule):
     def _set(self, split: str, files: TextFiles, rows: np.ndarray | None = None, by_length: bool = False) -> EncodedTexts:
         rows = np.arange(files.rows) if rows is None else rows
         if (bad := self.layout.too_long(files.lengths[rows])) is not None:
-            raise ValueError(
-                f"data.truncation is {self.truncation!r}, and row {rows[bad]} (from 0) of the {split} split is too long; "
-                f"allowed: one that leaves room in data.max_length = {self.max_length}, or longest_first, which cuts both"
+            raise SettingError(
+                "data.truncation",
+                self.truncation,
+                f"one that leaves room in data.max_length = {self.max_length}, or longest_first, which cuts both",
+                more=f", and row {rows[bad]} (from 0) of the {split} split is too long",
             )
         return EncodedTexts(files, self.layout, rows, by_length)
 

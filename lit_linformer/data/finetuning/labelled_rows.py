@@ -20,6 +20,7 @@ from lit_linformer.data.finetuning.split_files import Layout, find_files
 from lit_linformer.data.finetuning.text_tasks import TextTask
 from lit_linformer.data.reading import LONGEST_LINE, hub_stamp, load_hub, stamps, text_lines
 from lit_linformer.data.tables import TABLE_FILES, TABLES, column_cells, kind_of, table_rows
+from lit_linformer.utils.errors import SettingError, UserError
 
 ALIASES = {"train": ("train",), "validation": ("validation", "dev", "valid", "val"), "test": ("test",)}
 EMPTY_TEXTS = ("error", "keep")
@@ -53,7 +54,7 @@ class LabelledSource:
     ):
         self.source, self.task, self.cache, self.setting = source, task, cache, setting
         if empty_texts not in EMPTY_TEXTS:
-            raise ValueError(f"data.empty_texts is {empty_texts!r}; allowed: error, keep")
+            raise SettingError("data.empty_texts", empty_texts, "error, keep")
         self.keep_empty = empty_texts == "keep"
         self.hub: list[str | None] | None = None
         self.skipped = 0  # ragged lines in the split that was read last
@@ -62,10 +63,10 @@ class LabelledSource:
         if source.startswith("hub:"):
             name, _, config = source[4:].partition(":")
             if not name or ":" in config or source.endswith(":"):
-                raise ValueError(f"{self.setting} is {source!r}; allowed: hub:NAME or hub:NAME:CONFIG")
+                raise SettingError(self.setting, source, "hub:NAME or hub:NAME:CONFIG")
             self.hub = [name, config or None]
         elif not source:
-            raise ValueError(f"{self.setting} is ''; allowed: {SOURCES}")
+            raise SettingError(self.setting, "", SOURCES)
 
     # Which splits there are
 
@@ -92,7 +93,7 @@ class LabelledSource:
         found = [layout for folder in self._folders() for name in _names(split) for layout in find_files(folder, name, classes)]
         if len(found) > 1:
             names = " and ".join(layout.name for layout in found)
-            raise ValueError(f"{self.setting} is {self.source!r}, which has the {split} split twice, in {names}; allowed: once")
+            raise SettingError(self.setting, self.source, "once", more=f", which has the {split} split twice, in {names}")
         return found[0] if found else None
 
     def missing(self, split: str, instead: str = "") -> ValueError:
@@ -106,7 +107,7 @@ class LabelledSource:
             files = [f"{other}.tsv" for other in _names(split)[:2]] + [f"{name}.csv", f"{name}.jsonl"]
             files += [f"{name}-00000-of-00001.parquet"]
             allowed = f"{', '.join(files)} or {name}/LABEL/*.txt, there or in {', '.join(self._below())}"
-        return ValueError(f"{self.setting} is {self.source!r}, which has no {split} split; allowed: {allowed}{instead}")
+        return SettingError(self.setting, self.source, f"{allowed}{instead}", more=f", which has no {split} split")
 
     def _below(self) -> list[str]:
         config = self.task.hub[1] if self.task.hub else None
@@ -116,13 +117,13 @@ class LabelledSource:
         """All of a file."""
         path = Path(self.source)
         if kind_of(path) not in TABLES:
-            raise ValueError(f"{self.setting} is {self.source!r}; allowed: a table ({TABLE_FILES}), or a folder")
+            raise SettingError(self.setting, self.source, f"a table ({TABLE_FILES}), or a folder")
         return Layout("file", self.source, [path])
 
     def _folders(self) -> list[Path]:
         root = Path(self.source)
         if not root.is_dir():
-            raise ValueError(f"{self.setting} is {self.source!r}, which is not there; allowed: {SOURCES}")
+            raise SettingError(self.setting, self.source, SOURCES, more=", which is not there")
         folders = [root, *(root / name for name in self._below() if (root / name).is_dir())]
         # CoLA and cola are one folder where case does not count
         return list({folder.stat().st_ino: folder for folder in reversed(folders)}.values())[::-1]
@@ -160,20 +161,20 @@ class LabelledSource:
             labels.add(label is not None)
             if not split.startswith("test"):
                 if label is None:
-                    raise ValueError(f"{self.setting}: {_at(where)} has no label; allowed: one in every {split} row")
+                    raise UserError(f"{self.setting}: {_at(where)} has no label", f"one in every {split} row")
             elif len(labels) == 2:
                 other = "no label, though others have one" if label is None else "a label, though others have none"
-                raise ValueError(f"{self.setting}: {_at(where)} has {other}; allowed: one in all rows of a split, or in none")
+                raise UserError(f"{self.setting}: {_at(where)} has {other}", "one in all rows of a split, or in none")
             yield Row(texts, label)
         if not labels:
-            raise ValueError(f"{self.setting} is {self.source!r}, whose {split} split is empty; allowed: 1 row or more")
+            raise SettingError(self.setting, self.source, "1 row or more", more=f", whose {split} split is empty")
 
     def label(self, where: tuple, value: object) -> int | float | None:
         """Class number or value of a label as it is written there."""
         try:
             return label_of(value, self.task)
         except ValueError as error:
-            raise ValueError(f"{self.setting}: {_at(where)}: {error}{self._names_there()}") from error
+            raise UserError(f"{self.setting}: {_at(where)}: {error}{self._names_there()}") from error
 
     def _names_there(self) -> str:
         """For the error of a label that is no number: what classes the training rows name."""
@@ -200,11 +201,10 @@ class LabelledSource:
                     raise self._too_long(where)
                 if not isinstance(text, str):
                     kind = "nothing" if text is None else type(text).__name__
-                    raise ValueError(f"{self.setting}: {_at(where)}: {column[0]!r} is {kind}; allowed: text")
+                    raise UserError(f"{self.setting}: {_at(where)}: {column[0]!r} is {kind}", "text")
                 if not self.keep_empty and (not text or text.isspace()):
-                    raise ValueError(
-                        f"{self.setting}: {_at(where)}: {column[0]!r} is empty; allowed: text, "
-                        "or none with data.empty_texts keep"
+                    raise UserError(
+                        f"{self.setting}: {_at(where)}: {column[0]!r} is empty", "text, or none with data.empty_texts keep"
                     )
             yield where, tuple(texts), value
 
@@ -250,7 +250,7 @@ class LabelledSource:
         return "\n".join(line for _, line, _ in text_lines(path, self.setting))
 
     def _too_long(self, where: tuple) -> ValueError:
-        return ValueError(f"{self.setting}: {_at(where)} has a text of more than {LONGEST_LINE:,} bytes; allowed: up to that")
+        return UserError(f"{self.setting}: {_at(where)} has a text of more than {LONGEST_LINE:,} bytes", "up to that")
 
     def _columns(self, where, names: Iterable[str], needs_label: bool) -> list[str | None]:
         """The name of each text's column and the label's, as they are here; None for a label that need not be here."""
@@ -260,9 +260,9 @@ class LabelledSource:
             is_label = aliases == self.task.label_column
             if found is None and (needs_label or not is_label):
                 setting = "data.label_column" if is_label else "data.columns"
-                raise ValueError(
-                    f"{self.setting}: {where} has no column {' or '.join(map(repr, aliases))} ({setting}); "
-                    f"allowed: those that are there, {', '.join(map(repr, names))}"
+                raise UserError(
+                    f"{self.setting}: {where} has no column {' or '.join(map(repr, aliases))} ({setting})",
+                    f"those that are there, {', '.join(map(repr, names))}",
                 )
             chosen.append(found)
         return chosen

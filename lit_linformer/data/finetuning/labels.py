@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 
 from lit_linformer.data.finetuning.text_tasks import TextTask
+from lit_linformer.utils.errors import SettingError
 
 
 def label_of(value, task: TextTask) -> int | float | None:
@@ -37,7 +38,7 @@ def _class(value, labels: tuple[str, ...]) -> int | None:
         allowed += f", or their numbers 0 to {len(labels) - 1} (-1: no label)"
     elif text == "-1":
         return None
-    raise ValueError(f"label is {value!r}; allowed: {allowed}")
+    raise SettingError("label", value, allowed)
 
 
 def _number(value, allowed: tuple[float, float] | None) -> float | None:
@@ -47,12 +48,12 @@ def _number(value, allowed: tuple[float, float] | None) -> float | None:
         number = math.nan
     if allowed is None:
         if not math.isfinite(number):
-            raise ValueError(f"label is {value!r}; allowed: a finite number (give data.labels for names of classes)")
+            raise SettingError("label", value, "a finite number (give data.labels for names of classes)")
         return number
     if number == -1:
         return None
     if not allowed[0] <= number <= allowed[1]:
-        raise ValueError(f"label is {value!r}; allowed: a number from {allowed[0]:g} to {allowed[1]:g}")
+        raise SettingError("label", value, f"a number from {allowed[0]:g} to {allowed[1]:g}")
     return number
 
 

@@ -12,6 +12,7 @@ from lit_linformer.data.finetuning.text_tasks import TextTask
 from lit_linformer.data.pieces import encode_texts
 from lit_linformer.data.prompts import NOTHING, Prompt, at, given_texts, is_table, shortened, text_prompts
 from lit_linformer.data.tokenizer import Tokenizer
+from lit_linformer.utils.errors import SettingError, UserError
 
 
 def read_texts(
@@ -33,9 +34,9 @@ def read_texts(
     pair = len(task.columns) == 2
     firsts, seconds = given_texts(text), given_texts(text_pair)
     if not pair and text_pair is not None:
-        raise ValueError(f"data.text_pair is {text_pair!r}; allowed: none, for the task has one text a row")
+        raise SettingError("data.text_pair", text_pair, "none, for the task has one text a row")
     if pair and len(firsts) != len(seconds):
-        raise ValueError(f"data.text_pair has {len(seconds)} texts; allowed: as many as data.text, {len(firsts)}")
+        raise UserError(f"data.text_pair has {len(seconds)} texts", f"as many as data.text, {len(firsts)}")
     found = [Prompt(a.where, a.texts + b.texts) for a, b in zip(firsts, seconds, strict=True)] if pair else firsts
     if file is not None and is_table(file):
         _check_texts(found)
@@ -44,14 +45,14 @@ def read_texts(
         found += [] if file is None else _line_texts(file, pair)
         _check_texts(found)
     if not found:
-        raise ValueError(NOTHING)
+        raise UserError(*NOTHING)
     return found
 
 
 def _check_texts(prompts: list[Prompt]) -> None:
     for where, texts, _, _ in prompts:
         if not all(each.strip() for each in texts):
-            raise ValueError(f"{where}: {texts} holds an empty text; allowed: something to classify")
+            raise UserError(f"{where}: {texts} holds an empty text", "something to classify")
 
 
 def _line_texts(file: str, pair: bool) -> Iterator[Prompt]:
@@ -59,7 +60,7 @@ def _line_texts(file: str, pair: bool) -> Iterator[Prompt]:
         fields = tuple(prompt.texts[0].split("\t"))
         if len(fields) != 1 + pair:
             allowed = "two texts divided by a tab" if pair else "one text without a tab"
-            raise ValueError(f"{prompt.where} has {len(fields)} fields; allowed: {allowed}")
+            raise UserError(f"{prompt.where} has {len(fields)} fields", allowed)
         yield prompt._replace(texts=fields)
 
 
@@ -79,9 +80,10 @@ def text_loader(prompts: list[Prompt], tokenizer: Tokenizer, layout: RowLayout, 
     ids = encode_texts((each.strip() for prompt in prompts for each in prompt.texts), tokenizer)
     encoded = [[next(ids) for _ in prompt.texts] for prompt in prompts]
     if (row := layout.too_long(np.array([[len(ids) for ids in row] for row in encoded]))) is not None:
-        raise ValueError(
-            f"{prompts[row].where}: {[shortened(text) for text in prompts[row].texts]} is too long for data.truncation "
-            f"{layout.truncation}; allowed: a text that is not cut leaves room in data.max_length = {layout.max_length}"
+        raise UserError(
+            f"{prompts[row].where}: {[shortened(text) for text in prompts[row].texts]} is too long for "
+            f"data.truncation {layout.truncation}",
+            f"a text that is not cut leaves room in data.max_length = {layout.max_length}",
         )
 
     def collate(rows: list[int]) -> dict:

@@ -12,6 +12,8 @@ from math import ceil
 import numpy as np
 import torch
 
+from lit_linformer.utils.errors import SettingError
+
 TRUNCATIONS = ("longest_first", "only_first", "only_second")
 
 
@@ -41,18 +43,19 @@ class RowLayout:
 
     def __post_init__(self):
         if self.truncation not in TRUNCATIONS:
-            raise ValueError(f"data.truncation is {self.truncation!r}; allowed: {', '.join(TRUNCATIONS)}")
+            raise SettingError("data.truncation", self.truncation, ", ".join(TRUNCATIONS))
         if self.truncation != "longest_first" and not self.pair:
-            raise ValueError(f"data.truncation is {self.truncation!r}; allowed for a task with one text: longest_first")
+            raise SettingError("data.truncation", self.truncation, "longest_first", when="for a task with one text")
         if self.max_length < 8:
-            raise ValueError(f"data.max_length is {self.max_length}; allowed: 8 or more")
+            raise SettingError("data.max_length", self.max_length, "8 or more")
         if self.max_windows < 1 or (self.pair and self.max_windows > 1):
-            allowed = "allowed for pairs of texts: 1" if self.pair else "allowed: 1 or more"
-            raise ValueError(f"data.max_windows is {self.max_windows}; {allowed}")
+            allowed, when = ("1", "for pairs of texts") if self.pair else ("1 or more", "")
+            raise SettingError("data.max_windows", self.max_windows, allowed, when=when)
         if self.max_windows > 1 and not 0 <= self.window_overlap < self.capacity:
-            raise ValueError(
-                f"data.window_overlap is {self.window_overlap}; allowed: 0 up to, not including, {self.capacity}, the tokens "
-                f"of text in a row of data.max_length = {self.max_length}"
+            raise SettingError(
+                "data.window_overlap",
+                self.window_overlap,
+                f"0 up to, not including, {self.capacity}, the tokens of text in a row of data.max_length = {self.max_length}",
             )
 
     @property

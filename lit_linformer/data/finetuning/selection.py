@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lit_linformer.utils.errors import SettingError, UserError
+
 SELECTION_KEY = [20200608, 1]  # of Philox: no run's seed
 
 
@@ -41,8 +43,8 @@ def select_rows(
     count = round(fraction * len(hashes))
     if fraction > 0 and count in (0, len(hashes)):
         what = "none" if count == 0 else "all"
-        raise ValueError(
-            f"data.validation_fraction is {fraction}, which is {what} of {len(hashes)} rows; allowed: some for each part"
+        raise SettingError(
+            "data.validation_fraction", fraction, "some for each part", more=f", which is {what} of {len(hashes)} rows"
         )
     held_out, train = order[:count], order[count:]
     before = len(train)
@@ -50,7 +52,7 @@ def select_rows(
         train = train[~np.isin(hashes[train], np.concatenate([other_hashes, hashes[held_out]]))]
     leaked = before - len(train)
     if limit is not None and limit > len(train):
-        raise ValueError(f"data.limit_train is {limit}; allowed: up to {len(train)}, the training rows there are")
+        raise SettingError("data.limit_train", limit, f"up to {len(train)}, the training rows there are")
     if len(train) == 0:
-        raise ValueError("data.drop_leaked=True leaves no training row: all are in validation or test too")
+        raise UserError("data.drop_leaked=True leaves no training row: all are in validation or test too")
     return Selection(train[:limit], np.sort(held_out), leaked)

@@ -5,6 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lit_linformer.utils.errors import UserError
+
 SHARD = r"(?:-\d{5}-of-(?P<shards>\d{5})(?:-[0-9a-f]{16})?)?"  # older data sets have a hash there
 FILE = r"(?P<kind>\.csv|\.tsv|\.jsonl|\.ndjson|\.json|\.parquet)(?P<packed>\.gz|\.xz|\.zst)?"
 
@@ -27,7 +29,7 @@ def find_files(folder: Path, name: str, classes: Sequence[str]) -> Iterator[Layo
             found.setdefault(match.group("kind", "packed", "shards"), []).append(path)
     for (kind, _, shards), files in found.items():
         if shards and len(files) != int(shards):
-            raise ValueError(f"data.source: {files[0]} is one of {len(files)} shards; allowed: all {int(shards)} of its name")
+            raise UserError(f"data.source: {files[0]} is one of {len(files)} shards", f"all {int(shards)} of its name")
         yield Layout(kind, str(files[0]), files)
     folders = [folder / name / label for label in classes if "/" not in label]
     if any(path.is_dir() for path in folders):

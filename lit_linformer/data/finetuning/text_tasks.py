@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lit_linformer.data.tables import TABLES, column_names, kind_of
+from lit_linformer.utils.errors import SettingError, UserError
 
 CLASSIFICATION_METRICS, REGRESSION_METRICS = ("accuracy", "f1", "matthews"), ("pearson", "spearman")
 
@@ -138,7 +139,7 @@ def find_task(name: str) -> TextTask:
         return found[_key(name)]
     near = difflib.get_close_matches(_key(name), found, 1)
     meant = f"; did you mean {found[near[0]].name!r}?" if near else ""
-    raise ValueError(f"data.task is {name!r}; allowed: {', '.join(task.name for task in TASKS)}{meant}")
+    raise SettingError("data.task", name, f"{', '.join(task.name for task in TASKS)}{meant}")
 
 
 def own_task(
@@ -146,24 +147,24 @@ def own_task(
 ) -> TextTask:
     """A task that is not in the table; without labels it is a regression."""
     if len(columns) not in (1, 2) or not all(columns) or len(set(columns)) != len(columns):
-        raise ValueError(f"data.columns is {columns}; allowed: one column of texts, or two of pairs")
+        raise SettingError("data.columns", columns, "one column of texts, or two of pairs")
     if label_column in columns or not label_column:
-        raise ValueError(f"data.label_column is {label_column!r}; allowed: another column than data.columns")
+        raise SettingError("data.label_column", label_column, "another column than data.columns")
     if labels is not None and (len(labels) < 2 or len(set(labels)) != len(labels) or not all(labels)):
-        raise ValueError(f"data.labels is {labels}; allowed: two or more different names, or none for regression")
+        raise SettingError("data.labels", labels, "two or more different names, or none for regression")
     allowed = REGRESSION_METRICS if labels is None else CLASSIFICATION_METRICS
     metrics = list(metrics) if metrics is not None else list(REGRESSION_METRICS) if labels is None else ["accuracy"]
     if not metrics or len(set(metrics)) != len(metrics):
-        raise ValueError(f"data.metrics is {metrics}; allowed: one or more of {', '.join(allowed)}")
+        raise SettingError("data.metrics", metrics, f"one or more of {', '.join(allowed)}")
     for metric in metrics:
         if metric in allowed:
             continue
         if metric in CLASSIFICATION_METRICS + REGRESSION_METRICS:
             kind = "a regression (data.labels is not given)" if labels is None else "a classification"
-            raise ValueError(f"data.metrics has {metric!r}, which is not for {kind}; allowed: {', '.join(allowed)}")
+            raise UserError(f"data.metrics has {metric!r}, which is not for {kind}", ", ".join(allowed))
         near = difflib.get_close_matches(metric, CLASSIFICATION_METRICS + REGRESSION_METRICS, 1)
         meant = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"data.metrics has {metric!r}; allowed: {', '.join(allowed)}{meant}")
+        raise UserError(f"data.metrics has {metric!r}", f"{', '.join(allowed)}{meant}")
     return TextTask(
         "your own",
         tuple((column,) for column in columns),
@@ -191,14 +192,12 @@ def chosen_task(
     if task is not None:
         own = {"columns": columns, "labels": labels, "metrics": metrics}
         if given := [name for name, value in own.items() if value is not None]:
-            raise ValueError(f"data.{given[0]} is {own[given[0]]}; allowed with data.task {task}: none, for the task says it")
+            raise SettingError(f"data.{given[0]}", own[given[0]], "none, for the task says it", when=f"with data.task {task}")
         return find_task(task)
     if columns is None:
         names = ", ".join(task.name for task in TASKS)
         if source is not None and kind_of(Path(source)) in TABLES and Path(source).is_file():
             there = ", ".join(map(repr, column_names(Path(source), "data.source")))
-            raise ValueError(
-                f"data.columns is not given; allowed: the one of texts, or the two of pairs, of {source}'s {there}"
-            )
-        raise ValueError(f"data.task is not given; allowed: {names}, or data.columns, which describes a task of your own")
+            raise UserError("data.columns is not given", f"the one of texts, or the two of pairs, of {source}'s {there}")
+        raise UserError("data.task is not given", f"{names}, or data.columns, which describes a task of your own")
     return own_task(columns, label_column, labels, metrics)

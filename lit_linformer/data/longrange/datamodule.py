@@ -31,6 +31,7 @@ from lit_linformer.data.progress_bar import Progress
 from lit_linformer.data.summary import Summary
 from lit_linformer.data.text_files import FORMAT, TextFiles, made_once, verify_text_files, write_text_files
 from lit_linformer.model.ranges import Count, OneOf, Range, Seed, check_ranges
+from lit_linformer.utils.errors import SettingError, UserError
 
 PAD, BOS, EOS, MASK = range(4)
 SPECIAL = 4
@@ -106,15 +107,15 @@ class LongRangeData(ResumableDataModule):
         name, benchmark = self.task.name, self.task.rows
         for setting, value in (("rows", rows), ("held_out_rows", held_out)):
             if value is not None and (source is not None or benchmark is None):
-                raise ValueError(f"data.{setting} is {value}; allowed with rows that are read from files: none")
+                raise SettingError(f"data.{setting}", value, "none", when="with rows that are read from files")
         if name == "text":
             return TextSource(source or "hub:stanfordnlp/imdb:plain_text", self.cache_dir)
         if source is not None:
             if name not in FROM_FILES:
-                raise ValueError(f"data.source is {source!r}; allowed with data.task {name}: none, for its rows are generated")
+                raise SettingError("data.source", source, "none, for its rows are generated", when=f"with data.task {name}")
             return FROM_FILES[name](source)
         if benchmark is None:
-            raise ValueError(f"data.source is not given; allowed: a folder with {FROM_FILES[name].contents}")
+            raise UserError("data.source is not given", f"a folder with {FROM_FILES[name].contents}")
         counts = (rows or benchmark[0], held_out or benchmark[1], held_out or benchmark[2])
         return GeneratedSource(name, dict(zip(SPLITS, counts, strict=True)), level, seed=0)
 
@@ -142,7 +143,7 @@ class LongRangeData(ResumableDataModule):
     def _folder(self, split: str) -> Path:
         if split not in self.source.splits():
             there = ", ".join(self.source.splits()) or "none"
-            raise ValueError(f"data.source has no {split} split; allowed: files of one beside {there}")
+            raise UserError(f"data.source has no {split} split", f"files of one beside {there}")
         inputs = {"format": FORMAT, "task": self.task.name, "split": split, "source": self.source.stamp(split)}
 
         def make(folder: Path) -> None:
@@ -159,7 +160,7 @@ class LongRangeData(ResumableDataModule):
 
     def setup(self, stage: str | None = None) -> None:
         if stage == "predict":
-            raise ValueError("data is LongRangeData; allowed with predict: PretrainingData or FineTuningData")
+            raise UserError("data is LongRangeData", "PretrainingData or FineTuningData", when="with predict")
         if stage in ("fit", None):
             self._start_anew()
         wanted = {"validate": ("validation",), "test": ("test",)}.get(stage or "fit", ("train", "validation"))
@@ -178,9 +179,11 @@ class LongRangeData(ResumableDataModule):
         beside = self.max_length - self.layout.capacity  # bos and eos
         longest = beside + int(files.lengths[rows].sum(1).max())
         if not self.cut and longest > self.max_length:
-            raise ValueError(
-                f"data.max_length is {self.max_length}; allowed with data.cut false: {longest} or more, the {split} split's "
-                "longest row"
+            raise SettingError(
+                "data.max_length",
+                self.max_length,
+                f"{longest} or more, the {split} split's longest row",
+                when="with data.cut false",
             )
         return EncodedTexts(files, self.layout, rows, by_length=split != "train")
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from lit_linformer.utils.errors import SettingError, UserError
+
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
 CLOSE = "]"
 SYMBOLS = (*map(str, range(10)), *OPERATORS, CLOSE)
@@ -86,7 +88,7 @@ def read(folder: Path, split: str, setting: str) -> Iterator[tuple[list[np.ndarr
     found = sorted(folder.glob(f"*_{FILES[split]}.tsv"))
     if len(found) != 1:
         there = ", ".join(path.name for path in found) or "none"
-        raise ValueError(f"{setting} is {folder}, with {there} for the {split} split; allowed: one *_{FILES[split]}.tsv")
+        raise SettingError(setting, folder, f"one *_{FILES[split]}.tsv", more=f", with {there} for the {split} split")
     with open(found[0], encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             source, tab, target = line.rstrip("\r\n").partition("\t")
@@ -96,13 +98,13 @@ def read(folder: Path, split: str, setting: str) -> Iterator[tuple[list[np.ndarr
             try:
                 tokens = np.array([_NUMBER[word] for word in words], np.uint8)
                 if not tab or target not in SYMBOLS[:10]:
-                    raise ValueError(f"its target is {target!r}; allowed: 0 to 9")
+                    raise UserError(f"its target is {target!r}", "0 to 9")
                 if value(tokens) != int(target):
                     raise ValueError(f"it comes to {value(tokens)}, not {target}")
             except (KeyError, ValueError) as error:
                 wrong = f"it has {error}" if isinstance(error, KeyError) else error
-                raise ValueError(
-                    f"{setting}: {found[0]}:{number} is no row of ListOps: {wrong}; allowed: an expression of "
-                    f"{' '.join(SYMBOLS)}, a tab, its value"
+                raise UserError(
+                    f"{setting}: {found[0]}:{number} is no row of ListOps: {wrong}",
+                    f"an expression of {' '.join(SYMBOLS)}, a tab, its value",
                 ) from error
             yield [tokens], int(target)

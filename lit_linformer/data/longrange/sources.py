@@ -15,6 +15,7 @@ from lit_linformer.data.finetuning.text_tasks import TextTask, find_task
 from lit_linformer.data.longrange import listops, pathfinder
 from lit_linformer.data.pretraining.token_files import SPLITS
 from lit_linformer.data.reading import readable, stamps, text_lines
+from lit_linformer.utils.errors import SettingError, UserError
 
 Rows = Iterator[tuple[list[np.ndarray], int]]
 CIFAR_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -88,7 +89,7 @@ class FileSource:
     def __init__(self, source: str):
         self.folder = Path(source)
         if not self.splits():
-            raise ValueError(f"data.source is {source!r}, where none is found; allowed: a folder with {self.contents}")
+            raise SettingError("data.source", source, f"a folder with {self.contents}", more=", where none is found")
 
     def files(self, split: str) -> list[Path]:
         raise NotImplementedError
@@ -125,9 +126,9 @@ class RetrievalSource(FileSource):
             for number, line, _ in text_lines(path, "data.source"):
                 label, *fields = line.split("\t")
                 if len(fields) != 4 or label not in ("0", "1", "0.0", "1.0"):
-                    raise ValueError(
-                        f"data.source: {path}:{number} has the label {label!r} and {len(fields)} fields more; allowed: 0 or 1, "
-                        "two ids and two texts, with a tab between each"
+                    raise UserError(
+                        f"data.source: {path}:{number} has the label {label!r} and {len(fields)} fields more",
+                        "0 or 1, two ids and two texts, with a tab between each",
                     )
                 yield [np.frombuffer(text.encode(), np.uint8) for text in fields[2:]], int(float(label))
 
@@ -145,14 +146,14 @@ class ImageSource(FileSource):
         for path in self.files(split):
             with readable(path, "data.source"), open(path, "rb") as file:
                 if path.stat().st_size % CIFAR_BYTES:
-                    raise ValueError(
-                        f"data.source: {path} has {path.stat().st_size} bytes; allowed: {CIFAR_BYTES} for each image of 32 × 32"
+                    raise UserError(
+                        f"data.source: {path} has {path.stat().st_size} bytes", f"{CIFAR_BYTES} for each image of 32 × 32"
                     )
                 number = 0
                 while record := file.read(CIFAR_BYTES):
                     label, number = record[0], number + 1
                     if label >= len(CIFAR_CLASSES):
-                        raise ValueError(f"data.source: {path}, image {number} has the label {label}; allowed: 0 to 9")
+                        raise UserError(f"data.source: {path}, image {number} has the label {label}", "0 to 9")
                     colours = np.frombuffer(record, np.uint8, offset=1).reshape(3, -1)
                     yield [(GRAY @ colours).round().astype(np.uint8)], label
 

@@ -21,6 +21,7 @@ from lit_linformer.data.long_json import PARSED_AT_ONCE, text_of_line
 from lit_linformer.data.notes import note
 from lit_linformer.data.reading import COMPRESSED, cells, hub_stamp, json_object, load_hub, raw_parts, stamps, text_parts
 from lit_linformer.data.tables import TABLE_FILES, kind_of, named_column, table_rows
+from lit_linformer.utils.errors import SettingError, UserError
 
 SUPPORTED = f"text (.txt .text .tokens .md .raw or none), {TABLE_FILES}"
 SOURCES = "embedded, hub:NAME:SPLIT, hub:NAME:CONFIG:SPLIT, or a file, folder or glob"
@@ -46,12 +47,12 @@ class Corpus:
 
     def __init__(self, source: str, column: str = "text", document_start: str | None = None, setting: str = "data.source"):
         if not source:
-            raise ValueError(f"{setting} is ''; allowed: {SOURCES}")
+            raise SettingError(setting, "", SOURCES)
         self.source, self.column, self.setting, self.document_start = source, column, setting, document_start
         try:
             self.starts = re.compile(document_start).match if document_start is not None else None
         except re.error as error:
-            raise ValueError(f"data.document_start is {document_start!r}; allowed: a regular expression ({error})") from error
+            raise SettingError("data.document_start", document_start, f"a regular expression ({error})") from error
         self.hub = _parse_hub(source, setting) if source.startswith("hub:") else None
         self.fraction = 0.0  # of the source read so far, for progress bars
         self._titles = 0
@@ -65,7 +66,7 @@ class Corpus:
                 yield document
             del document  # it may be large, and the next one is being read
         if empty:
-            raise ValueError(f"{self.setting} is {self.source!r}, which holds no text; allowed: a source with some")
+            raise SettingError(self.setting, self.source, "a source with some", more=", which holds no text")
 
     def stamp(self) -> dict:
         """JSON-able description of all that shapes the documents, without reading them."""
@@ -87,12 +88,10 @@ class Corpus:
         else:
             candidates = [Path(match) for match in glob.glob(self.source, recursive=True)]
             if not candidates:
-                raise ValueError(f"{self.setting} is {self.source!r}, which is not there; allowed: {SOURCES}")
+                raise SettingError(self.setting, self.source, SOURCES, more=", which is not there")
         files = sorted(p for p in candidates if p.is_file() and kind_of(p))
         if not files:
-            raise ValueError(
-                f"{self.setting} is {self.source!r}, where no file is of a kind that is read; allowed: {SUPPORTED}"
-            )
+            raise SettingError(self.setting, self.source, SUPPORTED, more=", where no file is of a kind that is read")
         return files
 
     def files_read(self) -> str | None:
@@ -213,11 +212,9 @@ class Corpus:
         except TypeError as error:
             raise self.no_text(error, where) from error
         except NotImplementedError as error:
-            raise ValueError(f"{self.setting}: {where} is no JSON object; allowed: one on each line") from error
+            raise UserError(f"{self.setting}: {where} is no JSON object", "one on each line") from error
         except ValueError as error:
-            raise ValueError(
-                f"{self.setting}: {where} is not a line of JSON: {error}; allowed: an object on each line"
-            ) from error
+            raise UserError(f"{self.setting}: {where} is not a line of JSON: {error}", "an object on each line") from error
 
     def _table_rows(self, path: Path, done: int, total: int) -> Iterator[str]:
         size = path.stat().st_size
@@ -243,15 +240,15 @@ class Corpus:
         elif value is not None:
             raise self.no_text(type(value).__name__, where)
 
-    def no_text(self, kind, where) -> ValueError:
-        return ValueError(f"data.column is {self.column!r}, which holds {kind} in {where}; allowed: a column of texts")
+    def no_text(self, kind, where) -> UserError:
+        return SettingError("data.column", self.column, "a column of texts", more=f", which holds {kind} in {where}")
 
     def choose(self, where, columns: Iterable[str]) -> list[str]:
         """The column to read of a table (`tables.Chooser`)."""
         if self.column not in columns:
             error = named_column(self.column, "data.column", columns, where)
             other = f"; or {self.setting} with a pattern, as '{self.source}/**/*.txt'" if Path(self.source).is_dir() else ""
-            raise ValueError(f"{error}{other}")
+            raise UserError(f"{error}{other}")
         return [self.column]
 
 
@@ -283,5 +280,5 @@ def _parse_hub(source: str, setting: str) -> list:
     """hub:NAME[:CONFIG]:SPLIT → [name, config or None, split]; a colon in brackets is the split's own (train[:1%])."""
     parts = re.split(r":(?![^\[]*\])", source)[1:]
     if len(parts) not in (2, 3) or not all(parts):
-        raise ValueError(f"{setting} is {source!r}; allowed: hub:NAME:SPLIT or hub:NAME:CONFIG:SPLIT")
+        raise SettingError(setting, source, "hub:NAME:SPLIT or hub:NAME:CONFIG:SPLIT")
     return [parts[0], parts[1] if len(parts) == 3 else None, parts[-1]]

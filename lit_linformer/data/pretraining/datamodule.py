@@ -29,6 +29,7 @@ from lit_linformer.data.pretraining.token_files import (
 from lit_linformer.data.summary import Summary, of_token_files
 from lit_linformer.data.tokenizer import Tokenizer, check_vocab_size
 from lit_linformer.model.ranges import Count, Range, Seed, check_ranges
+from lit_linformer.utils.errors import SettingError, UserError
 
 STAGES = {"fit": ("train", "validation"), "validate": ("validation",), "test": ("test",), "predict": ()}
 
@@ -114,9 +115,9 @@ class PretrainingData(ResumableDataModule):
     def _check(self) -> None:
         if self.validation_fraction + self.test_fraction >= 1:
             fractions = f"{self.validation_fraction} + {self.test_fraction}"
-            raise ValueError(f"data.validation_fraction + data.test_fraction is {fractions}; allowed: less than 1 in all")
+            raise UserError(f"data.validation_fraction + data.test_fraction is {fractions}", "less than 1 in all")
         if self.max_length is None:
-            raise ValueError("data.max_length is None; allowed: a number of tokens, or None with model.pretrained")
+            raise SettingError("data.max_length", None, "a number of tokens, or None with model.pretrained")
         if self.tokenizer_name in TRAINED:
             check_vocab_size(self.tokenizer_name, self.vocab_size)
         self._check_verify()
@@ -178,16 +179,20 @@ class PretrainingData(ResumableDataModule):
         blocks = TokenBlocks(self.folder, split, self.max_length, tokenizer.bos_id, tokenizer.pad_id)
         counts = read_meta(self.folder)["splits"]
         if split == "train" and blocks.full == 0:
-            raise ValueError(
-                f"data.max_length is {self.max_length}; allowed: up to the training text's {counts['train']['tokens']} tokens "
-                f"(of {counts['train']['documents']} documents), for one full row"
+            raise SettingError(
+                "data.max_length",
+                self.max_length,
+                f"up to the training text's {counts['train']['tokens']} tokens (of {counts['train']['documents']} "
+                "documents), for one full row",
             )
         fraction = getattr(self, f"{split}_fraction", 0.0)
         if fraction > 0 and len(blocks) == 0:
             documents = sum(count["documents"] for count in counts.values())
-            raise ValueError(
-                f"data.{split}_fraction is {fraction}, which holds out none of {documents} documents; allowed: more, or "
-                f"data.{split}_source (or data.document_start, if there should be more documents)"
+            raise SettingError(
+                f"data.{split}_fraction",
+                fraction,
+                f"more, or data.{split}_source (or data.document_start, if there should be more documents)",
+                more=f", which holds out none of {documents} documents",
             )
         return blocks
 

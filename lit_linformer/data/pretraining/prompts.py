@@ -11,6 +11,7 @@ from lit_linformer.data.pretraining.corpus import Corpus
 from lit_linformer.data.prompts import NOTHING, Prompt, at, given_texts, is_table, shortened, text_prompts
 from lit_linformer.data.tables import table_rows
 from lit_linformer.data.tokenizer import Tokenizer
+from lit_linformer.utils.errors import SettingError, UserError
 
 LONGEST_PROMPT = 1_000_000  # characters: a row of tokens holds far fewer, and none is cut
 
@@ -25,7 +26,7 @@ def read_prompts(text: str | list[str] | None, file: str | None, column: str) ->
     if file is not None:
         prompts += _table_prompts(file, column) if is_table(file) else text_prompts(file)
     if not prompts:
-        raise ValueError(NOTHING)
+        raise UserError(*NOTHING)
     return prompts
 
 
@@ -33,9 +34,7 @@ def _table_prompts(file: str, column: str) -> Iterator[Prompt]:
     corpus = Corpus(file, column, setting="data.file")
     for _, (path, unit, number), (value,) in table_rows(Path(file), corpus.choose, "data.file"):
         if isinstance(value, Iterator):  # of Parquet, in parts
-            raise ValueError(
-                f"{at(file, unit, number)} has a text of more than 16 MB; allowed: up to {LONGEST_PROMPT:,} characters"
-            )
+            raise UserError(f"{at(file, unit, number)} has a text of more than 16 MB", f"up to {LONGEST_PROMPT:,} characters")
         if value is not None and not isinstance(value, str):
             raise corpus.no_text(type(value).__name__, path)
         if value is not None and value.strip():
@@ -49,19 +48,19 @@ def encode_prompts(prompts: list[Prompt], tokenizer: Tokenizer, max_length: int)
     for prompt in prompts:
         where, (text,) = prompt.where, prompt.texts
         if len(text) > LONGEST_PROMPT:
-            raise ValueError(f"{where} has {len(text):,} characters; allowed: up to {LONGEST_PROMPT:,}")
+            raise UserError(f"{where} has {len(text):,} characters", f"up to {LONGEST_PROMPT:,}")
         ids = [tokenizer.bos_id, *tokenizer.encode(text), tokenizer.eos_id]
         if tokenizer.mask_id not in ids:
             if prompt.place:
                 skipped.setdefault(f"without {tokenizer.mask_token}", []).append(prompt)
                 continue
             mask = tokenizer.mask_token
-            raise ValueError(f"{where} is {shortened(text)!r}; allowed: a text with {mask} where a word is to be filled in")
+            raise SettingError(where, shortened(text), f"a text with {mask} where a word is to be filled in")
         if len(ids) > max_length:
             if prompt.place:
                 skipped.setdefault(f"longer than data.max_length = {max_length}", []).append(prompt)
                 continue
-            raise ValueError(f"{where} has {len(ids)} tokens with bos and eos; allowed: up to data.max_length = {max_length}")
+            raise UserError(f"{where} has {len(ids)} tokens with bos and eos", f"up to data.max_length = {max_length}")
         encoded.append({"text": text, "ids": ids, "place": dict(prompt.place)})
     _tell(skipped, len(prompts), none_left=not encoded)
     return encoded
@@ -73,7 +72,7 @@ def _tell(skipped: dict[str, list[Prompt]], prompts: int, none_left: bool) -> No
         file, (unit, _) = found[0].where.rpartition(",")[0], next(iter(found[0].place.items()))
         units = f"{unit}s" if len(found) > 1 else unit
         if none_left:
-            raise ValueError(f"{file}: all {prompts} {unit}s are {reason}; allowed: some that can be filled in")
+            raise UserError(f"{file}: all {prompts} {unit}s are {reason}", "some that can be filled in")
         numbers = first_few([prompt.place[unit] for prompt in found])
         note(f"{file}: {len(found)} {units} {reason} {'are' if len(found) > 1 else 'is'} skipped: {numbers}")
 

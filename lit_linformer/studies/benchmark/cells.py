@@ -9,6 +9,7 @@ from lit_linformer.studies.benchmark.passes import measure_largest_batch, measur
 from lit_linformer.studies.benchmark.process import Job, measure
 from lit_linformer.studies.benchmark.tables import SHAPE, progress, with_ratios
 from lit_linformer.studies.paper import operations
+from lit_linformer.utils.errors import SettingError
 from lit_linformer.utils.files import json_text, read_json, write_text
 
 CHOOSE_CELLS = ("lengths", "backward", "memory", "largest_batch", "output", "overwrite")  # change no measurement
@@ -127,7 +128,7 @@ def finished_cells(file: Path, data: dict[str, Any], defaults: dict[str, Any]) -
         return {}
     before = read_json(file)
     if before is None or not {"settings", "environment", "cells"} <= before.keys():
-        raise ValueError(f"output is {file.parent}, whose {file.name} is not whole; allowed: --overwrite true")
+        raise SettingError("output", file.parent, "--overwrite true", more=f", whose {file.name} is not whole")
     old, new = (
         {name: value for name, value in settings.items() if name not in CHOOSE_CELLS} | place
         for settings, place in (
@@ -137,9 +138,11 @@ def finished_cells(file: Path, data: dict[str, Any], defaults: dict[str, Any]) -
     )
     for name in new:
         if old.get(name) != new[name] and name not in NOT_COMPARED:
-            raise ValueError(
-                f"output is {file.parent}, which was measured with {name} {old.get(name)}, not {new[name]}; "
-                "allowed: another --output, or --overwrite true"
+            raise SettingError(
+                "output",
+                file.parent,
+                "another --output, or --overwrite true",
+                more=f", which was measured with {name} {old.get(name)}, not {new[name]}",
             )
     cells = before["cells"].values()
     whole = [cell for cell in cells if all(entry["status"] != "failed" for entry in cell["models"].values())]

@@ -25,6 +25,7 @@ from typing import Any
 from lit_linformer.studies.benchmark.subject import CELL_SECONDS, DEVICE, ROUNDS, THREADS, WHAT, fill, output
 from lit_linformer.utils.arguments import FLAG, Kind, Setting, check_choice, choice, listed, number, parse, whole, word
 from lit_linformer.utils.environment import command_line, commit, cores, versions
+from lit_linformer.utils.errors import SettingError, UserError
 from lit_linformer.utils.figures import figure_class
 from lit_linformer.utils.files import check_own
 
@@ -108,9 +109,9 @@ def main(argv: list[str]) -> None:
         raise
     print("\n" + write(folder, data), end="", flush=True)
     if failed:
-        raise ValueError(
-            f"{len(failed)} measurements failed: {'; '.join(failed[:3])}{'; …' if len(failed) > 3 else ''}; "
-            "allowed: the same command again tries them again"
+        raise UserError(
+            f"{len(failed)} measurements failed: {'; '.join(failed[:3])}{'; …' if len(failed) > 3 else ''}",
+            "the same command again tries them again",
         )
 
 
@@ -141,15 +142,17 @@ def _check(settings: dict[str, Any], on_gpu: bool) -> None:
     if "linformer" in settings["models"] or settings["peer"]:
         for k in dims:
             if k > lengths[-1]:
-                raise ValueError(f"projection_dims is {k}; allowed: at most the longest of lengths, {lengths[-1]}")
+                raise SettingError("projection_dims", k, f"at most the longest of lengths, {lengths[-1]}")
     if settings["largest_batch"] and not on_gpu:
-        raise ValueError("largest_batch is true; allowed: false on a CPU, whose memory other programs use too")
+        raise SettingError("largest_batch", True, "false on a CPU, whose memory other programs use too")
     if settings["peer"]:
         if importlib.util.find_spec("linformer") is None:
-            raise ValueError("peer is true, but its package is not installed; allowed: false, or `pip install linformer` first")
+            raise SettingError(
+                "peer", True, "false, or `pip install linformer` first", more=", but its package is not installed"
+            )
         if settings["intermediate_size"] != 4 * settings["hidden_size"]:
             wide = 4 * settings["hidden_size"]
-            raise ValueError(f"intermediate_size is {settings['intermediate_size']}; allowed with peer: 4 hidden_size = {wide}")
+            raise SettingError("intermediate_size", settings["intermediate_size"], f"4 hidden_size = {wide}", when="with peer")
     from lit_linformer.studies.benchmark.cells import own_models
     from lit_linformer.studies.benchmark.models import encoder_config, has_slots
 

@@ -13,6 +13,7 @@ from typing import Any
 from lit_linformer.studies.benchmark.subject import DEVICE, ROUNDS, THREADS, WHAT, check_free, fill, output, spread, write
 from lit_linformer.utils.arguments import Setting, choice, parse, whole, word
 from lit_linformer.utils.configs import read_config
+from lit_linformer.utils.errors import SettingError
 
 SETTINGS = {
     "what": WHAT,
@@ -73,5 +74,5 @@ def read_training(path: Path) -> tuple[dict[str, Any], Any]:
     config = OmegaConf.to_container(OmegaConf.create(read_config(path)), resolve=True)
     classes = [str(config.get(key, {}).get("class_path")) for key in ("model", "data")]
     if classes != ["lit_linformer.tasks.MLM", "lit_linformer.data.PretrainingData"]:
-        raise ValueError(f"config is {path}, of {' and '.join(classes)}; allowed: a config of MLM and PretrainingData")
+        raise SettingError("config", path, "a config of MLM and PretrainingData", more=f", of {' and '.join(classes)}")
     return config["model"]["init_args"]["encoder"], PretrainingData(**config["data"]["init_args"])

@@ -20,6 +20,7 @@ from typing import Any
 from lit_linformer.studies.benchmark.subject import DEVICE, WHAT, check_free, fill, output, spread, write
 from lit_linformer.utils.arguments import Setting, parse, whole, word
 from lit_linformer.utils.environment import ROOT, run_command
+from lit_linformer.utils.errors import UserError
 
 SETTINGS = {
     "what": WHAT,
@@ -69,7 +70,7 @@ def fit(names: list[str], devices: list[str], folder: Path, settings: dict[str, 
         for process in started:
             shown, _ = process.communicate()
             if process.returncode:
-                raise ValueError(f"a run ended with exit status {process.returncode}: {(shown.splitlines() or [''])[-1]}")
+                raise UserError(f"a run ended with exit status {process.returncode}: {(shown.splitlines() or [''])[-1]}")
     finally:
         for process in started:  # if one has failed the others would train on
             process.kill()

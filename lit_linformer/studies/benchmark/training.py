@@ -27,6 +27,7 @@ from lit_linformer.studies.benchmark.subject import (
     write,
 )
 from lit_linformer.utils.arguments import FLAG, Setting, choice, listed, number, parse, whole
+from lit_linformer.utils.errors import UserError
 
 MODELS = ("linformer", "linformer-paper", "transformer", "roberta", "linformer-lightning", "roberta-trainer")
 NEEDS = {"roberta": ("transformers",), "roberta-trainer": ("transformers", "accelerate")}
@@ -104,7 +105,7 @@ def read_settings(argv: list[str]) -> dict[str, Any]:
     settings["num_heads"] = settings["num_heads"] or max(1, settings["hidden_size"] // 64)
     settings["intermediate_size"] = 4 * settings["hidden_size"]
     if settings["clock"] == "cpu" and (settings["device"] != "cpu" or settings["threads"] > 1):
-        raise ValueError("clock is cpu; allowed: wall, or a CPU with threads = 1")
+        raise UserError("clock is cpu", "wall, or a CPU with threads = 1")
     return settings
 
 

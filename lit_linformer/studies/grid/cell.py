@@ -8,6 +8,7 @@ from lit_linformer.runs.folder import checkpoints
 from lit_linformer.runs.place import RUNS
 from lit_linformer.studies.grid.measures import Measure
 from lit_linformer.utils.arguments import check_choice
+from lit_linformer.utils.errors import SettingError
 from lit_linformer.utils.files import read_json
 
 
@@ -51,7 +52,7 @@ class Cell:
         metrics = {name: math.nan if value is None else value for name, value in metrics.items()}  # JSON knows no NaN
         if not isinstance(metrics.get(self.metric), int | float):
             there = ", ".join(metrics) or "none, it holds no metric"
-            raise ValueError(f"table.value is {self.metric!r}, which {file} does not hold; allowed: {there}")
+            raise SettingError("table.value", self.metric, there, more=f", which {file} does not hold")
         return float(metrics[self.metric])
 
 
@@ -79,5 +80,5 @@ class Grid:
             chosen.setdefault(axis, []).append(check_choice(f"only {axis}", value, self.axes[axis]))
         cells = [cell for cell in self.cells if all(cell.values[axis] in values for axis, values in chosen.items())]
         if not cells:
-            raise ValueError(f"only is {' '.join(only)}, which skip leaves out; allowed: another cell")
+            raise SettingError("only", " ".join(only), "another cell", more=", which skip leaves out")
         return cells

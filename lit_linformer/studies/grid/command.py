@@ -24,6 +24,7 @@ from lit_linformer.studies.grid.run import run_until_stopped
 from lit_linformer.studies.grid.table import write_table
 from lit_linformer.utils.arguments import FLAG, Setting, parse, several, whole, word
 from lit_linformer.utils.environment import command_line, run_command
+from lit_linformer.utils.errors import UserError
 
 SETTINGS = {
     "config": Setting(word("FILE"), "the grid file, as conf/paper/table2.yaml", required=True),
@@ -56,7 +57,7 @@ def main(argv: list[str]) -> None:
     print((folder / "table.md").read_text(encoding="utf-8"), end="", flush=True)
     if failed:
         names = ", ".join(str(cell) for cell in failed[:4]) + (", …" if len(failed) > 4 else "")
-        raise ValueError(
-            f"{len(failed)} of {len(cells)} cells failed: {names}; their output is in {folder}/*.log; "
-            "allowed: the same command again continues"
+        raise UserError(
+            f"{len(failed)} of {len(cells)} cells failed: {names}; their output is in {folder}/*.log",
+            "the same command again continues",
         )

@@ -13,6 +13,7 @@ from lit_linformer.studies.grid.cell import Cell, Grid
 from lit_linformer.studies.grid.measures import Measure
 from lit_linformer.utils.arguments import check_choice, check_number, meant
 from lit_linformer.utils.configs import read_config
+from lit_linformer.utils.errors import SettingError, UserError
 
 KEYS = ["name", "arguments", "axes", "table", "measures", "paper", "skip"]
 TABLE_KEYS = ["rows", "columns", "value", "scale", "decimals"]
@@ -27,16 +28,16 @@ def read_grid(path: Path, name: str | None = None, arguments: str = "") -> Grid:
     table = _mapping(spec.get("table"), "table", TABLE_KEYS)
     rows, columns = (check_choice(f"table.{key}", table.get(key), axes) for key in ("rows", "columns"))
     if rows == columns:
-        raise ValueError(f"table.columns is {columns!r}, which are the rows too; allowed: another of {', '.join(axes)}")
+        raise SettingError("table.columns", columns, f"another of {', '.join(axes)}", more=", which are the rows too")
     metrics = table.get("value")
     if isinstance(metrics, dict):
         _mapping(metrics, "table.value", axes[columns], kind="column")
         if missing := [column for column in axes[columns] if column not in metrics]:
-            raise ValueError(f"table.value names nothing for column {missing[0]!r}; allowed: one name, or one for each column")
+            raise UserError(f"table.value names nothing for column {missing[0]!r}", "one name, or one for each column")
     else:
         metrics = dict.fromkeys(axes[columns], metrics)
     if wrong := [metric for metric in metrics.values() if not isinstance(metric, str) or not metric]:
-        raise ValueError(f"table.value is {wrong[0]!r}; allowed: a metric's name, as val/accuracy, or one for each column")
+        raise SettingError("table.value", wrong[0], "a metric's name, as val/accuracy, or one for each column")
     paper = _mapping(spec.get("paper") or {}, "paper", axes[rows], kind="row", empty=True)
     for row, numbers in paper.items():
         for column, value in _mapping(numbers, f"paper.{row}", axes[columns], kind="column").items():
@@ -73,18 +74,16 @@ def _cells(name: str, words: dict, common: tuple, last: tuple, skip: list[dict],
         cell.fit += ["--name", cell.name]
         if not slug or slug in cells:
             other = f"as {cells[slug]} is" if slug else "which is nothing"
-            raise ValueError(
-                f"axes: the cell {cell} would be run {slug!r}, {other}; allowed: values of different letters or digits"
-            )
+            raise UserError(f"axes: the cell {cell} would be run {slug!r}, {other}", "values of different letters or digits")
         cells[slug] = cell
     if not cells:
-        raise ValueError("skip leaves no cell; allowed: fewer entries")
+        raise UserError("skip leaves no cell", "fewer entries")
     return list(cells.values())
 
 
 def _skipped(entries: Any, axes: dict[str, dict]) -> list[dict[str, str]]:
     if entries and not isinstance(entries, list):
-        raise ValueError(f"skip is {entries!r}; allowed: a list of mappings, as [{{{next(iter(axes))}: …}}]")
+        raise SettingError("skip", entries, f"a list of mappings, as [{{{next(iter(axes))}: …}}]")
     for entry in entries or []:
         for axis, value in _mapping(entry, "skip", axes, kind="axis").items():
             check_choice(f"skip.{axis}", value, axes[axis])
@@ -98,10 +97,10 @@ def _load(path: Path) -> Any:
 
 def _mapping(value: Any, where: str, allowed: Any = None, kind: str = "key", empty: bool = False) -> dict[str, Any]:
     if not isinstance(value, dict) or not (value or empty):
-        raise ValueError(f"{where} is {value!r}; allowed: a mapping" + (f" of {', '.join(allowed)}" if allowed else ""))
+        raise SettingError(where, value, "a mapping" + (f" of {', '.join(allowed)}" if allowed else ""))
     for key in value:
         if allowed is not None and key not in allowed:
-            raise ValueError(f"{where} names no {kind} by {key!r}{meant(key, allowed)}; allowed: {', '.join(allowed)}")
+            raise UserError(f"{where} names no {kind} by {key!r}{meant(key, allowed)}", ", ".join(allowed))
     return value
 
 
@@ -112,18 +111,18 @@ def _words(where: str, text: Any) -> tuple[list[str], list[str]]:
             raise ValueError("no text")
         words = shlex.split(text)
     except ValueError as error:
-        raise ValueError(f"{where} is {text!r} ({error}); allowed: a piece of command line, as --model.lr 1e-3") from error
+        raise SettingError(where, text, "a piece of command line, as --model.lr 1e-3", more=f" ({error})") from error
     configs, others = [], []
     left = iter(words)
     for word in left:
         key, equals, value = word.partition("=")
         if key in OURS:
-            raise ValueError(f"{where} holds {key}, which the grid sets itself; allowed: all settings but {', '.join(OURS)}")
+            raise UserError(f"{where} holds {key}, which the grid sets itself", f"all settings but {', '.join(OURS)}")
         if key not in ("--config", "-c"):
             others.append(word)
             continue
         value = value if equals else next(left, "")
         if not Path(value).is_file():
-            raise ValueError(f"{where} holds --config {value}, which is no file; allowed: a file, seen from {Path.cwd()}")
+            raise UserError(f"{where} holds --config {value}, which is no file", f"a file, seen from {Path.cwd()}")
         configs += ["--config", value]
     return configs, others

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lit_linformer.utils.errors import SettingError
 from lit_linformer.utils.files import read_json
 
 
@@ -32,9 +33,11 @@ class Measure:
         rows = [word.partition("=") for word in words[2:]]
         known = len(words) >= 2 and Path(words[0]).name == words[0] and Path(words[0]).suffix in (".csv", ".json")
         if not known or not all(equals and column for column, equals, _ in rows) or (rows and words[0].endswith(".json")):
-            raise ValueError(
-                f"measures.{name} is {text!r}; allowed: a file of the run's folder and a number in it, as "
-                "'result.json throughput.tokens_per_second' or 'perplexity.csv perplexity tokens=4096'"
+            raise SettingError(
+                f"measures.{name}",
+                text,
+                "a file of the run's folder and a number in it, as 'result.json throughput.tokens_per_second' or "
+                "'perplexity.csv perplexity tokens=4096'",
             )
         return cls(words[0], words[1], {column: value for column, _, value in rows})
 

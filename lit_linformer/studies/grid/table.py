@@ -10,6 +10,7 @@ from typing import Any
 from lit_linformer.runs.place import run_folder
 from lit_linformer.studies.grid import measures
 from lit_linformer.studies.grid.cell import Cell, Grid
+from lit_linformer.utils.errors import UserError
 from lit_linformer.utils.files import json_text, write_text
 from lit_linformer.utils.markdown import aligned
 
@@ -134,4 +135,4 @@ def read_table(folder: Path) -> Grid:
             ],
         )
     except (OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration) as error:
-        raise ValueError(f"{folder}/table.json is no grid's table; allowed: what `python run.py grid` writes") from error
+        raise UserError(f"{folder}/table.json is no grid's table", "what `python run.py grid` writes") from error

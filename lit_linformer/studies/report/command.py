@@ -15,6 +15,7 @@ from pathlib import Path
 
 from lit_linformer.utils.arguments import Setting, parse, several, word
 from lit_linformer.utils.environment import command_line, without_folders
+from lit_linformer.utils.errors import SettingError
 
 SETTINGS = {
     "source": Setting(several(word("FOLDER")), "what to report; runs/ stands for all that is found in it", ["runs"]),
@@ -28,7 +29,7 @@ def main(argv: list[str]) -> None:
     given = parse("report", __doc__, SETTINGS, argv)
     output = Path(given["output"])
     if output.exists() and not output.is_dir():
-        raise ValueError(f"output is {output}, which is no folder; allowed: a folder, or a name that is free")
+        raise SettingError("output", output, "a folder, or a name that is free", more=", which is no folder")
 
     from lit_linformer.studies.report import sections
     from lit_linformer.studies.report.page import Page
@@ -39,8 +40,8 @@ def main(argv: list[str]) -> None:
 
     sources, unread = find(given["source"])
     if not any(source.finished for source in sources):
-        raise ValueError(
-            f"source is {', '.join(given['source'])}, which holds no finished run; allowed: at least one that is finished"
+        raise SettingError(
+            "source", ", ".join(given["source"]), "at least one that is finished", more=", which holds no finished run"
         )
 
     page = Page(given["title"])

@@ -15,6 +15,7 @@ import yaml
 from lit_linformer.studies.grid.cell import Cell, Grid
 from lit_linformer.studies.grid.table import read_table
 from lit_linformer.utils.environment import without_folders
+from lit_linformer.utils.errors import SettingError
 from lit_linformer.utils.files import last_line, read_json, read_rows
 from lit_linformer.utils.markdown import code
 
@@ -204,10 +205,10 @@ def find(given: list[str]) -> tuple[list[Source], list[str]]:
     for word in given:
         folder = Path(word)
         if not folder.is_dir():
-            raise ValueError(f"source is {word}, which is no folder; allowed: {HOLDS}")
+            raise SettingError("source", word, HOLDS, more=", which is no folder")
         here = list(_read(folder)) or list(_below(folder, unread))
         if not here and not unread:
-            raise ValueError(f"source is {word}, which holds nothing measured; allowed: {HOLDS}, or one with these in it")
+            raise SettingError("source", word, f"{HOLDS}, or one with these in it", more=", which holds nothing measured")
         for source in here:
             found.setdefault((source.kind, source.folder.resolve()), source)
     sources = list(found.values())
@@ -241,7 +242,7 @@ def _read(folder: Path) -> Iterator[Source]:
             if isinstance(content, dict) and needed <= content.keys():
                 yield Source(name, file.parent, content=content)
             elif not isinstance(content, dict) or "history" not in content:  # the callback's spectrum.json is no study's
-                raise ValueError(f"source is {folder}, whose {file.name} is not whole; allowed: one that `{name}` wrote")
+                raise SettingError("source", folder, f"one that `{name}` wrote", more=f", whose {file.name} is not whole")
     if is_run:
         yield Source("run", folder, runs=[read_run(folder, without_folders(str(folder)))])
 

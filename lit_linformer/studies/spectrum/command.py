@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from lit_linformer.utils.arguments import Setting, check_device, listed, number, parse, several, whole, word
 from lit_linformer.utils.environment import command_line, environment
+from lit_linformer.utils.errors import SettingError
 from lit_linformer.utils.files import check_own, json_text
 from lit_linformer.utils.markdown import aligned
 
@@ -57,11 +58,11 @@ def main(argv: list[str]) -> None:
 
     for run in runs:
         if not is_exported(run) and not ((run / "config.yaml").is_file() and (run / "checkpoints").is_dir()):
-            raise ValueError(
-                f"run is {run}, which holds no config.yaml and checkpoints/; allowed: the folder of a trained run, or an export"
+            raise SettingError(
+                "run", run, "the folder of a trained run, or an export", more=", which holds no config.yaml and checkpoints/"
             )
     if which not in (None, "best", "last") and len(runs) > 1:
-        raise ValueError(f"ckpt_path is {which}; allowed with {len(runs)} runs: best, last")
+        raise SettingError("ckpt_path", which, "best, last", when=f"with {len(runs)} runs")
 
     first = Path("runs", f"pretrained-{runs[0].resolve().name}") if is_exported(runs[0]) else runs[0]
     folder = Path(given["output"] or first / "spectrum")

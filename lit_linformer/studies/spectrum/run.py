@@ -17,6 +17,7 @@ from lit_linformer.runs.checkpoints import check_checkpoint, find_checkpoint
 from lit_linformer.runs.exported import is_exported
 from lit_linformer.runs.place import seen_from
 from lit_linformer.runs.trained_model import read_model
+from lit_linformer.utils.errors import SettingError, UserError
 
 
 @dataclass
@@ -87,7 +88,7 @@ def open_run(path: Path, which: str | None, source: str | None, count: int, laye
     step = run.checkpoint["global_step"] if run.checkpoint else (run.exported.get("lit_linformer") or {}).get("step", 0)
     layers = check_layers("layers", layers, run.encoder)
     if heads is not None and not (heads and 0 <= heads[0] and heads[-1] < run.encoder.num_heads):
-        raise ValueError(f"heads is {heads}; allowed for {path}: heads from 0 to {run.encoder.num_heads - 1}")
+        raise SettingError("heads", heads, f"heads from 0 to {run.encoder.num_heads - 1}", when=f"for {path}")
     config = path / "config.yaml"
     data = yaml.safe_load(config.read_text(encoding="utf-8")).get("data", {}) if config.is_file() else {}
     settings = data.get("init_args", {})
@@ -106,7 +107,7 @@ def _checkpoint(path: Path, which: str | None) -> Path:
         return Path(which)
     found = find_checkpoint(path, which or "best") or (None if which else find_checkpoint(path, "last"))
     if found is None:
-        raise ValueError(f"ckpt_path is {which or 'best'!r}, but {path}/checkpoints holds none; allowed: best, last, a file")
+        raise SettingError("ckpt_path", which or "best", "best, last, a file", more=f", but {path}/checkpoints holds none")
     return found
 
 
@@ -115,7 +116,7 @@ def _rows(path: Path, data: dict, source: str | None, tokenizer: str | None, len
     settings = {**data.get("init_args", {}), "max_length": length, "text": None, "file": None}
     ours = str(data.get("class_path", "")).rpartition(".")[2] == "PretrainingData"
     if source is None and not ours:
-        raise ValueError(f"source is not given; allowed for {path}, which is no pretraining run: a text, as for data.source")
+        raise UserError("source is not given", "a text, as for data.source", when=f"for {path}, which is no pretraining run")
     if source is not None:
         settings = {"source": source, "validation_fraction": 0.0, "test_fraction": 0.0, "max_length": length} | {
             key: settings[key] for key in ("cache_dir", "column") if settings.get(key)
@@ -125,6 +126,6 @@ def _rows(path: Path, data: dict, source: str | None, tokenizer: str | None, len
     prepared.setup("validate" if source is None else "fit")
     blocks = prepared.blocks[split]
     if blocks.full == 0:
-        raise ValueError(f"source is not given; allowed for {path}, whose validation text has no full row: a longer text")
+        raise UserError("source is not given", "a longer text", when=f"for {path}, whose validation text has no full row")
     rows = torch.from_numpy(blocks.full_rows(count))
     return rows, f"the validation text of {settings.get('source')}" if source is None else source

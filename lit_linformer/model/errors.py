@@ -1,0 +1,47 @@
+"""What a user can mend, and the line that says it: `lr is -1; allowed: more than 0`."""
+
+from typing import Any
+
+
+class UserError(ValueError):
+    """A mistake that its user can mend: ``what`` is wrong, and what is ``allowed`` instead, if that can be told.
+
+    Args:
+        what: as in `train.csv, line 3 has 4 fields`.
+        allowed: as in `2, as its first line`.
+        when: the condition under which that is allowed, as in `with projection='gated'`.
+    """
+
+    of_all_processes = False  # True: each process raises it, and the first one says it
+
+    def __init__(self, what: str, allowed: str = "", when: str = ""):
+        super().__init__(what, allowed, when)  # args, of which pickle makes the same error in another process
+        self.what, self.allowed, self.when = what, allowed, when
+
+    def __str__(self) -> str:
+        when = f" {self.when}" if self.when else ""
+        return f"{self.what}; allowed{when}: {self.allowed}" if self.allowed else self.what
+
+
+class SettingError(UserError):
+    """A setting has a value that is not allowed.
+
+    Args:
+        setting: its name, as the user types it.
+        value: what it was given.
+        allowed: what it may be, in words.
+        more: what else there is to say of the value, with its comma, as in `, which is no file`.
+        when: as for UserError.
+    """
+
+    def __init__(self, setting: str, value: Any, allowed: str, more: str = "", when: str = ""):
+        super().__init__(f"{setting} is {shown(value)}{more}", allowed, when)
+        self.args = setting, value, allowed, more, when
+        self.setting, self.value, self.more = setting, value, more
+
+
+def shown(value: Any) -> str:
+    """A value as it is typed on the command line; text in quotes, so that an empty one is seen."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    return repr(value) if isinstance(value, str) else str(value)
