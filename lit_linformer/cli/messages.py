@@ -15,7 +15,7 @@ from lit_linformer.utils.errors import user_error
 def one_line(error: Exception, argv: list[str]) -> str | None:
     """One line for an error that a user can fix; None for what looks like a bug of ours, whose traceback is worth more."""
     if (told := user_error(error)) is not None:
-        return " ".join(str(told).split())  # without what follows, which imports Lightning
+        return told  # without what follows, which imports Lightning
     message = str(error).strip()
     from lightning.fabric.utilities.exceptions import MisconfigurationException
     from omegaconf.errors import OmegaConfBaseException

@@ -277,5 +277,5 @@ def check_causal(causal: bool) -> None:
     """Raises ValueError for causal=True."""
     if causal:
         raise SettingError(
-            "causal", True, "False. E mixes all n positions into every slot: no mask over slots hides later tokens"
+            "causal", True, "false. E mixes all n positions into every slot: no mask over slots hides later tokens"
         )

@@ -122,7 +122,7 @@ class LinformerAttention(Attention):
             kind.check(config.max_length, dim, config.projection_init)
             kind.check_options(config.max_length, dim, config.projection_options or {})
         if config.mass_bias and kind.mass is Projection.mass:
-            raise SettingError("mass_bias", True, "False, for it has no `mass`", when=f"with projection={config.projection}")
+            raise SettingError("mass_bias", True, "false, for it has no `mass`", when=f"with projection={config.projection}")
 
     @classmethod
     def arguments(cls, config: "EncoderConfig", layer: int) -> dict[str, Any]:

@@ -91,7 +91,7 @@ class TrainingModule(LightningModule):
         rows = getattr(self.trainer.datamodule, "rows_per_step", None)
         if rows is None:
             name = type(self.trainer.datamodule).__name__
-            raise SettingError("model.lr_batch_size", meant_for, f"None, for data={name} has no rows_per_step")
+            raise SettingError("model.lr_batch_size", meant_for, f"null, for data={name} has no rows_per_step")
         return self.optimization.peak_lr(rows)
 
     def parameter_groups(self) -> list[dict[str, Any]]:

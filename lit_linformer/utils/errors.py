@@ -1,10 +1,13 @@
 """The errors of model/errors.py for those who refuse a mistake before torch is imported, as its package would."""
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
+
+OF_ANOTHER_PROCESS = re.compile(r"^lit_linformer(?:\.\w+)+: (.+)$", re.MULTILINE)
 
 
 def without_torch(name: str) -> ModuleType:
@@ -25,11 +28,14 @@ else:
     SettingError, UserError = (getattr(without_torch("errors"), name) for name in ("SettingError", "UserError"))
 
 
-def user_error(error: BaseException | None) -> UserError | None:
-    """The user's mistake behind what has been raised, which a library may have wrapped in errors of its own; None: there is none."""
+def user_error(error: BaseException | None) -> str | None:
+    """The line of the user's mistake behind an error, which a library may have wrapped in its own; None: there is none."""
+    # Of another process torch hands on the traceback's text alone, where a line begins with the name of the class.
+    if told := OF_ANOTHER_PROCESS.findall(str(error)):
+        return told[-1]
     while error is not None and not isinstance(error, UserError):
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    return error
+    return None if error is None else " ".join(str(error).split())
 
 
 __all__ = ["SettingError", "UserError", "user_error", "without_torch"]

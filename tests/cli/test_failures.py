@@ -64,5 +64,5 @@ def test_what_the_allocators_say_is_known(error, said):
     device = SimpleNamespace(root_device="cuda:0")
     state = SimpleNamespace(fn=SimpleNamespace(value="validate"))
     trainer = SimpleNamespace(datamodule=data, strategy=device, state=state, training=False)
-    line = failure(error, trainer)
-    assert line is None if said is None else line.startswith(said)
+    told = failure(error, trainer)
+    assert told is None if said is None else str(told).startswith(said)

@@ -9,7 +9,8 @@ import pytest
 
 from lit_linformer import data, tasks
 from lit_linformer.cli.help import settings_of
-from lit_linformer.cli.quick_checks import Refused, check_quickly, known_settings
+from lit_linformer.cli.quick_checks import check_quickly, known_settings
+from lit_linformer.utils.errors import UserError
 from tests.cli.test_help import LINES
 from tests.helpers import output
 
@@ -43,7 +44,7 @@ def test_good_lines_pass(line):
     ],
 )
 def test_bad_lines(line, told):
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(UserError) as refused:
         check_quickly(shlex.split(line))
     assert told in str(refused.value) and "\n" not in str(refused.value)
 

@@ -146,7 +146,7 @@ def test_dropout_acts_only_in_training():
         ({"projection_dim": [4, 4, 4], "sharing": "none"}, "lists 3 numbers; allowed: one, or num_layers = 2"),
         ({"projection_dim": [8, 4]}, r"projection_dim is \[8, 4\]; allowed: one k for all layers"),
         ({"projection": "conv", "projection_dim": 5}, "divisors of max_length = 16"),
-        ({"causal": True}, "causal is True; allowed: False"),
+        ({"causal": True}, "causal is true; allowed: false"),
         ({"local_width": 4}, "local_width is 4; allowed: 0"),
         ({"norm": "both"}, "norm is 'both'; allowed: post, pre"),
         ({"sharing": "all"}, "sharing is 'all'; allowed: none, heads, headwise"),

@@ -127,7 +127,7 @@ def test_a_projection_of_ones_own_in_every_sharing(sharing):
     hidden, maps = made(torch.randint(0, 50, (2, 9)), need_weights=True)
     assert hidden.shape == (2, 9, 8) and maps[1].shape == (2, 2, 9, 4)
     assert forward_flops(made, 9) is None and training_flops(made, 9) is None
-    with pytest.raises(ValueError, match=r"mass_bias is True; allowed with projection=.*Plain: False"):
+    with pytest.raises(ValueError, match=r"mass_bias is true; allowed with projection=.*Plain: false"):
         encoder(projection=path(Plain), mass_bias=True)
 
 

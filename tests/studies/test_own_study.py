@@ -41,7 +41,7 @@ def test_it_is_a_command(study, tmp_path):
     assert found[1][0] == 0 and "|            42.2 |" in found[1][1]
     assert found[2][0] == 0 and "--decimals N" in found[2][1] and "digits behind the point (default 1)" in found[2][1]
     assert found[3] == (2, "error: --run is not given; allowed: RUN, folders of runs\n")
-    assert found[4][0] == 2 and found[4][1].startswith("error: run is runs/b, which holds no perplexity.csv; allowed: ")
+    assert found[4][0] == 2 and found[4][1].startswith("error: run is 'runs/b', which holds no perplexity.csv; allowed: ")
     for name, (status, printed) in zip(("my_ideas.other", "study", "os.path"), (found[5], *found[7:]), strict=True):
         assert status == 2 and printed.startswith(f"error: the command is '{name}'; allowed: fit, "), (name, printed)
     assert found[6] == (2, "error: No module named 'nowhere_to_be_found'\n")

@@ -117,7 +117,7 @@ class PretrainingData(ResumableDataModule):
             fractions = f"{self.validation_fraction} + {self.test_fraction}"
             raise UserError(f"data.validation_fraction + data.test_fraction is {fractions}", "less than 1 in all")
         if self.max_length is None:
-            raise SettingError("data.max_length", None, "a number of tokens, or None with model.pretrained")
+            raise SettingError("data.max_length", None, "a number of tokens, or null with model.pretrained")
         if self.tokenizer_name in TRAINED:
             check_vocab_size(self.tokenizer_name, self.vocab_size)
         self._check_verify()

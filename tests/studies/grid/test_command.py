@@ -199,7 +199,7 @@ def test_documented_grid_is_one(tmp_path, monkeypatch):
         ("name: study", "name: ../study", "name is '../study'; allowed: letters"),
         ("axes:", "# axes\nskipp:", "by 'skipp'; did you mean 'skip'?"),
         ("  rows: model", "  rows: modle", "table.rows is 'modle'; did you mean 'model'?; allowed: model, task, seed"),
-        ("  columns: task", "", "table.columns is None; allowed: model, task, seed"),
+        ("  columns: task", "", "table.columns is null; allowed: model, task, seed"),
         ("  columns: task", "  columns: model", "table.columns is 'model', which are the rows too; allowed: another of"),
         (
             "IMDB: test/acc",
@@ -247,7 +247,7 @@ def test_documented_grid_is_one(tmp_path, monkeypatch):
         ("axes:", "axes: {", "is no valid YAML at line"),
         (GRID, "", "study.yaml is empty; allowed: a grid file"),
         (GRID, "a grid", "study.yaml is the text 'a grid'; allowed: a grid file"),
-        (GRID[GRID.index("axes:") : GRID.index("table:")], "", "axes is None; allowed: a mapping"),
+        (GRID[GRID.index("axes:") : GRID.index("table:")], "", "axes is null; allowed: a mapping"),
         (GRID[GRID.index("  seed:") : GRID.index("table:")], "  seed:\n", "axes.seed is ''; allowed: a mapping"),
     ],
 )
