@@ -276,7 +276,7 @@ def test_learning_rate_goes_with_the_root_of_the_batch(tiny, tmp_path):
             "trainer.accumulate_grad_batches is 3 beside data.global_batch_size = 8; allowed: 1",
         ),
         ("--model.lr_batch_size 0", "model.lr_batch_size is 0; allowed: 1 or more"),
-        ("--trainer.precision 16-mixed", "trainer.precision is 16-mixed, which accelerator cpu lacks"),
+        ("--trainer.precision 16-mixed", "trainer.precision is '16-mixed', which accelerator cpu lacks"),
     ],
 )
 def test_what_does_not_fit_is_one_line(extra, told, tiny, tmp_path):

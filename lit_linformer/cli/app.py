@@ -218,7 +218,7 @@ def _keep_sources(config: Namespace, root: Path) -> None:
     settings = {f"model.{name}": config.model.get("init_args", {}).get(name) for name in ("pretrained", "teacher")}
     for name, source in (settings | {"ckpt_path": config.ckpt_path}).items():
         if source is not None and Path(source).resolve().is_relative_to(root.resolve()) and any(own_files(root)):
-            raise SettingError(name, source, "another --name", more=", which --overwrite true would delete")
+            raise SettingError(name, Path(source), "another --name", more=", which --overwrite true would delete")
 
 
 def _carry_over(config: Namespace) -> None:

@@ -4,6 +4,7 @@ Shapes: B rows, N tokens a row, M masked positions a row, D hidden width, V voca
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -78,7 +79,7 @@ class Distillation(MLM):
             if getattr(mine, name) != getattr(theirs, name):
                 raise SettingError(
                     "model.teacher",
-                    self.teacher_name,
+                    Path(self.teacher_name),
                     f"the same{', or hidden_weight 0' if name != 'vocab_size' else ''}",
                     more=f", whose {name} is {getattr(theirs, name)}, the model's {getattr(mine, name)}",
                 )
@@ -139,7 +140,7 @@ def read_teacher(path: str) -> MaskedLanguageModel:
     """In evaluation mode, without gradients; ValueError, in one line, for anything but a masked language model."""
     source = read_model(path, "model.teacher")
     if "head.bias" not in source.weights:
-        raise SettingError("model.teacher", path, "one of MLM", more=", which has no masked-language-model head")
+        raise SettingError("model.teacher", Path(path), "one of MLM", more=", which has no masked-language-model head")
     net = MaskedLanguageModel(source.encoder)
     net.load_state_dict(source.weights)
     return net.eval().requires_grad_(False)

@@ -4,6 +4,7 @@ Shapes: B rows, N tokens a row, M masked positions a row, V vocabulary.
 """
 
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -68,7 +69,7 @@ class MLM(TrainingModule):
         if source is not None:
             if "head.bias" not in source.weights:
                 raise SettingError(
-                    "model.pretrained", pretrained, "one of MLM", more=", which has no masked-language-model head"
+                    "model.pretrained", Path(pretrained), "one of MLM", more=", which has no masked-language-model head"
                 )
             self.net.load_state_dict(source.weights)
         self.val_perplexity = Perplexity()

@@ -331,10 +331,10 @@ WORDS = {
     "--attention linformr": r"attention is 'linformr'; did you mean 'linformer'\?; allowed",
     "--max_length 16": r"max_length is 16; allowed: more than the model's 32",
     "--max_length 40": r"max_length is 40; allowed where something is repeated: a multiple of the model's 32",
-    "--positions repeat": r"positions is repeat without max_length; allowed: with --max_length",
+    "--positions repeat": r"positions is 'repeat' without max_length; allowed: with --max_length",
     "--source validation": r"source is 'validation', but .* names no text of its own; allowed: a text",
     "--source nowhere.txt": r"nowhere.txt",
-    "--max_length 64 --projections repeat": r"projections is repeat, but .* has none; allowed: for a Linformer",
+    "--max_length 64 --projections repeat": r"projections is 'repeat', but .* has none; allowed: for a Linformer",
     "--maximum 3": r"unknown setting '--maximum' of convert; allowed: --from",
 }
 
@@ -357,7 +357,7 @@ def test_what_stands_there_is_kept(roberta, pretrained, finetuned, tmp_path):
     argv = ["convert", "--name", "other", "--from"]
     refused([*argv, str(finetuned)], tmp_path, r"from is .*, a classifier; allowed: a masked language model")
     refused([*argv, str(pretrained), "--attention", "full"], tmp_path, r"attention is 'full', but .* is a Linformer; allowed")
-    refused([*argv, str(pretrained), "--tokenizer", "x"], tmp_path, r"tokenizer is x; allowed: with a Hugging Face folder")
+    refused([*argv, str(pretrained), "--tokenizer", "x"], tmp_path, r"tokenizer is 'x'; allowed: with a Hugging Face folder")
     words = ["--attention", "linformer", "--projection_dim", "4"]
     refused(
         [*argv, str(pretrained), *words], tmp_path, r"attention is 'linformer', and .* is one already; allowed: a Transformer"

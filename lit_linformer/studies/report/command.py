@@ -15,7 +15,7 @@ from pathlib import Path
 
 from lit_linformer.utils.arguments import Setting, parse, several, word
 from lit_linformer.utils.environment import command_line, without_folders
-from lit_linformer.utils.errors import SettingError
+from lit_linformer.utils.errors import SettingError, UserError
 
 SETTINGS = {
     "source": Setting(several(word("FOLDER")), "what to report; runs/ stands for all that is found in it", ["runs"]),
@@ -40,9 +40,8 @@ def main(argv: list[str]) -> None:
 
     sources, unread = find(given["source"])
     if not any(source.finished for source in sources):
-        raise SettingError(
-            "source", ", ".join(given["source"]), "at least one that is finished", more=", which holds no finished run"
-        )
+        told = f"source is {', '.join(given['source'])}, which holds no finished run"
+        raise UserError(told, "at least one that is finished")
 
     page = Page(given["title"])
     page.add(f"`{command_line(['report', *argv])}`")

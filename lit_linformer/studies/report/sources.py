@@ -205,10 +205,10 @@ def find(given: list[str]) -> tuple[list[Source], list[str]]:
     for word in given:
         folder = Path(word)
         if not folder.is_dir():
-            raise SettingError("source", word, HOLDS, more=", which is no folder")
+            raise SettingError("source", folder, HOLDS, more=", which is no folder")
         here = list(_read(folder)) or list(_below(folder, unread))
         if not here and not unread:
-            raise SettingError("source", word, f"{HOLDS}, or one with these in it", more=", which holds nothing measured")
+            raise SettingError("source", folder, f"{HOLDS}, or one with these in it", more=", which holds nothing measured")
         for source in here:
             found.setdefault((source.kind, source.folder.resolve()), source)
     sources = list(found.values())

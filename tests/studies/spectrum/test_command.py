@@ -157,7 +157,7 @@ def test_run_of_another_kind_needs_a_source(here, tmp_path, corpus):
         (["--run", "runs/full", "--device", "abacus"], "device is 'abacus'; allowed: auto, cpu"),
         (["--run", "runs/full", "--device", "meta"], "device is 'meta'; allowed: auto, cpu"),
         (["--run", "runs/full", "--ckpt_path", "gone.ckpt"], "ckpt_path is gone.ckpt, which is no file; allowed"),
-        (["--run", "runs/full", "--run", "runs/lin", "--ckpt_path", "x"], "ckpt_path is x; allowed with 2 runs: best, last"),
+        (["--run", "runs/full", "--run", "runs/lin", "--ckpt_path", "x"], "ckpt_path is 'x'; allowed with 2 runs: best, last"),
         (["--run", "runs/full", "--source", "gone.txt"], "gone.txt"),
         (["--run", "runs/full", "--run"], "--run has no value; allowed: RUN"),
     ],
