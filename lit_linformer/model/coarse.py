@@ -4,15 +4,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from .attention import ATTENTIONS, as_bias, log_mass, split_heads, zero_pads
+from .attention import ATTENTIONS, as_bias
 from .chunks import in_order
 from .errors import SettingError
-from .linformer import LinformerAttention, with_tokens
 from .projection import Projection
 from .projections import Mean, check_windows, window_counts, windows
 from .ranges import Count
+from .slots_and_tokens import Seen, SlotsAndTokens
 
 if TYPE_CHECKING:
     from .encoder import EncoderConfig
@@ -21,7 +20,7 @@ BEST = 2  # windows, unless the options say more
 
 
 @ATTENTIONS.add("coarse")
-class CoarseAttention(LinformerAttention):
+class CoarseAttention(SlotsAndTokens):
     """The Linformer's attention, and in the same softmax the tokens of the b windows that suit the query's own window best.
 
         softmax([q K̄ᵀ ; q K_Wᵀ] / √d) [V̄ ; V_W],   W = the b windows with the largest q̄ · k̄
@@ -59,51 +58,24 @@ class CoarseAttention(LinformerAttention):
             check_windows("attention", config.attention, config.max_length, dim)
             check_best((config.attention_options or {}).get("best", BEST), dim)
 
-    @classmethod
-    def columns(cls, config: "EncoderConfig", layer: int, length: int) -> int:
-        return config.projection_dims[layer] + length
-
-    def forward(
-        self,
-        x: Tensor,
-        attention_mask: Tensor | None = None,
-        need_weights: bool = False,
-        shared: Projection | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """As LinformerAttention's. Maps are of slots, then of tokens: (B, H, N, K + N)."""
-        self.check_length(x)
-        q = split_heads(zero_pads(self.query(x), attention_mask), self.num_heads)
-        (slot_k, slot_v), (k, v) = self._keys_and_values(x, attention_mask, shared)
+    def see(self, q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None, need_weights: bool) -> Seen:
+        length = q.shape[2]
         chosen, real = self._chosen(q, k, attention_mask)
-        to_slots = q @ slot_k.transpose(-1, -2) * q.shape[-1] ** -0.5
-        if self.mass_bias and (mass := self.projections(shared)[0].mass(x, attention_mask)) is not None:
-            to_slots = to_slots + log_mass(mass, q.dtype)
         if need_weights or torch.compiler.is_exporting():
-            bias = torch.cat([to_slots, self._to_all(q, k, chosen, attention_mask)], -1)
-            weights = bias.softmax(-1)
-            context = functional.dropout(weights, self.dropout, self.training) @ torch.cat([slot_v, v], 2)
-            return self.output(context, x, attention_mask), weights
+            return self._to_all(q, k, chosen, attention_mask), lambda weights: weights @ v, lambda weights: weights
         found_k, found_v = (_gathered(windows(self.means, part, 0.0), chosen) for part in (k, v))  # (B, H, K, b c, d)
         there = _gathered(real[:, None, :, :, None], chosen).transpose(-1, -2)  # (B, H, K, 1, b c)
-        to_tokens = windows(self.means, q, 0.0) @ found_k.transpose(-1, -2) * q.shape[-1] ** -0.5 + as_bias(there, q.dtype)
-        to_tokens = to_tokens.flatten(2, 3)[:, :, : x.shape[1]]
-        weights = functional.dropout(torch.cat([to_slots, to_tokens], -1).softmax(-1), self.dropout, self.training)
-        of_slots, of_tokens = weights.split([to_slots.shape[-1], to_tokens.shape[-1]], -1)
-        context = (windows(self.means, of_tokens, 0.0) @ found_v).flatten(2, 3)[:, :, : x.shape[1]]
-        return self.output(of_slots @ slot_v + context, x, attention_mask), None
+        scores = windows(self.means, q, 0.0) @ found_k.transpose(-1, -2) * q.shape[-1] ** -0.5 + as_bias(there, q.dtype)
 
-    def _keys_and_values(
-        self, x: Tensor, attention_mask: Tensor | None, shared: Projection | None
-    ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """Of the slots, (B, H, K, d) each, and of all tokens, (B, H, N, d) each."""
-        k, v = (split_heads(zero_pads(linear(x), attention_mask), self.num_heads) for linear in (self.key, self.value))
-        if self.compress_first:
-            return super().compress(x, attention_mask, shared), (k, v)
-        return self.project(k, v, x, attention_mask, shared), (k, v)
+        def read(weights: Tensor) -> Tensor:
+            return (windows(self.means, weights, 0.0) @ found_v).flatten(2, 3)[:, :, :length]
+
+        return scores.flatten(2, 3)[:, :, :length], read, lambda weights: weights
 
     @torch.no_grad()
     def _chosen(self, q: Tensor, k: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """For each window the b best, (B, H, K, b) int64; and which tokens of the windows are real, (1 or B, K, c)."""
+        q = q if mask is None else q.masked_fill(~mask[:, None, :, None], 0.0)
         mean_q, mean_k = self.means(q, mask), self.means(k, mask)
         there = window_counts(self.means, q, mask) > 0  # (1 or B, K)
         scores = mean_q @ mean_k.transpose(-1, -2) + as_bias(there[:, None, None], q.dtype)
@@ -118,26 +90,13 @@ class CoarseAttention(LinformerAttention):
         allowed = allowed if mask is None else allowed & mask[:, None, None]
         return q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + as_bias(allowed, q.dtype)
 
-    def compress(
-        self, x: Tensor, attention_mask: Tensor | None = None, shared: Projection | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Keys and values of the slots, and all tokens' after them, (B, H, K + N, d) each."""
-        k, v = (torch.cat(pair, 2) for pair in zip(*self._keys_and_values(x, attention_mask, shared), strict=True))
-        return k, v
-
-    def matrix(self, x: Tensor, shared: Projection | None = None) -> Tensor | None:
-        """E, of keys, and a row for each token."""
-        return with_tokens(super().matrix(x, shared), x)
-
-    def flops(self, length: int, shared: Projection | None = None) -> int | None:
-        counted, D = LinformerAttention.flops(self, length, shared), self.hidden_size
-        all_tokens = 4 * length * D * D if self.compress_first else 0  # W_K and W_V, beside those of the slots
-        exactly = 4 * self.max_length * self.best * (self.max_length // self.projection_dim) * D  # rows are filled up to n
-        return None if counted is None else counted + all_tokens + exactly + 2 * self.projection_dim**2 * D
+    def token_flops(self, length: int) -> int:
+        exactly = 4 * self.max_length * self.best * (self.max_length // self.projection_dim)  # rows are filled up to n
+        return (exactly + 2 * self.projection_dim**2) * self.hidden_size
 
     def fixed_flops(self, length: int, shared: Projection | None = None) -> int:
         coarse = 2 * self.projection_dim**2 * self.hidden_size  # no gradient passes through a choice at all
-        return LinformerAttention.fixed_flops(self, length, shared) + 2 * coarse
+        return super().fixed_flops(length, shared) + 2 * coarse
 
 
 def _gathered(x: Tensor, chosen: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -252,14 +251,6 @@ class LinformerAttention(Attention):
 
 # What make_projection is given here, beside projection_options.
 PROJECTION_ARGUMENTS = {"max_length", "projection_dim", "num_heads", "channels", "init", "noise", "hidden_size"}
-
-
-def with_tokens(E: Tensor | None, x: Tensor) -> Tensor | None:
-    """E, (K, N) or (H, K, N), with a row for each token of x, (1, N, D), below it."""
-    if E is None:
-        return None
-    tokens = torch.eye(x.shape[1], dtype=E.dtype, device=E.device)
-    return torch.cat([E, tokens.expand(*E.shape[:-2], -1, -1)], -2)
 
 
 def compresses_first(sharing: str, order: str) -> bool:

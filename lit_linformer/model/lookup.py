@@ -6,12 +6,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .attention import ATTENTIONS, check_halves, log_mass, split_heads, zero_pads
+from .attention import ATTENTIONS, check_halves, merge_heads
 from .chunks import beside, chunked, in_order
 from .errors import SettingError, UserError
-from .linformer import LinformerAttention, with_tokens
+from .linformer import LinformerAttention
 from .projection import Projection
 from .ranges import Count, Range, check_ranges
+from .slots_and_tokens import SlotsAndTokens
 
 if TYPE_CHECKING:
     from .encoder import EncoderConfig
@@ -28,7 +29,7 @@ class Neighbours(NamedTuple):
 
 
 @ATTENTIONS.add("lookup")
-class LookupAttention(LinformerAttention):
+class LookupAttention(SlotsAndTokens):
     """The Linformer's attention, which in some layers also looks up where else in the row a token's neighbour occurs.
 
     In one softmax, for token i of head h, over the slots j and the tokens t of N_h(i),
@@ -67,7 +68,7 @@ class LookupAttention(LinformerAttention):
     ):
         super().__init__(hidden_size, num_heads, max_length, projection_dim, *settings, **more)
         check_halves("lookup", num_heads)
-        self.looks_up, self.chunk = looks_up, chunk
+        self.sees_tokens, self.chunk = looks_up, chunk
         self.strength = nn.Parameter(torch.full((num_heads,), float(strength))) if looks_up else None
 
     @classmethod
@@ -86,8 +87,8 @@ class LookupAttention(LinformerAttention):
 
     @classmethod
     def columns(cls, config: "EncoderConfig", layer: int, length: int) -> int:
-        looks_up = cls.arguments(config, layer)["looks_up"]
-        return config.projection_dims[layer] + (length if looks_up else 0)
+        kind = super() if cls.arguments(config, layer)["looks_up"] else LinformerAttention
+        return kind.columns(config, layer, length)
 
     def forward(
         self,
@@ -98,21 +99,20 @@ class LookupAttention(LinformerAttention):
         neighbours: Neighbours | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """As LinformerAttention's; neighbours: of the row's ids. Maps are of slots, then of tokens: (B, H, N, K + N)."""
-        if not self.looks_up:
-            return super().forward(x, attention_mask, need_weights, shared)
+        if not self.sees_tokens:
+            return LinformerAttention.forward(self, x, attention_mask, need_weights, shared)
         if neighbours is None:
             raise UserError(
                 "attention is lookup, which needs the ids: pass neighbours=lookup.neighbours(input_ids, mask, chunk)"
             )
         self.check_length(x)
-        q, k, v = self.query(x), zero_pads(self.key(x), attention_mask), zero_pads(self.value(x), attention_mask)
-        slots = self._slots(x, k, v, attention_mask, shared)
+        q, (slots, (k, v)) = self.query(x), self.keys_and_values(x, attention_mask, shared)
         slot_k, slot_v = (part.unflatten(1, (2, -1)) for part in slots)  # (B, 2, H/2, K, d)
-        q, k, v = (self._sorted(part, neighbours.order) for part in (q, k, v))  # (B, 2, H/2, N, d)
+        q, k, v = (self._sorted(part, neighbours.order) for part in (q, merge_heads(k), merge_heads(v)))
         scale, length, same = q.shape[-1] ** -0.5, x.shape[1], neighbours.same[:, :, None]
-        to_slots = q @ slot_k.transpose(-1, -2) * scale
-        if self.mass_bias and (mass := self.projections(shared)[0].mass(x, attention_mask)) is not None:
-            to_slots = to_slots + log_mass(mass, q.dtype).expand(-1, self.num_heads, -1, -1).unflatten(1, (2, -1))
+        bias = self.slot_bias(x, attention_mask, shared, q.dtype)
+        bias = None if bias is None else bias.expand(-1, self.num_heads, -1, -1).unflatten(1, (2, -1))
+        to_slots = self.slot_scores(q, slot_k, bias)
         to_tokens = chunked(q, self.chunk) @ beside(chunked(k, self.chunk)).transpose(-1, -2) * scale
         to_tokens = to_tokens + self.strength.to(q.dtype).view(2, -1, 1, 1, 1)
         to_tokens = to_tokens.masked_fill(~same, torch.finfo(q.dtype).min / 2).flatten(3, 4)[..., :length, :]
@@ -125,14 +125,6 @@ class LookupAttention(LinformerAttention):
         context = context.unflatten(-1, (self.num_heads // 2, -1)).transpose(2, 3).flatten(1, 2)
         maps = self._maps(weights, neighbours) if need_weights else None
         return self.output(context, x, attention_mask), maps
-
-    def _slots(
-        self, x: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None, shared: Projection | None
-    ) -> tuple[Tensor, Tensor]:
-        """The slots' keys and values, (B, H, K, d), of all tokens' k and v, (B, N, D), where these are what E compresses."""
-        if self.compress_first:
-            return super().compress(x, attention_mask, shared)
-        return self.project(split_heads(k, self.num_heads), split_heads(v, self.num_heads), x, attention_mask, shared)
 
     def _sorted(self, x: Tensor, order: Tensor) -> Tensor:
         """(B, N, D) → (B, 2, H/2, N, d): the first half of the heads in one order, the second in the other."""
@@ -152,32 +144,11 @@ class LookupAttention(LinformerAttention):
         maps = in_order(maps, neighbours.back).unflatten(-1, (self.num_heads // 2, -1))
         return maps.transpose(2, 3).flatten(1, 2)
 
-    def compress(
-        self, x: Tensor, attention_mask: Tensor | None = None, shared: Projection | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """The slots' keys and values, and all tokens' after them where these are looked up, (B, H, K or K + N, d) each."""
-        slots = super().compress(x, attention_mask, shared)
-        if not self.looks_up:
-            return slots
-        own = (split_heads(zero_pads(linear(x), attention_mask), self.num_heads) for linear in (self.key, self.value))
-        k, v = (torch.cat(pair, 2) for pair in zip(slots, own, strict=True))
-        return k, v
+    # A class with a forward of its own says again what it costs.
+    flops, fixed_flops = SlotsAndTokens.flops, SlotsAndTokens.fixed_flops
 
-    def matrix(self, x: Tensor, shared: Projection | None = None) -> Tensor | None:
-        """E, of keys, and a row for each token where these are looked up."""
-        E = super().matrix(x, shared)
-        return with_tokens(E, x) if self.looks_up else E
-
-    def flops(self, length: int, shared: Projection | None = None) -> int | None:
-        counted = LinformerAttention.flops(self, length, shared)
-        if counted is None or not self.looks_up:
-            return counted
-        D, chunks = self.hidden_size, -(-length // self.chunk)
-        all_tokens = 4 * length * D * D if self.compress_first else 0  # W_K and W_V, beside those of the slots
-        return counted + all_tokens + 12 * chunks * self.chunk**2 * D
-
-    def fixed_flops(self, length: int, shared: Projection | None = None) -> int:
-        return LinformerAttention.fixed_flops(self, length, shared)
+    def token_flops(self, length: int) -> int:
+        return 12 * -(-length // self.chunk) * self.chunk**2 * self.hidden_size
 
 
 def neighbours(ids: Tensor, mask: Tensor | None, chunk: int) -> Neighbours:

@@ -111,7 +111,7 @@ def test_which_layers_look_up_and_what_is_refused():
         return Encoder(EncoderConfig(attention="lookup", intermediate_size=8, **{**shape, **options}))
 
     def layers(**options):
-        return [layer.attention.looks_up for layer in encoder(attention_options=options).layers]
+        return [layer.attention.sees_tokens for layer in encoder(attention_options=options).layers]
 
     assert layers() == [True, False, True, False, True] and layers(every=4) == [True, False, False, False, True]
     assert layers(every=1) == [True] * 5

@@ -1,0 +1,110 @@
+"""Slots and some of the tokens in one softmax: the base of window, coarse and lookup. Shapes as in attention.py; S columns."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from .attention import log_mass, split_heads, zero_pads
+from .linformer import LinformerAttention
+from .projection import Projection
+
+if TYPE_CHECKING:
+    from .encoder import EncoderConfig
+
+Pair = tuple[Tensor, Tensor]
+# Scores of each token's columns, (B, H, N, S); their weights → what is read, (B, H, N, d), and → maps, (B, H, N, N).
+Seen = tuple[Tensor, Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
+
+
+class SlotsAndTokens(LinformerAttention):
+    """softmax([q K̄ᵀ ; q K_tᵀ] / √d) [V̄ ; V_t]: K̄ and V̄ are the slots, of any projection, K_t and V_t tokens.
+
+    A kind says which tokens in ``see``, and in ``token_flops`` what they cost.
+    """
+
+    sees_tokens = True  # whether this layer sees more than slots
+
+    @classmethod
+    def columns(cls, config: "EncoderConfig", layer: int, length: int) -> int:
+        return config.projection_dims[layer] + length
+
+    def forward(
+        self,
+        x: Tensor,
+        attention_mask: Tensor | None = None,
+        need_weights: bool = False,
+        shared: Projection | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """As LinformerAttention's. Maps are of slots, then of tokens: (B, H, N, K + N)."""
+        self.check_length(x)
+        q = split_heads(self.query(x), self.num_heads)
+        (slot_k, slot_v), (k, v) = self.keys_and_values(x, attention_mask, shared)
+        to_slots = self.slot_scores(q, slot_k, self.slot_bias(x, attention_mask, shared, q.dtype))
+        to_tokens, read, spread = self.see(q, k, v, attention_mask, need_weights)
+        weights = torch.cat([to_slots, to_tokens], -1).softmax(-1)
+        sizes = [to_slots.shape[-1], to_tokens.shape[-1]]
+        of_slots, of_tokens = functional.dropout(weights, self.dropout, self.training).split(sizes, -1)
+        output = self.output(of_slots @ slot_v + read(of_tokens), x, attention_mask)
+        if not need_weights:
+            return output, None
+        of_slots, of_tokens = weights.split(sizes, -1)
+        return output, torch.cat([of_slots, spread(of_tokens)], -1)
+
+    def see(self, q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None, need_weights: bool) -> Seen:
+        """What each token sees beside the slots; q, k, v of all tokens, (B, H, N, d), k and v zero at pads."""
+        raise NotImplementedError
+
+    def keys_and_values(self, x: Tensor, attention_mask: Tensor | None, shared: Projection | None) -> tuple[Pair, Pair]:
+        """Of the slots, (B, H, K, d) each, and of all tokens, (B, H, N, d) each."""
+        k, v = (split_heads(zero_pads(part, attention_mask), self.num_heads) for part in self.of_tokens(x))
+        if self.compress_first:
+            return super().compress(x, attention_mask, shared), (k, v)
+        return self.project(k, v, x, attention_mask, shared), (k, v)
+
+    def of_tokens(self, x: Tensor) -> Pair:
+        """Keys and values of all tokens, (B, N, D) each."""
+        return self.key(x), self.value(x)
+
+    def slot_scores(self, q: Tensor, slot_k: Tensor, bias: Tensor | None) -> Tensor:
+        """q kᵀ/√d + bias of the slots, (…, N, K)."""
+        scores = q @ slot_k.transpose(-1, -2) * q.shape[-1] ** -0.5
+        return scores if bias is None else scores + bias
+
+    def slot_bias(
+        self, x: Tensor, attention_mask: Tensor | None, shared: Projection | None, dtype: torch.dtype
+    ) -> Tensor | None:
+        """With mass_bias log(mass) of the slots, (1 or B, 1 or H, 1, K)."""
+        mass = self.projections(shared)[0].mass(x, attention_mask) if self.mass_bias else None
+        return log_mass(mass, dtype)
+
+    def compress(self, x: Tensor, attention_mask: Tensor | None = None, shared: Projection | None = None) -> Pair:
+        """Keys and values of the slots, and all tokens' after them where these are seen, (B, H, K or K + N, d) each."""
+        if not self.sees_tokens:
+            return super().compress(x, attention_mask, shared)
+        k, v = (torch.cat(pair, 2) for pair in zip(*self.keys_and_values(x, attention_mask, shared), strict=True))
+        return k, v
+
+    def matrix(self, x: Tensor, shared: Projection | None = None) -> Tensor | None:
+        """E, of keys, and below it a row for each token where these are seen."""
+        E = super().matrix(x, shared)
+        if E is None or not self.sees_tokens:
+            return E
+        tokens = torch.eye(x.shape[1], dtype=E.dtype, device=E.device)
+        return torch.cat([E, tokens.expand(*E.shape[:-2], -1, -1)], -2)
+
+    def flops(self, length: int, shared: Projection | None = None) -> int | None:
+        counted = LinformerAttention.flops(self, length, shared)
+        if counted is None or not self.sees_tokens:
+            return counted
+        all_tokens = 4 * length * self.hidden_size**2 if self.compress_first else 0  # W_K and W_V, beside those of the slots
+        return counted + all_tokens + self.token_flops(length)
+
+    def fixed_flops(self, length: int, shared: Projection | None = None) -> int:
+        return LinformerAttention.fixed_flops(self, length, shared)
+
+    def token_flops(self, length: int) -> int:
+        """Operations on what is seen of a row of N tokens, apart from the linear layers."""
+        raise NotImplementedError
