@@ -17,8 +17,8 @@ from torch import Tensor
 
 from lit_linformer.callbacks.observing import HEADLINE
 from lit_linformer.model.ranges import Count, Natural, OneOf, check_ranges
-from lit_linformer.runs.checkpoints import BEST, whole_step, write_checkpoint
-from lit_linformer.runs.folder import remove, replace
+from lit_linformer.runs.checkpoints import whole_step, write_checkpoint
+from lit_linformer.runs.folder import BEST, remove, replace
 from lit_linformer.runs.sharded import load_sharded
 from lit_linformer.utils.compat import validation_follows
 from lit_linformer.utils.errors import SettingError

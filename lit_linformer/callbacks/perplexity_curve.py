@@ -10,8 +10,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_linformer.callbacks.loggers import writers
 from lit_linformer.callbacks.observing import axis, headline, owes_validation, write_csv
+from lit_linformer.runs.folder import CURVE, PERPLEXITY
 
-FILES = {"val/perplexity": ("perplexity", "perplexity.csv")}  # its column and file; another metric's: its name, curve.csv
+FILES = {"val/perplexity": ("perplexity", PERPLEXITY)}  # its column and file; another metric's: its name, curve.csv
 
 
 class PerplexityCurve(Callback):
@@ -66,7 +67,7 @@ class PerplexityCurve(Callback):
         if trainer.state.fn != "fit" or not whole:
             return
         value, tokens = read(), getattr(pl_module, "tokens_seen", None)  # read on every rank: perhaps a sum over all of them
-        self._name, column, file = name, *FILES.get(name, (name, "curve.csv"))
+        self._name, column, file = name, *FILES.get(name, (name, CURVE))
         known = [one for one in (value, *(row[column] for row in self.rows)) if math.isfinite(one)]
         best = better(known, default=value)
         seen = {"tokens": tokens} if tokens is not None else {}

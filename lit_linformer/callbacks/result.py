@@ -9,6 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_linformer.callbacks.throughput import Throughput
 from lit_linformer.model import count_parameters
+from lit_linformer.runs.folder import RESULT, TEST, VALIDATE
 from lit_linformer.utils.environment import environment
 from lit_linformer.utils.files import json_text, write_text
 
@@ -46,21 +47,21 @@ class RunResult(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._started = time.monotonic()
         if trainer.is_global_zero:  # a run that continues is not finished
-            (Path(trainer.default_root_dir) / "result.json").unlink(missing_ok=True)
+            (Path(trainer.default_root_dir) / RESULT).unlink(missing_ok=True)
             # At the start: later the checkout may be at another commit than the code that runs.
             self.environment = environment(str(trainer.strategy.root_device)) | {"processes": trainer.world_size}
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         metrics = _metrics(trainer, "val/")
         if trainer.state.fn == "validate":
-            _write(trainer, "validate.json", {"metrics": metrics, "command": self.command})
+            _write(trainer, VALIDATE, {"metrics": metrics, "command": self.command})
         elif not trainer.sanity_checking and self.monitor in metrics:
             new, old = metrics[self.monitor], self.best.get("metrics", {}).get(self.monitor)
             if math.isfinite(new) and (old is None or (new > old if self.mode == "max" else new < old)):
                 self.best = {"step": trainer.global_step, "metrics": metrics}
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        _write(trainer, "test.json", {"metrics": _metrics(trainer, "test/"), "command": self.command})
+        _write(trainer, TEST, {"metrics": _metrics(trainer, "test/"), "command": self.command})
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         result = {"step": trainer.global_step, "tokens": getattr(pl_module, "tokens_seen", None), "seconds": self._seconds()}
@@ -72,7 +73,7 @@ class RunResult(Callback):
         data = {"data": told} if told else {}
         made = {"command": self.command, "environment": self.environment}
         metrics = self._metrics_before | _metrics(trainer, "")
-        _write(trainer, "result.json", {**result, "metrics": metrics, **best, **speed, **size, **data, **made})
+        _write(trainer, RESULT, {**result, "metrics": metrics, **best, **speed, **size, **data, **made})
 
     def _seconds(self) -> float:
         """Since the run began, resumed ones added up."""

@@ -9,6 +9,7 @@ from torchmetrics.functional.classification import multiclass_confusion_matrix
 
 from lit_linformer.callbacks.loggers import Writer, writers
 from lit_linformer.callbacks.observing import axis, write_csv
+from lit_linformer.runs.folder import SCORES
 from lit_linformer.utils.figures import figure_class
 
 
@@ -31,7 +32,7 @@ class TaskScores(Callback):
         self.rows.append({"step": trainer.global_step, "epoch": trainer.current_epoch, **scores})
         if not trainer.is_global_zero or trainer.fast_dev_run:
             return
-        write_csv(Path(trainer.default_root_dir) / "scores.csv", list(self.rows[0]), self.rows)
+        write_csv(Path(trainer.default_root_dir) / SCORES, list(self.rows[0]), self.rows)
         labels = trainer.datamodule.text_task.labels
         shown = writers(trainer)
         for name, result in pl_module.results.items() if labels is not None and shown else ():

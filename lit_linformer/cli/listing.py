@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lit_linformer.cli.often_changed import ENCODER
-from lit_linformer.runs.summary import RunSummary, find_runs, summary
+from lit_linformer.runs.record import RunSummary, find_runs, summary
 from lit_linformer.utils import sources
 from lit_linformer.utils.arguments import Setting, meant, parse, several, word
 from lit_linformer.utils.configs import head

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from lit_linformer.model import ATTENTIONS, count_parameters
-from lit_linformer.runs.trained_model import COLUMNS, CURVE, TrainedModel, own_classes
+from lit_linformer.runs.folder import PERPLEXITY
+from lit_linformer.runs.trained_model import COLUMNS, TrainedModel, own_classes
 from lit_linformer.utils.figures import COLOURS, figure_class, open_frame, plain_numbers, spread
 
 NOT_ALONE = ("safetensors", "huggingface")  # weights, which a class of the user's own makes a model of; the others are graphs
@@ -47,7 +48,7 @@ TRAINING = {
 def write(model: TrainedModel, folder: Path, form: str, notes: list[str]) -> None:
     """README.md, perplexity.csv and perplexity.png; notes: lines that the export adds."""
     if model.curve:
-        with open(folder / CURVE, "w", newline="", encoding="utf-8") as file:
+        with open(folder / PERPLEXITY, "w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([COLUMNS, *model.curve])
     if len(model.curve) >= FEWEST and (figure := figure_class()) is not None:
         picture = io.BytesIO()

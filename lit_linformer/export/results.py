@@ -3,11 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+from lit_linformer.runs.record import RunRecord
 from lit_linformer.utils.errors import SettingError
-from lit_linformer.utils.files import read_json
 
-# What a run's folder may hold, and under which key of it the metrics are.
-FILES = {"result.json": "best_metrics", "validate.json": "metrics", "test.json": "metrics"}
 LEFT_OUT = ("train/", "val/loss", "val/score", "test/loss", "test/score")  # score is the mean of the others
 
 
@@ -18,9 +16,8 @@ def read_results(folders: list[str]) -> list[dict[str, Any]]:
 
 def _read(folder: Path) -> dict[str, Any]:
     metrics: dict[str, float] = {}
-    commands = []
-    for name, key in FILES.items():
-        found = read_json(folder / name) or {}
+    commands, run = [], RunRecord(folder)
+    for found, key in ((run.result, "best_metrics"), (run.validated, "metrics"), (run.tested, "metrics")):
         metrics |= {k: v for k, v in (found.get(key) or {}).items() if not k.startswith(LEFT_OUT) and isinstance(v, float)}
         commands += [found["command"]] if found.get("command") else []
     if not metrics:

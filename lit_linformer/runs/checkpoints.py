@@ -11,7 +11,6 @@ import contextlib
 import functools
 import os
 import pickle
-import re
 import sys
 import zipfile
 from pathlib import Path
@@ -20,15 +19,15 @@ from typing import Any
 import torch
 import yaml
 
+from lit_linformer.data import tokenizer
 from lit_linformer.model import EncoderConfig
 from lit_linformer.model.registry import UnknownKind
-from lit_linformer.runs.folder import CONFIG, checkpoints, own_files, replace
+from lit_linformer.runs.folder import BEST, checkpoints, own_files, replace
+from lit_linformer.runs.record import RunRecord
 from lit_linformer.runs.sharded import META, METADATA, check_sharded, load_sharded, verify_plain, verify_sharded
 from lit_linformer.utils.errors import SettingError, UserError
-from lit_linformer.utils.files import read_rows
 from lit_linformer.utils.signals import is_first_process
 
-BEST = re.compile(r"best-(\d+)-(-?\d+\.\d+|nan|-?inf)(?:-v\d+)?\.ckpt")  # best-STEP-METRIC.ckpt
 # What torch.load raises for a file that is damaged or another kind's.
 UNREADABLE = (OSError, RuntimeError, EOFError, ValueError, KeyError, AttributeError, zipfile.BadZipFile)
 OURS = "a checkpoint of this project"
@@ -132,9 +131,9 @@ def _find_last(run_dir: Path) -> Path | None:
 def _find_best(run_dir: Path) -> Path | None:
     named = [(path, found) for path in checkpoints(run_dir) if (found := BEST.fullmatch(path.name))]
     scored = [(float(found[2]), int(found[1]), path) for path, found in named if found[2] != "nan"]
-    best = best_settings(run_dir)
-    curve = read_rows(run_dir / "perplexity.csv") or read_rows(run_dir / "scores.csv") or read_rows(run_dir / "curve.csv")
-    measured = {(row.get("step"), row.get(name)) for row in curve for name in ("perplexity", best["monitor"])}
+    run = RunRecord(run_dir)
+    names = ("perplexity", run.setting("best.monitor"))
+    measured = {(row.get("step"), row.get(name)) for row in run.curve for name in names}
 
     def on_curve(score: float, step: int) -> bool:
         # The name has four decimals, of a float32.
@@ -143,7 +142,7 @@ def _find_best(run_dir: Path) -> Path | None:
         )
 
     scored = [one for one in scored if on_curve(*one[:2])] or scored
-    better = max if best["mode"] == "max" else min
+    better = max if run.setting("best.mode") == "max" else min
     return better(scored, key=lambda one: one[0], default=(0.0, 0, None))[2]
 
 
@@ -197,16 +196,6 @@ def lies_in(path: str | None, root: Path) -> bool:
     return path is not None and Path(path).resolve().is_relative_to((root / "checkpoints").resolve())
 
 
-def best_settings(run_dir: Path) -> dict[str, str]:
-    """{"monitor", "mode"}: what the run's config.yaml calls best."""
-    default = {"monitor": "val/perplexity", "mode": "min"}
-    try:
-        found = yaml.safe_load((run_dir / CONFIG).read_text(encoding="utf-8"))["best"]
-        return default | {key: found[key] for key in default if key in found}
-    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError, RecursionError):
-        return default
-
-
 def encoder_of(checkpoint: dict[str, Any], path: Path, setting: str) -> EncoderConfig:
     """The encoder's settings; ValueError, in one line, for a checkpoint that holds none, or none that an encoder could have."""
     settings = checkpoint.get("hyper_parameters")
@@ -240,6 +229,18 @@ def config_of(checkpoint: dict[str, Any], path: Path, setting: str) -> dict[str,
     if not isinstance(config, dict) or not isinstance(config.get("data") or {}, dict):
         raise SettingError(setting, path, OURS, more=", whose config is no run's")
     return config
+
+
+def carried_tokenizer(path: Path, setting: str) -> str:
+    """The text of the tokenizer.json that a checkpoint carries; ValueError, in one line, for one that carries none."""
+    text = check_checkpoint(path, setting, whole=False).get("tokenizer")
+    if not isinstance(text, str):
+        allowed = "a checkpoint that does, or the tokenizer.json in its run directory"
+        raise SettingError(setting, path, allowed, more=", which carries no tokenizer")
+    return text
+
+
+tokenizer.CARRIED_IN[".ckpt"] = carried_tokenizer
 
 
 def first_line(error: BaseException) -> str:

@@ -28,22 +28,16 @@ PROJECT, FORMAT = "lit-linformer", 1
 MARKER, CONFIG, TOKENIZER, CONVERSION = "run.json", "config.yaml", "tokenizer.json", "conversion.json"
 NAME = re.compile(r"\w[\w.,=+@-]*(/\w[\w.,=+@-]*)*")
 CHECKPOINT_NAMES = ("last.ckpt", "previous.ckpt", "new.ckpt", "best-*.ckpt")
-RESULTS: tuple[str, ...] = (
-    "result.json",
-    "validate.json",
-    "test.json",
-    "perplexity.csv",
-    "curve.csv",
-    "scores.csv",
-    "predictions.jsonl",
-)
-RESULTS += ("spectrum.json", "validate_spectrum.json", "length_sweep.*", "validate_length_sweep.*")
+RESULT, VALIDATE, TEST = "result.json", "validate.json", "test.json"
+CURVES = PERPLEXITY, SCORES, CURVE = "perplexity.csv", "scores.csv", "curve.csv"
+OTHERS = ("predictions.jsonl", "spectrum.json", "validate_spectrum.json", "length_sweep.*", "validate_length_sweep.*")
+BEST = re.compile(r"best-(\d+)-(-?\d+\.\d+|nan|-?inf)(?:-v\d+)?\.ckpt")  # best-STEP-METRIC.ckpt
 EVENTS = ("events.out.tfevents.*", "hparams.yaml")
 PROFILE = "fit-profile*"  # conf/debug/profile.yaml
 LOGGERS = ("loggers.json", "metrics.csv", "metrics-before.csv", "mlflow.db*")
 # What a run writes, by the folder that it lies in.
 OURS = {
-    "": (MARKER, CONFIG, TOKENIZER, CONVERSION, PROFILE, *RESULTS, *EVENTS, *LOGGERS),
+    "": (MARKER, CONFIG, TOKENIZER, CONVERSION, RESULT, VALIDATE, TEST, *CURVES, *OTHERS, PROFILE, *EVENTS, *LOGGERS),
     "by_tokens": EVENTS,
     # Folders of loggers, with all that is in them; names within are theirs.
     "wandb": ("offline-run-*", "run-*", "latest-run", "debug*.log"),

@@ -4,10 +4,8 @@ import glob
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from lit_linformer.runs.folder import CONFIG, CONVERSION, TOKENIZER, is_run
-from lit_linformer.utils.configs import config_files
+from lit_linformer.utils.configs import config_contents
 
 RUNS = Path("runs")
 # Settings that place a run elsewhere than its config.yaml.
@@ -33,10 +31,11 @@ def given_run(argv: list[str]) -> tuple[Path | None, bool]:
     It is not where the command line, or a later file, says another name or folder.
     """
     found, own = None, False
-    for config in config_files(argv):
+    for config, content in config_contents(argv):
+        trainer = content.get("trainer")
         if (folder := own_folder(config)) is not None:
             found, own = folder, True
-        elif _places(Path(config)):
+        elif "name" in content or (isinstance(trainer, dict) and "default_root_dir" in trainer):
             own = False
     return found, own and not any(word.partition("=")[0] in PLACES for word in argv)
 
@@ -56,12 +55,3 @@ def seen_from(folder: Path, settings: Any) -> None:
             settings[name] = str(began / value)
         elif name in own and "/" in value:
             settings[name] = str(own[name])
-
-
-def _places(config: Path) -> bool:
-    try:
-        content = yaml.safe_load(config.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError, RecursionError):
-        return False  # another check tells
-    trainer = content.get("trainer") if isinstance(content, dict) else None
-    return isinstance(content, dict) and ("name" in content or (isinstance(trainer, dict) and "default_root_dir" in trainer))

@@ -6,7 +6,6 @@ tokenizer and what is known of its training.
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +22,14 @@ from lit_linformer.runs.checkpoints import (
     is_sharded,
     stored_encoder,
 )
-from lit_linformer.runs.folder import TOKENIZER
+from lit_linformer.runs.folder import PERPLEXITY, SCORES, TOKENIZER
+from lit_linformer.runs.record import RunRecord
+from lit_linformer.utils.environment import versions
 from lit_linformer.utils.errors import SettingError
-from lit_linformer.utils.files import read_json, read_rows
+from lit_linformer.utils.files import read_rows
 from lit_linformer.utils.finite import check_finite
 
-CURVE, COLUMNS = "perplexity.csv", ("step", "tokens", "perplexity")
+COLUMNS = ("step", "tokens", "perplexity")
 
 
 @dataclass
@@ -214,7 +215,7 @@ def _add_exported(model: TrainedModel, stored: StoredModel) -> None:
     """What its config.json tells of the classes and of the training, and its curve."""
     config = stored.exported
     model.facts = {"version": version()} | (config.get("lit_linformer") or {})
-    model.curve = _curve(read_rows(stored.path / CURVE))
+    model.curve = _curve(read_rows(stored.path / PERPLEXITY))
     if not model.classifies:
         return
     labels = config.get("labels") or list((config.get("id2label") or {}).values())
@@ -246,16 +247,16 @@ def _add_facts(model: TrainedModel, checkpoint: dict, run: Path) -> None:
     if isinstance(source, str):
         facts["text"] = source if source.startswith("hub:") and not Path(source[4:]).exists() else Path(source).resolve().name
     if not model.classifies:
-        rows = read_rows(run / CURVE) or checkpoint.get("callbacks", {}).get("PerplexityCurve", {}).get("rows", [])
+        rows = read_rows(run / PERPLEXITY) or checkpoint.get("callbacks", {}).get("PerplexityCurve", {}).get("rows", [])
         model.curve = [point for point in _curve(rows) if point[0] <= step]
         if model.curve:
             facts["best_perplexity"] = min(perplexity for _, _, perplexity in model.curve)
         if model.curve and model.curve[-1][0] == step:
             facts["perplexity"] = model.curve[-1][2]
-    elif scores := [row for row in read_rows(run / "scores.csv") if row["step"] == step]:
+    elif scores := [row for row in read_rows(run / SCORES) if row["step"] == step]:
         facts["scores"] = {key.removeprefix("val/"): value for key, value in scores[-1].items() if key.startswith("val/")}
-    if result := read_json(run / "result.json"):  # of a run that has ended
-        facts |= {key: result[key] for key in ("seconds", "command", "environment") if result.get(key)}
+    result = RunRecord(run).result
+    facts |= {key: result[key] for key in ("seconds", "command", "environment") if result.get(key)}
     model.facts = facts | model.facts
 
 
@@ -273,7 +274,4 @@ def own_classes(config: EncoderConfig) -> list[str]:
 
 def version() -> str:
     """This project's."""
-    try:
-        return metadata.version("lit-linformer")
-    except metadata.PackageNotFoundError:  # a clone that was not installed
-        return "unknown"
+    return versions().get("lit-linformer", "unknown")  # of a clone that was not installed

@@ -4,7 +4,6 @@ import json
 from itertools import pairwise
 
 import pytest
-import torch
 
 from lit_linformer.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 
@@ -60,34 +59,11 @@ def test_saved_and_loaded_is_the_same(tokenizer, tmp_path, documents):
         assert loaded.encode(documents[0]) == tokenizer.encode(documents[0])
 
 
-def test_as_text_and_in_a_checkpoint_it_is_the_same(tokenizer, tmp_path):
+def test_as_text_it_is_the_same(tokenizer):
     copy = Tokenizer.from_str(tokenizer.to_str(), "a copy")
     assert copy.sha256 == tokenizer.sha256 and copy.encode("the matrix") == tokenizer.encode("the matrix")
-    torch.save({"tokenizer": tokenizer.to_str(), "state_dict": {"weight": torch.zeros(3)}}, tmp_path / "last.ckpt")
-    assert load_tokenizer(str(tmp_path / "last.ckpt")).sha256 == tokenizer.sha256
     with pytest.raises(ValueError, match=r"^data.tokenizer is 'a copy'; allowed: a tokenizer.json \("):
         Tokenizer.from_str("{", "a copy")
-
-
-@pytest.mark.parametrize("content", [{"state_dict": {}}, {"tokenizer": 3}, [1], None])
-def test_checkpoints_without_a_tokenizer(tmp_path, content):
-    torch.save(content, tmp_path / "last.ckpt")
-    with pytest.raises(
-        ValueError, match=r"^data.tokenizer is '.*last.ckpt', which carries no tokenizer; allowed: a checkpoint"
-    ):
-        load_tokenizer(str(tmp_path / "last.ckpt"))
-
-
-def test_a_checkpoint_cut_short(tokenizer, tmp_path):
-    torch.save({"tokenizer": tokenizer.to_str()}, tmp_path / "last.ckpt")
-    with open(tmp_path / "last.ckpt", "ab") as file:
-        file.truncate(1000)
-    for content in (None, b"", b"plain text"):
-        if content is not None:
-            (tmp_path / "last.ckpt").write_bytes(content)
-        with pytest.raises(ValueError, match=r"^data.tokenizer is '.*last.ckpt', which is truncated or no check") as caught:
-            load_tokenizer(str(tmp_path / "last.ckpt"))
-        assert "\n" not in str(caught.value)
 
 
 def test_truncation_and_padding_of_a_file_are_switched_off(tokenizer, tmp_path, documents):

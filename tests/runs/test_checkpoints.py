@@ -7,7 +7,9 @@ import pytest
 import torch
 import yaml
 
-from lit_linformer.runs.checkpoints import best_settings, check_checkpoint, find_checkpoint, write_checkpoint
+from lit_linformer.data.tokenizer import load_tokenizer, train_tokenizer
+from lit_linformer.runs.checkpoints import check_checkpoint, find_checkpoint, write_checkpoint
+from lit_linformer.runs.record import RunRecord
 from tests.callbacks.test_checkpoint import write
 
 WEIGHTS = torch.arange(1000.0)
@@ -116,7 +118,24 @@ def test_best_of_scores(tmp_path):
 @pytest.mark.parametrize("text", ["", "[]", "best: 3", "best: {monitor: [", "\x00", "a: &a [*a]", "{" * 3000])
 def test_settings_of_best_in_a_bad_config(text, tmp_path):
     (tmp_path / "config.yaml").write_text(text)
-    assert best_settings(tmp_path) == {"monitor": "val/perplexity", "mode": "min"}
+    assert RunRecord(tmp_path).setting("best.monitor", "val/perplexity") == "val/perplexity"
+    only = write(tmp_path / "checkpoints", "best-00000007-20.0000.ckpt")
+    assert find_checkpoint(tmp_path, "best") == only
+
+
+def test_the_tokenizer_that_a_checkpoint_carries(tmp_path):
+    tokenizer, path = train_tokenizer("bpe", ["a text"], 300), tmp_path / "last.ckpt"
+    state = {"state_dict": {"w": WEIGHTS}, "global_step": 1}
+    torch.save(state | {"tokenizer": tokenizer.to_str()}, path)
+    assert load_tokenizer(str(path)).sha256 == tokenizer.sha256
+    for wrong in (state, state | {"tokenizer": 3}):
+        torch.save(wrong, path)
+        with pytest.raises(ValueError, match=r"^data.tokenizer is .*last.ckpt, which carries no tokenizer; allowed: a check"):
+            load_tokenizer(str(path))
+    for content in (path.read_bytes()[:1000], b"", b"plain text"):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"^data.tokenizer is .*last.ckpt, which is truncated or no checkpoint.*$"):
+            load_tokenizer(str(path))
 
 
 @pytest.mark.parametrize("step", [None, "seven", 1.5])

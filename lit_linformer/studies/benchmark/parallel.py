@@ -9,7 +9,6 @@ ddp.json.
         "--data.source texts/"
 """
 
-import json
 import shlex
 import statistics
 import subprocess
@@ -17,6 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from lit_linformer.runs.record import RunRecord
 from lit_linformer.studies.benchmark.subject import DEVICE, WHAT, check_free, fill, output, spread, write
 from lit_linformer.utils.arguments import Setting, parse, whole, word
 from lit_linformer.utils.environment import ROOT, run_command
@@ -74,5 +74,4 @@ def fit(names: list[str], devices: list[str], folder: Path, settings: dict[str, 
     finally:
         for process in started:  # if one has failed the others would train on
             process.kill()
-    results = [json.loads((folder / name / "result.json").read_text(encoding="utf-8")) for name in names]
-    return sum(result["throughput"]["tokens_per_second"] for result in results)
+    return sum(RunRecord(folder / name).result["throughput"]["tokens_per_second"] for name in names)

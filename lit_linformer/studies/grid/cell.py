@@ -4,12 +4,12 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lit_linformer.runs.folder import checkpoints
+from lit_linformer.runs.folder import CONFIG, RESULT, TEST, checkpoints
 from lit_linformer.runs.place import RUNS
+from lit_linformer.runs.record import RunRecord
 from lit_linformer.studies.grid.measures import Measure
 from lit_linformer.utils.arguments import check_choice
 from lit_linformer.utils.errors import SettingError
-from lit_linformer.utils.files import read_json
 
 
 @dataclass
@@ -35,10 +35,10 @@ class Cell:
 
     def left(self) -> list[list[str]]:
         """The commands still to be run, without `python run.py`; none when finished."""
-        test = ["test", "--config", str(self.run_dir / "config.yaml"), "--name", self.name]
-        tests = [test] if self.metric.startswith("test/") else []
-        if read_json(self.run_dir / "result.json") is not None:
-            return tests if read_json(self.run_dir / "test.json") is None else []
+        test = ["test", "--config", str(self.run_dir / CONFIG), "--name", self.name]
+        tests, run = [test] if self.metric.startswith("test/") else [], RunRecord(self.run_dir)
+        if run.result:
+            return [] if run.tested else tests
         # auto: a run that was killed before its first last.ckpt has nothing to continue from, and starts from scratch.
         return [[*self.fit, "--ckpt_path", "auto"] if checkpoints(self.run_dir) else self.fit, *tests]
 
@@ -46,12 +46,12 @@ class Cell:
         """The table's value, at the best validation where that was recorded; None while unfinished."""
         if self.left():
             return None
-        file = self.run_dir / ("test.json" if self.metric.startswith("test/") else "result.json")
-        result = read_json(file) or {}
+        tested, run = self.metric.startswith("test/"), RunRecord(self.run_dir)
+        result = run.tested if tested else run.result
         metrics = {**result.get("metrics", {}), **result.get("best_metrics", {})}
         metrics = {name: math.nan if value is None else value for name, value in metrics.items()}  # JSON knows no NaN
         if not isinstance(metrics.get(self.metric), int | float):
-            there = ", ".join(metrics) or "none, it holds no metric"
+            file, there = self.run_dir / (TEST if tested else RESULT), ", ".join(metrics) or "none, it holds no metric"
             raise SettingError("table.value", self.metric, there, more=f", which {file} does not hold")
         return float(metrics[self.metric])
 

@@ -10,6 +10,7 @@ import sys
 import time
 from typing import Any
 
+from lit_linformer.runs.folder import RESULT, TEST
 from lit_linformer.studies.grid.cell import Cell
 from lit_linformer.utils.environment import run_command
 from lit_linformer.utils.files import last_line
@@ -34,7 +35,7 @@ class RunningCell:
     def start(self, words: list[str]) -> None:
         """Starts one command in its own session, so that Ctrl-C reaches only the grid, which stops it with its children."""
         if words[0] == "fit":
-            (self.cell.run_dir / "test.json").unlink(missing_ok=True)  # of the weights before
+            (self.cell.run_dir / TEST).unlink(missing_ok=True)  # of the weights before
         self.words = words
         command = [*run_command(), *words]
         self.log.write(f"$ {shlex.join(command)}\n".encode())
@@ -48,7 +49,7 @@ class RunningCell:
         if self.process.returncode < 0:
             return f"ended by {signal.Signals(-self.process.returncode).name}"
         if self.process.returncode == 0:
-            missing = "test.json" if self.words[0] == "test" else "result.json"
+            missing = TEST if self.words[0] == "test" else RESULT
             return f"{self.words[0]} ended, but {self.cell.run_dir} holds no whole {missing}"
         return last_line(self.cell.log).removeprefix("error: ") or f"exit status {self.process.returncode}"
 

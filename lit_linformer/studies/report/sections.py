@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from lit_linformer.runs.record import RunRecord
 from lit_linformer.studies.paper import FIGURE1, FIGURE3, TABLE2, TASKS
 from lit_linformer.studies.report.page import Page
 from lit_linformer.studies.report.sources import Group, Run, Source
 from lit_linformer.studies.report.tables import conversion_table, counted, curve_table, facts, number, run_facts, unfinished
 from lit_linformer.utils.environment import without_folders
 from lit_linformer.utils.figures import figure_class
-from lit_linformer.utils.files import read_json
 from lit_linformer.utils.markdown import aligned, code, demoted, plain
 
 MOST_CURVES = 8  # in one figure, of runs outside of grids
@@ -146,8 +146,8 @@ def conversions(page: Page, runs: list[Run]) -> None:
     what = f"Validation perplexity against tokens spent after the conversion: {', '.join(run.label for run in runs)}"
     draw(page, "conversion", what, lambda figure: figures.draw_conversions(figure, runs))
     page.add(conversion_table(runs), unfinished(runs), run_facts(runs))
-    made = (read_json(Path(str(run.setting("model.init_args.pretrained"))) / "conversion.json") for run in runs)
-    if commands := list(dict.fromkeys(content["command"] for content in made if isinstance(content, dict))):
+    made = (RunRecord(Path(str(run.setting("model.init_args.pretrained")))).conversion for run in runs)
+    if commands := list(dict.fromkeys(content["command"] for content in made if content)):
         page.add("Converted by:", "\n".join(f"- {code(command)}" for command in commands))
 
 

@@ -10,37 +10,29 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from lit_linformer.runs.folder import CONFIG, TOKENIZER
+from lit_linformer.runs.record import RunRecord
 from lit_linformer.studies.grid.cell import Cell, Grid
 from lit_linformer.studies.grid.table import read_table
 from lit_linformer.utils.environment import without_folders
 from lit_linformer.utils.errors import SettingError
-from lit_linformer.utils.files import last_line, read_json, read_rows
+from lit_linformer.utils.files import last_line, read_json
 from lit_linformer.utils.markdown import code
 
 HOLDS = "the folder of a grid (table.json), a benchmark (benchmark.json), a spectrum (spectrum.json) or a run (config.yaml)"
 
 
 @dataclass
-class Run:
+class Run(RunRecord):
     """One run of `fit`.
 
     Args:
         label: its name.
-        folder: where it lies.
-        config: its config.yaml; empty if it has none.
-        result: its result.json; empty while it is unfinished.
-        curve: the rows of perplexity.csv, or of scores.csv for a fine-tuning run.
         log: what it printed, if it is a grid's.
         missing: what a grid's cell still lacks, in words; nothing for a finished one.
     """
 
     label: str
-    folder: Path
-    config: dict[str, Any]
-    result: dict[str, Any]
-    curve: list[dict[str, float]]
     log: Path | None = None
     missing: str = ""
 
@@ -52,9 +44,7 @@ class Run:
     @property
     def pretraining(self) -> bool:
         """Judged by its curve or, before the first validation, by its data."""
-        if self.curve:
-            return "perplexity" in self.curve[0]
-        return str(self.setting("data.class_path")).endswith("PretrainingData")
+        return "perplexity" in (self.curve or [{}])[0] or str(self.setting("data.class_path")).endswith("PretrainingData")
 
     @property
     def transformer(self) -> bool:
@@ -69,15 +59,6 @@ class Run:
     def teacher(self) -> float | None:
         """The teacher's perplexity, of a distillation that was validated."""
         return self.result.get("metrics", {}).get("val/teacher_perplexity")
-
-    def setting(self, name: str, otherwise: Any = None) -> Any:
-        found: Any = self.config
-        for key in name.split("."):
-            found = found.get(key) if isinstance(found, dict) else None
-        return otherwise if found is None else found
-
-    def encoder(self, name: str) -> Any:
-        return self.setting(f"model.init_args.encoder.{name}")
 
     def last(self, name: str, otherwise: Any = None) -> Any:
         """The final value: from result.json, else from the last validation."""
@@ -104,21 +85,11 @@ class Run:
     @cached_property
     def text(self) -> tuple:
         """What perplexity depends on besides the model: two runs are comparable only if all of it agrees."""
-        file = self.folder / "tokenizer.json"
+        file = self.folder / TOKENIZER
         tokenizer = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
         names = ("source", "validation_source", "validation_fraction", "mask_rate", "whole_word")
         found = (self.setting(f"data.init_args.{name}") for name in names)
         return (*map(str, found), tokenizer, str(self.setting("trainer.limit_val_batches")))
-
-
-def read_run(folder: Path, label: str, log: Path | None = None) -> Run:
-    """Reads as much of a run as exists."""
-    config: Any = {}
-    with contextlib.suppress(OSError, yaml.YAMLError, UnicodeDecodeError):
-        config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-    result = read_json(folder / "result.json")
-    curve = read_rows(folder / "perplexity.csv") or read_rows(folder / "scores.csv")
-    return Run(label, folder, *(x if isinstance(x, dict) else {} for x in (config, result)), curve, log)
 
 
 @dataclass
@@ -233,7 +204,7 @@ def _read(folder: Path) -> Iterator[Source]:
     if (folder / "table.json").is_file():
         grid = read_table(folder)
         yield Source("grid", folder, read_json(folder / "table.json"), grid, [_cell(cell) for cell in grid.cells])
-    is_run = (folder / "config.yaml").is_file()
+    is_run = (folder / CONFIG).is_file()
     for name, needed in (("benchmark", {"command", "settings", "environment", "cells"}), ("spectrum", {"runs", "threshold"})):
         for file in (folder / f"{name}.json", *([folder / name / f"{name}.json"] if is_run else [])):
             if not file.is_file():
@@ -244,11 +215,11 @@ def _read(folder: Path) -> Iterator[Source]:
             elif not isinstance(content, dict) or "history" not in content:  # the callback's spectrum.json is no study's
                 raise SettingError("source", folder, f"one that `{name}` wrote", more=f", whose {file.name} is not whole")
     if is_run:
-        yield Source("run", folder, runs=[read_run(folder, without_folders(str(folder)))])
+        yield Source("run", folder, runs=[Run(folder, without_folders(str(folder)))])
 
 
 def _cell(cell: Cell) -> Run:
-    run = read_run(cell.run_dir, str(cell), cell.log)
+    run = Run(cell.run_dir, str(cell), cell.log)
     if left := cell.left():
         run.missing = "not tested yet" if left[0][0] == "test" else "unfinished" if run.config else "not started"
         return run

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from torch import Tensor
 
 from lit_linformer.data import PretrainingData
@@ -16,6 +15,7 @@ from lit_linformer.model.lowrank import Measured, check_index, check_layers, che
 from lit_linformer.runs.checkpoints import check_checkpoint, find_checkpoint
 from lit_linformer.runs.exported import is_exported
 from lit_linformer.runs.place import seen_from
+from lit_linformer.runs.record import RunRecord
 from lit_linformer.runs.trained_model import read_model
 from lit_linformer.utils.errors import SettingError, UserError
 
@@ -89,8 +89,7 @@ def open_run(path: Path, which: str | None, source: str | None, count: int, laye
     layers = check_layers("layers", layers, run.encoder)
     if heads is not None and not (heads and 0 <= heads[0] and heads[-1] < run.encoder.num_heads):
         raise SettingError("heads", heads, f"heads from 0 to {run.encoder.num_heads - 1}", when=f"for {path}")
-    config = path / "config.yaml"
-    data = yaml.safe_load(config.read_text(encoding="utf-8")).get("data", {}) if config.is_file() else {}
+    data = RunRecord(path).setting("data", {})
     settings = data.get("init_args", {})
     seen_from(path, settings)
     length = settings.get("max_length")

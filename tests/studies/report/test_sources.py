@@ -15,7 +15,7 @@ from lit_linformer.studies.paper import TABLE2, TASKS
 from lit_linformer.studies.report.command import main
 from lit_linformer.studies.report.figures import draw_curves
 from lit_linformer.studies.report.page import Page
-from lit_linformer.studies.report.sources import Group, find, read_run
+from lit_linformer.studies.report.sources import Group, Run, find
 from lit_linformer.studies.report.tables import ratio
 from lit_linformer.utils.markdown import code, plain
 from tests.studies.conftest import tables
@@ -35,7 +35,7 @@ def write_run(folder, points, attention="linformer", finished=True, log=None, **
     if finished:
         result = {"step": points[-1][0], "tokens": points[-1][1], "seconds": points[-1][0] / 10, "metrics": {}}
         (folder / "result.json").write_text(json.dumps(result))
-    return read_run(folder, folder.name)
+    return Run(folder, folder.name)
 
 
 def write_scores(values):
@@ -127,7 +127,7 @@ def test_curves_are_medians_over_tokens_and_say_what_is_unfinished(tmp_path):
     assert [[list(xy) for xy in line.get_data()] for line in crosses] == [[[2.0], [99.0]]]
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["T", "L", "S (unfinished)", "unfinished run"]
-    assert draw_curves(Figure, [Group("none", "", [read_run(tmp_path / "nothing", "none")])]) is None
+    assert draw_curves(Figure, [Group("none", "", [Run(tmp_path / "nothing", "none")])]) is None
 
 
 def test_of_equal_curves_the_thinner_lies_on_the_thicker_and_the_legend_says_so(tmp_path):
@@ -198,7 +198,7 @@ def test_run_that_reached_its_last_step_is_finished_without_a_result(tmp_path):
     assert not write_run(tmp_path / "cut", [(99, 1000, 9.0)], finished=False).finished
     with open(tmp_path / "cut/perplexity.csv", "a") as file:
         file.write("100,10")
-    assert [row["step"] for row in read_run(tmp_path / "cut", "cut").curve] == [99]
+    assert [row["step"] for row in Run(tmp_path / "cut", "cut").curve] == [99]
 
 
 def test_what_cannot_be_read_is_left_out_unless_it_was_asked_for(tmp_path, monkeypatch, capsys):

@@ -1,22 +1,74 @@
-"""What a run's folder says of the run, without torch: for lists of many runs."""
+"""What a run has written into its folder, as far as it is there: config, curve, results; and all of it in a line of a list.
+
+Without torch.
+"""
 
 import contextlib
 import pickletools
-import re
 import zipfile
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from lit_linformer.runs.folder import CONFIG, CONVERSION, checkpoints, is_run
+from lit_linformer.runs.folder import BEST, CONFIG, CONVERSION, CURVES, RESULT, TEST, VALIDATE, checkpoints, is_run
 from lit_linformer.runs.lock import is_held
 from lit_linformer.utils.files import read_json, read_rows
 
-CURVES = ("perplexity.csv", "scores.csv", "curve.csv")
-DEEPEST = 3  # folders below runs/ in which runs are looked for
 Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, ten times as fast, where it was built in
+DEEPEST = 3  # folders below runs/ in which runs are looked for
+
+
+@dataclass
+class RunRecord:
+    """A run's files, each read at first use. What is missing, not whole or of another form is empty."""
+
+    folder: Path
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        with contextlib.suppress(OSError, ValueError, yaml.YAMLError, RecursionError):
+            return _mapping(yaml.load((self.folder / CONFIG).read_text(encoding="utf-8"), Loader))
+        return {}
+
+    def setting(self, name: str, otherwise: Any = None) -> Any:
+        """Of config.yaml, as model.init_args.lr."""
+        found: Any = self.config
+        for key in name.split("."):
+            found = found.get(key) if isinstance(found, dict) else None
+        return otherwise if found is None else found
+
+    def encoder(self, name: str) -> Any:
+        return self.setting(f"model.init_args.encoder.{name}")
+
+    @cached_property
+    def curve(self) -> list[dict[str, float]]:
+        """A row for each validation."""
+        return next((rows for name in CURVES if (rows := read_rows(self.folder / name))), [])
+
+    @cached_property
+    def result(self) -> dict[str, Any]:
+        """What `fit` leaves at its end."""
+        return _mapping(read_json(self.folder / RESULT))
+
+    @cached_property
+    def validated(self) -> dict[str, Any]:
+        return _mapping(read_json(self.folder / VALIDATE))
+
+    @cached_property
+    def tested(self) -> dict[str, Any]:
+        return _mapping(read_json(self.folder / TEST))
+
+    @cached_property
+    def conversion(self) -> dict[str, Any]:
+        """What `convert` has made it of."""
+        return _mapping(read_json(self.folder / CONVERSION))
+
+
+def _mapping(content: Any) -> dict[str, Any]:
+    return content if isinstance(content, dict) else {}
 
 
 @dataclass(frozen=True)
@@ -48,23 +100,21 @@ def find_runs(source: Path) -> list[Path]:
 
 
 def summary(folder: Path) -> RunSummary:
-    config = _config(folder)
-    result = read_json(folder / "result.json") or {}
-    rows = next((rows for name in CURVES if (rows := read_rows(folder / name))), [])
-    last = rows[-1] if rows else {}
-    monitor = _of(config, "best.monitor") or "val/perplexity"
+    run = RunRecord(folder)
+    result, last = run.result, run.curve[-1] if run.curve else {}
+    monitor = run.setting("best.monitor", "val/perplexity")
     best, best_step = _best(folder, result, monitor)
     step = result.get("step") or checkpoint_step(folder / "checkpoints" / "last.ckpt") or _whole(last.get("step"))
     return RunSummary(
         folder=folder,
-        model=_model(config),
+        model=_model(run),
         best=best,
         monitor=monitor,
         best_step=best_step,
         step=step,
         tokens=result.get("tokens") or _whole(last.get("tokens")),
         seconds=result.get("seconds") or last.get("seconds"),
-        state=_state(folder, result, step, _of(config, "trainer.max_steps")),
+        state=_state(folder, result, step, run.setting("trainer.max_steps")),
     )
 
 
@@ -84,19 +134,18 @@ def _best(folder: Path, result: dict[str, Any], monitor: str) -> tuple[float | N
     if (found := result.get("best_metrics", {}).get(monitor)) is not None:
         return found, result.get("best_step")
     for path in reversed(checkpoints(folder)):  # best-00001200-52.2585.ckpt
-        if name := re.fullmatch(r"best-(\d+)-(-?[\d.]+)\.ckpt", path.name):
+        if (name := BEST.fullmatch(path.name)) and name[2][-1].isdigit():
             return float(name[2]), int(name[1])
     return None, None
 
 
-def _model(config: dict[str, Any]) -> str:
+def _model(run: RunRecord) -> str:
     """A few words: MLM, linformer, k = 32."""
-    words = [str(_of(config, "model.class_path") or "").rpartition(".")[2]]
-    words += [str(task)] if (task := _of(config, "data.init_args.task")) else []
-    encoder = _of(config, "model.init_args.encoder")
-    if isinstance(encoder, dict) and (attention := encoder.get("attention")):
+    words = [str(run.setting("model.class_path", "")).rpartition(".")[2]]
+    words += [str(task)] if (task := run.setting("data.init_args.task")) else []
+    if attention := run.encoder("attention"):
         words.append(str(attention).rpartition(".")[2])
-        words += [f"k = {encoder.get('projection_dim')}"] if attention != "full" else []
+        words += [f"k = {run.encoder('projection_dim')}"] if attention != "full" else []
     return ", ".join(word for word in words if word)
 
 
@@ -111,19 +160,6 @@ def checkpoint_step(path: Path) -> int | None:
             elif asked and isinstance(argument, int) and "PUT" not in operation.name:  # which numbers what was read
                 return argument
     return None
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    with contextlib.suppress(OSError, ValueError, yaml.YAMLError, RecursionError):
-        found = yaml.load((folder / CONFIG).read_text(encoding="utf-8"), Loader)
-        return found if isinstance(found, dict) else {}
-    return {}
-
-
-def _of(config: Any, key: str) -> Any:
-    for name in key.split("."):
-        config = config.get(name) if isinstance(config, dict) else None
-    return config
 
 
 def _whole(value: float | None) -> int | None:
