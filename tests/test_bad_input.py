@@ -58,7 +58,7 @@ def test_numbers_of_fit(part, tmp_path, monkeypatch):
 
     monkeypatch.setattr(LinformerCLI, "setup_parser", once)
     extra, prefixes = PARTS[part]
-    known = settings_of(["fit"], **dict(zip([word[2:] for word in extra[::2]], extra[1::2], strict=True)))
+    known = settings_of(["fit", *extra])
     keys = [key for key, hint in known.items() if key.startswith(prefixes) and numeric(hint)]
     if part != "MLM":
         keys = [key for key in keys if not key.startswith("model.encoder.")]

@@ -27,12 +27,13 @@ from lit_linformer.callbacks import (
     best_of,
 )
 from lit_linformer.callbacks.header import wrapped
-from lit_linformer.cli.arguments import RangesInWords, add_run_arguments, classes_in_configs
 from lit_linformer.cli.checks import check_settings
-from lit_linformer.cli.class_paths import check_class_paths, class_of, classes_in_words
+from lit_linformer.cli.class_paths import check_class_paths, class_of
 from lit_linformer.cli.closing import closing_lines
 from lit_linformer.cli.early import check_early
 from lit_linformer.cli.evaluated import evaluated, load_exported
+from lit_linformer.cli.given import given_settings
+from lit_linformer.cli.help import RangesInWords, add_run_arguments
 from lit_linformer.cli.loggers import RunLoggers, RunParser
 from lit_linformer.cli.machines import check_machine
 from lit_linformer.cli.often_changed import DEFAULT_CLASSES, TRAINER_DEFAULTS
@@ -47,7 +48,7 @@ from lit_linformer.runs.folder import TOKENIZER, Claim, check_name, own_files
 from lit_linformer.runs.place import given_run, run_folder, seen_from
 from lit_linformer.runs.trained_model import read_model
 from lit_linformer.tasks.pretrained import pretrained_encoder
-from lit_linformer.utils.configs import check_configs, config_files, configs_first
+from lit_linformer.utils.configs import configs_first
 from lit_linformer.utils.environment import command_line
 from lit_linformer.utils.errors import SettingError, UserError
 from lit_linformer.utils.signals import is_first_process
@@ -102,7 +103,7 @@ class LinformerCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         add_run_arguments(parser)
         # Not where another class is named: the defaults of one class would stay as values of the other's arguments.
-        named = {*classes_in_configs(self.argv), *(setting for setting, _ in classes_in_words(self.argv))}
+        named = given_settings(self.argv)
         parser.set_defaults({key: {"class_path": path} for key, path in DEFAULT_CLASSES.items() if key not in named})
         for source, target in LINKS.items():
             parser.link_arguments(source, target, apply_on="instantiate")
@@ -265,8 +266,7 @@ def run(argv: list[str]) -> LinformerCLI:
         warnings.filterwarnings("ignore", message=noise)
     if argv[0] != "fit":  # what those callbacks do has its end with training
         warnings.filterwarnings("ignore", message=".*callbacks used to create the checkpoint need to be provided.*")
-    check_configs(argv)
-    check_class_paths(argv, list(config_files(argv)))
+    check_class_paths(argv)
     try:
         return LinformerCLI(argv)
     except ProcessExitedException as error:  # of processes that were forked; they have said why

@@ -1,16 +1,17 @@
 """Classes that a command line or a config names: found, or refused in one line that says why, before jsonargparse sees them."""
 
 import difflib
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.loggers import Logger
 
 from lit_linformer import data, tasks
+from lit_linformer.cli.given import given_settings, walk
+from lit_linformer.cli.often_changed import DEFAULT_CLASSES
+from lit_linformer.cli.short_help import exported
 from lit_linformer.model.registry import Registry, UnknownKind
 from lit_linformer.utils.errors import SettingError
 
@@ -23,18 +24,24 @@ CLASSES = {
 }
 
 
-def check_class_paths(argv: list[str], files: list[str]) -> None:
-    """ValueError for the first class that cannot be imported or is not there.
-
-    Args:
-        argv: the command's words.
-        files: its --config files.
-    """
-    for setting, path in (*classes_in_words(argv), *(found for file in files for found in _in_file(file))):
+def check_class_paths(argv: list[str]) -> None:
+    """ValueError for the first class of a command line or its --config files that cannot be imported or is not there."""
+    for setting, path in (pair for _, key, value in walk(argv) for pair in _named(key, value)):
         if path.isidentifier():
             _check_name(setting, path)
-        elif all(part.isidentifier() for part in path.split(".")) and not Path(path).is_file():  # a file of settings
+        elif _is_path(path):
             class_of(path, setting)
+
+
+def classes_given(argv: list[str]) -> dict[str, type]:
+    """{"model": class, "data": class}, as far as the command line or its --config files name them."""
+    found, settings = {}, given_settings(argv)
+    for key in (key for key in DEFAULT_CLASSES if isinstance(settings.get(key), str)):
+        own = exported(key).get(settings[key])
+        path = settings[key] if own is None else own.path
+        if _is_path(path):
+            found[key] = class_of(path, key)
+    return found
 
 
 def class_of(path: str, setting: str) -> type:
@@ -69,25 +76,19 @@ def _subclasses(base: type) -> Iterator[type]:
         yield from _subclasses(kind)
 
 
-def classes_in_words(argv: list[str]) -> Iterator[tuple[str, str]]:
-    """(setting, class path or name) of a command line."""
-    for word, following in itertools.zip_longest(argv, argv[1:], fillvalue=""):
-        option, given, value = word.partition("=")
-        setting = option.removeprefix("--").removesuffix("+").removesuffix(".class_path")
-        if option.startswith("--") and setting in BASES:
-            yield setting, value if given else following
-
-
-def _in_file(file: str) -> Iterator[tuple[str, str]]:
-    try:
-        content = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError, RecursionError):
-        return  # another's error
-    for setting in BASES:
-        found: Any = content
-        for key in setting.split("."):
-            found = found.get(key, found.get(f"{key}+")) if isinstance(found, dict) else None
-        for spec in found if isinstance(found, list) else [found]:
+def _named(key: str, value: Any) -> Iterator[tuple[str, str]]:
+    """(setting, class path or name) of what stands under a key: model: …, trainer: {callbacks: …}, trainer.callbacks+: …"""
+    key = key.removesuffix("+").removesuffix(".class_path")
+    if key in BASES:
+        for spec in value if isinstance(value, list) else [value]:
             path = spec.get("class_path") if isinstance(spec, dict) else spec
             if isinstance(path, str):
-                yield setting, path
+                yield key, path
+    elif isinstance(value, dict) and any(setting.startswith(f"{key}.") for setting in BASES):
+        for inner, one in value.items():
+            yield from _named(f"{key}.{inner}", one)
+
+
+def _is_path(path: str) -> bool:
+    """Of a class, not of a file of settings."""
+    return "." in path and all(part.isidentifier() for part in path.split(".")) and not Path(path).is_file()

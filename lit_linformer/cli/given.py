@@ -5,12 +5,12 @@ What the parser would refuse is not refused here.
 
 import itertools
 import re
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import yaml
 
-from lit_linformer.utils.configs import check_configs, config_files
+from lit_linformer.utils.configs import check_configs, config_contents
 
 REFERENCE = re.compile(r"\$\{([^}]*)\}")
 CLASSES = ("model", "data")
@@ -23,22 +23,19 @@ def given_settings(argv: list[str]) -> dict[str, Any]:
     """
     check_configs(argv)
     found: dict[str, Any] = {}
-    for file in config_files(argv):
-        for key, value in yaml.safe_load(Path(file).read_text(encoding="utf-8")).items():
-            _put(found, str(key), value)
-    for key, text in words_given(argv):
-        _put(found, key, _value(text))
+    for _, key, value in walk(argv):
+        _put(found, key, value)
     return {key: _resolved(value, found) for key, value in found.items()}
 
 
-def words_given(argv: list[str]) -> list[tuple[str, str]]:
-    """--setting value and --setting=value, but for --config."""
-    pairs = []
+def walk(argv: list[str]) -> Iterator[tuple[str, str, Any]]:
+    """(file, key at its top, value) of the --config files, then ("", setting, value) of the command line's other words."""
+    for file, content in config_contents(argv):
+        yield from ((file, str(key), value) for key, value in content.items())
     for word, following in itertools.zip_longest(argv, argv[1:], fillvalue=""):
         name, equals, value = word.partition("=")
         if name.startswith("--") and name not in ("--config", "--help", "--help_all"):
-            pairs.append((name[2:], value if equals else "true" if following.startswith("--") else following))
-    return pairs
+            yield "", name[2:], _value(value if equals else "true" if following.startswith("--") else following)
 
 
 def _value(text: str) -> Any:

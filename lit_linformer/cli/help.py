@@ -1,15 +1,16 @@
-"""What a command's settings are, every one: for --help_all, and for messages that name one of them."""
+"""What a command's settings are, every one: those beside Lightning's own, --help_all, and types for messages."""
 
 import inspect
+import re
+import textwrap
 from typing import Any
 
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentParser, DefaultHelpFormatter
+from lightning.pytorch.cli import LightningArgumentParser
 
-from lit_linformer.cli.arguments import RangesInWords, add_run_arguments, classes_in_configs
-from lit_linformer.cli.class_paths import class_of
-from lit_linformer.cli.given import given_settings
+from lit_linformer.callbacks import LastCheckpoint, Progress, Throughput, best_checkpoint
+from lit_linformer.cli.class_paths import class_of, classes_given
 from lit_linformer.cli.often_changed import DEFAULT_CLASSES, RUN, TRAINER_DEFAULTS
-from lit_linformer.cli.short_help import exported
 from lit_linformer.cli.trainer import RunTrainer
 from lit_linformer.model import EncoderConfig
 from lit_linformer.utils import compat
@@ -17,26 +18,19 @@ from lit_linformer.utils import compat
 
 def settings_help(argv: list[str]) -> str:
     """The settings of command ``argv[0]``, those of the classes that its --config files name included."""
-    given = given_settings(argv)
-    named = {key: given[key] for key in DEFAULT_CLASSES if isinstance(given.get(key), str)}
-    own = {key: exported(key)[name].path for key, name in named.items() if name in exported(key)}
-    parser = _settings_parser(argv, {**named, **own})
+    parser = _settings_parser(argv)
     parser.usage = f"python run.py {argv[0]} --config FILE [--config OVERLAY …] [--SETTING VALUE …]"
     first = "The defaults are those of the classes; --help shows the values that the configs give.\n\n"
     return first + parser.format_help()
 
 
-def settings_of(argv: list[str], **classes: str) -> dict[str, Any]:
-    """{setting: its type} of a command line, every one of Lightning's too; ``classes``: of the model or data, by class path."""
-    actions = compat.actions(_settings_parser(argv, classes))
+def settings_of(argv: list[str]) -> dict[str, Any]:
+    """{setting: its type} of a command line, every one of Lightning's too."""
+    actions = compat.actions(_settings_parser(argv))
     return {action.dest: compat.type_of(action) or action.type for action in actions}
 
 
-def known_keys(argv: list[str]) -> list[str]:
-    return [action.dest for action in compat.actions(_settings_parser(argv))]
-
-
-def _settings_parser(argv: list[str], classes: dict[str, str] | None = None) -> Any:
+def _settings_parser(argv: list[str]) -> Any:
     """A parser that is only looked at: unlike the real one it knows the arguments of the model's and the data's class."""
 
     class SettingsParser(ArgumentParser):
@@ -50,8 +44,9 @@ def _settings_parser(argv: list[str], classes: dict[str, str] | None = None) -> 
     parser.add_argument("--ckpt_path", help=RUN["ckpt_path"][1])
     parser.add_argument("--seed_everything", type=int, default=RUN["seed_everything"][0], help=RUN["seed_everything"][1])
     add_run_arguments(parser)
-    for key, path in {**DEFAULT_CLASSES, **classes_in_configs(argv), **(classes or {})}.items():
-        settings = class_of(path, key)
+    named = classes_given(argv)
+    for key, path in DEFAULT_CLASSES.items():
+        settings = named.get(key) or class_of(path, key)
         optional = inspect.signature(settings).parameters.get("encoder")
         if optional is None or optional.default is not None:
             parser.add_class_arguments(settings, key)
@@ -62,3 +57,32 @@ def _settings_parser(argv: list[str], classes: dict[str, str] | None = None) -> 
     parser.add_class_arguments(RunTrainer, "trainer")
     parser.set_defaults({f"trainer.{name}": value for name, value in TRAINER_DEFAULTS.items()})
     return parser
+
+
+class RangesInWords(DefaultHelpFormatter):
+    """`type: float (more than 0)` for what jsonargparse calls `type: Annotated[float, more than 0]`, classes by their names."""
+
+    def format_help(self) -> str:
+        text = re.sub(r"Annotated\[(\w+),(\s+)([^][]*)\]", r"\1\2(\3)", super().format_help())
+        return re.sub(r"( *)(\S[^\n]*)?,(\s+)known\s+subclasses:([^)]*)\)", _names_alone, text)
+
+
+def _names_alone(found: re.Match[str]) -> str:
+    """The names of the classes for their paths, each of which `python run.py list` tells more about."""
+    names = [path.rpartition(".")[2] for path in "".join(found[4].split()).split(",")]
+    before = f"{found[1]}{found[2] or ''}, or one of"
+    indent = " " * min(len(found[1]), 24)
+    return "\n".join(
+        textwrap.wrap(f"{before.strip()} {', '.join(names)})", 79, initial_indent=indent, subsequent_indent=indent)
+    )
+
+
+def add_run_arguments(parser: LightningArgumentParser) -> None:
+    """What every command has in addition to Lightning's own: the run's name and the callbacks that are always there."""
+    for name in ("name", "overwrite"):
+        default, words = RUN[name]
+        parser.add_argument(f"--{name}", type=type(default), default=default, help=words)
+    parser.add_lightning_class_args(best_checkpoint, "best")
+    parser.add_lightning_class_args(LastCheckpoint, "last")  # after best, whose state it keeps
+    parser.add_lightning_class_args(Throughput, "throughput")
+    parser.add_lightning_class_args(Progress, "progress")  # after throughput, which it shows

@@ -148,6 +148,6 @@ def _refers(key: str, argv: list[str]) -> str:
 
 
 def _known_keys(argv: list[str]) -> list[str]:
-    from lit_linformer.cli.help import known_keys  # with Lightning, which most messages do without
+    from lit_linformer.cli.help import settings_of  # with Lightning, which most messages do without
 
-    return known_keys(argv)
+    return list(settings_of(argv))

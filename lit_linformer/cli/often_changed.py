@@ -7,7 +7,7 @@ here, in this project's words.
 from typing import Any
 
 ENCODER = "lit_linformer.model.EncoderConfig"
-# What stands where nothing else is named; cli/arguments.py has it from here.
+# What stands where nothing else is named; cli/help.py has it from here.
 DEFAULT_CLASSES = {"model": "lit_linformer.tasks.MLM", "data": "lit_linformer.data.PretrainingData"}
 # What app.py gives to Lightning instead of its own defaults.
 TRAINER_DEFAULTS: dict[str, Any] = {

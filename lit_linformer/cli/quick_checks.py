@@ -6,16 +6,12 @@ are given, is the parser's to check.
 
 import difflib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import yaml
-
-from lit_linformer.cli.given import given_settings, words_given
+from lit_linformer.cli.given import given_settings, walk
 from lit_linformer.cli.often_changed import ALWAYS_THERE, DEFAULT_CLASSES, ENCODER
 from lit_linformer.cli.short_help import exported
 from lit_linformer.utils import sources
-from lit_linformer.utils.configs import check_configs, config_files
 from lit_linformer.utils.errors import UserError
 
 TRAINER = "lightning.pytorch.trainer.trainer.Trainer"
@@ -26,7 +22,6 @@ NEAR = 0.6  # of 1, how alike two names must be
 
 def check_quickly(argv: list[str]) -> None:
     """UserError, which names the setting and the file, for what is wrong in any case."""
-    check_configs(argv)
     given = given_settings(argv)
     known = known_settings(argv)
     for name, file in _named(argv, given):
@@ -59,21 +54,18 @@ def known_settings(argv: list[str]) -> dict[str, list[str]]:
 def _named(argv: list[str], given: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """(setting, file) of files, and (setting, "") of words; not what a file says of a class that another one has replaced."""
     current = dict(DEFAULT_CLASSES)
-    for file in config_files(argv):
-        content = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
-        for section, value in content.items():
-            if not isinstance(value, dict):
+    for file, section, value in walk(argv):
+        if not file:
+            yield section.replace(".init_args", ""), ""
+        elif isinstance(value, dict) and section in current:
+            current[section] = value.get("class_path") or current[section]
+            if current[section] != (given.get(section) or DEFAULT_CLASSES[section]):
                 continue
-            if section in current:
-                current[section] = value.get("class_path") or current[section]
-                if current[section] != (given.get(section) or DEFAULT_CLASSES[section]):
-                    continue
-                value = value.get("init_args")
-            for name, inner in (value or {}).items() if isinstance(value, dict) else ():
-                yield f"{section}.{name}", file
-                if (section, name) == ("model", "encoder") and isinstance(inner, dict):
-                    yield from ((f"model.encoder.{part}", file) for part in inner)
-    yield from ((name.replace(".init_args", ""), "") for name, _ in words_given(argv))
+            value = value.get("init_args")
+        for name, inner in value.items() if file and isinstance(value, dict) else ():
+            yield f"{section}.{name}", file
+            if (section, name) == ("model", "encoder") and isinstance(inner, dict):
+                yield from ((f"model.encoder.{part}", file) for part in inner)
 
 
 def _unknown(name: str, known: dict[str, list[str]]) -> str | None:

@@ -1,10 +1,12 @@
 """--config files, checked strictly before anything else; errors name the file and the line."""
 
+import contextlib
 import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -21,6 +23,15 @@ def config_files(argv: list[str]) -> Iterator[str]:
     """The values of --config and -c on a command line."""
     words = _split(argv)
     yield from (value for flag, value in itertools.pairwise([*words, ""]) if flag in FLAGS)
+
+
+def config_contents(argv: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(file, what it holds) of each --config; one that holds no settings is left out, for ``check_configs`` refuses it."""
+    for file in config_files(argv):
+        with contextlib.suppress(OSError, ValueError, yaml.YAMLError, RecursionError):
+            content = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+            if isinstance(content, dict):
+                yield file, content
 
 
 def configs_first(argv: list[str]) -> list[str]:

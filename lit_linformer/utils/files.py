@@ -5,9 +5,9 @@ import csv
 import json
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from lit_linformer.utils.errors import SettingError
 
@@ -18,32 +18,30 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """OSError with the path, which a full disk does not give by itself."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror, str(path)) from error
+    with _replacing(path) as file:
+        file.write(content)
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> int:
     """The same line by line, each with its end; their number. However many there are, it takes the memory of one."""
-    temporary, count = path.with_name(f"{path.name}.{os.getpid()}.tmp"), 0
+    with _replacing(path) as file:
+        return sum(file.write(f"{line}\n".encode()) > 0 for line in lines)
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes the path's place when it is whole. OSError with the path, which a full disk does not give by itself."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(temporary, "w", encoding="utf-8", newline="\n") as file:
-            for line in lines:
-                count += file.write(line + "\n") > 0
+        with open(temporary, "wb") as file:
+            yield file
         os.replace(temporary, path)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
-        temporary.unlink(missing_ok=True)
-    return count
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def check_own(folder: Path, names: Iterable[str], main: str, command: str) -> None:
