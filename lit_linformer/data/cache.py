@@ -117,8 +117,8 @@ def read_progress(folder: Path) -> dict | None:
     return found if isinstance(found, dict) else None
 
 
-def read_json(path: Path):
-    """What a file of the cache holds; ValueError if it is not whole."""
+def read_whole(path: Path):
+    """What a JSON file of the cache holds; ValueError if it is not there, or not whole."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lit_linformer.data.cache import damaged
+from lit_linformer.data.cache import damaged, make_once
 from lit_linformer.data.progress_bar import Progress
 from lit_linformer.utils.files import write_text
 
@@ -102,9 +102,18 @@ def verify(folder: Path, meta: dict, names: list[str], vocab_size: int, when: st
                 _write(record, known)
 
 
-def mark_verified(folder: Path, names: list[str]) -> None:
-    """Writes down that these files are whole: this machine has just made them."""
-    _write(_record(folder), {name: _stamp(folder / name) for name in names})
+def make_verified(folder: Path, make: Callable[[Path], None], names: list[str]) -> Path:
+    """`cache.make_once`; and writes down that these files are whole, where this machine has just made them."""
+    made: list[Path] = []
+
+    def make_and_tell(temporary: Path) -> None:
+        make(temporary)
+        made.append(temporary)
+
+    make_once(folder, make_and_tell)
+    if made:
+        _write(_record(folder), {name: _stamp(folder / name) for name in names})
+    return folder
 
 
 def _verify(path: Path, meta: dict, vocab_size: int, done: Callable[[int], None]) -> None:

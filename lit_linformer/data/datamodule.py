@@ -16,8 +16,8 @@ from lit_linformer.data.loader import ResumableLoader
 from lit_linformer.data.pieces import size_of
 from lit_linformer.data.progress_bar import Progress
 from lit_linformer.data.summary import Summary
-from lit_linformer.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
-from lit_linformer.model.ranges import Range
+from lit_linformer.data.tokenizer import Tokenizer, check_vocab_size, load_tokenizer, train_tokenizer
+from lit_linformer.model.ranges import OneOf, Range
 from lit_linformer.utils.errors import SettingError
 
 TRAINED = ("bpe", "wordpiece")  # tokenizers that are trained, not loaded
@@ -25,6 +25,7 @@ VocabularySize = Annotated[int, Range(least=1, largest=2**24)]
 RowLength = Annotated[int, Range(least=8, largest=2**24)]
 BatchSize = Annotated[int, Range(least=1, largest=2**16)]  # more in a step: data.global_batch_size
 Workers = Annotated[int, Range(least=0, most=256)]
+Verify = Annotated[str, OneOf(VERIFY)]
 # A batch may have this many rows however few there are to train with: rows then repeat in it.
 SMALL_BATCH = 4096
 
@@ -53,11 +54,11 @@ class ResumableDataModule(LightningDataModule):
         self._samples = 0
         self._divided = False
 
-    def _check_verify(self) -> None:
-        if self.verify not in VERIFY:
-            raise SettingError("data.verify", self.verify, ", ".join(VERIFY))
-
     # The tokenizer
+
+    def _check_vocabulary(self) -> None:
+        if self.tokenizer_name in TRAINED:
+            check_vocab_size(self.tokenizer_name, self.vocab_size)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

@@ -104,11 +104,11 @@ class RecallData(ResumableDataModule):
     def train_dataloader(self) -> ResumableLoader:
         return self._training_loader(self.datasets["train"])
 
-    def val_dataloader(self) -> EvaluationLoader:
-        return EvaluationLoader(self.datasets["validation"], self.batch_size, **self._parallel())
+    def val_dataloader(self, split: str = "validation") -> EvaluationLoader:
+        return EvaluationLoader(self.datasets[split], self.batch_size, **self._parallel())
 
     def test_dataloader(self) -> EvaluationLoader:
-        return EvaluationLoader(self.datasets["test"], self.batch_size, **self._parallel())
+        return self.val_dataloader("test")
 
 
 class RecallRows(Dataset):

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lit_linformer.data.cache import damaged, fingerprint, make_once, read_json
-from lit_linformer.data.checksums import SHARD_BYTES, ShardWriter, mark_verified, verify
+from lit_linformer.data.cache import damaged, fingerprint, read_whole
+from lit_linformer.data.checksums import SHARD_BYTES, ShardWriter, make_verified, verify
 
 FORMAT = 1  # raise it when the files' meaning changes: old caches are then not found
 FILES = ["ids.bin", "offsets.bin", "hashes.bin", "labels.bin"]
@@ -29,16 +29,7 @@ Encoded = tuple[list[np.ndarray], int | float | None, int]  # ids of each text o
 
 def made_once(cache: Path, inputs: dict, make: Callable[[Path], None]) -> Path:
     """The folder of the files that inputs shape, made by `make(folder)` if it is not there."""
-    made: list[Path] = []
-
-    def make_and_tell(folder: Path) -> None:
-        make(folder)
-        made.append(folder)
-
-    folder = make_once(cache / f"texts-{fingerprint(inputs)}", make_and_tell)
-    if made:
-        mark_verified(folder, FILES)
-    return folder
+    return make_verified(cache / f"texts-{fingerprint(inputs)}", make, FILES)
 
 
 def write_text_files(
@@ -90,7 +81,7 @@ def write_text_files(
 
 def verify_text_files(folder: Path, vocab_size: int, when: str) -> None:
     """ValueError where the files are not what was written; `when` as `checksums.verify` has it."""
-    verify(folder, read_json(folder / "meta.json"), FILES, vocab_size, when)
+    verify(folder, read_whole(folder / "meta.json"), FILES, vocab_size, when)
 
 
 def _label_dtype(labels) -> type:
@@ -107,7 +98,7 @@ class TextFiles:
 
     def __init__(self, folder: Path, classes: bool):
         self.folder = folder
-        meta = read_json(folder / "meta.json")
+        meta = read_whole(folder / "meta.json")
         self.rows, self.texts, self._ids = meta["rows"], meta["texts"], None
         self.dtype = np.dtype(meta["dtype"])
         self.offsets = self._read("offsets", np.int64, self.rows * self.texts + 1)

@@ -1,12 +1,13 @@
 """The base of every task's LightningModule: AdamW by groups, a schedule by steps, and resuming bit for bit.
 
-For a task of your own: hand the optimiser's settings on with `super().__init__(**optimization)`, set `self.net`, count with
-`self.count(batch)` in training_step, and give `warmup(total_steps)`. What training_step runs through
-`self.in_training(function)` is compiled where the user asks for it.
+For a task of your own: hand the optimiser's settings on with `super().__init__(**optimization)`, set `self.net`, give
+`training_loss(batch)`, or a training_step that counts with `self.count(batch)`, and `warmup(total_steps)`. What these run
+through `self.in_training(function)` is compiled where the user asks for it.
 """
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,8 +15,13 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningModule
 
+from lit_linformer.data.datamodule import check_row_length
+from lit_linformer.data.tokenizer import Tokenizer
+from lit_linformer.model import Encoder, EncoderConfig
+from lit_linformer.runs.trained_model import StoredModel, read_model
 from lit_linformer.tasks.compiling import check_compiler
 from lit_linformer.tasks.optim import Optimization, endless, lr_factor, parameter_groups
+from lit_linformer.tasks.pretrained import check_same_tokenizer, pretrained_encoder
 from lit_linformer.tasks.sharding import shard
 from lit_linformer.utils import compat
 from lit_linformer.utils.errors import SettingError, UserError
@@ -42,6 +48,7 @@ class TrainingModule(LightningModule):
         self.optimization = Optimization(**optimization)
         self.compiles, self._dynamic = compile, dynamic
         self._compiled: Callable | None = None
+        self._pretrained_tokenizer: Tokenizer | None = None
         self.batches_seen = 0
         self.tokens_seen = 0  # positions fed to the model, pads included, over all ranks
 
@@ -56,6 +63,37 @@ class TrainingModule(LightningModule):
     @classmethod
     def check_early(cls, settings: Mapping[str, Any]) -> None:
         """For fit, before data are prepared: ValueError for settings, files included, with which it would be refused later."""
+
+    def start_from(
+        self, pretrained: str | None, encoder: EncoderConfig | dict[str, Any] | None, vocab_size: int | None
+    ) -> tuple[StoredModel | None, EncoderConfig]:
+        """The model that ``pretrained`` names, if any, and the encoder's settings (a dictionary: a checkpoint's), one of which
+        is given; with the vocabulary of the data."""
+        encoder = EncoderConfig(**encoder) if isinstance(encoder, dict) else encoder
+        source = read_model(pretrained) if pretrained is not None else None
+        if source is not None:
+            self._pretrained_tokenizer = source.own_tokenizer
+            return source, pretrained_encoder(source, encoder, vocab_size)
+        assert encoder is not None
+        return None, encoder if vocab_size is None else replace(encoder, vocab_size=vocab_size)
+
+    def setup(self, stage: str) -> None:
+        data, encoder = self.trainer.datamodule, getattr(getattr(self, "net", None), "encoder", None)
+        if isinstance(encoder, Encoder):
+            rows, longest = getattr(data, "max_length", 0), encoder.config.max_length
+            check_row_length(rows, longest, windows=hasattr(data, "max_windows"))
+        check_same_tokenizer(data, self._pretrained_tokenizer)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
+        loss = self.training_loss(batch)
+        self.count(batch)
+        self.log("train/loss", loss.detach())
+        self.log("train/lr", self.optimizers().param_groups[0]["lr"])
+        return loss
+
+    def training_loss(self, batch: Batch) -> torch.Tensor:
+        """What a step makes smaller."""
+        raise NotImplementedError
 
     def warmup(self, total_steps: int) -> int:
         """Optimiser steps over which the learning rate rises from 0."""

@@ -9,20 +9,12 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from lit_linformer.data.datamodule import check_row_length
 from lit_linformer.model import EncoderConfig, SequenceClassifier
 from lit_linformer.model.flops import training_flops
 from lit_linformer.model.heads import POOLINGS
 from lit_linformer.model.ranges import Count, Dropout, OneOf, Share, check_ranges
-from lit_linformer.runs.trained_model import read_model
 from lit_linformer.tasks.base import Batch, TrainingModule
-from lit_linformer.tasks.optim import (
-    LearningRate,
-    WeightDecay,
-    layer_decay,
-    parameter_groups,
-)
-from lit_linformer.tasks.pretrained import check_same_tokenizer, pretrained_encoder
+from lit_linformer.tasks.optim import LearningRate, WeightDecay, layer_decay, parameter_groups
 from lit_linformer.tasks.scores import Scores, task_loss
 from lit_linformer.utils.errors import UserError
 
@@ -74,18 +66,12 @@ class SequenceClassification(TrainingModule):
     ):
         check_ranges("model.", SequenceClassification.__init__, locals())
         super().__init__(compile, dynamic=True, lr=lr, weight_decay=weight_decay, **optimization)
-        if isinstance(encoder, dict):  # from a checkpoint, whose hyper-parameters are plain
-            encoder = EncoderConfig(**encoder)
         if pretrained is None and encoder is None:
             raise UserError(
                 "model.pretrained is not given",
                 "a run directory or a checkpoint, or model.encoder with the settings of one to train from scratch",
             )
-        source = read_model(pretrained) if pretrained is not None else None
-        if source is not None:
-            encoder = pretrained_encoder(source, encoder, vocab_size)
-        elif vocab_size is not None:
-            encoder = replace(encoder, vocab_size=vocab_size)
+        source, encoder = self.start_from(pretrained, encoder, vocab_size)
         encoder = replace(
             encoder,
             dropout=dropout,
@@ -107,18 +93,15 @@ class SequenceClassification(TrainingModule):
             }
         )
         self.net = SequenceClassifier(encoder, num_labels, pooling)
-        self._pretrained_tokenizer = source and source.own_tokenizer
         if source is not None and load_weights:
             self.net.encoder.load_state_dict(source.encoder_weights)
         self.evaluations: dict[str, Scores] = {}
         self.results: dict[str, dict[str, Any]] = {}  # of the last evaluation, by set: Scores.compute's
 
     def setup(self, stage: str) -> None:
-        data, longest = self.trainer.datamodule, self.net.encoder.config.max_length
-        check_row_length(getattr(data, "max_length", 0), longest, windows=hasattr(data, "max_windows"))
-        check_same_tokenizer(data, self._pretrained_tokenizer)
+        super().setup(stage)
         # One for each evaluation set; MNLI has two.
-        kept = stage != "fit"  # for predictions.jsonl
+        data, kept = self.trainer.datamodule, stage != "fit"  # for predictions.jsonl
         self.evaluations = {name: Scores(data.metrics, self.hparams.num_labels, kept) for name in data.evaluation_names}
 
     def warmup(self, total_steps: int) -> int:
@@ -132,16 +115,12 @@ class SequenceClassification(TrainingModule):
         """Logits (B, C) of a batch: input_ids (W, N), attention_mask (W, N) if there are pads, document (W,) if W > B."""
         return self.net(batch["input_ids"], batch.get("attention_mask"), batch.get("document"), len(batch["index"]))
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+    def training_loss(self, batch: Batch) -> Tensor:
         mask = batch.get("attention_mask")
         if mask is None and self.compiles:  # rather than three graphs more
             mask = torch.ones_like(batch["input_ids"], dtype=torch.bool)
         logits = self.in_training(_logits)(self.net, batch["input_ids"], mask, batch.get("document"), len(batch["index"]))
-        loss = task_loss(logits.float(), batch["labels"])
-        self.count(batch)
-        self.log("train/loss", loss.detach())
-        self.log("train/lr", self.optimizers().param_groups[0]["lr"])
-        return loss
+        return task_loss(logits.float(), batch["labels"])
 
     def training_flops(self, batch: Batch) -> int | None:
         rows, length = batch["input_ids"].shape

@@ -24,6 +24,7 @@ from lit_linformer.tasks.perplexity import Perplexity
 from lit_linformer.utils.errors import SettingError, UserError
 
 WEIGHTS = ("logits_weight", "hidden_weight", "labels_weight")
+CHECKED: dict[str, MaskedLanguageModel] = {}  # teachers that `check_early` has read, until setup takes them: each is read once
 Weight = Annotated[float, Range(least=0, largest=1e6)]
 
 
@@ -63,7 +64,7 @@ class Distillation(MLM):
     @classmethod
     def check_early(cls, settings: Mapping[str, Any]) -> None:
         _check_terms(settings["teacher"], [settings[name] for name in WEIGHTS])
-        read_teacher(settings["teacher"])
+        CHECKED[settings["teacher"]] = read_teacher(settings["teacher"])
 
     @property
     def teacher(self) -> MaskedLanguageModel:
@@ -73,7 +74,8 @@ class Distillation(MLM):
         super().setup(stage)
         if stage != "fit":
             return  # what is trained needs no teacher, which may be gone
-        self._teacher = (read_teacher(self.teacher_name),)
+        checked = CHECKED.pop(self.teacher_name, None)
+        self._teacher = (read_teacher(self.teacher_name) if checked is None else checked,)
         mine, theirs = self.net.encoder.config, self.teacher.encoder.config
         for name in ("vocab_size", *(("num_layers", "hidden_size") if self.weights[1] else ())):
             if getattr(mine, name) != getattr(theirs, name):

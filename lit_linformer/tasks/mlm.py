@@ -3,20 +3,17 @@
 Shapes: B rows, N tokens a row, M masked positions a row, V vocabulary.
 """
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from lit_linformer.data.datamodule import check_row_length
 from lit_linformer.model import EncoderConfig, MaskedLanguageModel
 from lit_linformer.model.flops import training_flops
 from lit_linformer.model.ranges import Count, Natural, check_ranges
-from lit_linformer.runs.trained_model import read_model
 from lit_linformer.tasks.base import Batch, TrainingModule
 from lit_linformer.tasks.perplexity import Perplexity
-from lit_linformer.tasks.pretrained import check_same_tokenizer, pretrained_encoder
 from lit_linformer.utils.errors import SettingError, UserError
 
 
@@ -46,15 +43,9 @@ class MLM(TrainingModule):
     ):
         check_ranges("model.", MLM.__init__, locals())
         super().__init__(compile, **optimization)  # rows have one length; the few batches with pads are a second graph
-        if isinstance(encoder, dict):  # from a checkpoint, whose hyper-parameters are plain
-            encoder = EncoderConfig(**encoder)
-        source = read_model(pretrained) if pretrained is not None else None
-        if source is not None:
-            encoder = pretrained_encoder(source, encoder, vocab_size)
-        elif encoder is None:
+        if pretrained is None and encoder is None:
             raise UserError("model.encoder is not given", "its settings, or model.pretrained with a model to start from")
-        elif vocab_size is not None:
-            encoder = replace(encoder, vocab_size=vocab_size)
+        source, encoder = self.start_from(pretrained, encoder, vocab_size)
         # Not where the weights came from: a checkpoint of this module holds them.
         self.save_hyperparameters(
             {
@@ -65,7 +56,6 @@ class MLM(TrainingModule):
             }
         )
         self.net = MaskedLanguageModel(encoder)
-        self._pretrained_tokenizer = source and source.own_tokenizer
         if source is not None:
             if "head.bias" not in source.weights:
                 raise SettingError(
@@ -78,23 +68,11 @@ class MLM(TrainingModule):
     def warmup(self, total_steps: int) -> int:
         return self.hparams.warmup_steps
 
-    def setup(self, stage: str) -> None:
-        check_row_length(getattr(self.trainer.datamodule, "max_length", 0), self.net.encoder.config.max_length)
-        check_same_tokenizer(self.trainer.datamodule, self._pretrained_tokenizer)
-
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
         """Logits, (B, M, V) at ``positions`` (B, M), or (B, N, V)."""
         return self.net(input_ids, attention_mask, positions)
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        loss = self.training_loss(batch)
-        self.count(batch)
-        self.log("train/loss", loss.detach())
-        self.log("train/lr", self.optimizers().param_groups[0]["lr"])
-        return loss
-
     def training_loss(self, batch: Batch) -> Tensor:
-        """What a step makes smaller."""
         return self.in_training(_loss)(self.net, *inputs(batch))
 
     def training_flops(self, batch: Batch) -> int | None:

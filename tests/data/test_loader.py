@@ -8,8 +8,9 @@ import torch
 
 from lit_linformer.data.loader import EvaluationLoader, ResumableLoader, StreamOrder, shuffled
 from lit_linformer.data.pretraining.corpus import Corpus
-from lit_linformer.data.pretraining.masking import IGNORED, MaskedBlocks, Masker
+from lit_linformer.data.pretraining.masking import MaskedBlocks, Masker
 from lit_linformer.data.pretraining.token_files import Holdout, TokenBlocks, make_token_files
+from lit_linformer.model.heads import IGNORED
 
 
 @pytest.fixture(scope="module")

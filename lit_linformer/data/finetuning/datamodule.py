@@ -19,19 +19,18 @@ from typing import Annotated
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_only
 
-from lit_linformer.data.datamodule import TRAINED, BatchSize, ResumableDataModule, RowLength, VocabularySize, Workers
+from lit_linformer.data.datamodule import BatchSize, ResumableDataModule, RowLength, Verify, VocabularySize, Workers
 from lit_linformer.data.finetuning.encoded_texts import EncodedTexts, make_text_files
 from lit_linformer.data.finetuning.labelled_rows import SOURCES, LabelledSource
 from lit_linformer.data.finetuning.prompts import read_texts, text_loader
 from lit_linformer.data.finetuning.row_layout import RowLayout
-from lit_linformer.data.finetuning.selection import select_rows
-from lit_linformer.data.finetuning.splits import Splits
+from lit_linformer.data.finetuning.splits import Splits, select_rows
 from lit_linformer.data.finetuning.summary import class_hint, cut_hint, of_rows
 from lit_linformer.data.finetuning.text_tasks import chosen_task
 from lit_linformer.data.loader import EvaluationLoader, ResumableLoader
 from lit_linformer.data.summary import Summary
 from lit_linformer.data.text_files import TextFiles, verify_text_files
-from lit_linformer.data.tokenizer import Tokenizer, check_vocab_size
+from lit_linformer.data.tokenizer import Tokenizer
 from lit_linformer.model.ranges import Count, Natural, Range, Seed, check_ranges
 from lit_linformer.utils.errors import SettingError, UserError
 
@@ -106,7 +105,7 @@ class FineTuningData(ResumableDataModule):
         num_workers: Workers = 0,
         seed: Seed = 0,
         cache_dir: str = "data/cache",
-        verify: str = "once",
+        verify: Verify = "once",
         text: str | list[str] | None = None,
         text_pair: str | list[str] | None = None,
         file: str | None = None,
@@ -133,14 +132,9 @@ class FineTuningData(ResumableDataModule):
                 "model.pretrained carries one over)",
             )
         self.tokenizer_name = tokenizer
-        self._check()
+        self._check_vocabulary()
+        self._layout(0, 0, 0)  # which checks its settings
         self.sets: dict[str, EncodedTexts] = {}
-
-    def _check(self) -> None:
-        if self.tokenizer_name in TRAINED:
-            check_vocab_size(self.tokenizer_name, self.vocab_size)
-        self._check_verify()
-        self._layout(0, 0, 0)
 
     def _layout(self, bos_id: int, eos_id: int, pad_id: int) -> RowLayout:
         pair = len(self.text_task.columns) == 2

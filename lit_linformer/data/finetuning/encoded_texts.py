@@ -18,10 +18,10 @@ from lit_linformer.data.finetuning.labelled_rows import LabelledSource, Row
 from lit_linformer.data.finetuning.row_layout import RowLayout
 from lit_linformer.data.loader import FILLER
 from lit_linformer.data.pieces import encode_texts, size_of
-from lit_linformer.data.pretraining.masking import IGNORED
 from lit_linformer.data.progress_bar import Progress
 from lit_linformer.data.text_files import FORMAT, Encoded, TextFiles, made_once, write_text_files
 from lit_linformer.data.tokenizer import Tokenizer
+from lit_linformer.model.heads import IGNORED
 
 BATCH_CHARACTERS = 1_000_000  # read at once
 

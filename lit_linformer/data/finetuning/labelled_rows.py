@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
 
-from lit_linformer.data.cache import fingerprint, make_once, read_json
+from lit_linformer.data.cache import fingerprint, make_once, read_whole
 from lit_linformer.data.finetuning.labels import as_list, label_of
 from lit_linformer.data.finetuning.split_files import Layout, find_files
 from lit_linformer.data.finetuning.text_tasks import TextTask
@@ -141,7 +141,7 @@ class LabelledSource:
             (folder / "splits.json").write_text(json.dumps(list(self._hub_rows)))
 
         folder = make_once(self.cache / f"splits-{fingerprint(self.stamp())}", make)
-        return read_json(folder / "splits.json")
+        return read_whole(folder / "splits.json")
 
     def stamp(self, split: str | None = None) -> dict:
         """JSON-able description of a split's content, without reading it. A hub data set has one for all its splits."""

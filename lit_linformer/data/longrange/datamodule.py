@@ -16,16 +16,16 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from lit_linformer.data.datamodule import BatchSize, ResumableDataModule, RowLength, Workers
+from lit_linformer.data.datamodule import BatchSize, ResumableDataModule, RowLength, Verify, Workers
 from lit_linformer.data.finetuning.encoded_texts import EncodedTexts
 from lit_linformer.data.finetuning.row_layout import RowLayout
-from lit_linformer.data.finetuning.selection import select_rows
+from lit_linformer.data.finetuning.splits import select_rows
 from lit_linformer.data.finetuning.summary import of_rows
 from lit_linformer.data.finetuning.text_tasks import TextTask
-from lit_linformer.data.loader import FILLER, EvaluationLoader, ResumableLoader
+from lit_linformer.data.loader import EvaluationLoader, ResumableLoader
 from lit_linformer.data.longrange.pathfinder import DASHES
 from lit_linformer.data.longrange.sources import FROM_FILES, TASKS, GeneratedSource, TextSource
-from lit_linformer.data.pretraining.masking import IGNORED, VALIDATION_MASK_RATE, VALIDATION_SEED, Masker
+from lit_linformer.data.pretraining.masking import VALIDATION_MASK_RATE, VALIDATION_SEED, Masker, masked
 from lit_linformer.data.pretraining.token_files import SPLITS
 from lit_linformer.data.progress_bar import Progress
 from lit_linformer.data.summary import Summary
@@ -86,7 +86,7 @@ class LongRangeData(ResumableDataModule):
         num_workers: Workers = 0,
         seed: Seed = 0,
         cache_dir: str = "data/cache",
-        verify: str = "once",
+        verify: Verify = "once",
     ):
         check_ranges("data.", LongRangeData.__init__, locals())
         super().__init__()
@@ -96,7 +96,6 @@ class LongRangeData(ResumableDataModule):
         self.batch_size, self.eval_batch_size = batch_size, batch_size if eval_batch_size is None else eval_batch_size
         self.global_batch_size, self.num_workers, self.seed = global_batch_size, num_workers, seed
         self.cache_dir, self.verify = Path(cache_dir), verify
-        self._check_verify()
         labels = self.task.labels
         self.text_task = TextTask(task, (("text",),) * self.task.texts, labels=labels, submission=(f"{task}.tsv",))
         self.source = self._source(source, rows, held_out_rows, level)
@@ -222,10 +221,8 @@ class MaskedRows(Dataset):
 
     def __getitem__(self, keys: list[tuple[int, int]]) -> dict[str, torch.Tensor]:
         batch = self.rows[keys]
-        masked = self.masker(batch["input_ids"].numpy(), [(int(epoch), max(int(index), 0)) for epoch, index in keys])
-        masked["labels"][[row for row, (_, index) in enumerate(keys) if index == FILLER]] = IGNORED
-        masked = {name: torch.from_numpy(array) for name, array in masked.items()}
-        return masked | {name: batch[name] for name in ("attention_mask",) if name in batch}
+        found = masked(self.masker, batch["input_ids"].numpy(), keys)
+        return found | {name: batch[name] for name in ("attention_mask",) if name in batch}
 
 
 def _hash(symbols: list[np.ndarray]) -> int:

@@ -12,7 +12,7 @@ bool only where a row has pads (the last row of a set).
 from pathlib import Path
 from typing import Annotated
 
-from lit_linformer.data.datamodule import TRAINED, BatchSize, ResumableDataModule, RowLength, VocabularySize, Workers
+from lit_linformer.data.datamodule import BatchSize, ResumableDataModule, RowLength, Verify, VocabularySize, Workers
 from lit_linformer.data.loader import EvaluationLoader, ResumableLoader
 from lit_linformer.data.notes import note
 from lit_linformer.data.pretraining.corpus import Corpus
@@ -27,7 +27,7 @@ from lit_linformer.data.pretraining.token_files import (
     verify_token_files,
 )
 from lit_linformer.data.summary import Summary, of_token_files
-from lit_linformer.data.tokenizer import Tokenizer, check_vocab_size
+from lit_linformer.data.tokenizer import Tokenizer
 from lit_linformer.model.ranges import Count, Range, Seed, check_ranges
 from lit_linformer.utils.errors import SettingError, UserError
 
@@ -90,7 +90,7 @@ class PretrainingData(ResumableDataModule):
         num_workers: Workers = 0,
         seed: Seed = 0,
         cache_dir: str = "data/cache",
-        verify: str = "once",
+        verify: Verify = "once",
         text: str | list[str] | None = None,
         file: str | None = None,
     ):
@@ -118,9 +118,7 @@ class PretrainingData(ResumableDataModule):
             raise UserError(f"data.validation_fraction + data.test_fraction is {fractions}", "less than 1 in all")
         if self.max_length is None:
             raise SettingError("data.max_length", None, "a number of tokens, or null with model.pretrained")
-        if self.tokenizer_name in TRAINED:
-            check_vocab_size(self.tokenizer_name, self.vocab_size)
-        self._check_verify()
+        self._check_vocabulary()
 
     # The tokenizer
 

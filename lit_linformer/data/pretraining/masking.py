@@ -15,8 +15,8 @@ from torch.utils.data import Dataset
 
 from lit_linformer.data.loader import FILLER
 from lit_linformer.data.pretraining.token_files import TokenBlocks
+from lit_linformer.model.heads import IGNORED
 
-IGNORED = -100  # a label without a target: what torch's cross_entropy ignores by default
 # Validation masks are the same in every run, whatever training uses: perplexities stay comparable.
 VALIDATION_MASK_RATE, VALIDATION_SEED = 0.15, 20200608
 
@@ -114,13 +114,14 @@ class MaskedBlocks(Dataset):
         return len(self.blocks)
 
     def __getitem__(self, keys: list[tuple[int, int]]) -> dict[str, torch.Tensor]:
-        keys = [(int(epoch), int(index)) for epoch, index in keys]
-        fillers = [row for row, (_, index) in enumerate(keys) if index == FILLER]
-        keys = [(epoch, max(index, 0)) for epoch, index in keys]
-        ids = self.blocks.rows([index for _, index in keys])
-        real = ids != self.blocks.pad_id
-        batch = self.masker(ids, keys)
-        batch["labels"][fillers] = IGNORED
-        if not real.all():
-            batch["attention_mask"] = real
-        return {name: torch.from_numpy(array) for name, array in batch.items()}
+        ids = self.blocks.rows([max(int(index), 0) for _, index in keys])
+        real = torch.from_numpy(ids != self.blocks.pad_id)
+        batch = masked(self.masker, ids, keys)
+        return batch if real.all() else batch | {"attention_mask": real}
+
+
+def masked(masker: Masker, ids: np.ndarray, keys: Sequence[tuple[int, int]]) -> dict[str, torch.Tensor]:
+    """What the masker makes of ids (B, N), as tensors; FILLER rows have no labels."""
+    found = masker(ids, [(int(epoch), max(int(index), 0)) for epoch, index in keys])
+    found["labels"][[row for row, (_, index) in enumerate(keys) if index == FILLER]] = IGNORED
+    return {name: torch.from_numpy(array) for name, array in found.items()}

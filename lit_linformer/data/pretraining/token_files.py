@@ -19,8 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lit_linformer.data.cache import damaged, fingerprint, make_once, read_json, read_progress, write_progress
-from lit_linformer.data.checksums import ShardWriter, mark_verified, shard_of, verify
+from lit_linformer.data.cache import damaged, fingerprint, read_progress, read_whole, write_progress
+from lit_linformer.data.checksums import ShardWriter, make_verified, shard_of, verify
 from lit_linformer.data.pieces import batches_of, pieces_of
 from lit_linformer.data.pretraining.corpus import Corpus
 from lit_linformer.data.progress_bar import Progress
@@ -72,7 +72,6 @@ def make_token_files(
     def make(folder: Path) -> None:
         dtype = np.dtype(np.uint16 if len(tokenizer) <= 1 << 16 else np.uint32)
         read, counts, files = _open_files(folder, dtype, corpora)
-        made.append(folder)
         if progress and sum(read.values()):
             print(f"going on after {sum(read.values())} documents that are tokenised", file=sys.stderr, flush=True)
         try:
@@ -95,11 +94,7 @@ def make_token_files(
         meta = {"format": FORMAT, "dtype": dtype.name, "splits": counts, "checksums": checksums, "inputs": inputs}
         (folder / "meta.json").write_text(json.dumps(meta, indent=1))
 
-    made: list[Path] = []
-    folder = make_once(cache / f"tokens-{fingerprint(inputs)}", make)
-    if made:
-        mark_verified(folder, list(FILES.values()))
-    return folder
+    return make_verified(cache / f"tokens-{fingerprint(inputs)}", make, list(FILES.values()))
 
 
 def verify_token_files(folder: Path, splits: Iterable[str], tokenizer: Tokenizer, when: str) -> None:
@@ -237,4 +232,4 @@ class TokenBlocks:
 
 def read_meta(folder: Path) -> dict:
     """meta.json: counts of documents, tokens and bytes a split, and the inputs of the fingerprint."""
-    return read_json(folder / "meta.json")
+    return read_whole(folder / "meta.json")

@@ -11,7 +11,7 @@ import torch
 
 from lit_linformer.data import FineTuningData
 from lit_linformer.data.finetuning.encoded_texts import text_hash
-from lit_linformer.data.finetuning.selection import select_rows
+from lit_linformer.data.finetuning.splits import select_rows
 from tests.data.finetuning.glue import write_glue
 from tests.data.finetuning.test_labelled_rows import write_json
 

@@ -9,7 +9,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lit_linformer.data import PretrainingData
-from lit_linformer.data.pretraining.masking import IGNORED
+from lit_linformer.model.heads import IGNORED
 
 
 @pytest.fixture(scope="module")

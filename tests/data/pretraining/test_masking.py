@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from lit_linformer.data.pretraining.masking import IGNORED, Masker, random_numbers, word_starts
+from lit_linformer.data.pretraining.masking import Masker, random_numbers, word_starts
+from lit_linformer.model.heads import IGNORED
 
 VOCABULARY, SPECIAL, MASK = 1000, [0, 1, 2, 3, 4], 4
 
