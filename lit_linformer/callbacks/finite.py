@@ -15,7 +15,7 @@ from torch import Tensor
 from lit_linformer.callbacks.checkpoint import LastCheckpoint
 from lit_linformer.callbacks.observing import say
 from lit_linformer.utils.errors import UserError
-from lit_linformer.utils.finite import all_finite
+from lit_linformer.utils.weights import all_finite
 
 
 class NotFinite(UserError):

@@ -34,11 +34,11 @@ from lit_linformer.cli.early import check_early
 from lit_linformer.cli.evaluated import evaluated, load_exported
 from lit_linformer.cli.given import given_settings
 from lit_linformer.cli.help import RangesInWords, add_run_arguments
-from lit_linformer.cli.loggers import RunLoggers, RunParser
 from lit_linformer.cli.machines import check_machine
 from lit_linformer.cli.often_changed import DEFAULT_CLASSES, TRAINER_DEFAULTS
 from lit_linformer.cli.quick_checks import no_encoder
 from lit_linformer.cli.run_config import RunConfig
+from lit_linformer.cli.run_loggers import RunLoggers, RunParser
 from lit_linformer.cli.trainer import RunTrainer
 from lit_linformer.data.datamodule import TRAINED
 from lit_linformer.data.summary import data_rows

@@ -21,7 +21,7 @@ from lit_linformer.model import EncoderConfig, MaskedLanguageModel
 from lit_linformer.runs.checkpoints import UNREADABLE, first_line
 from lit_linformer.runs.trained_model import TrainedModel, version
 from lit_linformer.utils.errors import SettingError, UserError
-from lit_linformer.utils.finite import check_finite
+from lit_linformer.utils.weights import check_finite
 
 CONFIG = "config.json"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from lit_linformer.data.cache import damaged, make_once
-from lit_linformer.data.progress_bar import Progress
+from lit_linformer.data.progress_bar import Preparing
 from lit_linformer.utils.files import write_text
 
 VERIFY = ("once", "always", "never")
@@ -91,7 +91,7 @@ def verify(folder: Path, meta: dict, names: list[str], vocab_size: int, when: st
         todo = [name for name in names if when == "always" or known.get(name) != _stamp(folder / name)]
         total = sum((folder / name).stat().st_size for name in todo)
         try:
-            with Progress(f"Checking {folder}", show=total > TOLD) as shown:
+            with Preparing(f"Checking {folder}", show=total > TOLD) as shown:
                 for name in todo:
                     known.pop(name, None)
                     stamp = _stamp(folder / name)

@@ -14,7 +14,7 @@ from lit_linformer.data.cache import damaged, fingerprint, make_once
 from lit_linformer.data.checksums import VERIFY
 from lit_linformer.data.loader import ResumableLoader
 from lit_linformer.data.pieces import size_of
-from lit_linformer.data.progress_bar import Progress
+from lit_linformer.data.progress_bar import Preparing
 from lit_linformer.data.summary import Summary
 from lit_linformer.data.tokenizer import Tokenizer, check_vocab_size, load_tokenizer, train_tokenizer
 from lit_linformer.model.ranges import OneOf, Range
@@ -81,7 +81,7 @@ class ResumableDataModule(LightningDataModule):
         inputs = {"kind": self.tokenizer_name, "vocab_size": self.vocab_size} | inputs
 
         def make(folder: Path) -> None:
-            with Progress(f"Training a {self.tokenizer_name} tokenizer on {source}") as progress:
+            with Preparing(f"Training a {self.tokenizer_name} tokenizer on {source}") as progress:
 
                 def texts():
                     for text, fraction in documents():

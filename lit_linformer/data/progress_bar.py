@@ -6,7 +6,7 @@ import time
 SECONDS_BETWEEN_LINES = 10.0
 
 
-class Progress:
+class Preparing:
     """Counts bytes of text and shows progress and speed.
 
     Args:

@@ -27,7 +27,7 @@ from lit_linformer.runs.record import RunRecord
 from lit_linformer.utils.environment import versions
 from lit_linformer.utils.errors import SettingError
 from lit_linformer.utils.files import read_rows
-from lit_linformer.utils.finite import check_finite
+from lit_linformer.utils.weights import check_finite
 
 COLUMNS = ("step", "tokens", "perplexity")
 

@@ -74,13 +74,13 @@ def operations(
 
     With a feed-forward of 4 D: 24 D² + 4 n D for the Transformer; 24 D² + 8 k D for project first; 20 D² + 6 k D + 4 D² k/n
     for compress first with E = F (the last term, W_K and W_V of the k slots, vanishes with k/n); 2 k D more with an F.
-    Another attention or projection counts its own; None where it does not. attention: as kinds.py reads it.
+    Another attention or projection counts its own; None where it does not. attention: as attention_words.py reads it.
     """
     import torch
 
     from lit_linformer.model import Encoder, EncoderConfig
     from lit_linformer.model.flops import forward_flops
-    from lit_linformer.studies.kinds import kind_settings
+    from lit_linformer.studies.attention_words import kind_settings
 
     kind = {"projection_dim": projection_dim or 1, "projection": projection, "sharing": sharing, "order": order}
     kind |= kind_settings(attention or ("full" if projection_dim is None else "linformer"))

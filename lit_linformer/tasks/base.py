@@ -25,7 +25,7 @@ from lit_linformer.tasks.pretrained import check_same_tokenizer, pretrained_enco
 from lit_linformer.tasks.sharding import shard
 from lit_linformer.utils import compat
 from lit_linformer.utils.errors import SettingError, UserError
-from lit_linformer.utils.finite import check_finite
+from lit_linformer.utils.weights import check_finite
 
 Batch = dict[str, Any]
 

@@ -13,7 +13,7 @@ from lit_linformer.callbacks import Finite, LastCheckpoint
 from lit_linformer.tasks import MLM
 from lit_linformer.tasks.perplexity import Perplexity
 from lit_linformer.utils.files import json_text
-from lit_linformer.utils.finite import all_finite
+from lit_linformer.utils.weights import all_finite
 from tests.helpers import after, load, output
 from tests.test_distributed import FORKED
 

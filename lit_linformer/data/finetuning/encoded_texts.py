@@ -14,11 +14,11 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch.utils.data import Dataset
 
-from lit_linformer.data.finetuning.labelled_rows import LabelledSource, Row
+from lit_linformer.data.finetuning.labelled_rows import LabelledRow, LabelledSource
 from lit_linformer.data.finetuning.row_layout import RowLayout
 from lit_linformer.data.loader import FILLER
 from lit_linformer.data.pieces import encode_texts, size_of
-from lit_linformer.data.progress_bar import Progress
+from lit_linformer.data.progress_bar import Preparing
 from lit_linformer.data.text_files import FORMAT, Encoded, TextFiles, made_once, write_text_files
 from lit_linformer.data.tokenizer import Tokenizer
 from lit_linformer.model.heads import IGNORED
@@ -49,7 +49,7 @@ def make_text_files(cache: Path, source: LabelledSource, split: str, tokenizer: 
 
     def make(folder: Path) -> None:
         dtype = np.dtype(np.uint16 if len(tokenizer) <= 1 << 16 else np.uint32)
-        with Progress(f"Tokenising {source.source}, {split}", show=progress) as shown:
+        with Preparing(f"Tokenising {source.source}, {split}", show=progress) as shown:
             rows = _encoded(source, split, tokenizer, dtype, shown)
             write_text_files(folder, rows, dtype, len(task.columns), bool(task.labels), inputs, lambda: source.skipped)
         if source.skipped:
@@ -58,7 +58,7 @@ def make_text_files(cache: Path, source: LabelledSource, split: str, tokenizer: 
     return made_once(cache, inputs, make)
 
 
-def _encoded(source: LabelledSource, split: str, tokenizer: Tokenizer, dtype: np.dtype, shown: Progress) -> Iterator[Encoded]:
+def _encoded(source: LabelledSource, split: str, tokenizer: Tokenizer, dtype: np.dtype, shown: Preparing) -> Iterator[Encoded]:
     for batch in _batches(source.rows(split)):
         texts = [text.strip() for row in batch for text in row.texts]
         ids = iter(encode_texts(texts, tokenizer, dtype))
@@ -67,7 +67,7 @@ def _encoded(source: LabelledSource, split: str, tokenizer: Tokenizer, dtype: np
         shown.update(sum(map(size_of, texts)), source.fraction)
 
 
-def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
+def _batches(rows: Iterable[LabelledRow]) -> Iterator[list[LabelledRow]]:
     batch, size = [], 0
     for row in rows:
         batch.append(row)

@@ -28,7 +28,7 @@ MOST_NAMES = 20  # of classes, in an error message
 SOURCES = "a folder, a table, hub:NAME or hub:NAME:CONFIG"
 
 
-class Row(NamedTuple):
+class LabelledRow(NamedTuple):
     texts: tuple[str, ...]
     label: int | float | None
 
@@ -153,7 +153,7 @@ class LabelledSource:
 
     # Its rows
 
-    def rows(self, split: str) -> Iterator[Row]:
+    def rows(self, split: str) -> Iterator[LabelledRow]:
         """Checked rows of a split, with labels as class numbers or values."""
         labels: set[bool] = set()
         for where, texts, value in self.texts(split):
@@ -165,7 +165,7 @@ class LabelledSource:
             elif len(labels) == 2:
                 other = "no label, though others have one" if label is None else "a label, though others have none"
                 raise UserError(f"{self.setting}: {_at(where)} has {other}", "one in all rows of a split, or in none")
-            yield Row(texts, label)
+            yield LabelledRow(texts, label)
         if not labels:
             raise SettingError(self.setting, self.source, "1 row or more", more=f", whose {split} split is empty")
 

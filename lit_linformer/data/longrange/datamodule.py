@@ -27,7 +27,7 @@ from lit_linformer.data.longrange.pathfinder import DASHES
 from lit_linformer.data.longrange.sources import FROM_FILES, TASKS, GeneratedSource, TextSource
 from lit_linformer.data.pretraining.masking import VALIDATION_MASK_RATE, VALIDATION_SEED, Masker, masked
 from lit_linformer.data.pretraining.token_files import SPLITS
-from lit_linformer.data.progress_bar import Progress
+from lit_linformer.data.progress_bar import Preparing
 from lit_linformer.data.summary import Summary
 from lit_linformer.data.text_files import FORMAT, TextFiles, made_once, verify_text_files, write_text_files
 from lit_linformer.model.ranges import Count, OneOf, Range, Seed, check_ranges
@@ -146,7 +146,7 @@ class LongRangeData(ResumableDataModule):
         inputs = {"format": FORMAT, "task": self.task.name, "split": split, "source": self.source.stamp(split)}
 
         def make(folder: Path) -> None:
-            with Progress(f"Rows of {self.task.name}, {split}") as shown:
+            with Preparing(f"Rows of {self.task.name}, {split}") as shown:
 
                 def rows():
                     for symbols, label in self.source.rows(split):

@@ -23,7 +23,7 @@ from lit_linformer.data.cache import damaged, fingerprint, read_progress, read_w
 from lit_linformer.data.checksums import ShardWriter, make_verified, shard_of, verify
 from lit_linformer.data.pieces import batches_of, pieces_of
 from lit_linformer.data.pretraining.corpus import Corpus
-from lit_linformer.data.progress_bar import Progress
+from lit_linformer.data.progress_bar import Preparing
 from lit_linformer.data.tokenizer import Tokenizer
 
 FORMAT = 1  # raise it when the files' meaning changes: old caches are then not found
@@ -76,7 +76,7 @@ def make_token_files(
             print(f"going on after {sum(read.values())} documents that are tokenised", file=sys.stderr, flush=True)
         try:
             for name, corpus in corpora.items():
-                with Progress(f"Tokenising {corpus.source}", show=progress) as shown:
+                with Preparing(f"Tokenising {corpus.source}", show=progress) as shown:
                     split_of = holdout.split if name == "train" else lambda _, name=name: name
                     texts, in_shard = _pieces(corpus, tokenizer, split_of, read[name]), 0
                     for done, documents, whole in write_tokens(texts, tokenizer, files, counts, dtype):

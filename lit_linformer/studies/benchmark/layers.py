@@ -126,11 +126,11 @@ def read_settings(argv: list[str]) -> dict[str, Any]:
 
 
 def _model(where: str, word: str) -> str:
-    """One of MODELS, or what kinds.py reads."""
+    """One of MODELS, or what attention_words.py reads."""
     name = word.partition(":")[0]
     if word not in MODELS and "." not in name:
         from lit_linformer.model import ATTENTIONS
-        from lit_linformer.studies.kinds import kind_settings
+        from lit_linformer.studies.attention_words import kind_settings
 
         check_choice(where, name, [*MODELS, *(other for other in ATTENTIONS if other not in ("full", *MODELS))])
         kind_settings(word)

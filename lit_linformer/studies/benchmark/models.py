@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lit_linformer.model import ATTENTIONS, EncoderConfig, EncoderLayer, SelfAttention
 from lit_linformer.model.attention import merge_heads, split_heads
-from lit_linformer.studies.kinds import kind_settings
+from lit_linformer.studies.attention_words import kind_settings
 from lit_linformer.utils import compat
 
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -25,7 +25,7 @@ from lit_linformer.utils.files import check_own, json_text
 from lit_linformer.utils.markdown import aligned
 
 if TYPE_CHECKING:  # the help needs no torch
-    from lit_linformer.studies.spectrum.run import MeasuredRun
+    from lit_linformer.studies.spectrum.measured_run import MeasuredRun
 
 SETTINGS = {
     "run": Setting(several(word("RUN")), "folders of runs that were trained, as runs/small, or exported", required=True),
@@ -67,7 +67,7 @@ def main(argv: list[str]) -> None:
     first = Path("runs", f"pretrained-{runs[0].resolve().name}") if is_exported(runs[0]) else runs[0]
     folder = Path(given["output"] or first / "spectrum")
     check_own(folder, FILES, "spectrum.json", "spectrum")
-    from lit_linformer.studies.spectrum.run import open_run
+    from lit_linformer.studies.spectrum.measured_run import open_run
 
     chosen = check_device(given["device"])
     what = (given["source"], given["num_sentences"], given["layers"], heads, given["index"])

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from lit_linformer.data.finetuning.labelled_rows import Row
+from lit_linformer.data.finetuning.labelled_rows import LabelledRow
 
 QUOTED = 'He said " the " film\'s "best'  # a reader that knows quoting loses its way here
 TEXTS = [
@@ -40,7 +40,7 @@ def words(text: str) -> list[str]:
     return text.split("|") if "|" in text else text.split()
 
 
-def write_glue(root: Path, task: str) -> dict[str, list[Row]]:
+def write_glue(root: Path, task: str) -> dict[str, list[LabelledRow]]:
     """Writes a task's folder; returns the rows of each split as they should be read."""
     columns, label_column, labels, *headers = FILES[task]
     columns, expected = words(columns), {}
@@ -62,7 +62,7 @@ def write_glue(root: Path, task: str) -> dict[str, list[Row]]:
                 fields = dict(zip(columns, pair, strict=False)) | ({} if split == "test" else {label_column: label})
                 lines.append([fields.get(name, f"{name} {number}") for name in words(header or COLA)])
                 value = None if split == "test" else float(label) if task == "STS-B" else labels.index(label)
-                rows.append(Row(pair[: len(columns)], value))
+                rows.append(LabelledRow(pair[: len(columns)], value))
             text = "".join("\t".join(line) + "\n" for line in lines)
             mark = b"\xef\xbb\xbf" if task == "MRPC" and split != "test" else b""
             (root / task / f"{file}.tsv").write_bytes(mark + text.encode())

@@ -7,12 +7,17 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from lit_linformer.data.finetuning.labelled_rows import LabelledSource, Row
+from lit_linformer.data.finetuning.labelled_rows import LabelledRow, LabelledSource
 from lit_linformer.data.finetuning.text_tasks import TASKS, find_task, own_task
 from tests.data.finetuning.glue import FILES, TEXTS, write_glue
 
 OWN = own_task(["text"], labels=["neg", "pos"])
-ROWS = [Row(("Bad, bad.",), 0), Row(('" Good',), 1), Row(("naïve café",), 1), Row(("worse",), 0)]
+ROWS = [
+    LabelledRow(("Bad, bad.",), 0),
+    LabelledRow(('" Good',), 1),
+    LabelledRow(("naïve café",), 1),
+    LabelledRow(("worse",), 0),
+]
 
 
 def read(source, task):
@@ -102,7 +107,7 @@ def test_a_hub_data_set_with_its_classes_in_another_order_counts_by_name(tmp_pat
     write_json(root / "test.jsonl", [{"text": "good", "label": 0}, {"text": "bad", "label": 1}])
     (root / "README.md").write_text(CARD)
     source = LabelledSource(f"hub:{root}", OWN)
-    assert list(source.rows("test")) == [Row(("good",), 1), Row(("bad",), 0)]
+    assert list(source.rows("test")) == [LabelledRow(("good",), 1), LabelledRow(("bad",), 0)]
     with pytest.raises(ValueError, match=r"data.source: 'hub:.*', split train, row 2 has no label; allowed: one in every"):
         list(source.rows("train"))
 
@@ -267,7 +272,7 @@ def test_broken_files(tmp_path):
 
 def test_empty_texts_may_be_kept(tmp_path):
     (tmp_path / "train.tsv").write_text("sentence\tlabel\n\t1\n")
-    assert list(LabelledSource(str(tmp_path), SST2, "keep").rows("train")) == [Row(("",), 1)]
+    assert list(LabelledSource(str(tmp_path), SST2, "keep").rows("train")) == [LabelledRow(("",), 1)]
     with pytest.raises(ValueError, match=r"^data.empty_texts is 'drop'; allowed: error, keep$"):
         LabelledSource(str(tmp_path), SST2, "drop")
 
@@ -276,7 +281,7 @@ def test_qqps_ragged_lines_are_skipped_and_counted(tmp_path):
     header = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n"
     (tmp_path / "train.tsv").write_text(header + "1\t2\t3\tWhy?\tWhy not?\t0\n4\t5\t6\tcut short\n7\t8\t9\tHow?\tHow so?\t1\n")
     source = LabelledSource(str(tmp_path), QQP)
-    assert list(source.rows("train")) == [Row(("Why?", "Why not?"), 0), Row(("How?", "How so?"), 1)]
+    assert list(source.rows("train")) == [LabelledRow(("Why?", "Why not?"), 0), LabelledRow(("How?", "How so?"), 1)]
     assert source.skipped == 1
 
 
@@ -287,7 +292,7 @@ def test_an_unlabelled_test_needs_no_label_column(tmp_path):
 
 def test_windows_line_ends_and_a_blank_last_line(tmp_path):
     (tmp_path / "train.tsv").write_bytes(b"sentence\tlabel\r\nfine\t1\r\n\r\n")
-    assert list(LabelledSource(str(tmp_path), SST2).rows("train")) == [Row(("fine",), 1)]
+    assert list(LabelledSource(str(tmp_path), SST2).rows("train")) == [LabelledRow(("fine",), 1)]
 
 
 def test_how_far_reading_is(tmp_path):

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from lit_linformer.model import ATTENTIONS
+from lit_linformer.studies.attention_words import kind_settings
 from lit_linformer.studies.benchmark.layers import main
-from lit_linformer.studies.kinds import kind_settings
 from lit_linformer.studies.paper import operations
 from tests.cli.test_errors import complaint
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from lit_linformer.utils.finite import check_finite
+from lit_linformer.utils.weights import check_finite
 from tests.helpers import load, output
 
 NAME = "encoder.layers.1.up.weight"
