@@ -75,14 +75,7 @@ def write_evaluation(trainer: Trainer, pl_module: LightningModule, kind: str) ->
 
 
 def evaluated(data: Any, split: str, result: dict[str, Any], pl_module: Any) -> Iterator[dict[str, Any]]:
-    """Records of a split in the order of its file.
-
-    Args:
-        data: FineTuningData, which has the texts.
-        split: Its name.
-        result: `Scores.compute`'s, with logits.
-        pl_module: SequenceClassification, or one like it.
-    """
+    """Records of a split in the order of its file; `result`: what `Scores.compute` gives, with logits."""
     task, targets = data.text_task, result["targets"]
     labels = [None] * len(result["index"]) if targets is None else targets.tolist()
     rows = zip(result["index"].tolist(), labels, pl_module.predicted(result["logits"]), strict=True)

@@ -10,11 +10,7 @@ from lit_linformer.utils.environment import typed
 
 
 def closing_lines(folder: Path, model: LightningModule, data: LightningDataModule, curves: list[str]) -> list[str]:
-    """
-    Args:
-        folder: the run's.
-        curves: the commands that show the loggers' curves.
-    """
+    """Of a run's folder and the commands that show its loggers' curves."""
     predicts = type(model).predict_step is not LightningModule.predict_step
     predicts = predicts and type(data).predict_dataloader is not LightningDataModule.predict_dataloader
     config = ["--config", shlex.quote(f"{folder}/config.yaml")]

@@ -14,11 +14,9 @@ SHORT = {"16": "16-mixed", "bf16": "bf16-mixed", "32": "32-true", "64": "64-true
 
 
 def check_machine(trainer: Trainer, precision: Any) -> None:
-    """ValueError where the processes or the device are not what the trainer's settings say.
+    """ValueError where the processes or the device are not what the settings say of a trainer that was built with them.
 
-    Args:
-        trainer: as it was built.
-        precision: what trainer.precision asked for; Lightning may have put another one in its place.
+    precision: as it was asked for; Lightning may have put another one in its place.
     """
     started, starter = _started()
     # Without this the processes of a trainer with one device would each train alone, in one run directory.

@@ -20,14 +20,7 @@ HEAD = """# Written by `convert` (conversion.json). The model as it is:
 
 
 def write(model: TrainedModel, folder: Path, run: Path, conversion: dict[str, Any]) -> None:
-    """run.json, config.yaml, tokenizer.json, conversion.json and checkpoints/last.ckpt.
-
-    Args:
-        model: a masked language model.
-        folder: where to write.
-        run: what the folder will be called.
-        conversion: what was done.
-    """
+    """run.json, config.yaml, tokenizer.json, conversion.json and checkpoints/last.ckpt; the folder will be called ``run``."""
     data = {key: value for key, value in model.data.items() if key not in ("class_path", "text", "file")}
     data |= {"tokenizer": str(run / TOKENIZER), "max_length": model.max_length}
     config = {

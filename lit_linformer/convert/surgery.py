@@ -49,15 +49,10 @@ def to_linformer(
 
 @torch.inference_mode()
 def right_singular_vectors(encoder: Encoder, made: Encoder, rows: Tensor) -> None:
-    """E and F become the K strongest right singular vectors of the attention maps of all rows, one above the other.
+    """E and F of ``made`` become the K strongest right singular vectors of a Transformer's attention maps of all rows (S, n).
 
     The best projection Vᵀ V of rank K for P ≈ P Vᵀ V (paper, theorem 1), over those maps that share an E: a head's, a
     layer's, or all. Each vector has a sign and a length so that it is comparable with a mean over tokens: Σ ≥ 0, Σ|·| = 1.
-
-    Args:
-        encoder: a Transformer's.
-        made: the Linformer's.
-        rows: (S, n) int64, full rows.
     """
     total = torch.zeros(())
     for layer in range(len(made.layers)):

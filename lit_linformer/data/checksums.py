@@ -34,9 +34,7 @@ TOLD = 2_000_000_000  # bytes: to check more takes long enough to be announced
 class ShardWriter:
     """A file that is written from beginning to end, with the checksums of its shards.
 
-    Args:
-        path: The file.
-        shards: [bytes, CRC-32] of those that are in it already; what follows them is cut off.
+    shards: [bytes, CRC-32] of those that are in it already; what follows them is cut off.
     """
 
     def __init__(self, path: Path, shards: list | None = None):
@@ -75,13 +73,7 @@ def verify(folder: Path, meta: dict, names: list[str], vocab_size: int, when: st
     """ValueError where a file does not hold what was written to it.
 
     A file without checksums (until version 0.1.0) is searched for ids that the vocabulary does not have and for pages of zeros.
-
-    Args:
-        folder: Of the cache.
-        meta: Its meta.json.
-        names: The files to check.
-        vocab_size: Ids are below it.
-        when: "once": unless this machine has checked the file as it is; "always"; "never".
+    when: "once": unless this machine has checked the file as it is; "always"; "never".
     """
     if when == "never":
         return

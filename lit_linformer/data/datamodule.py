@@ -73,10 +73,8 @@ class ResumableDataModule(LightningDataModule):
     def _trained_tokenizer(self, source: str, inputs: dict, documents: Callable[[], Iterator[tuple[str, float]]]) -> Tokenizer:
         """Trains one or finds it again.
 
-        Args:
-            source: What progress messages call the text.
-            inputs: JSON-able description of all that shapes the text.
-            documents: Gives an iterator of (text, share of the source read so far).
+        source: what progress messages call the text; inputs: JSON-able description of all that shapes it; documents: gives an
+        iterator of (text, share of the source read so far).
         """
         inputs = {"kind": self.tokenizer_name, "vocab_size": self.vocab_size} | inputs
 
@@ -207,13 +205,9 @@ class ResumableDataModule(LightningDataModule):
 
 
 def check_row_length(rows: int, longest: int, of: str = "model.encoder.max_length", windows: bool = False) -> None:
-    """ValueError where rows have more tokens than a model reads.
+    """Refuses rows, data.max_length, that have more tokens than a model reads, which ``of`` says.
 
-    Args:
-        rows: data.max_length.
-        longest: The most tokens that it reads.
-        of: What that is called.
-        windows: The data can read a longer text in windows.
+    windows: the data can read a longer text in windows.
     """
     if rows > longest:
         instead = ", or data.max_windows more than 1, which reads a longer text in windows" if windows else ""

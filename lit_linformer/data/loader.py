@@ -191,16 +191,11 @@ class ResumableLoader(_Loader):
     where this one ended.
 
     Args:
-        dataset: Its items are whole batches, their keys the (epoch, index) of every row.
-        batch_size: Rows a rank and micro-batch.
+        dataset, batch_size, rank, world_size, num_workers, pin_memory: As EvaluationLoader's.
         num_samples: Use only so many rows, the first ones; None: all.
         seed: Of the order.
         accumulate: Micro-batches an optimiser step.
         samples: Where to start.
-        rank: This process's number, from 0.
-        world_size: Number of processes.
-        num_workers: Processes that load; 0 loads in this one.
-        pin_memory: For copies to a GPU.
         lengths: Tokens of each row, to put rows of about the same length together; None: they all have the same.
     """
 

@@ -51,12 +51,7 @@ def size_of(text: str) -> int:
 
 
 def batches_of(pieces: Iterable[tuple], text: int) -> Iterator[list[tuple]]:
-    """Pieces in batches of about BATCH_BYTES, each followed by its size.
-
-    Args:
-        pieces: Tuples that hold a text.
-        text: Where in each tuple it is.
-    """
+    """Pieces, tuples that hold a text at place `text`, in batches of about BATCH_BYTES, each followed by its size."""
     batch, total = [], 0
     for piece in pieces:
         size = size_of(piece[text])

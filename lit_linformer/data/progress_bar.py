@@ -7,12 +7,7 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 class Preparing:
-    """Counts bytes of text and shows progress and speed.
-
-    Args:
-        title: What is being done, such as "Tokenising".
-        show: False keeps it silent.
-    """
+    """Counts bytes of text and shows progress and speed of what is being done; `show` false keeps it silent."""
 
     def __init__(self, title: str, show: bool = True):
         self.title, self.show = title, show
@@ -34,7 +29,7 @@ class Preparing:
         return self
 
     def update(self, new_bytes: int, fraction: float) -> None:
-        """Args: new_bytes: done since the last call; fraction: of the whole, 0 to 1."""
+        """new_bytes: done since the last call; fraction: of the whole, 0 to 1."""
         self.bytes, self.fraction = self.bytes + new_bytes, fraction
         if self.bar is not None:
             self.bar.update(self.task, completed=fraction, speed=self._speed())

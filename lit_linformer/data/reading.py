@@ -106,11 +106,7 @@ def parquet_batches(path: Path, columns_of: Callable[[list[str]], list[str]], se
     """(Arrow's record batch, rows read before it, rows of the file): a few megabytes each, as far as the file allows.
 
     Arrow takes in a page at once, and a cell is in one page: a file with too large a one is refused (parquet_pages.py).
-
-    Args:
-        path: The file.
-        columns_of: Which columns to read, given the names of all.
-        setting: What error messages call it.
+    columns_of: which columns to read, given the names of all.
     """
     import pyarrow.parquet
 
@@ -132,11 +128,7 @@ def parquet_batches(path: Path, columns_of: Callable[[list[str]], list[str]], se
 def cells(column, first: int, where, setting: str) -> Iterator:
     """Python's values of an Arrow column, one after the other; of a text of more than LONGEST_LINE bytes an iterator of parts.
 
-    Args:
-        column: An array, or a chunked one.
-        first: The number of its first row, for error messages.
-        where: What they call the file.
-        setting: What they call the source.
+    first, where, setting: for error messages, the number of the first row, the file and the source.
     """
     for number, cell in enumerate(column, first):
         try:

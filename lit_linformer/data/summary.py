@@ -30,9 +30,7 @@ def of_token_files(splits: Mapping[str, Mapping[str, int]], max_length: int) -> 
 def data_rows(data: Any, longest: int | None) -> list[tuple[str, str]]:
     """What the terminal shows of a data module's `summary()`: (split, what it has), and ("note", advice) where some is due.
 
-    Args:
-        data: The data module; nothing of one that has no summary.
-        longest: The most tokens that the model reads; None where that is not known.
+    longest: the most tokens that the model reads; None where that is not known.
     """
     summary = data.summary() if hasattr(data, "summary") else {}
     hints = data.summary_hints(longest) if summary and hasattr(data, "summary_hints") else []

@@ -43,14 +43,8 @@ def write_text_files(
 ) -> None:
     """Writes a split's files.
 
-    Args:
-        folder: Where.
-        rows: All of them.
-        dtype: Of the ids.
-        texts: T, of a row.
-        classes: Labels are class numbers, not values.
-        inputs: JSON-able description of all that shaped them.
-        skipped: Tells, when all rows are read, how many lines of the source were left out.
+    texts: T, of a row; classes: labels are class numbers, not values; skipped: tells, when all rows are read, how many lines of
+    the source were left out.
     """
     offsets, labels, hashes = [0], [], []
     with closing(ShardWriter(folder / "ids.bin")) as file:
@@ -89,12 +83,7 @@ def _label_dtype(labels) -> type:
 
 
 class TextFiles:
-    """A split's files, memory-mapped.
-
-    Args:
-        folder: What `make_text_files` returned.
-        classes: Labels are class numbers, not values.
-    """
+    """A split's files, memory-mapped; `classes`: labels are class numbers, not values."""
 
     def __init__(self, folder: Path, classes: bool):
         self.folder = folder

@@ -28,9 +28,8 @@ SINGLE = re.compile(r"[\u3400-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f]|[^\W\d_\
 def training_text(documents: Iterable[str], single_characters: bool = False) -> Iterator[str]:
     """Pieces of the documents, cut where a tokenizer that is trained here sees no difference.
 
-    Args:
-        documents: The last one that is read is read whole, unless it holds too many distinct words.
-        single_characters: The tokenizer makes Chinese characters and punctuation words of their own.
+    The last document that is read is read whole, unless it holds too many distinct words. single_characters: the tokenizer
+    makes Chinese characters and punctuation words of their own.
     """
     distinct = DistinctWords(SINGLE if single_characters else WORDS)
     left = MOST_CHARACTERS

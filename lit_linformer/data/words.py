@@ -4,13 +4,10 @@ import numpy as np
 
 
 def word_tables(vocabulary: dict[str, int], size: int, prefix: str, byte_level: bool) -> tuple[np.ndarray, np.ndarray]:
-    """`Tokenizer.word_tables` before its special tokens are taken out.
+    """`Tokenizer.word_tables` before its special tokens are taken out, of {token: id} and the number of ids in all.
 
-    Args:
-        vocabulary: token → id.
-        size: ids in all.
-        prefix: of tokens that continue a word, WordPiece's "##"; "" where there is none.
-        byte_level: whether tokens are spelt in GPT-2's alphabet of bytes.
+    prefix: of tokens that continue a word, WordPiece's "##"; "" where there is none. byte_level: whether tokens are spelt in
+    GPT-2's alphabet of bytes.
     """
     joins, ends_word = np.zeros(size, dtype=bool), np.zeros(size, dtype=bool)
     to_byte = _byte_alphabet() if byte_level else None

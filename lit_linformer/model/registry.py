@@ -97,12 +97,9 @@ class Registry(Mapping):
         raise UnknownKind(self.setting, name, f"{entries}{own}", why) from error
 
     def check_options(self, name: str, taken: set[str], options: dict[str, Any] | None) -> None:
-        """ValueError for an option that the class does not have, or a value that its annotation does not allow.
+        """ValueError for an option that the class ``name`` does not have, or a value that its annotation does not allow.
 
-        Args:
-            name: the entry.
-            taken: arguments that the encoder itself gives it.
-            options: keyword arguments that the user gives it beside them.
+        taken: arguments that the encoder itself gives it beside them.
         """
         if not options:
             return

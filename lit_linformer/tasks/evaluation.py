@@ -18,13 +18,9 @@ KEPT = ("column", "cache_dir")  # what another text takes over of the settings o
 
 
 def open_text(settings: dict[str, Any], source: str | None, tokenizer: Path, max_length: int) -> tuple[PretrainingData, str]:
-    """The data and the name of its split to read: a run's validation text, or all of another text.
+    """The data and the name of its split to read: a run's validation text, or all of another text, ``source``.
 
-    Args:
-        settings: PretrainingData's, of the run; empty where there is none.
-        source: another text, as for data.source; None: the run's own.
-        tokenizer: its tokenizer.json.
-        max_length: n of the rows.
+    settings: PretrainingData's, of the run; empty where there is none.
     """
     settings = {key: value for key, value in settings.items() if key != "class_path"}
     settings |= {"tokenizer": str(tokenizer), "max_length": max_length, "text": None, "file": None, "num_workers": 0}

@@ -45,13 +45,9 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def check_own(folder: Path, names: Iterable[str], main: str, command: str) -> None:
-    """ValueError, in one line, where a file that a command is about to write there is not of that command.
+    """ValueError, in one line, where a file that a command is about to write into --output is not of that command.
 
-    Args:
-        folder: --output.
-        names: what it writes.
-        main: the one of them that begins with the command that wrote them all.
-        command: as `report`.
+    main: the one of its files that begins with the command that wrote them all.
     """
     there = [name for name in names if (folder / name).exists()]
     if not there:

@@ -27,15 +27,7 @@ BATCH_CHARACTERS = 1_000_000  # read at once
 
 
 def make_text_files(cache: Path, source: LabelledSource, split: str, tokenizer: Tokenizer, progress: bool = True) -> Path:
-    """The folder of a split's files, made if it is not there.
-
-    Args:
-        cache: Folder that holds it.
-        source: Where the rows are.
-        split: Which of them.
-        tokenizer: Its whole content is part of the fingerprint.
-        progress: False for silence.
-    """
+    """The folder of a split's files, made if it is not there; the tokenizer's whole content is part of its fingerprint."""
     task = source.task
     inputs = {
         "format": FORMAT,
@@ -93,11 +85,8 @@ class EncodedTexts(Dataset):
     filler row); index (B,) int64, the row's number in its file from 0, -1 for a filler; and, only if windows are allowed,
     document (R,) int64, which of the B a row of tokens belongs to.
 
-    Args:
-        files: A split's files.
-        layout: How texts become rows of tokens.
-        rows: Which rows to present, in this order; None: all, as they are in the file.
-        by_length: Present the longest first, so that consecutive batches hold rows of a length.
+    rows: which of the files' to present, in this order, None: all; by_length: the longest first, so that consecutive batches
+    hold rows of a length.
     """
 
     def __init__(self, files: TextFiles, layout: RowLayout, rows: np.ndarray | None = None, by_length: bool = False):

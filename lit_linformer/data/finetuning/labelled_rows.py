@@ -186,9 +186,7 @@ class LabelledSource:
     def texts(self, split: str, needs_label: bool | None = None) -> Iterator[tuple[tuple, tuple[str, ...], object]]:
         """((file, "line", number), texts, label as it is written) of a split's rows.
 
-        Args:
-            split: Its name.
-            needs_label: Whether there must be a column of labels; None: in all splits but the test.
+        needs_label: whether there must be a column of labels; None: in all splits but the test.
         """
         layout = self.find(split)
         if layout is None:

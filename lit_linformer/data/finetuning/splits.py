@@ -63,14 +63,7 @@ def select_rows(
 
 
 class Splits:
-    """Splits of a source, as a run's settings have them.
-
-    Args:
-        source: Where the rows are.
-        validation_fraction: Share of the training rows to hold out where there is no validation split; None: the task's own.
-        drop_leaked: Leave out training rows whose texts are in validation or test too.
-        limit_train: Use only so many training rows; None: all.
-    """
+    """Splits of a source, as a run's settings have them (`FineTuningData`)."""
 
     def __init__(self, source: LabelledSource, validation_fraction: float | None, drop_leaked: bool, limit_train: int | None):
         self.source, self.task = source, source.task

@@ -37,13 +37,7 @@ def _of_rows(rows: EncodedTexts, task: TextTask) -> dict[str, Any]:
 
 
 def cut_hint(sets: Mapping[str, EncodedTexts], summary: Summary, longest: int | None) -> str | None:
-    """What keeps rows whole, where many are cut.
-
-    Args:
-        sets: The splits.
-        summary: Theirs.
-        longest: The most tokens that the model reads; None where that is not known.
-    """
+    """What keeps rows whole, where many are cut; `longest`: the most tokens that the model reads, where that is known."""
     split = max(summary, key=lambda split: summary[split]["cut"])
     if summary[split]["cut"] < MANY:
         return None

@@ -77,11 +77,7 @@ class TextSource:
 
 
 class FileSource:
-    """Rows of files in a folder.
-
-    Args:
-        source: Which.
-    """
+    """Rows of files in a folder."""
 
     contents = ""  # what error messages say that it should hold
     fraction = 0.0
@@ -159,14 +155,7 @@ class ImageSource(FileSource):
 
 
 class GeneratedSource:
-    """ListOps or Pathfinder, made here: a function of the settings.
-
-    Args:
-        name: Which.
-        rows: Of each split.
-        level: Pathfinder's.
-        seed: Of all rows.
-    """
+    """ListOps or Pathfinder, made here: a function of the rows of each split, of Pathfinder's level, and of the seed."""
 
     def __init__(self, name: str, rows: dict[str, int], level: str, seed: int):
         self.name, self.counts, self.level, self.seed = name, rows, level, seed

@@ -215,10 +215,7 @@ class PretrainingData(ResumableDataModule):
     def evaluation_loader(self, split: str, max_length: int, batch_size: int | None = None) -> EvaluationLoader:
         """A held-out set in rows of another length: batches as `validate --data.max_length` has them, loaded in this process.
 
-        Args:
-            split: "validation" or "test", which setup has opened.
-            max_length: Tokens of a row, bos included.
-            batch_size: Rows a rank and batch; None: data.batch_size.
+        split: "validation" or "test", which setup has opened; batch_size: rows a rank and batch, None: data.batch_size.
         """
         tokenizer = self.tokenizer
         blocks = TokenBlocks(self.folder, split, max_length, tokenizer.bos_id, tokenizer.pad_id)

@@ -17,11 +17,7 @@ LONGEST_PROMPT = 1_000_000  # characters: a row of tokens holds far fewer, and n
 
 
 def read_prompts(text: str | list[str] | None, file: str | None, column: str) -> list[Prompt]:
-    """`text`, then the lines of `file` that are not blank, or its rows where it is a table.
-
-    Args:
-        column: Where a table has the text.
-    """
+    """`text`, then the lines of `file` that are not blank, or its rows where it is a table with that column."""
     prompts = given_texts(text)
     if file is not None:
         prompts += _table_prompts(file, column) if is_table(file) else text_prompts(file)

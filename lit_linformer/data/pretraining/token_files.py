@@ -53,14 +53,9 @@ class Holdout:
 def make_token_files(
     cache: Path, corpora: Mapping[str, Corpus], holdout: Holdout, tokenizer: Tokenizer, progress: bool = True
 ) -> Path:
-    """The folder of token files, made if it is not there.
+    """The folder of token files, made if it is not there; the tokenizer's whole content is part of its fingerprint.
 
-    Args:
-        cache: Folder that holds it.
-        corpora: "train", and "validation" or "test" where these have a source of their own.
-        holdout: How the training source is divided.
-        tokenizer: Its whole content is part of the fingerprint.
-        progress: False for silence.
+    corpora: "train", which holdout divides, and "validation" or "test" where these have a source of their own.
     """
     inputs = {
         "format": FORMAT,
@@ -183,15 +178,7 @@ def _pieces(documents: Iterable[str], tokenizer: Tokenizer, split_of, first: int
 
 
 class TokenBlocks:
-    """Rows of exactly `length` tokens from one of the token files, memory-mapped.
-
-    Args:
-        folder: What `make_token_files` returned.
-        split: "train", "validation" or "test".
-        length: n, bos included.
-        bos_id: First token of every row.
-        pad_id: Fills up the last row.
-    """
+    """Rows of exactly `length` tokens, bos included, from a split's token file, memory-mapped; pads fill up the last one."""
 
     def __init__(self, folder: Path, split: str, length: int, bos_id: int, pad_id: int):
         self.path, self.length, self.bos_id, self.pad_id = folder / FILES[split], length, bos_id, pad_id
