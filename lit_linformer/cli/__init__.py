@@ -96,7 +96,7 @@ def main(argv: list[str] | None = None) -> None:
         if isinstance(error, BrokenPipeError) and (argv[0] == "list" or HELP & set(argv)):  # | head
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(0)
-        message = None if show_traceback else _message(error, argv)
+        message = None if show_traceback else _message(error)
         if message is None:
             raise
         if is_first_process() or not getattr(error, "of_all_processes", False):
@@ -146,11 +146,11 @@ def _show_warning(message: Warning | str, category: type[Warning], filename: str
     print(f"warning: {' '.join(str(message).split())}", file=sys.stderr, flush=True)
 
 
-def _message(error: Exception, argv: list[str]) -> str | None:
+def _message(error: Exception) -> str | None:
     try:
         from lit_linformer.cli.messages import one_line
 
-        return one_line(error, argv)
+        return one_line(error)
     except ModuleNotFoundError as missing:
         return (
             f"{sys.executable} lacks the package {missing.name}; allowed: the Python of the environment in which "

@@ -27,7 +27,7 @@ from lit_linformer.callbacks import (
     best_of,
 )
 from lit_linformer.callbacks.header import wrapped
-from lit_linformer.cli.checks import check_settings
+from lit_linformer.cli.checks import check_once, check_settings
 from lit_linformer.cli.class_paths import check_class_paths, class_of
 from lit_linformer.cli.closing import closing_lines
 from lit_linformer.cli.early import check_early
@@ -37,6 +37,7 @@ from lit_linformer.cli.help import RangesInWords, add_run_arguments
 from lit_linformer.cli.machines import check_machine
 from lit_linformer.cli.often_changed import DEFAULT_CLASSES, TRAINER_DEFAULTS
 from lit_linformer.cli.quick_checks import no_encoder
+from lit_linformer.cli.refused import refused
 from lit_linformer.cli.run_config import RunConfig
 from lit_linformer.cli.run_loggers import RunLoggers, RunParser
 from lit_linformer.cli.trainer import RunTrainer
@@ -50,7 +51,7 @@ from lit_linformer.runs.trained_model import read_model
 from lit_linformer.tasks.pretrained import pretrained_encoder
 from lit_linformer.utils.configs import configs_first
 from lit_linformer.utils.environment import command_line
-from lit_linformer.utils.errors import SettingError, UserError
+from lit_linformer.utils.errors import SettingError, UserError, user_error
 from lit_linformer.utils.signals import is_first_process
 
 # What only the data knows.
@@ -109,7 +110,12 @@ class LinformerCLI(LightningCLI):
             parser.link_arguments(source, target, apply_on="instantiate")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: list[str]) -> None:
-        super().parse_arguments(parser, args)
+        try:
+            super().parse_arguments(parser, args)
+        except Exception as error:
+            if user_error(error) is not None:
+                raise
+            raise refused(error, self.argv, self._subcommand_parsers[self.argv[0]]) from error
         check_settings(self.config[self.argv[0]])
 
     def _parse_ckpt_path(self) -> None:
@@ -172,6 +178,7 @@ class LinformerCLI(LightningCLI):
         result = RunResult(best.monitor, best.mode, command_line(self.argv))
         written = {"predict": [PredictionWriter()], "fit": [result]}
         config.callbacks = [*_listed(config.callbacks), *written.get(self.subcommand, [result, EvaluationWriter()])]
+        check_once(config.callbacks)
         self.config[self.subcommand] = self.as_given  # what the run directory's config.yaml holds
         trainer = super().instantiate_trainer(**kwargs)
         check_machine(trainer, config.precision)

@@ -6,6 +6,7 @@ from dataclasses import is_dataclass
 from typing import Annotated, Any, get_args, get_type_hints
 
 from jsonargparse import Namespace
+from lightning.pytorch import Callback
 
 from lit_linformer.callbacks import LastCheckpoint, Progress, Throughput, best_checkpoint
 from lit_linformer.cli.class_paths import class_of
@@ -95,6 +96,13 @@ def _check_whole(where: str, hint: Any, value: Any) -> None:
                 kind(**vars(value))
             except ValueError as error:
                 raise UserError(f"{where}.{error}") from error
+
+
+def check_once(callbacks: list[Callback]) -> None:
+    """UserError for two callbacks of one name that have a state."""
+    names = [one.state_key for one in callbacks if type(one).state_dict is not Callback.state_dict]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"trainer.callbacks names {twice[0]} twice", "once, for a checkpoint keeps its state by that name")
 
 
 def _parameters(declared: Any) -> Mapping[str, Any]:

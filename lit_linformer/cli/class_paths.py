@@ -1,5 +1,6 @@
 """Classes that a command line or a config names: found, or refused in one line that says why, before jsonargparse sees them."""
 
+import contextlib
 import difflib
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from lit_linformer.cli.given import given_settings, walk
 from lit_linformer.cli.often_changed import DEFAULT_CLASSES
 from lit_linformer.cli.short_help import exported
 from lit_linformer.model.registry import Registry, UnknownKind
-from lit_linformer.utils.errors import SettingError
+from lit_linformer.utils.errors import SettingError, UserError
 
 BASES = {"model": LightningModule, "data": LightningDataModule, "trainer.callbacks": Callback, "trainer.logger": Logger}
 OURS = {"model": tasks, "data": data}
@@ -49,7 +50,7 @@ def class_of(path: str, setting: str) -> type:
     try:
         return Registry(setting, BASES[setting]).find(path)
     except UnknownKind as error:
-        raise SettingError(setting, path, _allowed(setting), error.more) from error
+        raise SettingError(setting, path, kinds(setting), error.more) from error
 
 
 def _check_name(setting: str, name: str) -> None:
@@ -62,12 +63,23 @@ def _check_name(setting: str, name: str) -> None:
         return
     near = difflib.get_close_matches(name, sorted(known), 1)
     meant = f"; did you mean {near[0]!r}?" if near else ""
-    raise SettingError(setting, name, _allowed(setting), more=meant)
+    raise SettingError(setting, name, kinds(setting), more=meant)
 
 
-def _allowed(setting: str) -> str:
+def kinds(setting: str) -> str:
+    """What a setting that names a class may be, in words."""
     base = BASES[setting].__name__
     return CLASSES.get(setting, f"the name of a {base} that is built in, or the class path of one, as my_module.My{base}")
+
+
+def find_class(name: str, setting: str) -> type | None:
+    """The class of a class path, or of a name that stands for one; None for what is none."""
+    if name.isidentifier():
+        found = {kind.__name__: kind for kind in _subclasses(BASES[setting])}
+        return getattr(OURS.get(setting), name, None) or found.get(name)
+    with contextlib.suppress(UserError):
+        return class_of(name, setting)
+    return None
 
 
 def _subclasses(base: type) -> Iterator[type]:

@@ -9,14 +9,14 @@ from lightning.pytorch import Trainer
 from lit_linformer.utils.errors import UserError
 
 # As torch's allocators and the libraries below them say it.
-NO_MEMORY = re.compile(r"out of memory|can't allocate memory|STATUS_ALLOC_FAILED")
+NO_MEMORY = ("out of memory", "can't allocate memory", "STATUS_ALLOC_FAILED")
 WORKER = re.compile(r"DataLoader worker \(pid.*\) (?:is killed by signal: ([\w ]+)|exited)(?!.*killed by signal)", re.DOTALL)
 
 
 def failure(error: BaseException, trainer: Trainer) -> UserError | None:
     """What to tell the user; None for any other error."""
     message = str(error)
-    memory = isinstance(error, RuntimeError) and NO_MEMORY.search(message)
+    memory = isinstance(error, RuntimeError) and any(words in message for words in NO_MEMORY)
     if memory or isinstance(error, MemoryError | torch.OutOfMemoryError):
         return _memory(trainer)
     if isinstance(error, RuntimeError) and (found := WORKER.search(f"{message} {error.__cause__}")):

@@ -44,4 +44,6 @@ def shown(value: Any) -> str:
     """A value as it is typed on the command line; text in quotes, so that an empty one is seen."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
+    if isinstance(value, list):
+        return f"[{', '.join(map(shown, value))}]"
     return repr(value) if isinstance(value, str) else str(value)

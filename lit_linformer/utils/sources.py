@@ -70,8 +70,9 @@ class Module:
         """Inside of functions too: a package may import when it is asked."""
         found: dict[str, list[tuple[ast.ImportFrom, str]]] = {}
         for statement in ast.walk(self.tree):
-            for alias in statement.names if isinstance(statement, ast.ImportFrom) else ():
-                found.setdefault(alias.asname or alias.name, []).append((statement, alias.name))
+            if isinstance(statement, ast.ImportFrom):
+                for alias in statement.names:
+                    found.setdefault(alias.asname or alias.name, []).append((statement, alias.name))
         return found
 
     def _absolute(self, node: ast.ImportFrom) -> str:

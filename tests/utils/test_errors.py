@@ -20,6 +20,7 @@ ERRORS = {
     "peer is true; allowed with compile: false": SettingError("peer", True, "false", when="with compile"),
     "order is 'x'; did you mean 'y'?; allowed: y": UnknownKind("order", "x", "y", "; did you mean 'y'?"),
     "line 3 has 4 fields; allowed: 2": UserError("line 3 has 4 fields", "2"),
+    "labels is [false, null, 'a']; allowed: text": SettingError("labels", [False, None, "a"], "text"),
     "a.csv cannot be read": UserError("a.csv cannot be read"),
 }
 

@@ -1,0 +1,181 @@
+"""Which setting it is that the parser has refused, and what its type takes.
+
+The parser's messages are its own matter, and of a setting that takes several types they tell about each. So they are not read:
+each setting that was given is tried by itself, and the first one whose type does not take it is the one.
+"""
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import yaml
+from jsonargparse import ArgumentParser
+
+from lit_linformer.cli.class_paths import BASES, CLASSES, find_class, kinds
+from lit_linformer.cli.given import REFERENCE, given_settings
+from lit_linformer.cli.help import settings_of
+from lit_linformer.cli.quick_checks import nearest
+from lit_linformer.model.errors import shown
+from lit_linformer.model.ranges import OneOf
+from lit_linformer.utils import compat
+from lit_linformer.utils.configs import config_files
+from lit_linformer.utils.errors import SettingError, UserError
+
+WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+BUILT = set(BASES) - set(CLASSES)  # settings whose classes have settings of their own, beside the model's and the data's
+Types = dict[str, Any]
+
+
+def refused(error: Exception, argv: list[str], parser: Any) -> UserError:
+    """The error to raise for what a command's ``parser`` has raised; where no setting is found, in the parser's own words."""
+    types = _types(parser) | settings_of(argv)
+    built: dict[str, list[tuple[str, dict[str, Any]]]] = {}  # {setting: [(class path, its settings)]}, of those with classes
+    files = [word for file in config_files(argv) for word in ("--config", file)]
+    for name, value in given_settings(files).items():
+        if told := _refused(name, value, types) or _no_reference(name, value, types):
+            return told
+        if name in BUILT:
+            built[name] = list(_classes(value))
+    for name, text in _words(argv):
+        setting, added = name.removesuffix("+"), name.endswith("+")
+        within = next((one for one in built if setting.startswith(f"{one}.")), None)
+        if within is not None and built[within]:
+            built[within][-1][1][setting.removeprefix(f"{within}.").removeprefix("init_args.")] = text
+        elif text is None:
+            return UserError(f"{setting} has no value", allowed(types.get(setting)) or "one")
+        elif setting in BUILT and find_class(text, setting) is not None:
+            built[setting] = [*(built.get(setting, []) if added else []), (text, {})]
+        elif told := _refused(setting, text, types):
+            return told
+    for setting, specs in built.items():
+        for path, values in specs:
+            if told := _refused_within(setting, path, values):
+                return told
+    return _stray(argv, types) or UserError(" ".join(str(error).split()))
+
+
+def _refused(name: str, value: Any, types: Types) -> UserError | None:
+    """Of one setting; None where its type takes the value, or where it belongs to a class."""
+    if name in BASES and not isinstance(value, bool | None):
+        known = all(find_class(path, name) or Path(path).is_file() for path, _ in _classes(value))
+        return None if known and list(_classes(value)) else SettingError(name, value, kinds(name))
+    section = next((one for one in types if one.startswith(f"{name}.")), None)
+    if section is not None and types.get(name) is None:
+        return None if isinstance(value, dict) else SettingError(name, value, f"its settings by name, as {section}")
+    owner = name
+    while owner and owner not in types:
+        owner = owner.rpartition(".")[0]
+    if not owner or (owner != name and types[owner] is None):
+        return UserError(f"unknown setting '{name}'{nearest(name, list(types))}")
+    if owner != name or REFERENCE.search(str(value)) or takes(types[name], value) or not (words := allowed(types[name])):
+        return None
+    read = yaml.safe_load(value) if isinstance(value, str) else value
+    if "text" not in words or isinstance(read, str):
+        return SettingError(name, value, words)
+    more = f", which YAML reads as {shown(read)}" if read is not value else ""
+    return SettingError(name, value, f"{words}, in quotes where YAML reads it as something else", more)
+
+
+def _refused_within(setting: str, path: str, values: dict[str, Any]) -> UserError | None:
+    """Of the settings of a class that a setting names, a callback's say."""
+    if (found := find_class(path, setting)) is None:
+        return None
+    parser = ArgumentParser(add_help=False, exit_on_error=False)
+    parser.add_class_arguments(found)
+    types = {f"{found.__name__}.{key}": hint for key, hint in _types(parser).items()}
+    for name, value in values.items():
+        if told := _refused(f"{found.__name__}.{name}", value, types):
+            return told
+    for action in compat.actions(parser):
+        if action.required and action.dest not in values:
+            name = f"{found.__name__}.{action.dest}"
+            return UserError(f"{name} is not given", allowed(types[name]) or "what its class says")
+    return None
+
+
+def _no_reference(name: str, value: Any, types: Types) -> UserError | None:
+    """Of a ${setting} that is not there: another class, the user's own say, may have no such setting."""
+    for to in (found[1] for found in REFERENCE.finditer(str(value))):
+        setting = to.replace(".init_args", "")
+        if ":" not in to and not to.startswith(".") and setting not in types:
+            own = f" (or give {name}, which refers to it, a value of its own)"
+            return UserError(f"${{{to}}} in the config names no setting{nearest(setting, list(types))}{own}")
+    return None
+
+
+def _stray(argv: list[str], types: Types) -> UserError | None:
+    for before, word in itertools.pairwise(argv):
+        if not word.startswith("-") and (not before.startswith("-") or "=" in before):
+            meant = f"; did you mean '--{word}'?" if word in types else ""
+            return UserError(f"{word!r} is neither a setting nor the value of one{meant}", "--SETTING VALUE")
+    return None
+
+
+def _words(argv: list[str]) -> Iterator[tuple[str, str | None]]:
+    """(setting, what was typed) of a command line but for its --config files."""
+    for word, following in zip(argv[1:], [*argv[2:], None], strict=True):
+        name, equals, value = word.partition("=")
+        if name.startswith("--") and name not in ("--config", "--print_config"):
+            missing = following is None or following.startswith("--")
+            yield name[2:].replace(".init_args", ""), value if equals else None if missing else following
+
+
+def _classes(value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    for one in value if isinstance(value, list) else [value]:
+        path = one.get("class_path") if isinstance(one, dict) else one
+        if isinstance(path, str):
+            yield path, dict((one.get("init_args") or {}) if isinstance(one, dict) else {})
+
+
+def _types(parser: Any) -> Types:
+    actions = (action for action in compat.actions(parser) if not action.dest.endswith(".help"))
+    return {action.dest: compat.type_of(action) or action.type for action in actions}
+
+
+def takes(hint: Any, value: Any) -> bool:
+    """Whether a type takes a value, as the parser would; what is text is read as YAML, as it stands on a command line."""
+    if hint is None or (not isinstance(hint, type) and get_origin(hint) is None):
+        return True
+    parser = ArgumentParser(add_help=False, exit_on_error=False)
+    parser.add_argument("--value", type=hint)
+    try:
+        parser.parse_args([f"--value={value}"]) if isinstance(value, str) else parser.parse_object({"value": value})
+    except Exception:
+        return False
+    return True
+
+
+def allowed(hint: Any) -> str | None:
+    """What a type takes, in words; None where it takes an object."""
+    words, names = list(dict.fromkeys(_in_words(hint))), ", ".join(dict.fromkeys(_names(hint)))
+    words += [names] if names else []
+    return ", or ".join(words) if words and None not in words else None
+
+
+def _names(hint: Any) -> Iterator[str]:
+    """The names, and numbers, that a Literal lists, in a union too."""
+    if get_origin(hint) is Literal:
+        yield from map(str, get_args(hint))
+    elif get_origin(hint) in (Union, UnionType):
+        for part in get_args(hint):
+            yield from _names(part)
+
+
+def _in_words(hint: Any) -> Iterator[str | None]:
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is Annotated and isinstance(parts[1], OneOf):
+        yield repr(parts[1])
+    elif origin is Annotated:
+        (kind,) = _in_words(parts[0])
+        yield f"{kind}, {parts[1]!r}"
+    elif origin in (Union, UnionType):
+        for part in parts:
+            yield from _in_words(part) if part is not NoneType else ()
+    elif origin is Literal:
+        return  # of several in a union each name is told once: _names
+    elif origin in (list, tuple):
+        yield f"a list, each {' or '.join(map(str, _in_words(parts[0])))}"
+    else:
+        yield WORDS.get(hint)
