@@ -8,9 +8,11 @@ import tempfile
 import warnings
 from contextlib import redirect_stdout, suppress
 from io import StringIO
+from multiprocessing import forkserver
 
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["HF_HUB_OFFLINE"] = "1"
 
 import pytest
 
@@ -49,10 +51,15 @@ def make_ready():
     with warnings.catch_warnings(), redirect_stdout(StringIO()), suppress(Exception, SystemExit):
         warnings.simplefilter("ignore")
         LinformerCLI(["fit", "--print_config"])
-    # A collection would write to every object that a forked process has of this one, so that its memory is copied.
     gc.collect()
     gc.freeze()
-    os.register_at_fork(after_in_child=gc.freeze)
+    os.register_at_fork(after_in_child=forked)
+
+
+def forked():
+    """In each forked process."""
+    gc.freeze()  # a collection would write to all objects that it has of this one, so that their memory is copied
+    forkserver._forkserver.__init__()  # it would wait for this one's, which is not its child: "No child processes"
 
 
 @pytest.fixture(scope="session")

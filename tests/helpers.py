@@ -223,7 +223,7 @@ def assert_same(a: Any, b: Any, where: str = "") -> None:
         assert a == b, where
 
 
-def in_one_process(lines: list[list[str]], folder: Path, hangs_after: float = 120) -> list[tuple[int, str]]:
+def in_one_process(lines: list[list[str]], folder: Path, hangs_after: float = HANGS) -> list[tuple[int, str]]:
     """`python run.py LINE` for each line, one after the other in one forked process: (exit status, what was printed).
 
     Far quicker than a process each. A line that takes longer than ``hangs_after`` seconds has the status -9, and so have
@@ -269,3 +269,10 @@ def in_one_process(lines: list[list[str]], folder: Path, hangs_after: float = 12
         ended = int(status.read_text()) if status.exists() else -9
         found.append((ended, log.read_text() if log.exists() else ""))
     return found
+
+
+def fit(tiny: list[str], name: str, log: Path, *extra: str, kill_at: int = -1) -> int:
+    """A run that writes its batches to LOG.0, LOG.1 … and what it prints to LOG.out; killed in batch `kill_at`."""
+    callback = ["--trainer.callbacks+", "tests.helpers.BatchLog", "--trainer.callbacks.path", str(log)]
+    callback += ["--trainer.callbacks.kill_at", str(kill_at)]
+    return run_forked(["fit", *tiny, "--name", name, *extra, *callback], log.with_suffix(".out"))

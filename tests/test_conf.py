@@ -15,7 +15,6 @@ from lit_linformer.studies.grid.measures import Measure
 from tests.data.finetuning.glue import FILES, write_glue
 from tests.data.longrange.files import write_long_range
 from tests.helpers import TINY, in_one_process, inside, read_log, run_forked, write_reviews
-from tests.test_resume import fit
 
 ROOT = Path(__file__).parents[1]
 TRAINERS = sorted((ROOT / "conf/trainer").glob("*.yaml"))
@@ -29,6 +28,8 @@ FIGURE3 = [path for path in GRIDS if path.name.startswith("figure3")]
 MECHANISMS = sorted((ROOT / "conf/mechanisms").glob("*.yaml"))
 RECALL = sorted((ROOT / "conf/recall").glob("*.yaml"))
 LRA = sorted((ROOT / "conf/lra").glob("*.yaml"))
+# What the others are at another size, of other data, with another attention; .ci/run runs them all.
+QUICK = ("quickstart", "linformer_base", "small", "sst2", "own", "pretrain")
 CONFIGS = sorted(set((ROOT / "conf").rglob("*.yaml")) - {*OVERLAYS, *TRAINERS, *FINETUNE, *GRIDS, *RECALL, *LRA, DISTILL})
 # Small enough for a test; everything else stays as the file has it.
 SHRINK = (
@@ -43,7 +44,11 @@ def named(path):
     return str(path.relative_to(ROOT / "conf"))
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=named)
+def quick_first(paths):
+    return [path if path.stem in QUICK else pytest.param(path, marks=pytest.mark.slow) for path in paths]
+
+
+@pytest.mark.parametrize("path", quick_first(CONFIGS), ids=named)
 def test_config_runs(path, tmp_path, corpus, cache, monkeypatch):
     monkeypatch.chdir(tmp_path)
     sources = ["--data.source", str(corpus), "--data.validation_source", "null", "--data.test_source", "null"]
@@ -56,7 +61,7 @@ def test_config_runs(path, tmp_path, corpus, cache, monkeypatch):
     assert (tmp_path / f"runs/{name}/perplexity.csv").is_file()
 
 
-@pytest.mark.parametrize("path", RECALL, ids=named)
+@pytest.mark.parametrize("path", quick_first(RECALL), ids=named)
 def test_recall_runs(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     argv = ["fit", "--config", str(path), "--data.batch_size", "2", "--data.validation_rows", "4"]
@@ -67,7 +72,7 @@ def test_recall_runs(path, tmp_path, monkeypatch):
     assert "val/accuracy" in json.loads((tmp_path / f"runs/{name}/result.json").read_text())["metrics"]
 
 
-@pytest.mark.parametrize("path", LRA, ids=named)
+@pytest.mark.parametrize("path", quick_first(LRA), ids=named)
 def test_long_range_arena_runs(path, tmp_path, monkeypatch):
     """Two steps of each, then the test, on a few generated rows or small files; n is cut to 512 where rows may be cut."""
     monkeypatch.chdir(tmp_path)
@@ -129,13 +134,8 @@ def source_of(path):
     return {"imdb": "data/IMDB", "agnews": "data/ag_news", "own": "data/reviews.csv"}.get(path.stem, "data")
 
 
-# The others differ in name and data alone, says the test below. One text, pairs, a number, two sets; one's own.
-QUICK = ("sst2", "stsb", "mnli", "agnews", "own")
-
-
-@pytest.mark.parametrize(
-    "path", [path if path.stem in QUICK else pytest.param(path, marks=pytest.mark.slow) for path in FINETUNE], ids=named
-)
+# The others differ in name and data alone, says the test below. Pairs and numbers: tests/data/finetuning/test_own_tasks.py.
+@pytest.mark.parametrize("path", quick_first(FINETUNE), ids=named)
 def test_finetuning_config_runs(path, finetuning, cache, tmp_path, monkeypatch):
     monkeypatch.chdir(finetuning)
     log = tmp_path / "out.txt"
@@ -188,6 +188,7 @@ def test_a_grid_of_the_paper_from_end_to_end(finetuning, cache, tmp_path, monkey
     assert table.count("1 of 3 runs") == 4 and "Linformer, from scratch" in table
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", MECHANISMS, ids=named)
 def test_every_mechanism_of_a_grid_trains_and_all_it_measures_is_there(path, tmp_path, corpus, cache, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -225,6 +226,7 @@ def test_a_step_of_figure_3_has_as_many_tokens_in_every_cell(path, monkeypatch):
     assert tokens in ({32 * 512}, {8 * 512})
 
 
+@pytest.mark.slow
 def test_a_figure_3_from_end_to_end(tmp_path, corpus, cache, monkeypatch):
     monkeypatch.chdir(tmp_path)
     os.symlink(ROOT / "conf", "conf")
@@ -286,7 +288,6 @@ def test_paper_configs_are_the_papers_model():
 GOLDEN = [5.7243, 5.6886, 5.6291, 5.556, 5.3775, 5.3284, 5.2132, 4.9935, 5.1715, 4.9765, 4.8585, 4.8132]
 
 
-def test_golden_losses(tiny, tmp_path):
-    assert fit(tiny, "golden", tmp_path / "golden") == 0
-    losses = [float.fromhex(line["loss"]) for line in read_log(tmp_path / "golden.0").values()]
+def test_golden_losses(finished):
+    losses = [float.fromhex(line["loss"]) for line in read_log(finished / "tiny.0").values()]
     assert losses == pytest.approx(GOLDEN, abs=2e-4)

@@ -1,11 +1,8 @@
 """Several processes: gradients, perplexity and token order are those of one; a batch is said once and divided."""
 
-import json
 import multiprocessing
 import os
 import socket
-import subprocess
-import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -18,12 +15,8 @@ from torch import nn
 from lit_linformer.data import PretrainingData
 from lit_linformer.model import EncoderConfig, MaskedLanguageModel
 from lit_linformer.model.linformer import SHARINGS
-from lit_linformer.runs.checkpoints import find_checkpoint
-from lit_linformer.runs.trained_model import open_checkpoint
-from lit_linformer.tasks import MLM
-from tests.helpers import HANGS, assert_same, load, output, read_log
+from tests.helpers import HANGS, assert_same, fit, load, output, read_log
 from tests.model.mechanisms import MECHANISMS
-from tests.test_resume import fit
 
 ROOT = Path(__file__).parents[1]
 OVERLAY = ROOT / "conf/trainer/ddp.yaml"
@@ -202,60 +195,6 @@ def test_the_same_run_on_one_process_two_and_after_changing_from_one_to_the_othe
 # Sharded
 
 
-def fit_sharded(argv: list[str], name: str, log: Path, *extra: str) -> None:
-    """fit in two processes that were started outside, as torchrun does."""
-    port, processes = str(free_port()), []
-    overlay = ["--config", str(ROOT / "conf/trainer/fsdp.yaml"), "--trainer.accelerator", "cpu", "--trainer.devices", "2"]
-    overlay += ["--trainer.precision", "32-true"]
-
-    def process(rank: int) -> None:
-        started = {"TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "2", "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        os.environ.update(started, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
-        sys.exit(fit([*argv, *overlay], name, log, *extra))
-
-    for rank in range(2):
-        processes.append(multiprocessing.get_context("fork").Process(target=process, args=(rank,)))
-        processes[-1].start()
-    for started in processes:
-        started.join(120)
-    assert [started.exitcode for started in processes] == [0, 0], log.with_suffix(".out").read_text()
-
-
-@pytest.mark.slow
-def test_sharded_run_is_the_plain_one_and_either_goes_on_from_the_others_checkpoint(tiny, tmp_path):
-    tiny = [*tiny, *EXACT[:4], *GLOBAL, "--model.schedule", "constant"]  # which does not know where 5 of 12 steps end
-    assert fit(tiny, "plain", tmp_path / "plain") == 0
-    fit_sharded(tiny, "down", tmp_path / "down", "--trainer.max_steps", "5")
-    assert fit(tiny, "down", tmp_path / "down", "--ckpt_path", "last") == 0
-    assert fit(tiny, "up", tmp_path / "up", "--trainer.max_steps", "5") == 0
-    fit_sharded(tiny, "up", tmp_path / "up", "--ckpt_path", "last")
-    checkpoints = tmp_path / "runs/up/checkpoints"
-    assert {path.name for path in (checkpoints / "last.ckpt").iterdir()} >= {"__0_0.distcp", "__1_0.distcp", "meta.pt"}
-    (best,) = checkpoints.glob("best-*.ckpt")
-
-    convert = [sys.executable, str(ROOT / "scripts/plain_checkpoint.py"), str(checkpoints / "last.ckpt"), "converted.ckpt"]
-    subprocess.run(convert, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
-    plain = load(tmp_path / "runs/plain/checkpoints/last.ckpt")
-    found = [load(tmp_path / "converted.ckpt"), load(tmp_path / "runs/down/checkpoints/last.ckpt")]
-    for checkpoint in found:
-        assert checkpoint["global_step"] == 12
-        torch.testing.assert_close(dict(checkpoint["state_dict"]), dict(plain["state_dict"]), rtol=1e-3, atol=1e-4)
-    opened = open_checkpoint(checkpoints / "last.ckpt")  # what export, convert and draw read
-    assert all(torch.equal(tensor, found[0]["state_dict"][f"net.{name}"]) for name, tensor in opened.net.state_dict().items())
-    mine, theirs = (checkpoint["optimizer_states"][0] for checkpoint in (found[0], plain))
-    assert [group["params"] for group in mine["param_groups"]] == [group["params"] for group in theirs["param_groups"]]
-    for number, state in theirs["state"].items():
-        torch.testing.assert_close(mine["state"][number]["exp_avg"], state["exp_avg"], rtol=1e-2, atol=1e-4)
-
-    (checkpoints / "last.ckpt/__1_0.distcp").unlink()
-    assert find_checkpoint(tmp_path / "runs/up", "last").name == "previous.ckpt"
-    shown = output(["validate", *tiny, "--name", "up"], tmp_path)
-    assert str(best.name) in shown
-    row = (tmp_path / "runs/plain/perplexity.csv").read_text().splitlines()[-1].split(",")
-    found = json.loads((tmp_path / "runs/up/validate.json").read_text())["metrics"]["val/perplexity"]
-    assert found == pytest.approx(float(row[3]), rel=1e-4)
-
-
 def test_learning_rate_goes_with_the_root_of_the_batch(tiny, tmp_path):
     tiny = [*tiny, "--model.schedule", "constant", "--model.warmup_steps", "0", "--trainer.max_steps", "1"]
     for name, rows, extra in (("a", 8, GLOBAL), ("b", 12, ["--trainer.accumulate_grad_batches", "3"])):
@@ -314,45 +253,3 @@ def test_processes_with_different_data_say_so(corpus, tmp_path):
     said = [report.get(), report.get()]
     for line in said:
         assert "process 0 has data tokens-" in line and ", process 1 tokens-" in line and "allowed: the same prepared" in line
-
-
-def gradient_norms(precision: list, tmp_path: Path, corpus: Path) -> tuple[list[float], dict]:
-    """Norms that the optimiser is given in four steps with gradient_clip_val=0.05, and the weights."""
-    from lightning.pytorch import Callback, Trainer, seed_everything
-
-    norms = []
-
-    class Norm(Callback):
-        def on_before_zero_grad(self, trainer, pl_module, optimizer):
-            gradients = [p.grad.flatten() for p in pl_module.parameters() if p.grad is not None]
-            if gradients:
-                norms.append(torch.cat(gradients).norm().item())
-
-    seed_everything(0)
-    sizes = {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "intermediate_size": 32, "max_length": 32, "projection_dim": 8}
-    data = PretrainingData(
-        str(corpus), vocab_size=300, max_length=32, batch_size=4, validation_fraction=0.1, cache_dir=str(tmp_path)
-    )
-    model = MLM(EncoderConfig(vocab_size=data.num_tokens, dropout=0.0, attention_dropout=0.0, norm="pre", **sizes))
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = Trainer(
-        accelerator="cpu", max_steps=4, gradient_clip_val=0.05, limit_val_batches=0, num_sanity_val_steps=0, plugins=precision,
-        callbacks=[Norm()], use_distributed_sampler=False, **quiet,
-    )  # fmt: skip
-    trainer.fit(model, datamodule=data)
-    return norms, model.state_dict()
-
-
-def test_sixteen_bits_scale_gradients_clip_them_unscaled_and_skip_a_step_that_overflows(corpus, tmp_path):
-    from lightning.pytorch.plugins.precision import MixedPrecision
-
-    whole, weights = gradient_norms([], tmp_path, corpus)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
-    half, same = gradient_norms([MixedPrecision("16-mixed", "cpu", scaler)], tmp_path, corpus)
-    # Clipped after the scale is taken out: else all would be 0.05 / 1,024.
-    assert half == pytest.approx(whole, rel=0.02) and max(half) == pytest.approx(0.05, rel=0.02)
-    for name, tensor in weights.items():
-        torch.testing.assert_close(same[name], tensor, rtol=0, atol=2e-3)
-    large = torch.amp.GradScaler("cpu", init_scale=2.0**40)
-    _, kept = gradient_norms([MixedPrecision("16-mixed", "cpu", large)], tmp_path, corpus)
-    assert large.get_scale() == 2.0**36 and all(tensor.isfinite().all() for tensor in kept.values())

@@ -8,8 +8,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -57,12 +55,7 @@ def check(command, folder, cache):
         elif command[2].startswith("conf/"):
             extra += [*SHRINK, *([] if "--data.source" in command else ["--data.source", "texts/text.txt"])]
     log = folder / "out.txt"
-    # In a process of their own: benchmark starts helpers, which a fork of pytest cannot wait for.
-    if command[0] in ("grid", "benchmark", "spectrum", "report"):
-        done = subprocess.run([sys.executable, ROOT / "run.py", *command, *extra], capture_output=True, text=True)
-        assert done.returncode == 0, (command, done.stdout, done.stderr)
-    else:
-        assert run_forked([*command, *extra], log) == 0, (command, log.read_text())
+    assert run_forked([*command, *extra], log) == 0, (command, log.read_text())
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import HANGS, assert_same, load, output, read_log
+from tests.helpers import HANGS, assert_same, fit, load, output, read_log
 from tests.test_distributed import EXACT, FORKED, GLOBAL, assert_equal_runs, free_port
-from tests.test_resume import fit
 
 ROOT = Path(__file__).parents[1]
 RUN = str(ROOT / "run.py")
@@ -156,7 +155,7 @@ def test_sigterm_to_one_of_two_processes_stops_both_after_one_step(tiny, tmp_pat
 @pytest.mark.parametrize(
     "status, told", [(0, "job 7_2 is in Slurm's queue again"), (1, "job 7_2 was not requeued: no such job")]
 )
-def test_slurms_sigusr1_saves_and_requeues(status, told, tiny, tmp_path, monkeypatch):
+def test_slurms_sigusr1_saves_and_requeues(status, told, put, tiny, tmp_path, monkeypatch):
     scontrol = tmp_path / "bin/scontrol"
     scontrol.parent.mkdir()
     scontrol.write_text(f'#!/bin/sh\necho "$@" > "{tmp_path}/asked"\n[ {status} = 0 ] || echo no such job >&2\nexit {status}\n')
@@ -174,7 +173,7 @@ def test_slurms_sigusr1_saves_and_requeues(status, told, tiny, tmp_path, monkeyp
     assert "stopped by SIGUSR1 at step 3" in (shown := (tmp_path / "job.out").read_text()) and told in shown
     if status == 0:
         assert fit(job, "job", tmp_path / "job") == 0
-        assert fit(tiny, "whole", tmp_path / "whole") == 0
+        put("whole")
         assert_whole(tmp_path, "job")
 
 

@@ -68,7 +68,13 @@ def test_draws_or_says_that_there_are_no_slots(here, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "form"), [("salient", "huggingface"), ("salient", "torch"), ("window", "safetensors"), ("window", "onnx")]
+    ("name", "form"),
+    [
+        ("salient", "huggingface"),
+        pytest.param("salient", "torch", marks=pytest.mark.slow),
+        ("window", "safetensors"),
+        pytest.param("window", "onnx", marks=pytest.mark.slow),
+    ],
 )
 def test_exports(name, form, here, tmp_path):
     pytest.importorskip({"huggingface": "transformers", "onnx": "onnxruntime"}.get(form, "torch"))

@@ -7,7 +7,7 @@ import pytest
 
 from lit_linformer.runs.checkpoints import check_checkpoint
 from lit_linformer.utils.files import read_rows
-from tests.helpers import TINY, assert_same, inside, load, read_log, run_forked
+from tests.helpers import TINY, assert_same, fit, inside, load, read_log
 
 CASES = {
     # 20 rows of 32 tokens make some 30 batches of 4 a pass: kills fall in the middle of it and of an accumulation.
@@ -23,12 +23,6 @@ CASES = {
         "--trainer.accumulate_grad_batches", "2",
     ],
 }  # fmt: skip
-
-
-def fit(tiny, name, log, *extra, kill_at=-1):
-    callback = ["--trainer.callbacks+", "tests.helpers.BatchLog", "--trainer.callbacks.path", str(log)]
-    callback += ["--trainer.callbacks.kill_at", str(kill_at)]
-    return run_forked(["fit", *tiny, "--name", name, *extra, *callback], log.with_suffix(".out"))
 
 
 SLOW = ("workers", "whole words", "two processes")  # of which others have a part
@@ -61,8 +55,9 @@ def test_every_kill_step_resumes(tiny, tmp_path):
         assert read_log(tmp_path / "whole.0") == read_log(tmp_path / f"killed{step}.0")
 
 
-def test_same_seed_same_curve_another_seed_another(tiny, tmp_path):
-    for name, seed in (("a", "3"), ("b", "3"), ("c", "4")):
+def test_same_seed_same_curve_another_seed_another(put, tiny, tmp_path):
+    put("a")
+    for name, seed in (("b", "3"), ("c", "4")):
         assert fit(tiny, name, tmp_path / name, "--seed_everything", seed) == 0
     a, b, c = (read_log(tmp_path / f"{name}.0") for name in "abc")
     assert a == b
@@ -85,8 +80,8 @@ def test_command_line_wins_on_resume_and_says_so(tiny, tmp_path):
         assert announced in output
 
 
-def test_truncated_last_falls_back_to_previous(tiny, tmp_path):
-    assert fit(tiny, "run", tmp_path / "run") == 0
+def test_truncated_last_falls_back_to_previous(put, tiny, tmp_path):
+    put("run")
     last, previous = (tmp_path / f"runs/run/checkpoints/{name}.ckpt" for name in ("last", "previous"))
     assert load(last)["global_step"] == 12 and load(previous)["global_step"] == 10
     last.write_bytes(last.read_bytes()[:3000])
@@ -96,9 +91,8 @@ def test_truncated_last_falls_back_to_previous(tiny, tmp_path):
     assert load(last)["global_step"] == 14
 
 
-def test_good_previous_outlives_a_save_that_fails_after_a_fall_back(tiny, tmp_path):
-    assert fit(tiny, "run", tmp_path / "run") == 0
-    folder = tmp_path / "runs/run/checkpoints"
+def test_good_previous_outlives_a_save_that_fails_after_a_fall_back(put, tiny, tmp_path):
+    folder = put("run") / "checkpoints"
     good = (folder / "previous.ckpt").read_bytes()
     (folder / "last.ckpt").write_bytes(good[:3000])
     for name in ("new", "last"):
@@ -168,9 +162,8 @@ def test_what_was_killed_after_a_step_is_made_up_for_without_doing_the_step_agai
     assert [row["step"] for row in found[0][0]] == [0, 7, 14] and "val/perplexity" in found[0][1]["metrics"]
 
 
-def test_last_save_that_was_killed_is_finished(tiny, tmp_path):
-    assert fit(tiny, "run", tmp_path / "run") == 0
-    folder = tmp_path / "runs/run/checkpoints"
+def test_last_save_that_was_killed_is_finished(put, tiny, tmp_path):
+    folder = put("run") / "checkpoints"
     names = {path.name for path in folder.iterdir()}
     (best,) = folder.glob("best-*.ckpt")
     # As it lies there between two renames of the last save, the beaten best not yet gone.

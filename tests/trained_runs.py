@@ -1,14 +1,37 @@
 """Small trained runs, through the real command, once a session."""
 
-import os
+import shutil
 
 import pytest
 import torch
 
-from tests.helpers import TINY, inside, run_forked
-from tests.test_finetuning import CONFIG, write_sst2
+from lit_linformer.tasks import MLM
+from tests.helpers import TINY, BatchLog, after, inside, output, run_forked
+from tests.sst2 import CONFIG, write_sst2
 
-os.environ["HF_HUB_OFFLINE"] = "1"
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory, corpus, cache):
+    """A folder with a run of 12 steps that was left alone, runs/tiny; tiny.0 has its batches, tiny.out what it printed."""
+    folder = tmp_path_factory.mktemp("finished")
+    log = BatchLog(str(folder / "tiny"))  # not as a callback, which the run's config would hold
+    with inside(folder), pytest.MonkeyPatch.context() as patched:
+        (folder / "tiny.yaml").write_text(TINY)
+        after(patched, MLM, "on_train_batch_end", lambda module, *of: log.on_train_batch_end(module.trainer, module, *of))
+        data = ["--data.source", str(corpus), "--data.cache_dir", str(cache)]
+        assert run_forked(["fit", "--config", "tiny.yaml", *data], folder / "tiny.out") == 0
+    return folder
+
+
+@pytest.fixture
+def put(finished, tmp_path):
+    """put("whole"): a copy of that run is runs/whole of the working directory, its batches are in whole.0."""
+
+    def put(name):
+        shutil.copyfile(finished / "tiny.0", tmp_path / f"{name}.0")
+        return shutil.copytree(finished / "runs/tiny", tmp_path / "runs" / name)
+
+    return put
 
 
 @pytest.fixture(scope="session")
@@ -26,17 +49,38 @@ def pretrained(tmp_path_factory, corpus, cache):
     return folder / "runs/tiny"
 
 
-@pytest.fixture(scope="session")
-def finetuned(tmp_path_factory, cache):
-    """The same of a classifier of SST-2's labels."""
-    folder = tmp_path_factory.mktemp("finetuned")
+def finetune(folder, cache, epochs):
     with inside(folder):
         write_sst2(folder / "glue/SST-2")
         (folder / "task.yaml").write_text(CONFIG)
-        words = ["--data.cache_dir", str(cache), "--data.source", str(folder / "glue"), "--trainer.max_epochs", "1"]
-        assert run_forked(["fit", "--config", "task.yaml", *words]) == 0
-    roughen(folder / "runs/task")
+        words = ["--data.cache_dir", str(cache), "--data.source", str(folder / "glue"), "--trainer.max_epochs", str(epochs)]
+        output(["fit", "--config", "task.yaml", *words], folder)
     return folder / "runs/task"
+
+
+@pytest.fixture(scope="session")
+def finetuned(tmp_path_factory, cache):
+    """The same of a classifier of SST-2's labels."""
+    run = finetune(tmp_path_factory.mktemp("finetuned"), cache, 1)
+    roughen(run)
+    return run
+
+
+@pytest.fixture(scope="session")
+def learnt(tmp_path_factory, cache):
+    """A folder in which a classifier has learnt its task: glue/, runs/task, and output.txt with what was printed."""
+    folder = tmp_path_factory.mktemp("learnt")
+    finetune(folder, cache, 8)
+    return folder
+
+
+@pytest.fixture
+def task(tmp_path, cache, monkeypatch):
+    """Arguments of a command that fine-tunes a tiny encoder from scratch on files in GLUE's layout."""
+    monkeypatch.chdir(tmp_path)
+    write_sst2(tmp_path / "glue/SST-2")
+    (tmp_path / "task.yaml").write_text(CONFIG)
+    return ["--config", "task.yaml", "--data.cache_dir", str(cache)]
 
 
 def roughen(run):

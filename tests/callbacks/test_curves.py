@@ -38,37 +38,41 @@ def kill(step):
 
 
 @pytest.fixture
-def whole(tiny, tmp_path):
-    output(["fit", *tiny, "--name", "whole"], tmp_path)
-    found = curves(tmp_path / "runs/whole")
+def whole(put):
+    found = curves(put("whole"))
     assert [step for step, _ in found["train/loss"]] == [*range(1, 13)]
     assert [step for step, _ in found["val/perplexity"]] == [step for step, _ in found["val/perplexity_best"]] == [0, 7]
     assert [tokens for tokens, _ in found["val/perplexity_by_tokens"]] == [0, 7 * 4 * 32]
     return found
 
 
-def test_no_ending_loses_a_point_or_has_one_twice(whole, tiny, tmp_path, monkeypatch):
-    endings = {
-        "after-a-checkpoint": (kill(5), LastCheckpoint, "_write", -9),
-        "after-that-before-a-validation": (kill(7), LastCheckpoint, "_write", -9),
-        "before-that-after-a-validation": (kill(7), BestCheckpoint, "on_validation_end", -9),
-        "after-that-of-a-validation": (kill(7), LastCheckpoint, "on_validation_end", -9),
-        "by-a-signal-before-a-validation": (
-            send(signal.SIGTERM, lambda module, *_: module.batches_seen == 6), MLM, "on_train_batch_start", 143
-        ),
-        "by-a-signal": (send(signal.SIGTERM, lambda module, *_: module.batches_seen == 8), MLM, "on_train_batch_start", 143),
-        "before-the-first": (
-            send(signal.SIGKILL, lambda module, *_: module.batches_seen == 3), MLM, "on_train_batch_start", -9
-        ),
-    }  # fmt: skip
-    for how, (then, owner, name, status) in endings.items():
-        run = ["fit", *tiny, "--name", how, "--ckpt_path", "auto"]
-        run += ["--last.every_n_steps", "7"] if "a-validation" in how else []
-        with monkeypatch.context() as patched:
-            after(patched, owner, name, then)
-            assert run_forked(run, tmp_path / "log") == status, how
-        assert run_forked(run, tmp_path / "log") == 0, how
-        assert curves(tmp_path / "runs" / how) == whole, how
+ENDINGS = {
+    "after-a-checkpoint": (kill(5), LastCheckpoint, "_write", -9),
+    "after-that-before-a-validation": (kill(7), LastCheckpoint, "_write", -9),
+    "before-that-after-a-validation": (kill(7), BestCheckpoint, "on_validation_end", -9),
+    "after-that-of-a-validation": (kill(7), LastCheckpoint, "on_validation_end", -9),
+    "by-a-signal-before-a-validation": (
+        send(signal.SIGTERM, lambda module, *_: module.batches_seen == 6), MLM, "on_train_batch_start", 143
+    ),
+    "by-a-signal": (send(signal.SIGTERM, lambda module, *_: module.batches_seen == 8), MLM, "on_train_batch_start", 143),
+    "before-the-first": (
+        send(signal.SIGKILL, lambda module, *_: module.batches_seen == 3), MLM, "on_train_batch_start", -9
+    ),
+}  # fmt: skip
+FIRST = ("after-a-checkpoint", "before-that-after-a-validation", "by-a-signal")
+SLOW = [pytest.param(how, marks=pytest.mark.slow) for how in ENDINGS if how not in FIRST]
+
+
+@pytest.mark.parametrize("how", [*FIRST, *SLOW])
+def test_no_ending_loses_a_point_or_has_one_twice(how, whole, tiny, tmp_path, monkeypatch):
+    then, owner, name, status = ENDINGS[how]
+    run = ["fit", *tiny, "--name", how, "--ckpt_path", "auto"]
+    run += ["--last.every_n_steps", "7"] if "a-validation" in how else []
+    with monkeypatch.context() as patched:
+        after(patched, owner, name, then)
+        assert run_forked(run, tmp_path / "log") == status
+    assert run_forked(run, tmp_path / "log") == 0
+    assert curves(tmp_path / "runs" / how) == whole
 
 
 def test_validations_within_an_accumulation_have_one_point_each_step(tiny, tmp_path, monkeypatch):

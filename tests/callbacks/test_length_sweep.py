@@ -44,8 +44,8 @@ def validate(tiny, tmp_path, *extra):
 
 
 @pytest.fixture
-def trained(tiny, tmp_path):
-    assert run_forked(["fit", *tiny, "--name", "run"], tmp_path / "fit.out") == 0
+def trained(tiny, put):
+    put("run")
     return tiny
 
 
@@ -78,7 +78,7 @@ def test_limit_bounds_the_cost(trained, tmp_path):
 
 @pytest.mark.parametrize(
     "extra",
-    [[], ["--data.num_workers", "1", "--trainer.precision", "bf16-mixed"], TWO],
+    [pytest.param([], marks=pytest.mark.slow), ["--data.num_workers", "1", "--trainer.precision", "bf16-mixed"], TWO],
     ids=["plain", "workers, bf16", "two processes"],
 )
 def test_training_does_not_notice(extra, tiny, tmp_path):

@@ -91,6 +91,7 @@ def points(rows):
     return found
 
 
+@pytest.mark.slow
 def test_the_folder_is_the_runs_whatever_the_logger(run):
     folder, kinds, said = run
     assert {path.name for path in folder.iterdir()} <= {"all.yaml", "tiny.yaml", "first.txt", "output.txt", "hosts.txt", "runs"}
@@ -108,6 +109,7 @@ def test_the_folder_is_the_runs_whatever_the_logger(run):
     assert hosts <= {"localhost", "127.0.0.1", "::1"}  # offline is offline
 
 
+@pytest.mark.slow
 def test_csv_has_tensorboards_points_each_once(run):
     with open(run[0] / "runs/tiny/metrics.csv", newline="") as file:
         rows = [(tag, int(row["step"]), float(row[tag])) for row in csv.DictReader(file) for tag in row if row[tag]]
@@ -121,6 +123,7 @@ def test_csv_has_tensorboards_points_each_once(run):
     assert [value for _, value in found["val/perplexity_by_tokens"]] == [row["perplexity"] for row in curve]
 
 
+@pytest.mark.slow
 def test_mlflow_goes_on_with_its_run(run):
     folder, kinds, _ = run
     if "MLFlowLogger" not in kinds:
@@ -156,6 +159,7 @@ def wandb_records(path):
             at += 32768 - at % 32768
 
 
+@pytest.mark.slow
 def test_wandb_goes_on_with_its_run_offline(run):
     folder, kinds, _ = run
     if "WandbLogger" not in kinds:
@@ -184,6 +188,7 @@ def test_wandb_goes_on_with_its_run_offline(run):
     assert any(start.glob("files/media/images/sweep/by_length*.png") for start in starts)
 
 
+@pytest.mark.slow
 def test_what_loggers_wrote_is_overwritten_and_the_best_checkpoint_is_found(run, corpus, cache, tmp_path):
     with inside(run[0]):
         argv = ["--config", "runs/tiny/config.yaml", "--data.source", str(corpus), "--data.cache_dir", str(cache)]

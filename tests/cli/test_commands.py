@@ -11,14 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import HANGS, load, output
+from tests.helpers import HANGS, fit, load, output
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def trained(tiny, tmp_path):
-    return output(["fit", *tiny], tmp_path)
+def trained(put, tiny, finished):
+    put("tiny")
+    return (finished / "tiny.out").read_text()
 
 
 def test_fit_leaves_a_run_directory_and_says_what_is_next(trained, tmp_path):
@@ -47,8 +48,6 @@ def test_curve_file_and_tensorboard_tell_the_same(trained, tmp_path):
 
 def test_resumed_tensorboard_repeats_no_point(tiny, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    from tests.test_resume import fit
 
     assert fit(tiny, "run", tmp_path / "run", kill_at=9) == -9  # validated at 7, saved at 5
     assert fit(tiny, "run", tmp_path / "run", "--ckpt_path", "last") == 0
@@ -152,7 +151,8 @@ def test_training_imports_nothing_that_it_does_not_use(tiny, tmp_path):
     if find_spec("transformers") is None:  # which torchmetrics imports where it is installed, and it the hub
         names.append("huggingface_hub")
     code = (
-        f"import sys; from lit_linformer.cli import main; main(sys.argv[1:]); print([m for m in {names} if m in sys.modules])"
+        "import sys; from lit_linformer.cli import main; from lit_linformer.data import FineTuningData; "
+        f"main(sys.argv[1:]); print([m for m in {names} if m in sys.modules])"
     )
     argv = [sys.executable, "-c", code, "fit", *tiny, "--trainer.max_steps", "1"]
     shown = subprocess.run(argv, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})

@@ -9,7 +9,7 @@ from lit_linformer.runs.checkpoints import find_checkpoint
 from lit_linformer.runs.trained_model import open_checkpoint
 from tests.cli.test_errors import complaint
 from tests.helpers import output
-from tests.test_finetuning import CONFIG
+from tests.sst2 import CONFIG
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,7 @@ import torch
 
 from lit_linformer.cli.failures import failure
 from lit_linformer.tasks import MLM
-from tests.helpers import after, output, read_log
-from tests.test_resume import fit
+from tests.helpers import after, fit, output, read_log
 
 
 def test_a_killed_worker_is_one_line_and_the_run_goes_on_exactly(tiny, tmp_path, monkeypatch):

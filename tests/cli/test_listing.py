@@ -69,9 +69,8 @@ def test_configs_are_listed_with_their_cost(capsys):
     )
 
 
-def test_runs_with_best_value_and_state(tiny, tmp_path, capsys):
-    output(["fit", *tiny], tmp_path)
-    place = tmp_path / "runs"
+def test_runs_with_best_value_and_state(put, tiny, capsys):
+    place = put("tiny").parent
     best = json.loads((place / "tiny/result.json").read_text())
     row = listed(capsys, "runs")["runs/tiny"]
     assert row.startswith(f"{best['best_metrics']['val/perplexity']:.2f} perplexity") and "finished" in row

@@ -70,3 +70,23 @@ def make_data(imdb, imdb_cache):
         return FineTuningData(**({"task": "IMDB", "source": str(imdb), "cache_dir": imdb_cache} | small | settings))
 
     return make
+
+
+@pytest.fixture(scope="session")
+def corpus_cache(tmp_path_factory):
+    return str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture
+def make(text_file, corpus_cache):
+    """Makes the data module of pretraining, on a small corpus."""
+    from lit_linformer.data import PretrainingData
+
+    def make(**settings):
+        small = {"vocab_size": 400, "max_length": 64, "batch_size": 8}
+        settings = {"source": str(text_file), "cache_dir": corpus_cache} | small | settings
+        if "validation_source" not in settings:
+            settings = {"validation_fraction": 0.1} | settings
+        return PretrainingData(**({"test_fraction": 0.05} | settings))
+
+    return make

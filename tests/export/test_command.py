@@ -10,56 +10,16 @@ import pytest
 import torch
 
 from lit_linformer.export import load
-from lit_linformer.export.card import plain
-from lit_linformer.export.verify import largest_difference, random_inputs
-from lit_linformer.model import EncoderConfig, MaskedLanguageModel, SequenceClassifier
-from lit_linformer.runs.trained_model import TrainedModel, open_checkpoint, read_model
+from lit_linformer.runs.trained_model import open_checkpoint, read_model
 from tests.cli.test_errors import complaint
-from tests.helpers import assert_same, output, small_disk
-from tests.model.mechanisms import MECHANISMS
+from tests.export.models import NEEDED, ROUNDING, export
+from tests.helpers import output, small_disk
 
 ROOT = Path(__file__).parents[2]
-NEEDED = {"safetensors": "safetensors", "huggingface": "transformers", "onnx": "onnxruntime", "torch": "torch"}
-FORMATS = list(NEEDED)
 SUMMED = ["model.safetensors", "tokenizer.json"]
-SHAPE = {"vocab_size": 50, "max_length": 16, "hidden_size": 8, "num_layers": 1, "num_heads": 2, "intermediate_size": 16}
-# Of logits of equal weights: memory mapped from a file lies at other addresses than torch's own, where sums are added up in
-# another order. 16 float32 roundings of numbers up to 4.
-ROUNDING = 16 * 4 * 2**-24
-VARIANTS = [
-    {"attention": "full", "local_width": 3, "norm": "pre"},
-    {"sharing": "layerwise", "norm": "post"},
-    {"sharing": "none", "mass_bias": True},
-    {"sharing": "headwise", "order": "project_first"},
-    {"sharing": "key-value", "num_layers": 2, "projection_dim": [4, 8], "local_width": 3, "norm": "pre", "mass_bias": True},
-    {"projection": "conv", "sharing": "none"},
-    {"projection": "mean", "mass_bias": True},
-    {"projection": "max"},
-    {"projection": "gaussian", "sharing": "headwise"},
-    *MECHANISMS.values(),
-    {"attention": "lookup", "num_layers": 2, "attention_options": {"chunk": 4}},
-]
-NAMES = [" ".join(map(str, settings.values())) for settings in VARIANTS]
-SLOW = [pytest.param(settings, marks=pytest.mark.slow) for settings in VARIANTS[1:-1]]
 
 
-def export(run, form, folder, tmp_path, *extra, status=0):
-    pytest.importorskip(NEEDED[form])
-    argv = ["export", "--ckpt_path", str(run), "--format", form, "--output", str(folder), *extra]
-    return output(argv, tmp_path, status)
-
-
-def model_of(settings, classes=None):
-    """A model of random weights, as `open_checkpoint` gives a trained one."""
-    torch.manual_seed(0)
-    config = EncoderConfig(**{**SHAPE, "projection_dim": 4, **settings})
-    net = MaskedLanguageModel(config) if classes is None else SequenceClassifier(config, classes, "mean")
-    for tensor in net.state_dict().values():
-        tensor.add_(0.2 * torch.randn_like(tensor))
-    return TrainedModel("random", net.eval(), None, config.max_length)
-
-
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", NEEDED)
 @pytest.mark.parametrize("kind", ["pretrained", pytest.param("finetuned", marks=pytest.mark.slow)])
 def test_every_format_is_written_and_held_against_the_checkpoint(form, kind, request, tmp_path):
     run = request.getfixturevalue(kind)
@@ -103,7 +63,7 @@ def test_folder_comes_back_as_plain_pytorch_and_starts_a_fine_tuning(form, kind,
 
 
 def test_fine_tuning_from_an_exported_folder(pretrained, tmp_path, cache, monkeypatch):
-    from tests.test_finetuning import CONFIG, write_sst2
+    from tests.sst2 import CONFIG, write_sst2
 
     monkeypatch.chdir(tmp_path)
     export(pretrained, "safetensors", tmp_path / "out", tmp_path)
@@ -113,32 +73,6 @@ def test_fine_tuning_from_an_exported_folder(pretrained, tmp_path, cache, monkey
     argv = ["fit", "--config", "task.yaml", "--data.cache_dir", str(cache), "--trainer.max_steps", "2"]
     output([*argv, "--model.pretrained", "out"], tmp_path)
     assert list((tmp_path / "runs/task/checkpoints").glob("last.ckpt"))
-
-
-def test_config_and_card_tell_what_was_trained(pretrained, finetuned, tmp_path):
-    export(pretrained, "safetensors", tmp_path / "mlm", tmp_path)
-    export(finetuned, "safetensors", tmp_path / "task", tmp_path)
-    mlm, task = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("mlm", "task"))
-    assert mlm["task"] == "masked-lm" and mlm["encoder"]["projection_dim"] == 8
-    facts = mlm["lit_linformer"]
-    assert facts["step"] in (4, 8) and facts["tokens"] == facts["step"] * 4 * 32 and facts["text"] == "text.txt"
-    assert facts["perplexity"] == facts["best_perplexity"] > 1 and facts["version"]
-    assert task["labels"] == ["negative", "positive"] and task["pooling"] == "mean" and task["lit_linformer"]["task"] == "SST-2"
-    card = (tmp_path / "mlm/README.md").read_text()
-    assert f"| {facts['step']} | {facts['tokens']} | {facts['perplexity']:.2f} |" in card and "| projection_dim | 8 |" in card
-    (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
-    exec(code.replace("path/to/this/folder", str(tmp_path / "mlm")), {"torch": torch})
-    scores = task["lit_linformer"]["scores"]
-    assert f"| validation accuracy | {scores['accuracy']:.4f} |" in (tmp_path / "task/README.md").read_text()
-
-
-def test_a_name_in_a_card_is_only_a_name():
-    from markdown import markdown
-
-    name = "# <script>alert(1)</script> | [a](javascript:b) *c* `d` & _e_ a_b \\\n# f"
-    shown = markdown(f"# {plain(name)}")
-    assert shown.startswith("<h1># &lt;script&gt;") and shown.count("<") == 2 and "<em>" not in shown and "\n" not in shown
-    assert plain("runs/quick_start-2") == "runs/quick_start-2"
 
 
 @pytest.mark.parametrize("form", ["safetensors", "huggingface"])
@@ -184,117 +118,6 @@ def test_a_damaged_folder_is_one_line(pretrained, tmp_path, monkeypatch):
     (tmp_path / "out/tokenizer.json").write_text(json.dumps(json.loads((tmp_path / "out/tokenizer.json").read_text())))
     (tmp_path / "out/SHA256SUMS").unlink()  # changed on purpose
     assert open_checkpoint(tmp_path / "out").tokenizer.mask_token == "<mask>"
-
-
-def test_card_has_what_the_user_and_other_runs_say(pretrained, finetuned, tmp_path):
-    """Words given for it, the training's command and machine, results of other runs, a picture; again from the folder."""
-    told = ["--name", "small", "--license", "mit", "--text", "Wikipedia (CC BY-SA)", "--results", str(finetuned)]
-    export(pretrained, "huggingface", tmp_path / "out", tmp_path, *told)
-    result = json.loads((finetuned / "result.json").read_text())
-    for folder in ("out", "again"):
-        card = (tmp_path / folder / "README.md").read_text()
-        head = "---\nlicense: mit\npipeline_tag: fill-mask\nlibrary_name: transformers\ntags: [linformer]\n---\n\n# small\n"
-        assert (
-            card.startswith(head) and "| text | Wikipedia (CC BY-SA) |" in card and "| license of the weights | mit |" in card
-        )
-        assert f"| task | val/accuracy | {result['best_metrics']['val/accuracy']:.4g} |" in card
-        assert f"```sh\n{result['command']}\n```" in card and "```sh\npython run.py fit --config tiny.yaml" in card
-        assert f"| hardware | {result['environment']['hardware']} |" in card
-        assert "(perplexity.png)" in card and (tmp_path / folder / "perplexity.png").read_bytes()[1:4] == b"PNG"
-        rows = (tmp_path / folder / "perplexity.csv").read_text().splitlines()
-        assert rows[0] == "step,tokens,perplexity" and rows[1].startswith("0,0,")
-        if folder == "out":
-            export(tmp_path / "out", "huggingface", tmp_path / "again", tmp_path)
-    assert (tmp_path / "out/model.safetensors").read_bytes() == (tmp_path / "again/model.safetensors").read_bytes()
-
-
-def test_a_checkpoint_file_alone_is_enough(pretrained, tmp_path):
-    (tmp_path / "alone.ckpt").write_bytes((pretrained / "checkpoints/last.ckpt").read_bytes())
-    assert "alone: linformer, k = 8" in export(tmp_path / "alone.ckpt", "safetensors", tmp_path / "out", tmp_path)
-    facts = json.loads((tmp_path / "out/config.json").read_text())["lit_linformer"]
-    assert facts["step"] == 8 and facts["best_perplexity"] > 1  # the checkpoint carries the curve
-
-
-@pytest.mark.parametrize("settings", [VARIANTS[0], *SLOW, VARIANTS[-1]], ids=NAMES)
-def test_one_program_for_every_length_whatever_the_model(settings, tmp_path, monkeypatch):
-    from lit_linformer.export import graph
-
-    monkeypatch.setattr(graph, "write_config", lambda model, folder: None)
-    model = model_of(settings, classes=3)
-    graph.write(model, tmp_path)
-    assert largest_difference(model, graph.logits(model, tmp_path)) < 1e-5
-
-
-FULL = pytest.param(VARIANTS[0], marks=pytest.mark.slow)
-
-
-@pytest.mark.parametrize("settings", [FULL, VARIANTS[4], VARIANTS[-1]], ids=["full", "key-value", "lookup"])
-def test_onnx_graph_for_every_length(settings, tmp_path, monkeypatch):
-    pytest.importorskip("onnxruntime")
-    from lit_linformer.export import onnx
-
-    monkeypatch.setattr(onnx, "write_config", lambda model, folder: None)
-    model = model_of(settings)
-    onnx.write(model, tmp_path)
-    written = onnx.logits(model, tmp_path)
-    assert largest_difference(model, written) < 1e-5
-    ids, mask = list(random_inputs(model))[3]
-    other = ids.masked_fill(mask == 0, 7)  # what stands at pads never matters
-    assert torch.equal(written(ids, mask)[mask.bool()], written(other, mask)[mask.bool()])
-
-
-@pytest.mark.parametrize("settings", VARIANTS, ids=NAMES)
-def test_transformers_model_has_equal_weights_whatever_the_model(settings, tmp_path):
-    pytest.importorskip("transformers")
-    from lit_linformer.export import huggingface_folder as hf_folder
-    from lit_linformer.runs.exported import read_weights
-
-    for classes in (None, 1):
-        model = model_of(settings, classes)
-        model.tokenizer = type("Ids", (), {"bos_id": 0, "pad_id": 1, "eos_id": 2})
-        with hf_folder.transformers_quiet():
-            hf_folder.as_transformers(model).save_pretrained(tmp_path / str(classes))
-        assert_same(dict(model.net.state_dict()), read_weights(tmp_path / str(classes)))
-        assert largest_difference(model, hf_folder.logits(model, tmp_path / str(classes))) <= ROUNDING
-
-
-def test_int8_tells_its_cost(pretrained, tmp_path):
-    shown = export(pretrained, "onnx", tmp_path / "out", tmp_path, "--quantize", "int8")
-    ((before, after),) = re.findall(r"perplexity float32 ([\d.]+) → int8 ([\d.]+) ", shown)
-    assert float(after) == pytest.approx(float(before), rel=0.1) and "onnxruntime int8" in shown
-    assert (tmp_path / "out/model.int8.onnx").is_file() and "perplexity float32" in (tmp_path / "out/README.md").read_text()
-
-
-@pytest.mark.slow
-def test_int8_of_a_classifier(finetuned, tmp_path):
-    pytest.importorskip("onnxruntime")
-    from lit_linformer.export import onnx, quantize
-
-    model = open_checkpoint(finetuned)
-    onnx.write(model, tmp_path)
-    batches = quantize.read_batches(model, None, tmp_path / "tokenizer.json")
-    assert sum(len(batch["input_ids"]) for batch in batches) == 37
-    quantize.write(tmp_path)
-    before, after = (onnx.logits(model, tmp_path, file) for file in (onnx.MODEL, onnx.INT8))
-    ((same, of),) = re.findall(
-        r"int8 gives float32's answer for (\d+) of (\d+) texts", quantize.cost(model, batches, before, after)
-    )
-    assert 33 <= int(same) <= int(of) == 37
-
-
-@pytest.mark.parametrize("elsewhere", [False, True])
-def test_int8_perplexity_is_the_projects_own(elsewhere, pretrained, corpus, tmp_path):
-    """Of the run's validation text, or another text: what `validate` computes from the same rows."""
-    pytest.importorskip("onnxruntime")
-    from lit_linformer.export import quantize
-
-    model = open_checkpoint(pretrained)
-    (tmp_path / "tokenizer.json").write_text(model.tokenizer.to_str())
-    batches = quantize.read_batches(model, str(corpus) if elsewhere else None, tmp_path / "tokenizer.json")
-    found = quantize.perplexity(lambda ids, mask: model.net(ids, mask.bool()), batches)
-    nll = sum(model.net.nll(b["input_ids"], b["positions"], b["labels"], b.get("attention_mask")).sum() for b in batches)
-    count = sum((b["labels"] >= 0).sum() for b in batches)
-    assert found == pytest.approx((nll / count).exp().item(), rel=1e-5)
 
 
 def test_nothing_is_left_where_an_export_differs(pretrained, tmp_path, monkeypatch):

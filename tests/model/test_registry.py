@@ -154,11 +154,12 @@ def test_weights_of_the_layers_input_are_computed_once_and_pads_do_not_matter(or
     assert (made.layers[0].attention.E.scores.weight == 1).all()  # its own start, not the encoder's
 
 
-def test_a_copy_of_the_folder_under_another_name_works(tmp_path):
+def test_a_copy_of_the_folder_under_another_name_works_and_needs_nothing_but_torch(tmp_path):
     shutil.copytree(Path(lit_linformer.model.__file__).parent, tmp_path / "lifted_out")
     code = (
         "import sys, torch; sys.modules['lit_linformer'] = None; from lifted_out import Encoder, EncoderConfig; "
-        f"print(*Encoder(EncoderConfig(**{SHAPE}, projection_dim=4))(torch.zeros(2, 9, dtype=torch.int64)).shape)"
+        f"print(*Encoder(EncoderConfig(**{SHAPE}, projection_dim=4))(torch.zeros(2, 9, dtype=torch.int64)).shape); "
+        "print(*[name for name in ('lightning', 'jsonargparse', 'datasets') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout.split() == ["2", "9", "8"], done.stderr

@@ -6,17 +6,15 @@ import shutil
 import pytest
 
 from tests.cli.test_errors import complaint
-from tests.helpers import assert_same, load, output, read_log
-from tests.test_resume import fit
+from tests.helpers import assert_same, fit, load, output, read_log
 
 PARTS = ("state_dict", "optimizer_states", "seen", "global_step")
 
 
 @pytest.fixture
-def whole(tiny, tmp_path):
+def whole(put):
     """The folder of a run that was left alone; last.ckpt is of step 12, previous.ckpt of 10, the best of 7."""
-    assert fit(tiny, "whole", tmp_path / "whole") == 0
-    return tmp_path / "runs/whole"
+    return put("whole")
 
 
 def only_best(checkpoints):

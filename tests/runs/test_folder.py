@@ -224,10 +224,9 @@ def test_overwrite_and_refusals_of_fit(tiny, tmp_path):
     assert not (tmp_path / "runs/refused").exists()
 
 
-def test_a_run_of_548a2f2_goes_on_and_is_overwritten(tiny, tmp_path):
+def test_a_run_of_548a2f2_goes_on_and_is_overwritten(put, tiny, tmp_path):
     """Such a run has no marker, and perhaps the versions of a best checkpoint that kills left behind."""
-    assert run_forked(["fit", *tiny]) == 0
-    folder = tmp_path / "runs/tiny"
+    folder = put("tiny")
     (folder / "run.json").unlink()
     best = next((folder / "checkpoints").glob("best-*.ckpt"))
     (best.with_name(best.stem + "-v1.ckpt")).write_bytes(best.read_bytes())

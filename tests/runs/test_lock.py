@@ -13,7 +13,7 @@ from lightning.pytorch import Callback
 
 from lit_linformer.runs.lock import RunLock
 from tests.cli.test_errors import complaint
-from tests.test_resume import fit
+from tests.helpers import fit
 
 FORK = multiprocessing.get_context("fork")
 

@@ -13,9 +13,8 @@ from lit_linformer.model import EncoderConfig, MaskedLanguageModel
 from lit_linformer.tasks import MLM, Distillation
 from lit_linformer.tasks.distillation import _terms
 from tests.cli.test_errors import complaint
-from tests.helpers import TINY, assert_same, inside, load, output, read_log, run_forked
+from tests.helpers import TINY, assert_same, fit, inside, load, output, read_log, run_forked
 from tests.studies.conftest import tables
-from tests.test_resume import fit
 
 SHAPE = {"vocab_size": 40, "max_length": 12, "hidden_size": 8, "num_layers": 2, "num_heads": 2, "intermediate_size": 16}
 

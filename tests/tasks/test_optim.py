@@ -1,10 +1,14 @@
-"""Parameter groups and the learning rate."""
+"""Parameter groups, the learning rate, and gradients of 16 bits."""
 
 import itertools
+from pathlib import Path
 
 import pytest
+import torch
 
+from lit_linformer.data import PretrainingData
 from lit_linformer.model import EncoderConfig, MaskedLanguageModel, SequenceClassifier
+from lit_linformer.tasks import MLM
 from lit_linformer.tasks.optim import Optimization, layer_decay, lr_factor, parameter_groups
 
 
@@ -76,3 +80,45 @@ def test_without_layer_decay_there_are_three_groups():
     config = EncoderConfig(vocab_size=50, max_length=16, hidden_size=8, num_layers=3, num_heads=2, projection_dim=4)
     groups = parameter_groups(SequenceClassifier(config, 2), 1.0, Optimization(1.0, None, 0.1, 0.5, 0.0), layer_decay(1.0, 3))
     assert [group["name"] for group in groups] == ["decay", "no_decay", "projection"]
+
+
+def gradient_norms(precision: list, tmp_path: Path, corpus: Path) -> tuple[list[float], dict]:
+    """Norms that the optimiser is given in four steps with gradient_clip_val=0.05, and the weights."""
+    from lightning.pytorch import Callback, Trainer, seed_everything
+
+    norms = []
+
+    class Norm(Callback):
+        def on_before_zero_grad(self, trainer, pl_module, optimizer):
+            gradients = [p.grad.flatten() for p in pl_module.parameters() if p.grad is not None]
+            if gradients:
+                norms.append(torch.cat(gradients).norm().item())
+
+    seed_everything(0)
+    sizes = {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "intermediate_size": 32, "max_length": 32, "projection_dim": 8}
+    data = PretrainingData(
+        str(corpus), vocab_size=300, max_length=32, batch_size=4, validation_fraction=0.1, cache_dir=str(tmp_path)
+    )
+    model = MLM(EncoderConfig(vocab_size=data.num_tokens, dropout=0.0, attention_dropout=0.0, norm="pre", **sizes))
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = Trainer(
+        accelerator="cpu", max_steps=4, gradient_clip_val=0.05, limit_val_batches=0, num_sanity_val_steps=0, plugins=precision,
+        callbacks=[Norm()], use_distributed_sampler=False, **quiet,
+    )  # fmt: skip
+    trainer.fit(model, datamodule=data)
+    return norms, model.state_dict()
+
+
+def test_sixteen_bits_scale_gradients_clip_them_unscaled_and_skip_a_step_that_overflows(corpus, tmp_path):
+    from lightning.pytorch.plugins.precision import MixedPrecision
+
+    whole, weights = gradient_norms([], tmp_path, corpus)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    half, same = gradient_norms([MixedPrecision("16-mixed", "cpu", scaler)], tmp_path, corpus)
+    # Clipped after the scale is taken out: else all would be 0.05 / 1,024.
+    assert half == pytest.approx(whole, rel=0.02) and max(half) == pytest.approx(0.05, rel=0.02)
+    for name, tensor in weights.items():
+        torch.testing.assert_close(same[name], tensor, rtol=0, atol=2e-3)
+    large = torch.amp.GradScaler("cpu", init_scale=2.0**40)
+    _, kept = gradient_norms([MixedPrecision("16-mixed", "cpu", large)], tmp_path, corpus)
+    assert large.get_scale() == 2.0**36 and all(tensor.isfinite().all() for tensor in kept.values())

@@ -12,9 +12,8 @@ from lit_linformer.cli.app import LinformerCLI
 from lit_linformer.data import PretrainingData
 from lit_linformer.tasks import MLM
 from lit_linformer.utils import signals
-from tests.helpers import after, assert_same, load, output, read_log, run_forked
+from tests.helpers import after, assert_same, fit, load, output, read_log, run_forked
 from tests.test_distributed import FORKED
-from tests.test_resume import fit
 
 BEFORE = "before training began: nothing was trained in this start; the same command starts it again"
 
@@ -55,8 +54,8 @@ def test_a_signal_before_training_ends_the_run_at_once(owner, name, when, number
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
-def test_ctrl_c_and_sighup_save_the_step_and_the_run_goes_on_exactly(number, tiny, tmp_path, monkeypatch):
-    assert fit(tiny, "whole", tmp_path / "whole") == 0
+def test_ctrl_c_and_sighup_save_the_step_and_the_run_goes_on_exactly(number, put, tiny, tmp_path, monkeypatch):
+    put("whole")
     with monkeypatch.context() as patched:
         after(patched, MLM, "on_train_batch_start", send(number, lambda module, *_: module.batches_seen == 8))
         assert fit(tiny, "stopped", tmp_path / "stopped") == 128 + number

@@ -13,10 +13,9 @@ NAME = "encoder.layers.1.up.weight"
 
 
 @pytest.fixture
-def broken(tiny, tmp_path):
+def broken(put, tiny, tmp_path):
     """A run all of whose checkpoints have one weight that is NaN."""
-    output(["fit", *tiny], tmp_path)
-    for path in (tmp_path / "runs/tiny/checkpoints").glob("*.ckpt"):
+    for path in (put("tiny") / "checkpoints").glob("*.ckpt"):
         checkpoint = load(path)
         checkpoint["state_dict"][f"net.{NAME}"][0, 0] = math.nan
         torch.save(checkpoint, path)

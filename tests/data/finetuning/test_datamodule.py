@@ -1,9 +1,6 @@
 """The data module of fine-tuning: what is read, held out and learnt from, and what it refuses."""
 
 import json
-import subprocess
-import sys
-from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -243,12 +240,3 @@ def test_a_text_that_may_not_be_cut_is_named_by_its_row(tmp_path, make_data):
     ready(make_data(**settings, truncation="only_second"))
     with pytest.raises(ValueError, match=r"^data.truncation is 'only_first', and row 5 \(from 0\) of the train split is too"):
         ready(make_data(**settings, truncation="only_first"))
-
-
-def test_importing_costs_no_heavy_library():
-    heavy = {"datasets", "pyarrow", "pandas"}
-    if find_spec("transformers") is None:  # which torchmetrics imports where it is installed, and it the tokenizers
-        heavy.add("tokenizers")
-    program = f"import sys; from lit_linformer.data import FineTuningData, PretrainingData; print({heavy} & set(sys.modules))"
-    output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert output == "set()\n"

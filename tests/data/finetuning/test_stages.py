@@ -3,7 +3,7 @@
 import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from tests.data.pretraining.test_datamodule import Recorder, recorded, trainer
+from tests.data.recorder import Recorder, recorded, trainer
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -1,67 +1,14 @@
 """The data module: with Lightning and without, resumed, on two processes, and what it says about bad settings."""
 
-import json
 import os
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lit_linformer.data import PretrainingData
 from lit_linformer.model.heads import IGNORED
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return str(tmp_path_factory.mktemp("cache"))
-
-
-@pytest.fixture
-def make(text_file, cache):
-    def make(**settings):
-        small = {"vocab_size": 400, "max_length": 64, "batch_size": 8}
-        settings = {"source": str(text_file), "cache_dir": cache} | small | settings
-        if "validation_source" not in settings:
-            settings = {"validation_fraction": 0.1} | settings
-        return PretrainingData(**({"test_fraction": 0.05} | settings))
-
-    return make
-
-
-class Recorder(LightningModule):
-    """Writes down what it is given: a line a batch and stage, a file a rank."""
-
-    def __init__(self, folder):
-        super().__init__()
-        self.weight, self.folder = torch.nn.Parameter(torch.zeros(1)), folder
-
-    def record(self, stage, batch):
-        line = {"stage": stage} | {k: v.tolist() if torch.is_tensor(v) else v for k, v in batch.items()}
-        with open(self.folder / f"rank{self.global_rank}.jsonl", "a") as file:
-            print(json.dumps(line), file=file)
-
-    def training_step(self, batch, _):
-        self.record("train", batch)
-        return self.weight.sum()
-
-    def validation_step(self, batch, _):
-        self.record("validation", batch)
-
-    test_step = predict_step = lambda self, batch, _: self.record("other", batch)
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-def trainer(**settings):
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-    return Trainer(**({"enable_checkpointing": False, "devices": 1} | quiet | settings))
-
-
-def recorded(folder, stage="train", rank=0):
-    lines = map(json.loads, (folder / f"rank{rank}.jsonl").read_text().splitlines())
-    return [line for line in lines if line["stage"] == stage]
+from tests.data.recorder import Recorder, recorded, trainer
 
 
 def test_without_a_trainer(make):
@@ -186,14 +133,14 @@ def test_no_validation_where_none_is_asked_for(make, tmp_path):
     assert len(recorded(tmp_path)) == 2 and not recorded(tmp_path, "validation")
 
 
-def test_another_length_needs_no_new_preparation(make, cache):
+def test_another_length_needs_no_new_preparation(make, corpus_cache):
     make().prepare_data()
-    before = sorted(os.listdir(cache))
+    before = sorted(os.listdir(corpus_cache))
     data = make(max_length=32, batch_size=3, mask_rate=0.3, seed=5, whole_word=True)
     data.prepare_data()
     data.setup("fit")
     assert next(iter(data.train_dataloader()))["input_ids"].shape == (3, 32)
-    assert sorted(os.listdir(cache)) == before
+    assert sorted(os.listdir(corpus_cache)) == before
 
 
 def test_tokenizer_learns_from_training_documents_only(tmp_path):
@@ -204,70 +151,6 @@ def test_tokenizer_learns_from_training_documents_only(tmp_path):
     learnt = set(data.tokenizer.backend.get_vocab())
     assert held_out and not {f"Ġ{word}" for word in held_out} & learnt
     assert {f"Ġ{word[:6]}" for word in words if word not in held_out} & learnt
-
-
-def test_predict_through_lightning_builds_no_token_files(make, tmp_path):
-    tokenizer = make().tokenizer
-    tokenizer.save(tmp_path / "tokenizer.json")
-    (tmp_path / "lines.txt").write_text("of <mask> attention\n\nthe matrix is <mask> and <mask> of the sequence\n")
-    data = make(
-        source="nowhere.txt",  # predict with a tokenizer's file needs no corpus
-        tokenizer=str(tmp_path / "tokenizer.json"),
-        cache_dir=str(tmp_path / "cache"),
-        text="the <mask> of",
-        file=str(tmp_path / "lines.txt"),
-        batch_size=2,
-    )
-    trainer().predict(Recorder(tmp_path), data)
-    first, second = recorded(tmp_path, "other")
-    assert first["texts"] + second["texts"] == [
-        "the <mask> of", "of <mask> attention", "the matrix is <mask> and <mask> of the sequence",
-    ]  # fmt: skip
-    for batch in (first, second):
-        masked = [(r, c) for r, ids in enumerate(batch["input_ids"]) for c, i in enumerate(ids) if i == tokenizer.mask_id]
-        assert list(zip(batch["rows"], batch["columns"], strict=True)) == masked
-        for ids, mask, text in zip(batch["input_ids"], batch["attention_mask"], batch["texts"], strict=True):
-            real = [i for i, kept in zip(ids, mask, strict=True) if kept]
-            assert real == [tokenizer.bos_id, *tokenizer.encode(text), tokenizer.eos_id]
-            assert all(i == tokenizer.pad_id for i in ids[len(real) :])
-    assert not (tmp_path / "cache").exists()
-
-
-def test_predict_skips_what_has_no_mask_and_says_which(make, tmp_path, capsys):
-    lines = ["no mask", "one <mask>", "", "none", *["neither"] * 6, "a <mask>", "<mask> " * 70]
-    (tmp_path / "lines.txt").write_text("\n".join(lines))
-    data = make(text="the <mask>", file=str(tmp_path / "lines.txt"))
-    data.setup("predict")
-    assert [(prompt["text"], prompt["place"]) for prompt in data.prompts] == [
-        ("the <mask>", {}), ("one <mask>", {"line": 2}), ("a <mask>", {"line": 11}),
-    ]  # fmt: skip
-    unmasked, long = [line for line in capsys.readouterr().err.splitlines() if "skipped" in line]
-    assert unmasked == f"note: data.file='{tmp_path}/lines.txt': 8 lines without <mask> are skipped: 1, 4, 5, 6, 7, …"
-    assert long.endswith("lines.txt': 1 line longer than data.max_length = 64 is skipped: 12")
-    (tmp_path / "rows.jsonl").write_text('{"text": "none"}\n{"text": null}\n{"text": "the <mask>"}\n')
-    data = make(file=str(tmp_path / "rows.jsonl"))
-    data.setup("predict")
-    assert [prompt["text"] for prompt in data.prompts] == ["the <mask>"]
-    (tmp_path / "rows.jsonl").write_text('{"text": "none"}\n')
-    with pytest.raises(ValueError, match=r"rows.jsonl': all 1 lines are without <mask>; allowed: some that can be"):
-        data.setup("predict")
-
-
-@pytest.mark.parametrize(
-    "settings, message",
-    [
-        ({"text": "nothing missing"}, r"data.text is 'nothing missing'; allowed: a text with <mask> where"),
-        ({"text": ["a <mask>", "b"]}, r"data.text is 'b'; allowed: a text with <mask>"),
-        ({"text": "<mask> " * 70}, r"data.text has \d+ tokens with bos and eos; allowed: up to data.max_length = 64"),
-        ({}, r"^data.text is not given, nor is data.file; allowed: "),
-        ({"text": "<mask> " * 200_000}, r"data.text has 1,400,000 characters; allowed: up to 1,000,000"),
-        ({"file": "no/such/file"}, r"data.file: no/such/file cannot be read: No such file"),
-        ({"file": "no/such.csv"}, r"^data.file is 'no/such.csv', which is not there; allowed: a file of text, or a table"),
-    ],
-)
-def test_bad_prompts(make, settings, message):
-    with pytest.raises(ValueError, match=message):
-        make(**settings).setup("predict")
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from lit_linformer.data.pretraining import token_files as blocks
 from lit_linformer.data.pretraining.corpus import Corpus
 from lit_linformer.data.pretraining.token_files import Holdout, make_token_files
 from tests.data.conftest import make_documents
+from tests.helpers import HANGS
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +52,7 @@ def make_until_shard(cache, corpora, tokenizer, number, end):
 
     started = multiprocessing.get_context("fork").Process(target=process)
     started.start()
-    started.join(60)
+    started.join(HANGS)
     return started.exitcode
 
 

@@ -1,0 +1,64 @@
+"""What `test`, `validate` and `predict` write: GLUE's submission, and a line for each text."""
+
+import json
+import shutil
+
+import pytest
+
+from tests.helpers import output
+from tests.sst2 import written
+
+
+@pytest.fixture
+def learnt(task, learnt, tmp_path):
+    """Arguments, in a folder with a copy of the run."""
+    shutil.copytree(learnt / "runs", tmp_path / "runs")
+    return task
+
+
+def test_test_writes_glues_submission_and_predict_classifies(learnt, tmp_path):
+    shown = output(["test", *learnt], tmp_path)
+    lines = (tmp_path / "runs/task/submission/SST-2.tsv").read_text().splitlines()
+    assert lines[0] == "index\tprediction" and len(lines) == 22 and "no labels" in shown
+    right = sum(line == f"{i}\t{i % 2}" for i, line in enumerate(lines[1:]))
+    assert right >= 15
+    assert "21 rows → runs/task/predictions.jsonl" in shown
+    tested, texts = written(tmp_path), (tmp_path / "glue/SST-2/test.tsv").read_text().splitlines()[1:]
+    assert [f"{i}\t{row['text']}" for i, row in enumerate(tested)] == texts and "label" not in tested[0]
+    assert [["negative", "positive"].index(row["prediction"]) for row in tested] == [int(line[-1]) for line in lines[1:]]
+
+    shown = output(["validate", *learnt], tmp_path)
+    validated, rows = written(tmp_path), (tmp_path / "glue/SST-2/dev.tsv").read_text().splitlines()[1:]
+    assert [f"{row['text']}\t{int(row['label'] == 'positive')}" for row in validated] == rows
+    assert [row["line"] for row in validated] == list(range(2, 39)) and {row["split"] for row in validated} == {"validation"}
+    assert all(max(row["probabilities"], key=row["probabilities"].get) == row["prediction"] for row in validated)
+    wrong = sum(row["label"] != row["prediction"] for row in validated)
+    accuracy = json.loads((tmp_path / "runs/task/validate.json").read_text())["metrics"]["val/accuracy"]
+    assert 1 - wrong / 37 == pytest.approx(accuracy) and f"37 rows, {wrong} of them wrong → runs/task/pred" in shown
+
+    shown = output(["predict", *learnt, "--data.file", "glue/SST-2/dev.tsv"], tmp_path)
+    assert "37 texts → runs/task/predictions.jsonl, of which the first 10 are shown" in shown
+    for row, other in zip(validated, written(tmp_path), strict=True):
+        assert {name: row[name] for name in ("line", "text", "label", "prediction")}.items() <= other.items()
+        assert row["probabilities"] == pytest.approx(other["probabilities"], rel=1e-5)
+    shown = output(["predict", *learnt, "--data.text", '["we saw good", "the plot so awful"]'], tmp_path)
+    records = [json.loads(line) for line in (tmp_path / "runs/task/predictions.jsonl").read_text().splitlines()]
+    assert [record["text"] for record in records] == ["we saw good", "the plot so awful"]
+    assert [record["top"][0]["label"] for record in records] == ["positive", "negative"]
+    assert all(sum(found["probability"] for found in record["top"]) == pytest.approx(1) for record in records)
+    assert "2 texts → runs/task/predictions.jsonl" in shown and "positive" in shown
+    (tmp_path / "texts.txt").write_text("we saw good\n\nthe plot so awful\n")
+    output(["predict", *learnt, "--data.file", "texts.txt"], tmp_path)
+    from_file = [json.loads(line) for line in (tmp_path / "runs/task/predictions.jsonl").read_text().splitlines()]
+    assert [r["top"][0]["probability"] for r in from_file] == pytest.approx([r["top"][0]["probability"] for r in records])
+
+
+def test_one_process_and_two_submit_the_same(learnt, tmp_path):
+    output(["test", *learnt], tmp_path)
+    path = tmp_path / "runs/task/submission/SST-2.tsv"
+    one, rows = path.read_text(), written(tmp_path)
+    path.unlink()
+    shown = output(["test", *learnt, "--trainer.strategy", "ddp_fork", "--trainer.devices", "2"], tmp_path)
+    assert path.read_text() == one and shown.count("21 rows → ") == 1
+    for row, other in zip(rows, written(tmp_path), strict=True):
+        assert row.pop("probabilities") == pytest.approx(other.pop("probabilities")) and row == other

@@ -1,0 +1,66 @@
+"""ONNX: one graph for every length; eight bits, and what they cost."""
+
+import re
+
+import pytest
+import torch
+
+from lit_linformer.export.verify import largest_difference, random_inputs
+from lit_linformer.runs.trained_model import open_checkpoint
+from tests.export.models import VARIANTS, export, model_of
+
+SLOW = [pytest.param(VARIANTS[number], marks=pytest.mark.slow) for number in (0, 4)]
+
+
+@pytest.mark.parametrize("settings", [*SLOW, VARIANTS[-1]], ids=["full", "key-value", "lookup"])
+def test_onnx_graph_for_every_length(settings, tmp_path, monkeypatch):
+    pytest.importorskip("onnxruntime")
+    from lit_linformer.export import onnx
+
+    monkeypatch.setattr(onnx, "write_config", lambda model, folder: None)
+    model = model_of(settings)
+    onnx.write(model, tmp_path)
+    written = onnx.logits(model, tmp_path)
+    assert largest_difference(model, written) < 1e-5
+    ids, mask = list(random_inputs(model))[3]
+    other = ids.masked_fill(mask == 0, 7)  # what stands at pads never matters
+    assert torch.equal(written(ids, mask)[mask.bool()], written(other, mask)[mask.bool()])
+
+
+def test_int8_tells_its_cost(pretrained, tmp_path):
+    shown = export(pretrained, "onnx", tmp_path / "out", tmp_path, "--quantize", "int8")
+    ((before, after),) = re.findall(r"perplexity float32 ([\d.]+) → int8 ([\d.]+) ", shown)
+    assert float(after) == pytest.approx(float(before), rel=0.1) and "onnxruntime int8" in shown
+    assert (tmp_path / "out/model.int8.onnx").is_file() and "perplexity float32" in (tmp_path / "out/README.md").read_text()
+
+
+@pytest.mark.slow
+def test_int8_of_a_classifier(finetuned, tmp_path):
+    pytest.importorskip("onnxruntime")
+    from lit_linformer.export import onnx, quantize
+
+    model = open_checkpoint(finetuned)
+    onnx.write(model, tmp_path)
+    batches = quantize.read_batches(model, None, tmp_path / "tokenizer.json")
+    assert sum(len(batch["input_ids"]) for batch in batches) == 37
+    quantize.write(tmp_path)
+    before, after = (onnx.logits(model, tmp_path, file) for file in (onnx.MODEL, onnx.INT8))
+    ((same, of),) = re.findall(
+        r"int8 gives float32's answer for (\d+) of (\d+) texts", quantize.cost(model, batches, before, after)
+    )
+    assert 33 <= int(same) <= int(of) == 37
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_int8_perplexity_is_the_projects_own(elsewhere, pretrained, corpus, tmp_path):
+    """Of the run's validation text, or another text: what `validate` computes from the same rows."""
+    pytest.importorskip("onnxruntime")
+    from lit_linformer.export import quantize
+
+    model = open_checkpoint(pretrained)
+    (tmp_path / "tokenizer.json").write_text(model.tokenizer.to_str())
+    batches = quantize.read_batches(model, str(corpus) if elsewhere else None, tmp_path / "tokenizer.json")
+    found = quantize.perplexity(lambda ids, mask: model.net(ids, mask.bool()), batches)
+    nll = sum(model.net.nll(b["input_ids"], b["positions"], b["labels"], b.get("attention_mask")).sum() for b in batches)
+    count = sum((b["labels"] >= 0).sum() for b in batches)
+    assert found == pytest.approx((nll / count).exp().item(), rel=1e-5)

@@ -1,0 +1,72 @@
+"""FSDP2: a run in two processes is the plain one, and either goes on from the other's checkpoint."""
+
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from lit_linformer.runs.checkpoints import find_checkpoint
+from lit_linformer.runs.trained_model import open_checkpoint
+from tests.helpers import HANGS, fit, load, output
+from tests.test_distributed import EXACT, GLOBAL, free_port
+
+ROOT = Path(__file__).parents[2]
+
+
+def fit_sharded(argv: list[str], name: str, log: Path, *extra: str) -> None:
+    """fit in two processes that were started outside, as torchrun does."""
+    port, processes = str(free_port()), []
+    overlay = ["--config", str(ROOT / "conf/trainer/fsdp.yaml"), "--trainer.accelerator", "cpu", "--trainer.devices", "2"]
+    overlay += ["--trainer.precision", "32-true"]
+
+    def process(rank: int) -> None:
+        started = {"TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "2", "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        os.environ.update(started, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+        sys.exit(fit([*argv, *overlay], name, log, *extra))
+
+    for rank in range(2):
+        processes.append(multiprocessing.get_context("fork").Process(target=process, args=(rank,)))
+        processes[-1].start()
+    for started in processes:
+        started.join(HANGS)
+    assert [started.exitcode for started in processes] == [0, 0], log.with_suffix(".out").read_text()
+
+
+@pytest.mark.slow
+def test_sharded_run_is_the_plain_one_and_either_goes_on_from_the_others_checkpoint(tiny, tmp_path):
+    tiny = [*tiny, *EXACT[:4], *GLOBAL, "--model.schedule", "constant"]  # which does not know where 5 of 12 steps end
+    assert fit(tiny, "plain", tmp_path / "plain") == 0
+    fit_sharded(tiny, "down", tmp_path / "down", "--trainer.max_steps", "5")
+    assert fit(tiny, "down", tmp_path / "down", "--ckpt_path", "last") == 0
+    assert fit(tiny, "up", tmp_path / "up", "--trainer.max_steps", "5") == 0
+    fit_sharded(tiny, "up", tmp_path / "up", "--ckpt_path", "last")
+    checkpoints = tmp_path / "runs/up/checkpoints"
+    assert {path.name for path in (checkpoints / "last.ckpt").iterdir()} >= {"__0_0.distcp", "__1_0.distcp", "meta.pt"}
+    (best,) = checkpoints.glob("best-*.ckpt")
+
+    convert = [sys.executable, str(ROOT / "scripts/plain_checkpoint.py"), str(checkpoints / "last.ckpt"), "converted.ckpt"]
+    subprocess.run(convert, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    plain = load(tmp_path / "runs/plain/checkpoints/last.ckpt")
+    found = [load(tmp_path / "converted.ckpt"), load(tmp_path / "runs/down/checkpoints/last.ckpt")]
+    for checkpoint in found:
+        assert checkpoint["global_step"] == 12
+        torch.testing.assert_close(dict(checkpoint["state_dict"]), dict(plain["state_dict"]), rtol=1e-3, atol=1e-4)
+    opened = open_checkpoint(checkpoints / "last.ckpt")  # what export, convert and draw read
+    assert all(torch.equal(tensor, found[0]["state_dict"][f"net.{name}"]) for name, tensor in opened.net.state_dict().items())
+    mine, theirs = (checkpoint["optimizer_states"][0] for checkpoint in (found[0], plain))
+    assert [group["params"] for group in mine["param_groups"]] == [group["params"] for group in theirs["param_groups"]]
+    for number, state in theirs["state"].items():
+        torch.testing.assert_close(mine["state"][number]["exp_avg"], state["exp_avg"], rtol=1e-2, atol=1e-4)
+
+    (checkpoints / "last.ckpt/__1_0.distcp").unlink()
+    assert find_checkpoint(tmp_path / "runs/up", "last").name == "previous.ckpt"
+    shown = output(["validate", *tiny, "--name", "up"], tmp_path)
+    assert str(best.name) in shown
+    row = (tmp_path / "runs/plain/perplexity.csv").read_text().splitlines()[-1].split(",")
+    found = json.loads((tmp_path / "runs/up/validate.json").read_text())["metrics"]["val/perplexity"]
+    assert found == pytest.approx(float(row[3]), rel=1e-4)
