@@ -37,10 +37,13 @@ def test_learns_a_task_and_leaves_what_scripts_and_people_read(learnt):
 @pytest.mark.parametrize(
     "extra",
     [
-        [],
+        pytest.param([], marks=pytest.mark.slow),
         ["--data.num_workers", "2", "--trainer.accumulate_grad_batches", "2"],
         ["--trainer.strategy", "ddp_fork", "--trainer.devices", "2", "--data.batch_size", "4"],
-        ["--model.layer_lr_decay", "0.7", "--data.max_length", "10", "--data.max_windows", "3", "--data.window_overlap", "2"],
+        pytest.param(
+            "--model.layer_lr_decay 0.7 --data.max_length 10 --data.max_windows 3 --data.window_overlap 2".split(),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["plain", "workers, accumulate", "two processes", "layer decay, windows"],
 )

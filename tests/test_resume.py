@@ -25,7 +25,7 @@ CASES = {
 }  # fmt: skip
 
 
-SLOW = ("workers", "whole words", "two processes")  # of which others have a part
+SLOW = ("plain", "workers", "whole words", "two processes")  # of which others have a part
 
 
 @pytest.mark.parametrize("case", [case if case not in SLOW else pytest.param(case, marks=pytest.mark.slow) for case in CASES])
