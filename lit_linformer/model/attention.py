@@ -32,7 +32,6 @@ class Attention(nn.Module):
         max_length: n, the longest input.
         local_width: width w of a ``LocalConvolution`` of x, added to the heads' output before W_O; 0: none.
         dropout: probability with which attention weights are dropped.
-        causal: refused; what is trained here is bidirectional.
     """
 
     title: str | None = None  # of the model that has it, as shown to users; None: what the setting says
@@ -47,11 +46,9 @@ class Attention(nn.Module):
         max_length: int,
         local_width: int = 0,
         dropout: float = 0.0,
-        causal: bool = False,
     ):
         super().__init__()
         check_heads(hidden_size, num_heads)
-        check_causal(causal)
         self.hidden_size, self.num_heads, self.max_length, self.dropout = hidden_size, num_heads, max_length, dropout
         self.query = nn.Linear(hidden_size, hidden_size)
         self.key = nn.Linear(hidden_size, hidden_size)
@@ -74,7 +71,7 @@ class Attention(nn.Module):
     @classmethod
     def arguments(cls, config: "EncoderConfig", layer: int) -> dict[str, Any]:
         """The encoder's arguments for it, apart from ``attention_options``."""
-        shape = {name: getattr(config, name) for name in ("hidden_size", "num_heads", "max_length", "local_width", "causal")}
+        shape = {name: getattr(config, name) for name in ("hidden_size", "num_heads", "max_length", "local_width")}
         return shape | {"dropout": config.attention_dropout}
 
     @classmethod
@@ -271,11 +268,3 @@ def check_halves(attention: str, num_heads: int) -> None:
     """Raises ValueError where the heads cannot be halved."""
     if num_heads % 2:
         raise SettingError("num_heads", num_heads, "an even number", when=f"with attention={attention}")
-
-
-def check_causal(causal: bool) -> None:
-    """Raises ValueError for causal=True."""
-    if causal:
-        raise SettingError(
-            "causal", True, "false. E mixes all n positions into every slot: no mask over slots hides later tokens"
-        )

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from .attention import ATTENTIONS, Attention, check_causal, check_heads
+from .attention import ATTENTIONS, Attention, check_heads
 from .errors import SettingError, UserError
 from .projection import Projection
 from .ranges import Dropout, Natural, Range, check_ranges
@@ -58,7 +58,7 @@ class EncoderConfig:
         initializer_range: standard deviation of the start of linear and embedding weights.
         layer_norm_eps: epsilon of every LayerNorm.
         activation_checkpointing: recompute each layer in the backward pass instead of keeping its activations.
-        causal: refused; only False is allowed.
+        causal: false; each slot mixes all positions, so no mask hides later tokens. Older configs and checkpoints name it.
     """
 
     vocab_size: Size = 50265
@@ -93,7 +93,10 @@ class EncoderConfig:
         if self.local_width and self.local_width % 2 == 0:
             raise SettingError("local_width", self.local_width, "0 (none) or a positive odd number")
         check_heads(self.hidden_size, self.num_heads)
-        check_causal(self.causal)
+        if self.causal:
+            raise SettingError(
+                "causal", True, "false: each slot mixes all n positions, so no mask over slots hides later tokens"
+            )
         kind = self.attention_kind
         ATTENTIONS.check_options(self.attention, set(kind.arguments(self, 0)), self.attention_options)
         kind.check(self)

@@ -58,7 +58,6 @@ class LinformerAttention(Attention):
             all slots, and was worse on short ones with it (docs/LOG.md).
         local_width: width w of a ``LocalConvolution`` of x, added to the heads' output before W_O; 0: none.
         dropout: probability with which attention weights are dropped.
-        causal: refused; every slot mixes all positions, so no mask keeps later tokens out.
         projection_options: further arguments of a projection of your own.
     """
 
@@ -82,10 +81,9 @@ class LinformerAttention(Attention):
         mass_bias: bool = False,
         local_width: int = 0,
         dropout: float = 0.0,
-        causal: bool = False,
         projection_options: dict[str, Any] | None = None,
     ):
-        super().__init__(hidden_size, num_heads, max_length, local_width, dropout, causal)
+        super().__init__(hidden_size, num_heads, max_length, local_width, dropout)
         check_sharing(sharing, order)
         shares = SHARINGS[sharing]
         self.compress_first = compresses_first(sharing, order)

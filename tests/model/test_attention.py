@@ -158,10 +158,6 @@ def test_layerwise_alone_says_what_it_needs():
 def test_impossible_settings_are_refused():
     with pytest.raises(ValueError, match="hidden_size is 16; allowed: a multiple of num_heads = 5"):
         LinformerAttention(D, 5, N, K)
-    with pytest.raises(ValueError, match="causal is true; allowed: false"):
-        LinformerAttention(D, H, N, K, causal=True)
-    with pytest.raises(ValueError, match="causal is true; allowed: false"):
-        SelfAttention(D, H, N, causal=True)
     with pytest.raises(ValueError, match="13 tokens; allowed: up to max_length = 12"):
         make()(torch.randn(1, 13, D, dtype=torch.float64))
 
