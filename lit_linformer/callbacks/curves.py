@@ -35,6 +35,8 @@ class Curves(Callback):
         self.from_0 = False  # a run from before its steps were counted from 1 goes on as it began, its names too
         self._points: dict[str, float] = {}
         self._untrained: dict[str, float] = {}  # what the validation before training has measured
+        self._step = 0  # before the batch that is trained on
+        self._accumulating = False  # whether the last batch ended without a step of the optimiser
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.fast_dev_run:
@@ -78,13 +80,17 @@ class Curves(Callback):
             if trainer.global_step == 0 and self._untrained:
                 writer.points(self._untrained, 0)
 
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._step = trainer.global_step
+
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         for writer in self.writers:
             writer.place = axis(trainer)
         compat.log_train_step_now(trainer)  # Lightning does it again; nothing is written twice
-        if not compat.within_accumulation(trainer):
+        self._accumulating = trainer.global_step == self._step
+        if not self._accumulating:
             step = None if compat.validation_follows(trainer) else axis(trainer)
             for writer in self.writers:
                 writer.release(step)
@@ -94,7 +100,7 @@ class Curves(Callback):
         # step, written with that, so that a run that continues from the checkpoint drops it. A validation after that step comes
         # first: it would be at the same place.
         for writer in self.writers:
-            writer.holding = compat.within_accumulation(trainer) and not trainer.sanity_checking
+            writer.holding = self._accumulating and not trainer.sanity_checking
             writer.place = axis(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

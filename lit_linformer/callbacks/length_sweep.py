@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from lit_linformer.callbacks.loggers import writers
 from lit_linformer.callbacks.observing import axis, say, unnoticed, write_csv
@@ -195,22 +196,29 @@ class AllocatedTensors(compat.TorchDispatchMode):
     def __init__(self, known: Iterable[torch.Tensor]) -> None:
         super().__init__()
         self.live = self.peak = 0
-        self._known = {compat.storage_key(tensor.untyped_storage()) for tensor in known}  # a view of a weight allocates nothing
+        self._known = {StorageWeakRef(tensor.untyped_storage()) for tensor in known}  # a view of a weight allocates nothing
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         made = func(*args, **(kwargs or {}))
-        for tensor in compat.tree_leaves(made):
-            if not isinstance(tensor, torch.Tensor):
-                continue
-            storage = tensor.untyped_storage()
-            if (key := compat.storage_key(storage)) not in self._known:
-                self._known.add(key)
-                self.live += storage.nbytes()
-                self.peak = max(self.peak, self.live)
-                weakref.finalize(storage, self._freed, key, storage.nbytes())
+        self._count(made)
         return made
 
-    def _freed(self, key: int, size: int) -> None:
+    def _count(self, made: Any) -> None:
+        """Tensors, one or several, in lists too."""
+        if isinstance(made, list | tuple):
+            for part in made:
+                self._count(part)
+        if not isinstance(made, torch.Tensor):
+            return
+        storage = made.untyped_storage()
+        # Not by its address, which may be another one's a moment later.
+        if (key := StorageWeakRef(storage)) not in self._known:
+            self._known.add(key)
+            self.live += storage.nbytes()
+            self.peak = max(self.peak, self.live)
+            weakref.finalize(storage, self._freed, key, storage.nbytes())
+
+    def _freed(self, key: StorageWeakRef, size: int) -> None:
         self._known.discard(key)
         self.live -= size
 

@@ -10,14 +10,13 @@ import torch
 from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-__all__ = ["EmptyStateDictLoadPlanner", "TorchDispatchMode", "load_state_dict", "tree_leaves"]
+__all__ = ["EmptyStateDictLoadPlanner", "TorchDispatchMode", "load_state_dict"]
 
-# torch. To see each tensor that is made (the length sweep's memory) there is no public hook but this class, which torch's own
-# tutorials use; its results are nested as tree_leaves takes them apart.
+# torch. To see each tensor that is made (the length sweep's memory) there is no public hook but TorchDispatchMode, which
+# torch's notes on extending it describe under this name (pytorch/pytorch#110073).
 # To read a sharded checkpoint without knowing what it holds, torch has dcp_to_torch_save, which unpickles what it reads and
-# writes a file. These two are what it is made of.
+# writes a file. These two are what it is made of; a function that returns what it reads is asked for in pytorch/pytorch#125528.
 EmptyStateDictLoadPlanner = _EmptyStateDictLoadPlanner
 load_state_dict = _load_state_dict
 
@@ -28,19 +27,21 @@ OVERRIDDEN = {
     "lightning.pytorch.Trainer._run_stage": "the end of fit, while loggers and processes are still there",
     "lightning.pytorch.cli.LightningCLI._add_subcommands": "a parser for the command that is asked for, not for all five",
     "lightning.pytorch.cli.LightningCLI._prepare_subcommand_parser": "the same",
-    "lightning.pytorch.cli.LightningCLI._parse_ckpt_path": "a checkpoint's hyper-parameters would win over the command line",
-    "lightning.pytorch.cli.LightningCLI._run_subcommand": "prepare, which needs no Trainer",
+    "lightning.pytorch.cli.LightningCLI._parse_ckpt_path": (
+        "a checkpoint's hyper-parameters would win over the command line (Lightning-AI/pytorch-lightning#21455)"
+    ),
+    "lightning.pytorch.cli.LightningCLI._run_subcommand": (
+        "prepare, which needs no Trainer (how to make one's own commands is open: Lightning-AI/pytorch-lightning#12438)"
+    ),
     "transformers.PreTrainedModel._init_weights": "transformers asks each model for its start there; documented, if private",
 }
 # What is set or called on objects, below, and where it would be missed.
 USED = {
     "lightning.pytorch.loops.training_epoch_loop._TrainingEpochLoop._broadcast_sigterm_tensor": "no_broadcast_of_signals",
     "lightning.pytorch.loops.training_epoch_loop._TrainingEpochLoop._should_check_val_fx": "validation_follows",
-    "lightning.pytorch.loops.training_epoch_loop._TrainingEpochLoop._should_accumulate": "within_accumulation",
     "lightning.pytorch.trainer.connectors.logger_connector._LoggerConnector.update_train_step_metrics": "log_train_step_now",
     "lightning.pytorch.trainer.connectors.signal_connector._SignalConnector.register_signal_handlers": "own_signal_handlers",
     "torch._dynamo.config.recompile_limit": "many_recompilations",
-    "torch.UntypedStorage._cdata": "storage_key",
 }
 # The same of attributes that an object gets when it is made: the class whose source names them.
 SET_IN = {
@@ -58,7 +59,8 @@ SET_IN = {
 def no_broadcast_of_signals(trainer: Any) -> None:
     """Lightning asks before every batch whether process 0 has had a signal, and a GPU waits for the answer.
 
-    Callback Preemption asks once a step, beside the GPU's work. No setting turns Lightning's off.
+    Callback Preemption asks once a step, beside the GPU's work. No setting turns Lightning's off: its issue is
+    Lightning-AI/pytorch-lightning#21487, and #21640 would add one.
     """
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
 
@@ -67,11 +69,6 @@ def validation_follows(trainer: Any) -> bool:
     """Whether the training batch that has just ended has a validation after it. Lightning does not expose it."""
     loop = trainer.fit_loop
     return loop.epoch_loop._should_check_val_fx(loop._data_fetcher)
-
-
-def within_accumulation(trainer: Any) -> bool:
-    """Whether the optimiser has not stepped since the last micro-batch. Lightning does not expose it."""
-    return trainer.fit_loop.epoch_loop._should_accumulate()
 
 
 def count_step_before(trainer: Any) -> None:
@@ -109,26 +106,28 @@ def clip_before_fused_step(optimizer: torch.optim.Optimizer) -> None:
     """Lets Lightning clip gradients before a fused AdamW's step.
 
     A fused step can undo the gradient scaler by itself; Lightning then refuses to clip, in bf16-mixed too, which scales
-    nothing. Told that it can't, it is given unscaled, clipped gradients in every precision.
+    nothing (Lightning-AI/pytorch-lightning#21435). Told that it can't, it is given unscaled, clipped gradients in every
+    precision.
     """
     optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
 
 
 def many_recompilations(limit: int = 64) -> None:
-    """torch.compile gives up on a function after 8 shapes; a benchmark has more models than that, with one code object."""
+    """torch.compile gives up on a function after 8 shapes; a benchmark has more models than that, with one code object.
+
+    Newer torch has it as torch.compiler.config.recompile_limit (pytorch/pytorch#164899), 2.8 only here.
+    """
     torch._dynamo.config.recompile_limit = limit
 
 
 def actions(parser: Any) -> list[Any]:
-    """A parser's arguments, with type, default and help. argparse has no public list of them."""
+    """A parser's arguments, with type, default and help.
+
+    argparse has no public list of them; what python/cpython#125363 asks for would go through this one.
+    """
     return parser._actions
 
 
 def type_of(action: Any) -> Any:
     """The annotation of an argument, which jsonargparse keeps beside the parser made of it; None for a plain one."""
     return getattr(action, "_typehint", None)
-
-
-def storage_key(storage: torch.UntypedStorage) -> int:
-    """The same for all tensors that view a storage, as long as it lives. Its address may be another one's a moment later."""
-    return storage._cdata
