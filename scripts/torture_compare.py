@@ -15,7 +15,7 @@ from lit_linformer.runs.sharded import load_sharded
 from lit_linformer.utils.files import read_rows
 
 # Of the clock; what Lightning does not restore, and reads nowhere; validation's own counter of batches.
-UNEQUAL = {"seconds", "current_score", "epoch_loop.val_loop.batch_progress"}
+UNEQUAL = {"seconds", "training_seconds", "cpu_seconds", "current_score", "epoch_loop.val_loop.batch_progress"}
 # What a checkpoint has to hold of training. Of last.ckpt all is compared: others may be from before a validation, or after it.
 TRAINED = ("state_dict", "optimizer_states", "lr_schedulers", "seen", "global_step", "epoch")
 # Lightning writes it beside each of the others, so twice where it writes twice.

@@ -15,6 +15,7 @@ from torch import nn
 from lit_linformer.data import PretrainingData
 from lit_linformer.model import EncoderConfig, MaskedLanguageModel
 from lit_linformer.model.linformer import SHARINGS
+from lit_linformer.utils.files import read_rows
 from tests.helpers import HANGS, assert_same, fit, load, output, read_log
 from tests.model.mechanisms import MECHANISMS
 
@@ -158,10 +159,10 @@ def assert_equal_runs(folder: Path, a: str, b: str) -> None:
     assert one["global_step"] == two["global_step"] == 12 and one["seen"]["tokens"] == two["seen"]["tokens"]
     for name, weights in one["state_dict"].items():
         torch.testing.assert_close(weights, two["state_dict"][name], rtol=tolerance, atol=tolerance)
-    curves = [(folder / f"runs/{name}/perplexity.csv").read_text().splitlines()[1:] for name in (a, b)]
+    curves = [read_rows(folder / f"runs/{name}/perplexity.csv") for name in (a, b)]
     assert len(curves[0]) == len(curves[1]) == 2
     for row, other in zip(*curves, strict=True):
-        numbers, others = ([float(cell) for i, cell in enumerate(line.split(",")) if i != 2] for line in (row, other))
+        numbers, others = ({key: value for key, value in of.items() if "seconds" not in key} for of in (row, other))
         assert numbers == pytest.approx(others, rel=tolerance)
 
 

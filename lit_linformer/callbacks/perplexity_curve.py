@@ -10,6 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_linformer.callbacks.loggers import writers
 from lit_linformer.callbacks.observing import axis, headline, owes_validation, write_csv
+from lit_linformer.callbacks.throughput import Throughput
 from lit_linformer.runs.folder import CURVE, PERPLEXITY
 
 FILES = {"val/perplexity": ("perplexity", PERPLEXITY)}  # its column and file; another metric's: its name, curve.csv
@@ -20,24 +21,31 @@ class PerplexityCurve(Callback):
 
     Of a module without val_perplexity it is curve.csv, with the module's headline, or what best.monitor names.
 
-    With trainer.num_sanity_val_steps=-1 the first row is the untrained model's. Training is not affected.
+    With trainer.num_sanity_val_steps=-1 the first row is the untrained model's. Training is not affected. ``seconds`` are all
+    since the run began; with callback Throughput, training_seconds are without validation and checkpoints, and cpu_seconds
+    the first process's processor time in those: with one thread they compare models on a busy machine.
     """
 
     def __init__(self) -> None:
         self.rows: list[dict[str, float]] = []
         self._seconds_before = 0.0
+        self._trained_before = {"training_seconds": 0.0, "cpu_seconds": 0.0}
+        self._throughput: Throughput | None = None
         self._started = time.monotonic()
         self._name = ""
 
     def state_dict(self) -> dict[str, Any]:
-        return {"seconds": self._seconds(), "rows": [dict(row) for row in self.rows]}
+        return {"seconds": self._seconds(), "trained": self._trained(), "rows": [dict(row) for row in self.rows]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._seconds_before = state_dict["seconds"]
+        self._trained_before = state_dict.get("trained") or dict.fromkeys(self._trained_before, math.nan)  # not known
         self.rows = [dict(row) for row in state_dict["rows"]]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._started = time.monotonic()
+
+        self._throughput = next((found for found in trainer.callbacks if isinstance(found, Throughput)), None)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not hasattr(pl_module, "tokens_seen"):
@@ -72,10 +80,12 @@ class PerplexityCurve(Callback):
         best = better(known, default=value)
         seen = {"tokens": tokens} if tokens is not None else {}
         seconds = round(self._seconds(), 1)
-        self.rows.append({"step": trainer.global_step, **seen, "seconds": seconds, column: value, "best": best})
+        spent = {name: round(value, 2) for name, value in self._trained().items()}
+        self.rows.append({"step": trainer.global_step, **seen, "seconds": seconds, column: value, "best": best, **spent})
         if trainer.is_global_zero:
             if not trainer.fast_dev_run:
-                write_csv(Path(trainer.default_root_dir) / file, list(self.rows[0]), self.rows)
+                columns = dict.fromkeys((name for row in self.rows for name in row), math.nan)  # an old run's rows know less
+                write_csv(Path(trainer.default_root_dir) / file, list(columns), (columns | row for row in self.rows))
             for logger in writers(trainer) if not trainer.sanity_checking else ():  # those points wait for training
                 logger.points({f"{name}_best": best}, axis(trainer))
                 if tokens is not None:
@@ -84,3 +94,11 @@ class PerplexityCurve(Callback):
     def _seconds(self) -> float:
         """Since the run began, resumed ones added up."""
         return self._seconds_before + time.monotonic() - self._started
+
+    def _trained(self) -> dict[str, float]:
+        """Seconds in training alone, resumed ones added up; nothing without Throughput."""
+        if self._throughput is None:
+            return {}
+        spent = self._throughput.totals()
+        now = {"training_seconds": spent.seconds, "cpu_seconds": spent.cpu_seconds}
+        return {name: before + now[name] for name, before in self._trained_before.items()}

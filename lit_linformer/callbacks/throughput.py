@@ -27,6 +27,7 @@ class Totals:
     """Of training since it began, over all processes: validation and checkpoints are not in it."""
 
     seconds: float = 0.0
+    cpu_seconds: float = 0.0  # processor time of this process, all its threads: what a busy machine does not stretch
     waiting: float = 0.0  # seconds between the end of a batch and the start of the next
     tokens: int = 0  # pads included
     samples: int = 0
@@ -60,7 +61,7 @@ class Throughput(Callback):
         check_ranges("throughput.", Throughput.__init__, locals())
         self.peak_tflops = peak_tflops
         self._totals = Totals()
-        self._mark: float | None = None  # up to where time is counted; None: it is not
+        self._mark: tuple[float, float] | None = None  # up to where time and processor time are counted; None: they are not
         self._waiting = False
         self._window = Totals()  # where the present window began
         self._warm: Totals | None = None  # where the first one ended
@@ -147,11 +148,12 @@ class Throughput(Callback):
             totals.flops += (pl_module.training_flops(batch) or 0) * world_size  # 0: not known, and then not shown
 
     def _advance(self) -> None:
-        now = time.perf_counter()
+        now, cpu = time.perf_counter(), time.process_time()
         if self._mark is not None:
-            self._totals.seconds += now - self._mark
-            self._totals.waiting += (now - self._mark) * self._waiting
-        self._mark = now
+            self._totals.seconds += now - self._mark[0]
+            self._totals.cpu_seconds += cpu - self._mark[1]
+            self._totals.waiting += (now - self._mark[0]) * self._waiting
+        self._mark = now, cpu
 
     def _pause(self) -> None:
         """Time counts up to here, and then not before the next batch starts."""

@@ -1,0 +1,49 @@
+"""PerplexityCurve: what its seconds count."""
+
+import math
+import shutil
+from types import SimpleNamespace
+
+import torch
+
+from lit_linformer.callbacks import throughput
+from lit_linformer.tasks import MLM
+from lit_linformer.utils.files import read_rows
+from tests.helpers import output
+
+
+def test_training_seconds_are_those_of_the_steps_also_after_resuming(tiny, tmp_path, monkeypatch):
+    """By a clock that a training step moves by 1 second, 0.5 of them the processor's, and a validation batch by 100."""
+    clock = SimpleNamespace(now=0.0, cpu=0.0)
+    fake = SimpleNamespace(perf_counter=lambda: clock.now, process_time=lambda: clock.cpu)
+    monkeypatch.setattr(throughput, "time", fake)
+
+    def moves(name, seconds):
+        method = getattr(MLM, name)
+
+        def moving(self, *arguments):
+            clock.now, clock.cpu = clock.now + seconds, clock.cpu + seconds / 2
+            return method(self, *arguments)
+
+        monkeypatch.setattr(MLM, name, moving)
+
+    moves("training_step", 1.0)
+    moves("validation_step", 100.0)
+    run, fit = tmp_path / "runs/tiny", ["fit", *tiny, "--trainer.val_check_interval", "6"]
+    output([*fit, "--trainer.max_steps", "6", "--last.every_n_steps", "2"], tmp_path)
+    shutil.copytree(run, tmp_path / "runs/old")
+    output([*fit, "--ckpt_path", "last"], tmp_path)
+    rows = read_rows(run / "perplexity.csv")
+    assert [(row["step"], row["training_seconds"], row["cpu_seconds"]) for row in rows] == [(0, 0, 0), (6, 6, 3), (12, 12, 6)]
+
+    last = tmp_path / "runs/old/checkpoints/last.ckpt"  # as it was before these columns
+    checkpoint = torch.load(last, weights_only=True)
+    state = checkpoint["callbacks"]["PerplexityCurve"]
+    del state["trained"]
+    for row in state["rows"]:
+        del row["training_seconds"], row["cpu_seconds"]
+    torch.save(checkpoint, last)
+    output([*fit, "--name", "old", "--ckpt_path", "last"], tmp_path)
+    rows = read_rows(tmp_path / "runs/old/perplexity.csv")
+    assert [row["step"] for row in rows] == [0, 6, 12] and all(row["seconds"] >= 0 for row in rows)
+    assert all(math.isnan(row[name]) for row in rows for name in ("training_seconds", "cpu_seconds"))
