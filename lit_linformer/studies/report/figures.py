@@ -1,8 +1,9 @@
-"""Validation perplexity against tokens, as in the paper's figure 3."""
+"""Validation perplexity against tokens, as in the paper's figure 3, or against training time."""
 
 from typing import Any
 
 from lit_linformer.studies.report.sources import Group, Run
+from lit_linformer.studies.report.times import axis_of
 from lit_linformer.utils.figures import COLOURS, STYLES, open_frame, plain_numbers, widths
 
 TRANSFORMER = COLOURS[-1]  # black, as in the benchmark's figures; the others share the rest
@@ -10,14 +11,18 @@ UNFINISHED = {"marker": "x", "markersize": 8, "markeredgewidth": 1.8, "linestyle
 MOST_ACROSS = 3
 
 
-def draw_curves(figure_class: Any, groups: list[Group]) -> Any:
-    """One panel per name and one line per group, its runs thin below their median. None without points."""
-    groups = [group for group in groups if any(run.points() for run in group.runs)]
+def draw_curves(figure_class: Any, groups: list[Group], by: str = "tokens") -> Any:
+    """One panel per name and one line per group, its runs thin below their median. None without points.
+
+    ``by`` is the x-axis: tokens, or a column of perplexity.csv with seconds.
+    """
+    groups = [group for group in groups if any(run.points(by) for run in group.runs)]
     if not groups:
         return None
+    unit, label = (1e6, "tokens seen (millions)") if by == "tokens" else axis_of(by, groups)
     names = list(dict.fromkeys(group.panel for group in groups))
     looks = _looks(groups)
-    lines = [next(_line(group.median()) for group in groups if group.label == label) for label in looks]
+    lines = [next(_line(group.median(by), unit) for group in groups if group.label == label) for label in looks]
     found, note = widths(lines, 0.002)
     thickness = dict(zip(looks, found, strict=True))
     across = min(len(names), MOST_ACROSS)
@@ -28,8 +33,8 @@ def draw_curves(figure_class: Any, groups: list[Group]) -> Any:
     for axes, name in zip(panels, names, strict=False):
         for group in groups:
             if group.panel == name:
-                _draw_group(axes, group, looks[group.label], thickness[group.label])
-        axes.set(xlabel="tokens seen (millions)", title=name, yscale="log")
+                _draw_group(axes, group, by, unit, looks[group.label], thickness[group.label])
+        axes.set(xlabel=label, title=name, yscale="log")
         axes.yaxis.set_tick_params(labelleft=True)
         plain_numbers(axes.yaxis)
         axes.grid(True, alpha=0.25)
@@ -40,7 +45,7 @@ def draw_curves(figure_class: Any, groups: list[Group]) -> Any:
     for axes in panels[::across]:
         axes.set_ylabel("validation perplexity")
     handles = {label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    if any(run.points() and not run.finished for group in groups for run in group.runs):
+    if any(run.points(by) and not run.finished for group in groups for run in group.runs):
         mark = panels[0].plot([], [], color="0.3", **UNFINISHED)[0]
         handles["unfinished run"] = mark
     order = [text for label in looks for text in (label, f"{label} (unfinished)") if text in handles]
@@ -57,7 +62,7 @@ def draw_conversions(figure_class: Any, runs: list[Run]) -> Any:
         return None
     figure = figure_class(figsize=(8.5, 4.2), layout="constrained")
     axes = figure.subplots()
-    thickness, note = widths([_line(run.points()) for run in runs], 0.002)
+    thickness, note = widths([_line(run.points(), 1e6) for run in runs], 0.002)
     for place, run in enumerate(runs):
         tokens = sorted(run.points())
         look = {"color": COLOURS[place % 6], "linestyle": STYLES[place % len(STYLES)], "linewidth": thickness[place]}
@@ -84,22 +89,22 @@ def _looks(groups: list[Group]) -> dict[str, dict[str, Any]]:
     return {label: {"color": looks[label][0], "linestyle": looks[label][1]} for label in labels}
 
 
-def _draw_group(axes: Any, group: Group, look: dict[str, Any], width: float) -> None:
-    several = len([run for run in group.runs if run.points()]) > 1
+def _draw_group(axes: Any, group: Group, by: str, unit: float, look: dict[str, Any], width: float) -> None:
+    several = len([run for run in group.runs if run.points(by)]) > 1
     finished = any(run.finished for run in group.runs)
     for run in group.runs:
-        x, y = _line(run.points())
+        x, y = _line(run.points(by), unit)
         if not x:
             continue
         if several:
             axes.plot(x, y, linewidth=0.8, alpha=0.45, **look)
         if not run.finished:
             axes.plot(x[-1], y[-1], color=look["color"], zorder=3, **UNFINISHED)
-    x, y = _line(group.median())
+    x, y = _line(group.median(by), unit)
     label = group.label if finished else f"{group.label} (unfinished)"
     axes.plot(x, y, linewidth=width, marker=".", markersize=5 + width, label=label, **look)
 
 
-def _line(points: dict[float, float]) -> tuple[list[float], list[float]]:
-    """Millions of tokens and perplexities, the untrained model's at 0 among them."""
-    return [tokens / 1e6 for tokens in points], list(points.values())
+def _line(points: dict[float, float], unit: float) -> tuple[list[float], list[float]]:
+    """Tokens or seconds in a unit, and perplexities, the untrained model's at 0 among them."""
+    return [spent / unit for spent in points], list(points.values())

@@ -11,6 +11,7 @@ from lit_linformer.studies.paper import FIGURE1, FIGURE3, TABLE2, TASKS
 from lit_linformer.studies.report.page import Page
 from lit_linformer.studies.report.sources import Group, Run, Source
 from lit_linformer.studies.report.tables import conversion_table, counted, curve_table, facts, number, run_facts, unfinished
+from lit_linformer.studies.report.times import CLOCKS, clock_of, time_table
 from lit_linformer.utils.environment import without_folders
 from lit_linformer.utils.figures import figure_class
 from lit_linformer.utils.markdown import aligned, code, demoted, plain
@@ -154,8 +155,12 @@ def conversions(page: Page, runs: list[Run]) -> None:
 def draw_curves(page: Page, name: str, groups: list[Group]) -> None:
     from lit_linformer.studies.report import figures
 
-    what = f"Validation perplexity against tokens seen: {', '.join(dict.fromkeys(group.label for group in groups))}"
-    draw(page, name, what, lambda figure: figures.draw_curves(figure, groups))
+    of = ", ".join(dict.fromkeys(group.label for group in groups))
+    draw(page, name, f"Validation perplexity against tokens seen: {of}", lambda figure: figures.draw_curves(figure, groups))
+    if (clock := clock_of(groups)) is not None:
+        what = f"Validation perplexity against {CLOCKS[clock]}: {of}"
+        draw(page, f"{name}-time", what, lambda figure: figures.draw_curves(figure, groups, clock))
+        page.add(time_table(groups, clock))
 
 
 def curves(page: Page, groups: list[Group], command: str | None = None) -> None:

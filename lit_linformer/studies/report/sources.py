@@ -65,9 +65,10 @@ class Run(RunRecord):
         found = self.result.get(name)
         return found if found is not None else self.curve[-1].get(name, otherwise) if self.curve else otherwise
 
-    def points(self) -> dict[float, float]:
-        """Perplexity by tokens seen."""
-        return {row["tokens"]: row["perplexity"] for row in self.curve if {"tokens", "perplexity"} <= row.keys()}
+    def points(self, by: str = "tokens") -> dict[float, float]:
+        """Perplexity by tokens seen, or by seconds as a column of the curve has them."""
+        rows = (row for row in self.curve if {"tokens", "perplexity", by} <= row.keys())
+        return {row[by]: row["perplexity"] for row in rows if not math.isnan(row[by])}
 
     def state(self) -> str:
         """Empty for a finished run; else how far it came and its last log line."""
@@ -110,11 +111,18 @@ class Group:
     def transformer(self) -> bool:
         return any(run.transformer for run in self.runs)
 
-    def median(self) -> dict[float, float]:
-        """Median perplexity by tokens, where all used runs were validated."""
+    def median(self, by: str = "tokens") -> dict[float, float]:
+        """Median perplexity by tokens, where all used runs were validated; or by the median of the seconds there."""
         points = [run.points() for run in self.used]
-        common = sorted(set.intersection(*map(set, points))) if points else []
-        return {tokens: median(of[tokens] for of in points) for tokens in common}
+        return {at: median(of[tokens] for of in points) for tokens, at in self.at(by).items()}
+
+    def at(self, by: str) -> dict[float, float]:
+        """{tokens: median of another column of the curve}, where all used runs were validated."""
+        needed = {"tokens", "perplexity", by}
+        curves = [{row["tokens"]: row[by] for row in run.curve if needed <= row.keys()} for run in self.used]
+        common = sorted(set.intersection(*map(set, curves))) if curves else []
+        found = {tokens: median(of[tokens] for of in curves) for tokens in common}
+        return {tokens: value for tokens, value in found.items() if not math.isnan(value)}
 
     def comparable(self, other: "Group") -> bool:
         """Whether both were validated on the same text at the same n."""

@@ -1,0 +1,54 @@
+"""Perplexity against training time: which clock tells it, and what each model has reached in the Transformer's time."""
+
+from lit_linformer.studies.report.sources import Group
+from lit_linformer.utils.markdown import aligned, plain
+
+CLOCKS = {"cpu_seconds": "processor time in training", "training_seconds": "training time"}
+HOURS = 2 * 3600  # from so many seconds on
+
+
+def clock_of(groups: list[Group]) -> str | None:
+    """The column of perplexity.csv that compares these runs; None where too few have recorded it.
+
+    Processor time if each ran in one thread of a CPU, which a busy machine does not stretch.
+    """
+    runs = [run for group in groups for run in group.used]
+    places = [run.result["environment"] for run in runs if run.result.get("environment")]
+    one_thread = places and all(
+        place.get("threads") == 1 and place.get("processes", 1) == 1 and "cpu" not in place for place in places
+    )
+    for clock in CLOCKS if one_thread else ["training_seconds"]:
+        if sum(any(group.median(clock)) for group in groups) > 1:
+            return clock
+    return None
+
+
+def axis_of(clock: str, groups: list[Group]) -> tuple[float, str]:
+    """Seconds of the axis' unit, and its label."""
+    longest = max((seconds for group in groups for run in group.runs for seconds in run.points(clock)), default=0.0)
+    unit, name = (3600.0, "hours") if longest >= HOURS else (60.0, "minutes")
+    return unit, f"{CLOCKS[clock]} ({name})"
+
+
+def time_table(groups: list[Group], clock: str) -> str:
+    """One line a group: its last validation within the time of the Transformer that was best by its own end.
+
+    A Transformer is taken at its end, so that its rate has fallen; the others wherever they are by then.
+    """
+    full = [group for group in groups if group.transformer and any(group.median(clock))]
+    if not full or len(full) == len(groups):
+        return ""
+    against = min(full, key=lambda group: list(group.median(clock).values())[-1])
+    end, theirs = list(against.median(clock).items())[-1]
+    unit, label = axis_of(clock, groups)
+    lines = [["run", label.partition("(")[2].rstrip(")"), "tokens, millions", "perplexity", f"÷ {plain(against.label)}"]]
+    for group in groups:
+        within = {seconds: value for seconds, value in group.median(clock).items() if seconds <= end}
+        if group.panel != against.panel or not within:
+            continue
+        seconds, value = list(within.items())[-1]
+        tokens = max(tokens for tokens, at in group.at(clock).items() if at <= seconds)
+        cells = [f"{seconds / unit:.1f}", f"{tokens / 1e6:.1f}", f"{value:.2f}"]
+        lines.append([plain(group.label), *cells, "–" if group is against else f"{value / theirs:.3f}"])
+    named = f"{plain(against.label)}, {end / unit:.1f} {lines[0][1]}"
+    return f"At equal {CLOCKS[clock]}, that of the best Transformer ({named}):\n\n" + aligned(lines, right=True, words=1)
