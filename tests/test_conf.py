@@ -26,6 +26,7 @@ GRIDS = [path for path in sorted((ROOT / "conf").rglob("*.yaml")) if "axes" in y
 FINETUNE = sorted(set((ROOT / "conf/finetune").glob("*.yaml")) - {*OVERLAYS, *GRIDS})
 FIGURE3 = [path for path in GRIDS if path.name.startswith("figure3")]
 MECHANISMS = sorted((ROOT / "conf/mechanisms").glob("*.yaml"))
+LONG = sorted((ROOT / "conf/long").glob("*.yaml"))
 RECALL = sorted((ROOT / "conf/recall").glob("*.yaml"))
 LRA = sorted((ROOT / "conf/lra").glob("*.yaml"))
 # What the others are at another size, of other data, with another attention; .ci/run runs them all.
@@ -170,7 +171,8 @@ def test_cells_of_a_grid_are_commands_that_parse(path, finetuning, cache, tmp_pa
     known += (
         "trainer.limit_val_batches data.validation_fraction data.test_fraction trainer.callbacks+ trainer.callbacks.lengths "
     )
-    known += "trainer.callbacks.every_n_validations trainer.callbacks.at_end trainer.callbacks.limit_batches data.source"
+    known += "trainer.callbacks.every_n_validations trainer.callbacks.at_end trainer.callbacks.limit_batches data.source "
+    known += "model.encoder.local_width model.encoder.norm model.lr last.every_n_steps data.global_batch_size"
     settings = {name for name in settings if "_options." not in name}
     assert settings <= {f"--{name}" for name in known.split()}
 
@@ -189,7 +191,7 @@ def test_a_grid_of_the_paper_from_end_to_end(finetuning, cache, tmp_path, monkey
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", MECHANISMS, ids=named)
+@pytest.mark.parametrize("path", [*MECHANISMS, *LONG], ids=named)
 def test_every_mechanism_of_a_grid_trains_and_all_it_measures_is_there(path, tmp_path, corpus, cache, monkeypatch):
     monkeypatch.chdir(tmp_path)
     os.symlink(ROOT / "conf", "conf")
@@ -197,6 +199,10 @@ def test_every_mechanism_of_a_grid_trains_and_all_it_measures_is_there(path, tmp
     shrink += ["--data.validation_fraction", "0.1", "--data.test_fraction", "0.1", "--trainer.max_steps", "2"]
     shrink += ["--trainer.val_check_interval", "2", "--data.batch_size", "2", "--model.warmup_steps", "1"]
     shrink += ["--data.source", str(corpus), "--data.cache_dir", str(cache), "--trainer.accelerator", "cpu"]
+    shrink += ["--last.every_n_steps", "2"]
+    length = 512 if path in MECHANISMS else 64
+    if path in LONG:
+        shrink += ["--model.encoder.max_length", f"{length}", "--model.encoder.projection_dim", "8"]
     grid = read_grid(path, arguments=shlex.join(shrink))
     lines = [cell.fit for cell in grid.cells]
     for cell, (status, printed) in zip(grid.cells, in_one_process(lines, tmp_path / "printed"), strict=True):
@@ -204,9 +210,9 @@ def test_every_mechanism_of_a_grid_trains_and_all_it_measures_is_there(path, tmp
         there = {name: measure.read(cell.run_dir) for name, measure in grid.measures.items()}
         assert {name for name, value in there.items() if value is None} <= {
             "6.6 M tokens", "13.1 M tokens", "26.2 M tokens", "nll elsewhere, rare", "nll nowhere, rare", "nll beside, rare",
-            "nll elsewhere, frequent", "nll nowhere, frequent", "nll beside, frequent",
+            "nll elsewhere, frequent", "nll nowhere, frequent", "nll beside, frequent", "1.6 M tokens", "3.3 M tokens",
         }, str(cell)  # fmt: skip
-        assert Measure.parse("", f"perplexity.csv perplexity tokens={2 * 2 * 512}").read(cell.run_dir) > 1
+        assert Measure.parse("", f"perplexity.csv perplexity tokens={2 * 2 * length}").read(cell.run_dir) > 1
 
 
 @pytest.mark.parametrize("path", FIGURE3, ids=named)

@@ -1,8 +1,8 @@
 """The training steps that `benchmark --what training` compares: forward, loss, backward, clipping and fused AdamW.
 
-linformer is the recommended model (README, "Which Linformer"), linformer-paper the paper's, transformer the recommended one
-with full attention. roberta is RobertaForMaskedLM of the package `transformers`, on sdpa: it computes logits at all tokens, as
-that package does. linformer-lightning and roberta-trainer are the same models, trained by this project's LightningModule under
+linformer is the recommended model (README, "Which Linformer"), lookup and transformer the same with other attention,
+linformer-paper the paper's. roberta is RobertaForMaskedLM of the package `transformers`, on sdpa: it computes logits at all
+tokens, as that package does. linformer-lightning and roberta-trainer are the same models, trained by this project's LightningModule under
 Lightning's Trainer and by transformers' Trainer, data and loop included.
 
 Shapes: B rows, N tokens a row, M masked tokens a row, V vocabulary.
@@ -27,6 +27,7 @@ from lit_linformer.utils import compat
 RECOMMENDED = {"projection_init": "block_mean", "local_width": 5, "norm": "pre"}
 OURS = {
     "linformer": RECOMMENDED,
+    "lookup": {**RECOMMENDED, "attention": "lookup"},
     "linformer-paper": {"projection_init": "xavier", "local_width": 0, "norm": "post"},
     "transformer": {**RECOMMENDED, "attention": "full"},
 }

@@ -29,7 +29,7 @@ from lit_linformer.studies.benchmark.subject import (
 from lit_linformer.utils.arguments import FLAG, Setting, choice, listed, number, parse, whole
 from lit_linformer.utils.errors import UserError
 
-MODELS = ("linformer", "linformer-paper", "transformer", "roberta", "linformer-lightning", "roberta-trainer")
+MODELS = ("linformer", "lookup", "linformer-paper", "transformer", "roberta", "linformer-lightning", "roberta-trainer")
 NEEDS = {"roberta": ("transformers",), "roberta-trainer": ("transformers", "accelerate")}
 # What is compared with what.
 RATIOS = (
@@ -37,6 +37,7 @@ RATIOS = (
     ("linformer-paper", "roberta"),
     ("transformer", "roberta"),
     ("linformer", "transformer"),
+    ("lookup", "transformer"),
     ("linformer-lightning", "roberta-trainer"),
     ("linformer", "linformer-lightning"),
 )

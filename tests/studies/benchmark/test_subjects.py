@@ -33,16 +33,17 @@ def result(name):
 
 def test_training(here, capsys):
     sizes = "--hidden_size 32 --num_layers 1 --vocab_size 300 --length 32 --projection_dim 8 --tokens 128 --rounds 3"
-    models = "--models linformer linformer-lightning transformer --scaling 64 --threads 1 --output out"
+    models = "--models linformer lookup linformer-lightning transformer --scaling 64 --threads 1 --output out"
     main(["--what", "training", *sizes.split(), *models.split()])
     shown, found = capsys.readouterr().out, result("training")
-    names = ["linformer 32", "linformer-lightning 32", "transformer 32", "linformer 64"]
+    names = ["linformer 32", "lookup 32", "linformer-lightning 32", "transformer 32", "linformer 64"]
     assert list(found["models"]) == names and all(name in shown for name in names)
     for model in found["models"].values():
         assert model["status"] == "ok" and len(model["seconds"]) == 3 and model["gflops_per_second"] > 0
         assert model["tokens_per_second"]["median"] == pytest.approx(128 / sorted(model["seconds"])[1], rel=1e-3)
     assert found["ratios"].keys() == {
-        "linformer 32 / transformer 32", "linformer 32 / linformer-lightning 32", "linformer 64 / linformer 32",
+        "linformer 32 / transformer 32", "lookup 32 / transformer 32", "linformer 32 / linformer-lightning 32",
+        "linformer 64 / linformer 32",
     }  # fmt: skip
 
 
