@@ -33,7 +33,7 @@ def result(name):
 
 def test_training(here, capsys):
     sizes = "--hidden_size 32 --num_layers 1 --vocab_size 300 --length 32 --projection_dim 8 --tokens 128 --rounds 3"
-    models = "--models linformer lookup linformer-lightning transformer --scaling 64 --threads 1 --output out"
+    models = "--models linformer lookup linformer-lightning transformer --scaling 64 --num_heads 2 --threads 1 --output out"
     main(["--what", "training", *sizes.split(), *models.split()])
     shown, found = capsys.readouterr().out, result("training")
     names = ["linformer 32", "lookup 32", "linformer-lightning 32", "transformer 32", "linformer 64"]
