@@ -156,7 +156,7 @@ def test_the_better_model_in_the_same_time(tmp_path, monkeypatch):
 
     from matplotlib.figure import Figure
 
-    groups = [Group(name, "", [read_run(Path("runs") / name, name)]) for name in ("full", "ours")]
+    groups = [Group(name, "", [Run(Path("runs") / name, name)]) for name in ("full", "ours")]
     (axes,) = draw_curves(Figure, groups, "cpu_seconds").axes
     assert axes.get_xlabel() == "processor time in training (hours)"
     named = {line.get_label(): [list(xy) for xy in line.get_data()] for line in axes.get_lines()}
