@@ -108,12 +108,11 @@ def test_perplexity_file_of_a_resumed_run_is_that_of_a_whole_one(saved_every, ti
     assert fit(tiny, "whole", tmp_path / "whole") == 0
     assert fit(tiny, "killed", tmp_path / "killed", kill_at=9) == -9
     assert fit(tiny, "killed", tmp_path / "killed", "--ckpt_path", "last") == 0
-    rows = []
-    for name in ("whole", "killed"):
-        lines = (tmp_path / f"runs/{name}/perplexity.csv").read_text().splitlines()
-        rows.append([[cell for i, cell in enumerate(line.split(",")) if i != 2] for line in lines])  # all but seconds
-    assert rows[0] == rows[1]
-    assert [row[0] for row in rows[0]] == ["step", "0", "7"]
+    whole, killed = (
+        [{key: value for key, value in row.items() if "seconds" not in key} for row in read_rows(tmp_path / name)]
+        for name in ("runs/whole/perplexity.csv", "runs/killed/perplexity.csv")
+    )
+    assert whole == killed and [row["step"] for row in whole] == [0, 7]
 
 
 @pytest.fixture(scope="module")
