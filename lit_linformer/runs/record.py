@@ -146,6 +146,8 @@ def _model(run: RunRecord) -> str:
     if attention := run.encoder("attention"):
         words.append(str(attention).rpartition(".")[2])
         words += [f"k = {run.encoder('projection_dim')}"] if attention != "full" else []
+    elif pretrained := run.setting("model.init_args.pretrained"):
+        words.append(f"from {pretrained}")
     return ", ".join(word for word in words if word)
 
 

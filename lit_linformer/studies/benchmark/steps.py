@@ -1,6 +1,6 @@
 """The training steps that `benchmark --what training` compares: forward, loss, backward, clipping and fused AdamW.
 
-linformer is the recommended model (README, "Which Linformer"), lookup and transformer the same with other attention,
+lookup is the recommended model (README, "Which Linformer"), linformer and transformer the same with other attention,
 linformer-paper the paper's. roberta is RobertaForMaskedLM of the package `transformers`, on sdpa: it computes logits at all
 tokens, as that package does. linformer-lightning and roberta-trainer are the same models, trained by this project's
 LightningModule under Lightning's Trainer and by transformers' Trainer, data and loop included.
