@@ -3,10 +3,12 @@
 import csv
 import json
 import random
+import shutil
+from pathlib import Path
 
 import pytest
 
-from tests.helpers import output
+from tests.helpers import in_one_process, output
 from tests.sst2 import scores, sentence, written
 
 
@@ -75,49 +77,41 @@ def test_any_other_task_by_naming_columns(task, tmp_path):
 OWN = ["--data.task", "null", "--data.source", "glue/SST-2", "--data.columns"]
 
 
-@pytest.mark.parametrize(
-    ("extra", "expected"),
-    [
-        (["--data.task", "SST2B"], ["data.task is 'SST2B'; allowed: CoLA", "did you mean 'SST-2'?"]),
-        (["--data.max_length", "64"], ["data.max_length is 64; allowed: up to model.encoder.max_length = 32", "max_windows"]),
-        (["--data.tokenizer", "null"], ["data.tokenizer is not given", "model.pretrained"]),
-        (["--data.source", "nowhere"], ["nowhere"]),
-        (["--model.encoder.num_layrs", "3"], ["did you mean 'model.encoder.num_layers'?"]),
-        (["--model.pooling", "max"], ["pooling is 'max'; allowed: first, mean"]),
-        (["--model.layer_lr_decay", "1.5"], ["model.layer_lr_decay is 1.5; allowed: 0 to 1"]),
-        (["--model.pretrained", "nowhere"], ["model.pretrained is nowhere, which does not exist"]),
-        (["--data.task", "RTE"], ["RTE"]),
-        (["--data.batch_size", "0"], ["data.batch_size"]),
-        (["--data.metrics", "[acuracy]", "--data.task", "null", "--data.columns", "[sentence]"], ["acuracy"]),
-        ([*OWN, "[text]", "--data.labels", "[a, b]"], ["train.tsv", "text", "sentence"]),
-        ([*OWN, "[sentence]", "--data.labels", "[a]"], ["data.labels"]),
-        ([*OWN, "[label]", "--data.label_column", "sentence"], ["train.tsv", "allowed: a finite number", "data.labels"]),
-    ],
-)
-def test_bad_settings_are_one_line(extra, expected, task, tmp_path):
-    shown = output(["fit", *task, *extra], tmp_path, status=2)
-    errors = [line for line in shown.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1 and "Traceback" not in shown, shown
-    for part in expected:
-        assert part in errors[0]
+BAD_SETTINGS = [
+    (["--data.task", "SST2B"], ["data.task is 'SST2B'; allowed: CoLA", "did you mean 'SST-2'?"]),
+    (["--data.max_length", "64"], ["data.max_length is 64; allowed: up to model.encoder.max_length = 32", "max_windows"]),
+    (["--data.tokenizer", "null"], ["data.tokenizer is not given", "model.pretrained"]),
+    (["--data.source", "nowhere"], ["nowhere"]),
+    (["--model.encoder.num_layrs", "3"], ["did you mean 'model.encoder.num_layers'?"]),
+    (["--model.pooling", "max"], ["pooling is 'max'; allowed: first, mean"]),
+    (["--model.layer_lr_decay", "1.5"], ["model.layer_lr_decay is 1.5; allowed: 0 to 1"]),
+    (["--model.pretrained", "nowhere"], ["model.pretrained is nowhere, which does not exist"]),
+    (["--data.task", "RTE"], ["RTE"]),
+    (["--data.batch_size", "0"], ["data.batch_size"]),
+    (["--data.metrics", "[acuracy]", "--data.task", "null", "--data.columns", "[sentence]"], ["acuracy"]),
+    ([*OWN, "[text]", "--data.labels", "[a, b]"], ["train.tsv", "text", "sentence"]),
+    ([*OWN, "[sentence]", "--data.labels", "[a]"], ["data.labels"]),
+    ([*OWN, "[label]", "--data.label_column", "sentence"], ["train.tsv", "allowed: a finite number", "data.labels"]),
+]
+BAD_ROWS = [
+    ("train", "sentence\tlabel\nso good\t1\nso bad\t7\n", ["train.tsv", "7"]),
+    ("train", "sentence\tlabel\nso good\tgood\n", ["train.tsv", "good", "positive"]),
+    ("train", "sentence\tlabel\nso good\t1\n\t0\n", ["train.tsv", "empty"]),
+    ("train", "text\tlabel\nso good\t1\n", ["train.tsv", "sentence", "text"]),
+    ("train", "sentence\tlabel\nso good\t1\textra\n", ["train.tsv"]),
+    ("dev", "sentence\nso good\n", ["dev.tsv", "label"]),
+]
+
+
+def test_bad_settings_and_bad_rows_are_one_line(task, tmp_path):
+    lines = [["fit", *task, *extra] for extra, _ in BAD_SETTINGS]
+    for number, (file, content, _) in enumerate(BAD_ROWS):
+        folder = shutil.copytree("glue", f"glue{number}")
+        (Path(folder) / f"SST-2/{file}.tsv").write_text(content)
+        lines.append(["fit", *task, "--data.source", folder])
+    found = in_one_process(lines, tmp_path / "printed")
+    for line, (status, shown), (*_, expected) in zip(lines, found, [*BAD_SETTINGS, *BAD_ROWS], strict=True):
+        errors = [one for one in shown.splitlines() if one.startswith("error: ")]
+        assert status == 2 and len(errors) == 1 and "Traceback" not in shown, (line, shown)
+        assert all(part in errors[0] for part in expected), (line, errors)
     assert not list(tmp_path.rglob("*.ckpt"))
-
-
-@pytest.mark.parametrize(
-    ("file", "content", "expected"),
-    [
-        ("train", "sentence\tlabel\nso good\t1\nso bad\t7\n", ["train.tsv", "7"]),
-        ("train", "sentence\tlabel\nso good\tgood\n", ["train.tsv", "good", "positive"]),
-        ("train", "sentence\tlabel\nso good\t1\n\t0\n", ["train.tsv", "empty"]),
-        ("train", "text\tlabel\nso good\t1\n", ["train.tsv", "sentence", "text"]),
-        ("train", "sentence\tlabel\nso good\t1\textra\n", ["train.tsv"]),
-        ("dev", "sentence\nso good\n", ["dev.tsv", "label"]),
-    ],
-)
-def test_bad_rows_are_one_line(file, content, expected, task, tmp_path):
-    (tmp_path / f"glue/SST-2/{file}.tsv").write_text(content)
-    shown = output(["fit", *task], tmp_path, status=2)
-    errors = [line for line in shown.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1 and "Traceback" not in shown, shown
-    for part in expected:
-        assert part in errors[0]
