@@ -67,7 +67,7 @@ def test_compiled_training_is_the_same_to_rounding(tiny, tmp_path):
         {"projection": "mean", "mass_bias": True},
         {"attention": "full"},
         {"attention": "lookup"},
-        *MECHANISMS.values(),
+        *(pytest.param(settings, marks=pytest.mark.slow) for settings in MECHANISMS.values()),
     ],
     ids=lambda settings: " ".join(map(str, settings.values())),
 )
