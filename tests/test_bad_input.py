@@ -89,6 +89,7 @@ STUDIES = {
     "benchmark --what preparation --source nowhere": "benchmark",
     "spectrum --run nowhere": "spectrum",
     "grid --config nowhere.yaml": "grid",
+    "tune --config nowhere.yaml --space nowhere.yaml": "tune",
     "convert --from nowhere --name n": "convert",
     "draw --ckpt_path nowhere --text x --output x.png": "draw",
     "embed --ckpt_path nowhere --text x --output x.npy": "embed",

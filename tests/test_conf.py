@@ -31,7 +31,9 @@ RECALL = sorted((ROOT / "conf/recall").glob("*.yaml"))
 LRA = sorted((ROOT / "conf/lra").glob("*.yaml"))
 # What the others are at another size, of other data, with another attention; .ci/run runs them all.
 QUICK = ("quickstart", "linformer_base", "small", "sst2", "own", "pretrain")
-CONFIGS = sorted(set((ROOT / "conf").rglob("*.yaml")) - {*OVERLAYS, *TRAINERS, *FINETUNE, *GRIDS, *RECALL, *LRA, DISTILL})
+SPACES = sorted((ROOT / "conf/tune").glob("*.yaml"))  # run in tests/studies/tune
+CONFIGS = set((ROOT / "conf").rglob("*.yaml")) - {*OVERLAYS, *TRAINERS, *FINETUNE, *GRIDS, *SPACES, *RECALL, *LRA, DISTILL}
+CONFIGS = sorted(CONFIGS)
 # Small enough for a test; everything else stays as the file has it.
 SHRINK = (
     "--model.encoder.hidden_size 24 --model.encoder.intermediate_size 48 --model.encoder.max_length 256 --data.vocab_size 300 "
@@ -267,7 +269,7 @@ def test_small_overlay_runs_on_a_finetuning_config(finetuning, cache, tmp_path, 
     assert "pooling: mean" in (finetuning / "runs/overlay/config.yaml").read_text()
 
 
-@pytest.mark.parametrize("path", [*CONFIGS, *FINETUNE, *GRIDS, *OVERLAYS, *TRAINERS], ids=named)
+@pytest.mark.parametrize("path", [*CONFIGS, *FINETUNE, *GRIDS, *SPACES, *OVERLAYS, *TRAINERS], ids=named)
 def test_config_says_at_its_top_what_it_is_and_how_to_run_it(path):
     head = [line for line in path.read_text().splitlines() if line.startswith("#")]
     assert len(head) >= 2 and any(f"conf/{named(path)}" in line for line in head)

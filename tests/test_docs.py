@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from lit_linformer.cli import PROGRAMS
+from lit_linformer.cli import PROGRAMS, tune
 from lit_linformer.studies.benchmark import layers, training
+from lit_linformer.studies.tune.space import read_space
 from lit_linformer.utils.arguments import parse
 from tests.data.finetuning.glue import write_glue
 from tests.helpers import inside, output, run_forked, write_corpus
@@ -107,6 +108,10 @@ def test_what_cannot_be_run_is_parsed(page, tmp_path, monkeypatch):
             continue
         if command[0] == "benchmark" and "--what" not in command:
             assert layers.read_settings(list(command[1:]))["models"]
+            continue
+        if command[0] == "tune":
+            given = parse(command[0], "", tune.SETTINGS, list(command[1:]))
+            assert read_space(Path(given["space"]), given["name"], given["trials"]).axes and Path(given["config"][0]).is_file()
             continue
         shown = output([*command, parsed[command[0]]], tmp_path)
         assert "conf/trainer/ddp" not in " ".join(command) or "find_unused_parameters: false" in shown

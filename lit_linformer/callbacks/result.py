@@ -9,7 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_linformer.callbacks.throughput import Throughput
 from lit_linformer.model import count_parameters
-from lit_linformer.runs.folder import RESULT, TEST, VALIDATE
+from lit_linformer.runs.folder import PRUNED, RESULT, TEST, VALIDATE
 from lit_linformer.utils.environment import environment
 from lit_linformer.utils.files import json_text, write_text
 
@@ -47,7 +47,8 @@ class RunResult(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._started = time.monotonic()
         if trainer.is_global_zero:  # a run that continues is not finished
-            (Path(trainer.default_root_dir) / RESULT).unlink(missing_ok=True)
+            for name in (RESULT, PRUNED):
+                (Path(trainer.default_root_dir) / name).unlink(missing_ok=True)
             # At the start: later the checkout may be at another commit than the code that runs.
             self.environment = environment(str(trainer.strategy.root_device)) | {"processes": trainer.world_size}
 

@@ -24,6 +24,7 @@ COMMANDS = {
     "predict": 'fill the masks of --data.text "…" or --data.file FILE, or classify it',
     "prepare": "make the tokenizer and the token files ahead of fit; trains nothing",
     "grid": "many runs and one table of them: --config conf/paper/table2.yaml",
+    "tune": "search for better settings with Optuna: --config … --space conf/tune/lr.yaml",
     "benchmark": "time and memory against n and k: Table 3 and figure 2 of the paper",
     "spectrum": "singular values of trained runs' attention, the paper's figure 1: --run runs/small",
     "report": "one page, Markdown and HTML, of what was measured, beside the paper's values",
@@ -37,7 +38,8 @@ LIGHTNING = ("fit", "validate", "test", "predict", "prepare")
 # The others' modules, each with main(argv): they parse their own settings, and print their help without importing torch.
 PROGRAMS = {name: f"lit_linformer.studies.{name}.command" for name in ("grid", "benchmark", "spectrum", "report")}
 PROGRAMS |= {name: f"lit_linformer.{name}.command" for name in ("export", "convert")}
-PROGRAMS |= {name: f"lit_linformer.studies.{name}" for name in ("embed", "draw")} | {"list": "lit_linformer.cli.listing"}
+PROGRAMS |= {name: f"lit_linformer.studies.{name}" for name in ("embed", "draw")}
+PROGRAMS |= {"tune": "lit_linformer.cli.tune", "list": "lit_linformer.cli.listing"}
 HELP = {"-h", "--help", "--help_all"}
 MAIN_HELP = """usage: python run.py COMMAND --config FILE [--config OVERLAY …] [--SETTING VALUE …]
 

@@ -2,6 +2,7 @@
 
     configs        conf/*.yaml for fit: what each reproduces, and what it costs
     grids          those for grid: many runs and one table
+    spaces         those for tune --space: what is searched
     runs           those in runs/ or in --source: best value, steps, tokens, time, state
     attentions     for --model.encoder.attention
     projections    for --model.encoder.projection
@@ -151,5 +152,6 @@ KINDS: dict[str, tuple[str, Callable[..., Iterable[str]]]] = {
     "callbacks": ("callbacks: --trainer.callbacks+ NAME; Lightning's too, as EarlyStopping", exported("callbacks")),
     "configs": ("configs: python run.py fit --config FILE", configs("fit", "convert")),
     "grids": ("grids, many runs and one table: python run.py grid --config FILE", configs("grid")),
+    "spaces": ("spaces, to search for better settings: python run.py tune --config FILE --space SPACE", configs("tune")),
     "runs": ("runs: python run.py predict --config RUN/config.yaml", runs),
 }

@@ -26,6 +26,7 @@ from lit_linformer.utils.files import write_text
 
 PROJECT, FORMAT = "lit-linformer", 1
 MARKER, CONFIG, TOKENIZER, CONVERSION = "run.json", "config.yaml", "tokenizer.json", "conversion.json"
+PRUNED = "pruned.json"  # of a trial that `tune` ended early: why
 NAME = re.compile(r"\w[\w.,=+@-]*(/\w[\w.,=+@-]*)*")
 CHECKPOINT_NAMES = ("last.ckpt", "previous.ckpt", "new.ckpt", "best-*.ckpt")
 RESULT, VALIDATE, TEST = "result.json", "validate.json", "test.json"
@@ -37,7 +38,7 @@ PROFILE = "fit-profile*"  # conf/debug/profile.yaml
 LOGGERS = ("loggers.json", "metrics.csv", "metrics-before.csv", "mlflow.db*")
 # What a run writes, by the folder that it lies in.
 OURS = {
-    "": (MARKER, CONFIG, TOKENIZER, CONVERSION, RESULT, VALIDATE, TEST, *CURVES, *OTHERS, PROFILE, *EVENTS, *LOGGERS),
+    "": (MARKER, CONFIG, TOKENIZER, CONVERSION, RESULT, PRUNED, VALIDATE, TEST, *CURVES, *OTHERS, PROFILE, *EVENTS, *LOGGERS),
     "by_tokens": EVENTS,
     # Folders of loggers, with all that is in them; names within are theirs.
     "wandb": ("offline-run-*", "run-*", "latest-run", "debug*.log"),

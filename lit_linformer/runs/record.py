@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from lit_linformer.runs.folder import BEST, CONFIG, CONVERSION, CURVES, RESULT, TEST, VALIDATE, checkpoints, is_run
+from lit_linformer.runs.folder import BEST, CONFIG, CONVERSION, CURVES, PRUNED, RESULT, TEST, VALIDATE, checkpoints, is_run
 from lit_linformer.runs.lock import is_held
 from lit_linformer.utils.files import read_json, read_rows
 
@@ -127,6 +127,8 @@ def _state(folder: Path, result: dict[str, Any], step: int | None, most: Any) ->
         return "finished" if whole else f"ended at step {step:,}{end}"
     if (folder / CONVERSION).is_file():
         return "converted"
+    if (folder / PRUNED).is_file():
+        return f"pruned at step {step or 0:,}{end}"
     return f"stopped at step {step:,}{end}" if step else "stopped before its first checkpoint"
 
 

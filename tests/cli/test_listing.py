@@ -59,10 +59,11 @@ def test_every_config_says_at_its_top_what_it_is_and_what_it_costs(path):
 
 def test_configs_are_listed_with_their_cost(capsys):
     with inside(ROOT):
-        found, grids = listed(capsys, "configs"), listed(capsys, "grids")
-    assert {*found, *grids} == {str(path.relative_to(ROOT)) for path in CONFIGS}
+        found, grids, spaces = (listed(capsys, kind) for kind in ("configs", "grids", "spaces"))
+    assert {*found, *grids, *spaces} == {str(path.relative_to(ROOT)) for path in CONFIGS}
     assert set(grids) == {str(path.relative_to(ROOT)) for path in CONFIGS if "axes" in yaml.safe_load(path.read_text())}
-    assert not found.keys() & grids.keys()
+    assert set(spaces) == {str(path.relative_to(ROOT)) for path in CONFIGS if path.parent.name == "tune"}
+    assert not found.keys() & {*grids, *spaces}
     assert (
         found["conf/quickstart.yaml"].startswith("A first curve: ")
         and "(cost: three to five minutes" in found["conf/quickstart.yaml"]
@@ -105,7 +106,7 @@ def test_no_run_yet_and_what_there_is_not(tmp_path, monkeypatch, capsys):
     line = output(["list", "attention"], tmp_path, status=2)
     assert line == (
         "error: list attention; did you mean 'attentions'?; allowed: list, or list with one of "
-        "attentions, projections, tasks, data, callbacks, configs, grids, runs\n"
+        "attentions, projections, tasks, data, callbacks, configs, grids, spaces, runs\n"
     )
 
 

@@ -44,8 +44,8 @@ def read_grid(path: Path, name: str | None = None, arguments: str = "") -> Grid:
             check_number(f"paper.{row}.{column}", value)
     measures = _mapping(spec.get("measures") or {}, "measures", empty=True)
     name = check_name(name if name is not None else spec.get("name") or path.stem)
-    common, last = _words("arguments", spec.get("arguments", "")), _words("--arguments", arguments)
-    words = {axis: {key: _words(f"axes.{axis}.{key}", text) for key, text in axes[axis].items()} for axis in axes}
+    common, last = split_words("arguments", spec.get("arguments", "")), split_words("--arguments", arguments)
+    words = {axis: {key: split_words(f"axes.{axis}.{key}", text) for key, text in axes[axis].items()} for axis in axes}
     return Grid(
         name=name,
         axes=axes,
@@ -104,7 +104,7 @@ def _mapping(value: Any, where: str, allowed: Any = None, kind: str = "key", emp
     return value
 
 
-def _words(where: str, text: Any) -> tuple[list[str], list[str]]:
+def split_words(where: str, text: Any) -> tuple[list[str], list[str]]:
     """Splits a piece of command line into its --config files and the other words."""
     try:
         if not isinstance(text, str):

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from lit_linformer.runs.folder import RESULT, TEST
@@ -31,6 +32,7 @@ class RunningCell:
             self.log.close()
             raise
         self.began = time.monotonic()
+        self.process: subprocess.Popen | None = None
 
     def start(self, words: list[str]) -> None:
         """Starts one command in its own session, so that Ctrl-C reaches only the grid, which stops it with its children."""
@@ -55,7 +57,12 @@ class RunningCell:
 
 
 def run_until_stopped(cells: list[Cell], jobs: int) -> list[Cell]:
-    """run_cells, which Ctrl-C, a closed terminal and a cluster's SIGTERM stop alike."""
+    """run_cells, until stopped."""
+    return until_stopped(lambda: run_cells(cells, jobs))
+
+
+def until_stopped(run: Callable[[], Any]) -> Any:
+    """Calls ``run``, which Ctrl-C, a closed terminal and a cluster's SIGTERM stop alike."""
 
     def stop(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -65,7 +72,7 @@ def run_until_stopped(cells: list[Cell], jobs: int) -> list[Cell]:
     for number in ours:
         signal.signal(number, stop)
     try:
-        return run_cells(cells, jobs)
+        return run()
     except KeyboardInterrupt:
         print("stopped; the same command goes on from here", file=sys.stderr, flush=True)
         raise
@@ -76,51 +83,77 @@ def run_until_stopped(cells: list[Cell], jobs: int) -> list[Cell]:
 
 def run_cells(cells: list[Cell], jobs: int = 1) -> list[Cell]:
     """Runs the unfinished cells, ``jobs`` at a time; returns those that failed."""
-    failed, queue, running = [], [], []
+    failed, queue = [], []
     for number, cell in enumerate(cells, 1):
         label = f"[{number}/{len(cells)}] {cell}"
         if cell.left():
             queue.append((cell, label))
         else:
             _report(cell, label, None, failed)
-    try:
-        while queue or running:
-            while queue and len(running) < jobs:
-                if job := _start(*queue.pop(0)):
-                    running.append(job)
-            for job in [job for job in running if job.process.poll() is not None]:
-                left = job.cell.left()
-                if left and left[0][0] != job.words[0]:  # after fit, test
-                    job.start(left[0])
-                    continue
-                running.remove(job)
-                job.log.close()
-                if left:
-                    print(f"{job.label}: failed ({time.monotonic() - job.began:.0f} s): {job.error()}", flush=True)
-                    failed.append(job.cell)
-                else:
-                    _report(job.cell, job.label, time.monotonic() - job.began, failed)
-            time.sleep(0.1)
-    finally:
-        _stop(running)
+
+    def ended(job: RunningCell) -> None:
+        if job.cell.left():
+            print(f"{job.label}: failed ({time.monotonic() - job.began:.0f} s): {job.error()}", flush=True)
+            failed.append(job.cell)
+        else:  # by another grid, where it was never started here
+            _report(job.cell, job.label, time.monotonic() - job.began if job.process else None, failed)
+
+    run_jobs((job for cell, label in queue if (job := _claim(cell, label))), jobs, ended)
     return failed
 
 
-def _start(cell: Cell, label: str) -> RunningCell | None:
+def run_jobs(
+    todo: Iterator[RunningCell | None],
+    jobs: int,
+    ended: Callable[[RunningCell], None],
+    watch: Callable[[RunningCell], None] = lambda job: None,
+) -> None:
+    """Runs what is to be done, each cell to its end, and stops it all when interrupted.
+
+    Args:
+        todo: the next cell, asked for when there is room for one; None: none now, perhaps later.
+        jobs: so many at a time.
+        ended: called with each that has ended, finished or not.
+        watch: called with each that is running, again and again.
+    """
+    running: list[RunningCell] = []
+    more, pause = True, 0.1
     try:
-        job = RunningCell(cell, label)
+        while more or running:
+            pause = 0.1
+            while more and len(running) < jobs:
+                job = next(todo, False)
+                more = job is not False
+                if not job:
+                    pause = 0.1 if running else 1.0
+                    break
+                running.append(job)
+                if left := job.cell.left():
+                    job.start(left[0])
+                    goes_on = " goes on" if "--ckpt_path" in left[0] else ""
+                    print(f"{job.label}: {left[0][0]}{goes_on} → {job.cell.log}", flush=True)
+            for job in list(running):
+                if job.process is not None and job.process.poll() is None:
+                    watch(job)
+                    continue
+                left = job.cell.left()
+                if job.process is not None and left and left[0][0] != job.words[0]:  # after fit, test
+                    job.start(left[0])
+                    continue
+                running.remove(job)
+                ended(job)
+                job.log.close()
+            time.sleep(pause if more or running else 0)
+    finally:
+        _stop(running)
+
+
+def _claim(cell: Cell, label: str) -> RunningCell | None:
+    try:
+        return RunningCell(cell, label)
     except BlockingIOError:
         print(f"{label}: left alone, it is already running (its log {cell.log} is locked)", flush=True)
         return None
-    left = cell.left()
-    if not left:  # another grid has finished it in the meantime
-        job.log.close()
-        _report(cell, label, None, [])
-        return None
-    job.start(left[0])
-    goes_on = " goes on" if "--ckpt_path" in left[0] else ""
-    print(f"{label}: {left[0][0]}{goes_on} → {cell.log}", flush=True)
-    return job
 
 
 def _report(cell: Cell, label: str, seconds: float | None, failed: list[Cell]) -> None:
@@ -139,11 +172,12 @@ def _report(cell: Cell, label: str, seconds: float | None, failed: list[Cell]) -
 
 def _stop(running: list[RunningCell]) -> None:
     """Interrupts, waits, then kills, grandchildren included."""
+    started = [job for job in running if job.process is not None]
     for number in (signal.SIGINT, signal.SIGKILL):
-        for job in running:
+        for job in started:
             with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended
                 os.killpg(job.process.pid, number)
         deadline = time.monotonic() + PATIENCE
         with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):  # a second Ctrl-C: no more waiting
-            for job in running:
+            for job in started:
                 job.process.wait(max(0.0, deadline - time.monotonic()))

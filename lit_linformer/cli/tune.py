@@ -1,0 +1,98 @@
+"""A search for the settings with which a model learns best: `python run.py tune --config … --space conf/tune/lr.yaml`.
+
+Each trial is a run of `fit`, runs/NAME/trial-000 and so on, in a process of its own; Optuna (pip install 'lit-linformer[tune]')
+chooses its values by what the trials before have come to, and ends it early where its validations fall behind theirs. The
+same command goes on where the last one was interrupted; started twice, or on several machines that share runs/, it shares the
+trials. It leaves runs/NAME/study.md with a table, slices.png and importance.png, and best.yaml, which `fit --config` takes.
+The space file:
+
+    name: lr                                  # results go to runs/lr/ (default: the file's name)
+    trials: 20
+    space:                                    # settings as one types them
+      model.lr: {log: [1e-4, 1e-2]}           # between two numbers, equal factors counting alike
+      model.encoder.dropout: {range: [0.0, 0.3]}
+      model.warmup_steps: {range: [20, 300]}  # whole numbers, since both ends are
+      model.encoder.projection: [linear, conv, mean]  # one of these
+    first: [{model.lr: 1e-3}]                 # tried before any others
+    pruner: median                            # or halving (successive halving), or none
+    prune_after: 4                            # finished trials, before the median of their validations ends any
+
+Trials are compared by the best validation, as `best.monitor` names it. More --trials later make the study longer.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from lit_linformer.utils.arguments import Setting, parse, several, whole, word
+from lit_linformer.utils.environment import command_line
+
+SETTINGS = {
+    "config": Setting(several(word("FILE")), "of every trial, as of fit", required=True),
+    "space": Setting(word("FILE"), "what to search, as conf/tune/lr.yaml", required=True),
+    "trials": Setting(whole("N", 1), "how many in all (default: the number in the file, or 20)"),
+    "jobs": Setting(whole("N", 1), "trials at a time; share the processor among them with OMP_NUM_THREADS", 1),
+    "arguments": Setting(word('"--SETTING VALUE …"'), "to every trial's command line; the same one each time", ""),
+    "name": Setting(word("NAME"), "results go to runs/NAME/ (default: the name in the file)"),
+}
+
+
+def main(argv: list[str]) -> None:
+    """Runs what is left of the study; ValueError, in one line, for bad settings and where trials failed."""
+    given = parse("tune", __doc__, SETTINGS, argv)
+    from lit_linformer.cli.quick_checks import check_quickly
+    from lit_linformer.studies.grid.file import split_words
+    from lit_linformer.studies.tune.space import read_space
+
+    space = read_space(Path(given["space"]), given["name"], given["trials"])
+    configs, others = split_words("--arguments", given["arguments"])
+    fit = ["fit", *(part for file in given["config"] for part in ("--config", file)), *configs, *others]
+    named = {other.partition("=")[0] for other in others}
+    for axis in space.axes:
+        if f"--{axis.setting}" in named:
+            raise ValueError(f"--arguments holds --{axis.setting}, which the space varies; allowed: other settings")
+    check_quickly([*fit, *(f"--{axis.setting}=0" for axis in space.axes)])
+    try:
+        import optuna  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ValueError("tune needs optuna, not installed here; allowed after: pip install 'lit-linformer[tune]'") from error
+    _search(space, fit, given["jobs"], command_line(["tune", *argv]))
+
+
+def _search(space: Any, fit: list[str], jobs: int, command: str) -> None:
+    from lit_linformer.studies.grid.run import run_jobs, until_stopped
+    from lit_linformer.studies.tune.page import write_page
+    from lit_linformer.studies.tune.study import Study
+
+    study = Study(space, fit, *_goal(fit))
+    try:
+        until_stopped(lambda: run_jobs(study.todo(), jobs, study.ended, study.watch))
+    finally:
+        table = write_page(study, command)
+    print(table, end="", flush=True)
+    if study.failed:
+        names = ", ".join(job.cell.run_dir.name for job in study.failed)
+        raise ValueError(
+            f"{len(study.failed)} of {space.trials} trials failed: {names}; their output is in {study.folder}/*.log; "
+            "allowed: the same command again continues"
+        )
+    if not study.finished():
+        raise ValueError(
+            f"no trial of {study.folder} has finished; allowed: another space, or pruner none, with another --name"
+        )
+    best = study.folder / "best.yaml"
+    print(f"{study.folder / 'study.md'}; the best: python run.py fit --config {best}", flush=True)
+
+
+def _goal(fit: list[str]) -> tuple[str, str]:
+    """The metric by which checkpoints, and so trials, are compared, and min or max."""
+    from lit_linformer.callbacks import best_of
+    from lit_linformer.cli.class_paths import check_class_paths, class_of
+    from lit_linformer.cli.given import given_settings
+    from lit_linformer.cli.often_changed import DEFAULT_CLASSES
+    from lit_linformer.utils.configs import config_files
+
+    check_class_paths(fit, list(config_files(fit)))
+    given = given_settings(fit)
+    model = given.get("model") or DEFAULT_CLASSES["model"]
+    path = DEFAULT_CLASSES["model"].rpartition(".")[0] + f".{model}" if model.isidentifier() else model
+    return best_of(class_of(path, "model"), given.get("best.monitor"), given.get("best.mode"))

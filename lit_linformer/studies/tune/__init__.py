@@ -1,0 +1,1 @@
+"""A search for better settings: `python run.py tune`."""

@@ -1,0 +1,119 @@
+"""What a space file says, checked; cli/tune.py describes the format."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lit_linformer.runs.folder import check_name
+from lit_linformer.studies.grid.file import OURS
+from lit_linformer.utils.arguments import check_choice, check_number
+from lit_linformer.utils.configs import read_config
+
+KEYS = ["name", "trials", "space", "first", "pruner", "prune_after"]
+PRUNERS = ("median", "halving", "none")
+FORM = "allowed: {log: [LEAST, MOST]}, {range: [LEAST, MOST]} or a list of values"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A setting and where its values are looked for: between two numbers, or among words.
+
+    Args:
+        setting: as one types it, without its dashes.
+        ends: the least and the most; whole numbers where both ends are written as such.
+        log: whether equal factors count alike.
+        choices: instead of ends, each as it is typed.
+    """
+
+    setting: str
+    ends: tuple[float, float] | None = None
+    log: bool = False
+    choices: tuple[str, ...] = ()
+
+    @property
+    def whole(self) -> bool:
+        return self.ends is not None and all(isinstance(end, int) for end in self.ends)
+
+    def word(self, value: Any) -> str:
+        """As it is typed: a number that is not whole with four digits."""
+        return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+    def read(self, where: str, text: str) -> Any:
+        """A value of one's own; ValueError where it lies elsewhere."""
+        if self.ends is None:
+            return check_choice(where, text, self.choices)
+        return check_number(where, text, whole=self.whole, least=self.ends[0], most=self.ends[1])
+
+    def told(self) -> str:
+        """As the file has it."""
+        if self.ends is None:
+            return f"[{', '.join(self.choices)}]"
+        return f"{{{'log' if self.log else 'range'}: [{self.ends[0]:g}, {self.ends[1]:g}]}}"
+
+
+@dataclass(frozen=True)
+class Space:
+    """A space file.
+
+    Args:
+        first: values of some settings that are tried before any others.
+        prune_after: how many trials are finished before the median ends one.
+    """
+
+    name: str
+    axes: tuple[Axis, ...]
+    trials: int
+    first: tuple[dict[str, Any], ...]
+    pruner: str
+    prune_after: int
+
+
+def read_space(path: Path, name: str | None, trials: int | None) -> Space:
+    """ValueError, in one line, for anything that can be checked without a model."""
+    # Every scalar stays text: 1e-3 and on are what one types.
+    spec = yaml.load(read_config(path, "a space file, as conf/tune/lr.yaml"), yaml.BaseLoader)
+    for key in spec:
+        check_choice("space", key, KEYS)
+    given = spec.get("space")
+    if not isinstance(given, dict) or not given:
+        raise ValueError(f"space is {given!r}; allowed: settings and their values, as {{model.lr: {{log: [1e-4, 1e-2]}}}}")
+    axes = {setting: _axis(setting, value) for setting, value in given.items()}
+    first = spec.get("first") or []
+    if not isinstance(first, list) or not all(isinstance(values, dict) for values in first):
+        raise ValueError(f"first is {first!r}; allowed: a list of settings and values, as [{{model.lr: 1e-3}}]")
+    for values in first:
+        for setting in values:
+            check_choice("first", setting, axes)
+    return Space(
+        name=check_name(name if name is not None else spec.get("name") or path.stem),
+        axes=tuple(axes.values()),
+        trials=trials if trials is not None else int(check_number("trials", spec.get("trials", "20"), whole=True, least=1)),
+        first=tuple({key: axes[key].read(f"first {key}", text) for key, text in values.items()} for values in first),
+        pruner=check_choice("pruner", spec.get("pruner", "median"), PRUNERS),
+        prune_after=int(check_number("prune_after", spec.get("prune_after", "4"), whole=True, least=1)),
+    )
+
+
+def _axis(setting: str, value: Any) -> Axis:
+    if f"--{setting}" in (*OURS, "--config") or setting.startswith("-"):
+        raise ValueError(f"space holds {setting}; allowed: settings of a run, without dashes, but for {', '.join(OURS)}")
+    where = f"space {setting}"
+    if isinstance(value, list) and value:
+        words = tuple(one if isinstance(one, str) else _flow(one) for one in value)
+        if len(set(words)) < len(words):
+            raise ValueError(f"{where} is [{', '.join(words)}]; allowed: each value once")
+        return Axis(setting, choices=words)
+    kind, ends = next(iter(value.items())) if isinstance(value, dict) and len(value) == 1 else ("", None)
+    if kind not in ("log", "range") or not isinstance(ends, list) or len(ends) != 2:
+        raise ValueError(f"{where} is {_flow(value)}; {FORM}")
+    whole = all(isinstance(end, str) and end.lstrip("-").isdigit() for end in ends)
+    low, high = (int(end) if whole else check_number(where, end) for end in ends)
+    if not low < high or (kind == "log" and low <= 0):
+        raise ValueError(f"{where} is {_flow(value)}; allowed: the smaller number first{', above 0' if kind == 'log' else ''}")
+    return Axis(setting, (low, high), kind == "log")
+
+
+def _flow(value: Any) -> str:
+    return yaml.safe_dump(value, default_flow_style=True, width=10**6).removesuffix("...\n").strip().replace("'", "")

@@ -1,0 +1,227 @@
+"""A study of Optuna whose trials are runs, each in a process of its own, watched by the curve that it writes.
+
+    runs/NAME/
+      study.db                     SQLite: values, curves and states of all trials; several processes may work on it
+      trial-000/, trial-000.log    a run as any other, and what it printed; pruned.json where it was ended early
+      study.md, best.yaml, slices.png, importance.png
+
+Whoever holds the lock on a trial's log runs it, as with a grid's cells. A trial that the study calls running and whose log
+nobody holds was left behind by a process that was killed: the next one that looks for work goes on with it.
+"""
+
+import contextlib
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import optuna
+from filelock import FileLock
+from optuna.pruners import BasePruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
+from optuna.samplers import TPESampler
+from optuna.storages import RDBStorage
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from lit_linformer.runs.folder import CURVES, PRUNED, is_run
+from lit_linformer.runs.place import run_folder
+from lit_linformer.studies.grid.cell import Cell
+from lit_linformer.studies.grid.run import RunningCell
+from lit_linformer.studies.tune.space import Axis, Space
+from lit_linformer.utils.files import json_text, read_rows, write_text
+
+STUDY = "tune"  # its name in the database, of which each study has its own
+REFUSED = 2  # exit status of a run that said in one line why it ends
+
+
+class RunningTrial(RunningCell):
+    """A trial that is running."""
+
+    def __init__(self, cell: Cell, label: str, trial: Trial, known: set[int]):
+        super().__init__(cell, label)
+        self.trial, self.known = trial, known
+        self.looked = False
+        self.pruned: str | None = None  # why
+
+
+class Study:
+    """Made, or gone on with, in runs/NAME.
+
+    Args:
+        space: where to search.
+        fit: the command line of a trial, without what it varies: fit --config …
+        metric: by which trials are compared, as val/perplexity.
+        mode: min or max.
+
+    Raises ValueError, in one line, where NAME is a run, or a study of something else.
+    """
+
+    def __init__(self, space: Space, fit: list[str], metric: str, mode: str):
+        self.space, self.fit, self.metric = space, fit, metric
+        self.folder = run_folder(space.name)
+        if is_run(self.folder):
+            raise ValueError(f"name is {space.name!r}, and {self.folder} is a run; allowed: another --name")
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock = FileLock(self.folder / "study.lock")
+        asked = {axis.setting: axis.told() for axis in space.axes}
+        with self._lock:
+            # Seconds that a process waits for another one's write.
+            waits = {"connect_args": {"timeout": 60}}
+            self._storage = RDBStorage(f"sqlite:///{self.folder / 'study.db'}", engine_kwargs=waits)
+            self._open({"space": asked, "fit": fit, "metric": [metric, mode]})
+        self.failed: list[RunningTrial] = []  # ended without an end of their own: for the next start
+        self._own: set[int] = set()  # at work here
+        self._waiting: list[int] = []
+
+    def _open(self, asked: dict[str, Any]) -> None:
+        if optuna.get_all_study_summaries(self._storage):
+            self.optuna = optuna.load_study(study_name=STUDY, storage=self._storage, pruner=_pruner(self.space))
+            before = self.optuna.user_attrs
+            if before == asked:
+                return
+            if any(is_run(self.folder / run_name(one.number)) for one in self.trials()):
+                raise ValueError(_difference(before, asked, self.folder))
+            optuna.delete_study(study_name=STUDY, storage=self._storage)  # nothing of it ever began to train
+        direction = "maximize" if asked["metric"][1] == "max" else "minimize"
+        self.optuna = optuna.create_study(
+            study_name=STUDY, storage=self._storage, direction=direction, pruner=_pruner(self.space)
+        )
+        for key, value in asked.items():
+            self.optuna.set_user_attr(key, value)
+        for values in self.space.first:
+            self.optuna.enqueue_trial(values)
+
+    def trials(self) -> list[FrozenTrial]:
+        """Those that have begun."""
+        return [one for one in self.optuna.get_trials(deepcopy=False) if one.state != TrialState.WAITING]
+
+    def finished(self) -> list[FrozenTrial]:
+        return [one for one in self.trials() if one.state == TrialState.COMPLETE]
+
+    def todo(self) -> Iterator[RunningTrial | None]:
+        """What to run next; None while only other processes are at work, for one of them may be killed."""
+        while True:
+            with self._lock:
+                job = self._left_behind() or self._new()
+            waiting = self._at_work()
+            if job is None and not waiting and not self._own:
+                return
+            if job is None and waiting and waiting != self._waiting:
+                print(f"waiting for {', '.join(map(run_name, waiting))}, which other processes run", flush=True)
+                self._waiting = waiting
+            yield job
+
+    def _left_behind(self) -> RunningTrial | None:
+        for number in self._at_work():
+            study_id = self._storage.get_study_id_from_name(self.optuna.study_name)
+            trial_id = self._storage.get_trial_id_from_study_id_trial_number(study_id, number)
+            with contextlib.suppress(BlockingIOError):
+                return self._claim(Trial(self.optuna, trial_id))
+        return None
+
+    def _new(self) -> RunningTrial | None:
+        count = len(self.trials())
+        if count >= self.space.trials:
+            return None
+        # One for each trial: a study that goes on draws what it would have drawn.
+        self.optuna.sampler = TPESampler(seed=count)
+        return self._claim(self.optuna.ask())
+
+    def _claim(self, trial: Trial) -> RunningTrial:
+        """BlockingIOError where another process runs it. What was drawn for it before stays."""
+        words = {axis.setting: axis.word(_draw(trial, axis)) for axis in self.space.axes}
+        shown = {setting: f"{setting.rpartition('.')[2]} {word}" for setting, word in words.items()}
+        cell = Cell(shown, f"{self.space.name}/{run_name(trial.number)}", [], self.metric)
+        cell.fit = [*self.fit, *(part for name, word in words.items() for part in (f"--{name}", word)), "--name", cell.name]
+        known = set(self.optuna.get_trials(deepcopy=False)[trial.number].intermediate_values)
+        job = RunningTrial(cell, f"[{trial.number + 1}/{self.space.trials}] {cell}", trial, known)
+        self._own.add(trial.number)
+        return job
+
+    def _at_work(self) -> list[int]:
+        """Elsewhere, or left behind."""
+        ours = self._own | {job.trial.number for job in self.failed}
+        return [one.number for one in self.trials() if one.state == TrialState.RUNNING and one.number not in ours]
+
+    def watch(self, job: RunningTrial) -> None:
+        """Tells the study of a trial's new validations, and ends it if the pruner says so."""
+        if (self._report(job) or not job.looked) and job.pruned is None and job.trial.should_prune():
+            step = max(job.known)
+            value = read_curve(job.cell.run_dir, self.metric)[step]
+            job.pruned = f"{self.metric} {value:.4g} at step {step:,} is behind the others"
+            job.process.terminate()  # the run ends after its step, with last.ckpt written
+        job.looked = True
+
+    def _report(self, job: RunningTrial) -> bool:
+        new = {step: value for step, value in read_curve(job.cell.run_dir, self.metric).items() if step not in job.known}
+        for step, value in new.items():
+            job.trial.report(value, step)
+        job.known |= new.keys()
+        return bool(new)
+
+    def ended(self, job: RunningTrial) -> None:
+        """Takes in what a trial has come to. ValueError where it was refused, and no run of the study ever began."""
+        self._report(job)
+        seconds, number, status = time.monotonic() - job.began, job.trial.number, job.process and job.process.returncode
+        if not job.cell.left():
+            value = job.cell.value()
+            self.optuna.tell(number, value) if math.isfinite(value) else self._prune(job, f"{self.metric} is {value}")
+            print(f"{job.label}: {self.metric} {value:.4g} ({seconds:.0f} s)", flush=True)
+        elif job.pruned is not None or status == REFUSED:
+            refused = job.pruned is None and not is_run(job.cell.run_dir)
+            if refused and not any(is_run(self.folder / run_name(one.number)) for one in self.trials()):
+                raise ValueError(job.error())
+            self._prune(job, job.pruned or job.error())
+            print(f"{job.label}: ended early ({seconds:.0f} s): {job.pruned or job.error()}", flush=True)
+        else:
+            self.failed.append(job)
+            print(f"{job.label}: failed ({seconds:.0f} s): {job.error()}", flush=True)
+        self._own.discard(number)
+
+    def _prune(self, job: RunningTrial, why: str) -> None:
+        if is_run(job.cell.run_dir):
+            told = {"study": self.space.name, "trial": job.trial.number, "why": why}
+            write_text(job.cell.run_dir / PRUNED, json_text(told) + "\n")
+        job.trial.set_user_attr("why", why)
+        self.optuna.tell(job.trial.number, state=TrialState.PRUNED)
+
+
+def run_name(number: int) -> str:
+    return f"trial-{number:03d}"
+
+
+def read_curve(run_dir: Path, metric: str) -> dict[int, float]:
+    """{step: value} of a run's validations, without the untrained model's."""
+    for name in CURVES:
+        rows = read_rows(run_dir / name)
+        for column in (metric, metric.removeprefix("val/")):
+            if rows and column in rows[-1]:
+                return {int(row["step"]): row[column] for row in rows if row["step"] > 0}
+    return {}
+
+
+def _difference(before: dict[str, Any], asked: dict[str, Any], folder: Path) -> str:
+    """In one line, by which a study is another one than that in its folder."""
+    allowed = f"allowed: what it began with, or another --name than that of {folder}"
+    for setting in {**before["space"], **asked["space"]}:
+        old, new = (of["space"].get(setting, "not varied") for of in (before, asked))
+        if old != new:
+            return f"space {setting} is {new}, and was {old} when the study began; {allowed}"
+    key = "fit" if before["fit"] != asked["fit"] else "metric"
+    return f"{key} is {' '.join(asked[key])!r}, and was {' '.join(before[key])!r} when the study began; {allowed}"
+
+
+def _pruner(space: Space) -> BasePruner:
+    if space.pruner == "median":
+        return MedianPruner(n_startup_trials=space.prune_after)
+    return SuccessiveHalvingPruner() if space.pruner == "halving" else NopPruner()
+
+
+def _draw(trial: Trial, axis: Axis) -> Any:
+    if axis.ends is None:
+        return trial.suggest_categorical(axis.setting, axis.choices)
+    low, high = axis.ends
+    if axis.whole:
+        return trial.suggest_int(axis.setting, int(low), int(high), log=axis.log)
+    return trial.suggest_float(axis.setting, low, high, log=axis.log)

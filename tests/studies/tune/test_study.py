@@ -1,0 +1,216 @@
+"""A search over real runs: shared by processes, pruned, killed and gone on with; and one over runs that had finished before."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import optuna
+import pytest
+import yaml
+from optuna.trial import TrialState
+
+from lit_linformer.cli.tune import main
+from lit_linformer.runs.record import summary
+from lit_linformer.studies.grid.run import run_jobs
+from lit_linformer.studies.tune.page import write_page
+from lit_linformer.studies.tune.space import read_space
+from lit_linformer.studies.tune.study import STUDY, Study
+from tests.helpers import HANGS, run_forked
+
+ROOT = Path(__file__).parents[3]
+CODE = "import sys; from lit_linformer.cli import main; main(sys.argv[1:])"
+SPACE = {
+    "space": {
+        "model.lr": {"log": [1e-4, 1e-2]},
+        "model.warmup_steps": {"range": [1, 9]},
+        "model.schedule": ["constant", "cosine"],
+    }
+}
+
+
+def write_space(**settings):
+    Path("space.yaml").write_text(yaml.safe_dump({**SPACE, **settings}, sort_keys=False))
+    return ["--space", "space.yaml"]
+
+
+def words(tiny, *more):
+    """The arguments of `tune` for a tiny model."""
+    return [*tiny[:2], "--arguments", shlex.join([*tiny[2:], *more])]
+
+
+def trials(name="space"):
+    study = optuna.load_study(study_name=STUDY, storage=f"sqlite:///runs/{name}/study.db")
+    return study.get_trials()
+
+
+def finished(folder, value, steps=(10, 20)):
+    """A run that has ended, as its files tell: its curve falls to ``value``."""
+    folder.mkdir(parents=True)
+    rows = [f"{step},{value * (1 + (steps[-1] - step) / 10)}\n" for step in (0, *steps)]
+    (folder / "perplexity.csv").write_text("step,perplexity\n" + "".join(rows))
+    (folder / "result.json").write_text(json.dumps({"step": steps[-1], "metrics": {"val/perplexity": value}}))
+    (folder / "config.yaml").write_text(f"name: space/{folder.name}\nmodel: {{}}\n")
+
+
+def test_a_study_takes_in_curves_and_results_and_draws_what_it_found(tmp_path, monkeypatch):
+    """Ten runs that have finished: perplexity is best at lr 1e-3, whatever the other settings are."""
+    monkeypatch.chdir(tmp_path)
+    write_space(first=[{"model.lr": 2e-3, "model.schedule": "cosine"}], trials=10)
+    study = Study(read_space(Path("space.yaml"), None, None), ["fit"], "val/perplexity", "min")
+    for number, job in enumerate(study.todo()):
+        settings = dict(zip(job.cell.fit[1::2], job.cell.fit[2::2], strict=True))
+        assert list(settings) == ["--model.lr", "--model.warmup_steps", "--model.schedule", "--name"]
+        assert 1e-4 <= float(settings["--model.lr"]) <= 1e-2 and settings["--model.warmup_steps"] in "123456789"
+        assert number or (settings["--model.lr"], settings["--model.schedule"]) == ("0.002", "cosine")
+        finished(job.cell.run_dir, 40 + 100 * abs(float(settings["--model.lr"]) - 1e-3) / 1e-3)
+        run_jobs(iter([job]), 1, study.ended, study.watch)
+    assert [one.state for one in study.trials()] == [TrialState.COMPLETE] * 10
+    assert list(study.trials()[3].intermediate_values) == [10, 20]  # not the untrained model's
+    table = write_page(study, "python run.py tune …").splitlines()
+    best = study.optuna.best_trial
+    assert len(table) == 12 and table[2].startswith(f"| trial-{best.number:03d} ") and "| finished |" in table[2]
+    values = [float(line.split("|")[5]) for line in table[2:]]
+    assert values == sorted(values)
+    text = Path("runs/space/best.yaml").read_text()
+    assert yaml.safe_load(text)["name"] == "space-best" and f"{best.value:.4g}" in text.splitlines()[0]
+    for picture in ("slices.png", "importance.png"):
+        assert f"({picture})" in Path("runs/space/study.md").read_text()
+        assert Path("runs/space", picture).read_bytes().startswith(b"\x89PNG")
+    assert list(study.todo()) == []
+
+
+def test_a_study_draws_the_same_whenever_it_was_interrupted(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    drawn = []
+    for name, restarts in (("whole", False), ("parts", True)):
+        write_space(name=name, trials=4)
+        study = None
+        for number in range(4):
+            if study is None or restarts:
+                study = Study(read_space(Path("space.yaml"), None, None), ["fit"], "val/perplexity", "min")
+            job = next(study.todo())
+            finished(job.cell.run_dir, 50 + number)
+            run_jobs(iter([job]), 1, study.ended, study.watch)
+        drawn.append([one.params for one in study.trials()])
+    assert drawn[0] == drawn[1]
+
+
+def test_what_a_killed_process_left_is_taken_up_and_what_another_runs_is_not(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_space(trials=2)
+    one, other = (Study(read_space(Path("space.yaml"), None, None), ["fit"], "val/perplexity", "min") for _ in range(2))
+    first = next(one.todo())
+    second = next(others := other.todo())
+    assert [job.trial.number for job in (first, second)] == [0, 1]
+    finished(second.cell.run_dir, 60)
+    run_jobs(iter([second]), 1, other.ended, other.watch)
+    assert next(others) is None and "waiting for trial-000, which other processes run" in capsys.readouterr().out
+    first.log.close()  # as the kernel does for one that is killed
+    taken = next(others)
+    assert taken.trial.number == 0 and taken.cell.fit == first.cell.fit
+    taken.log.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"space": {**SPACE["space"], "model.lr": {"log": [1e-4, 1e-3]}}}, "space model.lr is {log: [0.0001, 0.001]}, and was"),
+        ({"space": {"model.lr": {"log": [1e-4, 1e-2]}}}, "space model.warmup_steps is not varied, and was {range: [1, 9]}"),
+        ({"fit": ["fit", "--model.lr_batch_size", "8"]}, "fit is 'fit --model.lr_batch_size 8', and was 'fit'"),
+        ({"metric": "val/accuracy"}, "metric is 'val/accuracy min', and was 'val/perplexity min'"),
+    ],
+)
+def test_another_study_of_the_same_name_is_refused(change, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def study(fit=("fit",), metric="val/perplexity", space=SPACE["space"], trials=3):
+        write_space(space=space)
+        return Study(read_space(Path("space.yaml"), None, trials), list(fit), metric, "min")
+
+    began = study()
+    job = next(began.todo())
+    job.log.close()
+    study(**change), study()  # nothing was trained: it is made anew
+    finished(job.cell.run_dir, 50)
+    (job.cell.run_dir / "run.json").write_text('{"project": "lit-linformer"}')
+    again = study()
+    run_jobs(iter([next(again.todo())]), 1, again.ended, again.watch)
+    with pytest.raises(ValueError, match="^" + words.replace("[", r"\[").replace("{", r"\{")):
+        study(**change)
+    assert study(trials=30).space.trials == 30  # a longer one is the same study
+
+
+def test_a_study_is_no_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    finished(Path("runs/space"), 50)
+    (Path("runs/space") / "run.json").write_text('{"project": "lit-linformer"}')
+    write_space()
+    with pytest.raises(ValueError, match="name is 'space', and runs/space is a run; allowed: another --name"):
+        Study(read_space(Path("space.yaml"), None, None), ["fit"], "val/perplexity", "min")
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_trials_of_conf_tune(tiny, tmp_path):
+    command = [sys.executable, "-c", CODE, "tune", *words(tiny, "--trainer.max_steps", "7")]
+    command += ["--space", str(ROOT / "conf/tune/lr.yaml"), "--trials", "4"]
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for _ in range(2)]
+    shown = [process.communicate(timeout=HANGS)[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0], shown
+    assert [one.state for one in trials("lr")] == [TrialState.COMPLETE] * 4
+    for number in range(4):
+        assert Path(f"runs/lr/trial-{number:03d}.log").read_text().count("$ ") == 1  # by one of them
+        assert sum(f"[{number + 1}/4] lr " in text and f"fit → runs/lr/trial-{number:03d}.log" in text for text in shown) == 1
+    assert all(
+        text.count("| finished |") == 4 and "the best: python run.py fit --config runs/lr/best.yaml" in text for text in shown
+    )
+    best = min(trials("lr"), key=lambda one: one.value)
+    assert run_forked(["fit", "--config", "runs/lr/best.yaml"], tmp_path / "best.txt") == 0
+    again = json.loads(Path("runs/lr-best/result.json").read_text())
+    assert again["best_metrics"]["val/perplexity"] == best.value
+
+
+@pytest.mark.slow
+def test_the_trial_that_falls_behind_is_ended_early_and_its_run_says_so(tiny, tmp_path, capsys):
+    """The second would take for ever, but for the median of the first."""
+    space = {"model.lr": ["0.01", "1e-9"], "trainer.max_steps": ["14", "1000000000"]}
+    first = [{"model.lr": "0.01", "trainer.max_steps": "14"}, {"model.lr": "1e-9", "trainer.max_steps": "1000000000"}]
+    main([*write_space(space=space, first=first, prune_after=1, trials=2), *words(tiny)])
+    shown = capsys.readouterr().out
+    assert [one.state for one in trials()] == [TrialState.COMPLETE, TrialState.PRUNED]
+    assert "[2/2] lr 1e-9 · max_steps 1000000000: ended early" in shown and "is behind the others |" in shown
+    run = Path("runs/space/trial-001")
+    told = json.loads((run / "pruned.json").read_text())
+    assert (told["study"], told["trial"]) == ("space", 1) and "val/perplexity" in told["why"]
+    assert summary(run).state.startswith("pruned at step ") and summary(Path("runs/space/trial-000")).state == "finished"
+    again = ["fit", "--config", str(run / "config.yaml"), "--ckpt_path", "last", "--trainer.max_steps", "30"]
+    assert run_forked(again, tmp_path / "again.txt") == 0 and not (run / "pruned.json").exists()
+    assert run_forked(["report", "--source", "runs/space", "--output", "page"], tmp_path / "report.txt") == 0
+    assert "trial-001" in Path("page/report.md").read_text()
+
+
+@pytest.mark.slow
+def test_killed_in_the_middle_of_a_trial_it_goes_on(tiny, tmp_path, capsys):
+    """kill -9 of the run at step 9, with a checkpoint of step 5; then of `tune`, whose run goes on alone."""
+    init = {"marker": str(tmp_path / "killed"), "number": int(signal.SIGKILL), "at": 9}
+    kill = json.dumps({"class_path": "tests.helpers.SendSignal", "init_args": init})
+    command = [*write_space(trials=2, pruner="none"), *words(tiny, "--trainer.callbacks+", kill)]
+    with pytest.raises(ValueError, match="1 of 2 trials failed: trial-000; their output is in runs/space/"):
+        main(command)
+    assert "failed" in capsys.readouterr().out and [one.state for one in trials()] == [TrialState.RUNNING, TrialState.COMPLETE]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    tune = subprocess.Popen([sys.executable, "-c", CODE, "tune", *command], env=environment)
+    log, deadline = Path("runs/space/trial-000.log"), time.monotonic() + HANGS
+    while log.read_text().count("$ ") < 2:
+        assert time.monotonic() < deadline and tune.poll() is None
+        time.sleep(0.05)
+    tune.kill()
+    tune.wait()
+    main(command)
+    assert "resuming at step 5" in log.read_text() and log.read_text().count("$ ") == 2
+    assert [one.state for one in trials()] == [TrialState.COMPLETE] * 2
+    assert "| finished |" in capsys.readouterr().out
