@@ -52,7 +52,7 @@ def test_settings_of_a_class_stand_on_its_own_page(capsys):
 def test_every_config_says_at_its_top_what_it_is_and_what_it_costs(path):
     told, content = head(path), yaml.safe_load(path.read_text())
     assert len(told.sentence) > 20
-    complete = "axes" in content or "class_path" in content.get("model", {})
+    complete = "axes" in content or "space" in content or "class_path" in content.get("model", {})
     assert told.sentence.startswith("Overlay: ") != complete
     assert bool(told.cost) == complete, "a line `# Cost: …` after the first sentence"
 
