@@ -25,6 +25,7 @@ from typing import Any
 
 from lit_linformer.utils.arguments import Setting, parse, several, whole, word
 from lit_linformer.utils.environment import command_line
+from lit_linformer.utils.errors import UserError
 
 SETTINGS = {
     "config": Setting(several(word("FILE")), "of every trial, as of fit", required=True),
@@ -37,7 +38,7 @@ SETTINGS = {
 
 
 def main(argv: list[str]) -> None:
-    """Runs what is left of the study; ValueError, in one line, for bad settings and where trials failed."""
+    """Runs what is left of the study; UserError for bad settings and where trials failed."""
     given = parse("tune", __doc__, SETTINGS, argv)
     from lit_linformer.cli.quick_checks import check_quickly
     from lit_linformer.studies.grid.file import split_words
@@ -49,12 +50,12 @@ def main(argv: list[str]) -> None:
     named = {other.partition("=")[0] for other in others}
     for axis in space.axes:
         if f"--{axis.setting}" in named:
-            raise ValueError(f"--arguments holds --{axis.setting}, which the space varies; allowed: other settings")
+            raise UserError(f"--arguments holds --{axis.setting}, which the space varies", "other settings")
     check_quickly([*fit, *(f"--{axis.setting}=0" for axis in space.axes)])
     try:
         import optuna  # noqa: F401
     except ModuleNotFoundError as error:
-        raise ValueError("tune needs optuna, not installed here; allowed after: pip install 'lit-linformer[tune]'") from error
+        raise UserError("tune needs optuna, not installed here", "pip install 'lit-linformer[tune]'", when="after") from error
     _search(space, fit, given["jobs"], command_line(["tune", *argv]))
 
 
@@ -71,14 +72,12 @@ def _search(space: Any, fit: list[str], jobs: int, command: str) -> None:
     print(table, end="", flush=True)
     if study.failed:
         names = ", ".join(job.cell.run_dir.name for job in study.failed)
-        raise ValueError(
-            f"{len(study.failed)} of {space.trials} trials failed: {names}; their output is in {study.folder}/*.log; "
-            "allowed: the same command again continues"
+        raise UserError(
+            f"{len(study.failed)} of {space.trials} trials failed: {names}; their output is in {study.folder}/*.log",
+            "the same command again continues",
         )
     if not study.finished():
-        raise ValueError(
-            f"no trial of {study.folder} has finished; allowed: another space, or pruner none, with another --name"
-        )
+        raise UserError(f"no trial of {study.folder} has finished", "another space, under another --name")
     best = study.folder / "best.yaml"
     print(f"{study.folder / 'study.md'}; the best: python run.py fit --config {best}", flush=True)
 

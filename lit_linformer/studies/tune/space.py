@@ -10,10 +10,10 @@ from lit_linformer.runs.folder import check_name
 from lit_linformer.studies.grid.file import OURS
 from lit_linformer.utils.arguments import check_choice, check_number
 from lit_linformer.utils.configs import read_config
+from lit_linformer.utils.errors import SettingError, UserError
 
 KEYS = ["name", "trials", "space", "first", "pruner", "prune_after"]
 PRUNERS = ("median", "halving", "none")
-FORM = "allowed: {log: [LEAST, MOST]}, {range: [LEAST, MOST]} or a list of values"
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Axis:
         return f"{value:.4g}" if isinstance(value, float) else str(value)
 
     def read(self, where: str, text: str) -> Any:
-        """A value of one's own; ValueError where it lies elsewhere."""
+        """A value of one's own; UserError where it lies elsewhere."""
         if self.ends is None:
             return check_choice(where, text, self.choices)
         return check_number(where, text, whole=self.whole, least=self.ends[0], most=self.ends[1])
@@ -71,18 +71,18 @@ class Space:
 
 
 def read_space(path: Path, name: str | None, trials: int | None) -> Space:
-    """ValueError, in one line, for anything that can be checked without a model."""
+    """UserError for anything that can be checked without a model."""
     # Every scalar stays text: 1e-3 and on are what one types.
     spec = yaml.load(read_config(path, "a space file, as conf/tune/lr.yaml"), yaml.BaseLoader)
     for key in spec:
         check_choice("space", key, KEYS)
     given = spec.get("space")
     if not isinstance(given, dict) or not given:
-        raise ValueError(f"space is {given!r}; allowed: settings and their values, as {{model.lr: {{log: [1e-4, 1e-2]}}}}")
+        raise SettingError("space", given, "settings and their values, as {model.lr: {log: [1e-4, 1e-2]}}")
     axes = {setting: _axis(setting, value) for setting, value in given.items()}
     first = spec.get("first") or []
     if not isinstance(first, list) or not all(isinstance(values, dict) for values in first):
-        raise ValueError(f"first is {first!r}; allowed: a list of settings and values, as [{{model.lr: 1e-3}}]")
+        raise SettingError("first", first, "a list of settings and values, as [{model.lr: 1e-3}]")
     for values in first:
         for setting in values:
             check_choice("first", setting, axes)
@@ -98,20 +98,20 @@ def read_space(path: Path, name: str | None, trials: int | None) -> Space:
 
 def _axis(setting: str, value: Any) -> Axis:
     if f"--{setting}" in (*OURS, "--config") or setting.startswith("-"):
-        raise ValueError(f"space holds {setting}; allowed: settings of a run, without dashes, but for {', '.join(OURS)}")
+        raise UserError(f"space holds {setting}", f"settings of a run, without dashes, but for {', '.join(OURS)}")
     where = f"space {setting}"
     if isinstance(value, list) and value:
         words = tuple(one if isinstance(one, str) else _flow(one) for one in value)
         if len(set(words)) < len(words):
-            raise ValueError(f"{where} is [{', '.join(words)}]; allowed: each value once")
+            raise UserError(f"{where} is [{', '.join(words)}]", "each value once")
         return Axis(setting, choices=words)
     kind, ends = next(iter(value.items())) if isinstance(value, dict) and len(value) == 1 else ("", None)
     if kind not in ("log", "range") or not isinstance(ends, list) or len(ends) != 2:
-        raise ValueError(f"{where} is {_flow(value)}; {FORM}")
+        raise UserError(f"{where} is {_flow(value)}", "{log: [LEAST, MOST]}, {range: [LEAST, MOST]} or a list of values")
     whole = all(isinstance(end, str) and end.lstrip("-").isdigit() for end in ends)
     low, high = (int(end) if whole else check_number(where, end) for end in ends)
     if not low < high or (kind == "log" and low <= 0):
-        raise ValueError(f"{where} is {_flow(value)}; allowed: the smaller number first{', above 0' if kind == 'log' else ''}")
+        raise UserError(f"{where} is {_flow(value)}", f"the smaller number first{', above 0' if kind == 'log' else ''}")
     return Axis(setting, (low, high), kind == "log")
 
 

@@ -28,6 +28,7 @@ from lit_linformer.runs.place import run_folder
 from lit_linformer.studies.grid.cell import Cell
 from lit_linformer.studies.grid.run import RunningCell
 from lit_linformer.studies.tune.space import Axis, Space
+from lit_linformer.utils.errors import SettingError, UserError
 from lit_linformer.utils.files import json_text, read_rows, write_text
 
 STUDY = "tune"  # its name in the database, of which each study has its own
@@ -53,14 +54,14 @@ class Study:
         metric: by which trials are compared, as val/perplexity.
         mode: min or max.
 
-    Raises ValueError, in one line, where NAME is a run, or a study of something else.
+    Raises UserError where NAME is a run, or a study of something else.
     """
 
     def __init__(self, space: Space, fit: list[str], metric: str, mode: str):
         self.space, self.fit, self.metric = space, fit, metric
         self.folder = run_folder(space.name)
         if is_run(self.folder):
-            raise ValueError(f"name is {space.name!r}, and {self.folder} is a run; allowed: another --name")
+            raise SettingError("name", space.name, "another --name", more=f", and {self.folder} is a run")
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock = FileLock(self.folder / "study.lock")
@@ -81,7 +82,7 @@ class Study:
             if before == asked:
                 return
             if any(is_run(self.folder / run_name(one.number)) for one in self.trials()):
-                raise ValueError(_difference(before, asked, self.folder))
+                raise _difference(before, asked, self.folder)
             optuna.delete_study(study_name=STUDY, storage=self._storage)  # nothing of it ever began to train
         direction = "maximize" if asked["metric"][1] == "max" else "minimize"
         self.optuna = optuna.create_study(
@@ -161,7 +162,7 @@ class Study:
         return bool(new)
 
     def ended(self, job: RunningTrial) -> None:
-        """Takes in what a trial has come to. ValueError where it was refused, and no run of the study ever began."""
+        """Takes in what a trial has come to. UserError where it was refused, and no run of the study ever began."""
         self._report(job)
         seconds, number, status = time.monotonic() - job.began, job.trial.number, job.process and job.process.returncode
         if not job.cell.left():
@@ -171,7 +172,7 @@ class Study:
         elif job.pruned is not None or status == REFUSED:
             refused = job.pruned is None and not is_run(job.cell.run_dir)
             if refused and not any(is_run(self.folder / run_name(one.number)) for one in self.trials()):
-                raise ValueError(job.error())
+                raise UserError(job.error())
             self._prune(job, job.pruned or job.error())
             print(f"{job.label}: ended early ({seconds:.0f} s): {job.pruned or job.error()}", flush=True)
         else:
@@ -201,15 +202,15 @@ def read_curve(run_dir: Path, metric: str) -> dict[int, float]:
     return {}
 
 
-def _difference(before: dict[str, Any], asked: dict[str, Any], folder: Path) -> str:
-    """In one line, by which a study is another one than that in its folder."""
-    allowed = f"allowed: what it began with, or another --name than that of {folder}"
+def _difference(before: dict[str, Any], asked: dict[str, Any], folder: Path) -> UserError:
+    """By which a study is another one than that in its folder."""
+    allowed = f"what it began with, or another --name than that of {folder}"
     for setting in {**before["space"], **asked["space"]}:
         old, new = (of["space"].get(setting, "not varied") for of in (before, asked))
         if old != new:
-            return f"space {setting} is {new}, and was {old} when the study began; {allowed}"
+            return UserError(f"space {setting} is {new}, and was {old} when the study began", allowed)
     key = "fit" if before["fit"] != asked["fit"] else "metric"
-    return f"{key} is {' '.join(asked[key])!r}, and was {' '.join(before[key])!r} when the study began; {allowed}"
+    return UserError(f"{key} is {' '.join(asked[key])!r}, and was {' '.join(before[key])!r} when the study began", allowed)
 
 
 def _pruner(space: Space) -> BasePruner:
