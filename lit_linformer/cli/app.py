@@ -37,7 +37,7 @@ from lit_linformer.cli.help import RangesInWords, add_run_arguments
 from lit_linformer.cli.machines import check_machine
 from lit_linformer.cli.often_changed import DEFAULT_CLASSES, TRAINER_DEFAULTS
 from lit_linformer.cli.quick_checks import no_encoder
-from lit_linformer.cli.refused import refused
+from lit_linformer.cli.refused import refused, unwrapped
 from lit_linformer.cli.run_config import RunConfig
 from lit_linformer.cli.run_loggers import RunLoggers, RunParser
 from lit_linformer.cli.trainer import RunTrainer
@@ -161,7 +161,10 @@ class LinformerCLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         if self.subcommand != "prepare":
-            super().instantiate_classes()
+            try:
+                super().instantiate_classes()
+            except Exception as error:
+                raise unwrapped(error) from None
             if self.evaluated is not None and not self.config_init[self.subcommand].ckpt_path:
                 load_exported(self.model, self.evaluated)
             return

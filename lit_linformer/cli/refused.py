@@ -5,6 +5,7 @@ each setting that was given is tried by itself, and the first one whose type doe
 """
 
 import itertools
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import NoneType, UnionType
@@ -23,7 +24,7 @@ from lit_linformer.utils import compat
 from lit_linformer.utils.configs import config_files
 from lit_linformer.utils.errors import SettingError, UserError
 
-WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", dict: "a mapping, as {name: value}"}
 BUILT = set(BASES) - set(CLASSES)  # settings whose classes have settings of their own, beside the model's and the data's
 Types = dict[str, Any]
 
@@ -54,6 +55,17 @@ def refused(error: Exception, argv: list[str], parser: Any) -> UserError:
             if told := _refused_within(setting, path, values):
                 return told
     return _stray(argv, types) or UserError(" ".join(str(error).split()))
+
+
+def unwrapped(error: Exception) -> Exception:
+    """What a class has raised, without what the parser that was building it has put around it."""
+    inner: BaseException | None = error
+    while inner is not None:
+        *_, (frame, _) = traceback.walk_tb(inner.__traceback__)
+        if isinstance(inner, Exception) and not frame.f_globals["__name__"].startswith("jsonargparse"):
+            return inner
+        inner = inner.__cause__
+    return error
 
 
 def _refused(name: str, value: Any, types: Types) -> UserError | None:
@@ -177,5 +189,7 @@ def _in_words(hint: Any) -> Iterator[str | None]:
         return  # of several in a union each name is told once: _names
     elif origin in (list, tuple):
         yield f"a list, each {' or '.join(map(str, _in_words(parts[0])))}"
+    elif isinstance(origin or hint, type):
+        yield WORDS.get(origin or hint) or f"the class path of a {(origin or hint).__name__}"
     else:
-        yield WORDS.get(hint)
+        yield None

@@ -125,9 +125,14 @@ def test_full_disk_while_a_checkpoint_is_written(tiny, tmp_path):
 
 def test_traceback_only_when_asked_for(tiny, tmp_path):
     command = ["fit", *tiny, "--model.encoder.norm", "both"]
-    (status, plain), (raised, asked) = in_one_process([command, [*command, "--traceback"]], tmp_path / "printed")
+    (tmp_path / "my_own.py").write_text(
+        "from lightning.pytorch import Callback\n\n\nclass Failing(Callback):\n    def __init__(self):\n        None + 1\n"
+    )
+    lines = [command, [*command, "--traceback"], ["fit", *tiny, "--trainer.callbacks+", "my_own.Failing"]]
+    (status, plain), (raised, asked), (failed, bug) = in_one_process(lines, tmp_path / "printed")
     assert status == 2 and plain.splitlines() == ["error: model.encoder.norm is 'both'; allowed: post, pre"]
     assert raised == 1 and "Traceback" in asked
+    assert failed == 1 and "Traceback" in bug and "TypeError: unsupported operand" in bug  # of the user's class, or of ours
 
 
 def test_a_python_without_the_packages_is_one_line():
