@@ -170,11 +170,10 @@ def test_cells_of_a_grid_are_commands_that_parse(path, finetuning, cache, tmp_pa
     known += "model.load_weights model.projection_lr_factor model.warmup_steps trainer.max_steps data.batch_size "
     known += "model.encoder.attention model.encoder.projection_dim model.encoder.sharing model.encoder.max_length "
     known += "model.encoder.projection model.encoder.projection_init model.encoder.order trainer.val_check_interval "
-    known += (
-        "trainer.limit_val_batches data.validation_fraction data.test_fraction trainer.callbacks+ trainer.callbacks.lengths "
-    )
-    known += "trainer.callbacks.every_n_validations trainer.callbacks.at_end trainer.callbacks.limit_batches data.source "
-    known += "model.encoder.local_width model.encoder.norm model.lr last.every_n_steps data.global_batch_size"
+    known += "trainer.limit_val_batches data.validation_fraction data.test_fraction trainer.callbacks+ "
+    known += "trainer.callbacks.lengths trainer.callbacks.every_n_validations trainer.callbacks.at_end "
+    known += "trainer.callbacks.limit_batches data.source model.encoder.local_width model.encoder.norm model.lr "
+    known += "last.every_n_steps data.global_batch_size"
     settings = {name for name in settings if "_options." not in name}
     assert settings <= {f"--{name}" for name in known.split()}
 

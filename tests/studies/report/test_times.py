@@ -1,0 +1,42 @@
+"""Perplexity against training time, measured and taken from what others share."""
+
+from pathlib import Path
+
+from lit_linformer.studies.report.command import main
+from lit_linformer.studies.report.figures import draw_curves
+from lit_linformer.studies.report.sources import Group, Run
+from lit_linformer.studies.report.times import clock_of
+from tests.studies.conftest import tables, write_run
+
+
+def test_the_better_model_in_the_same_time(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    points = [(0, 0, 900.0), (10, 2_000_000, 50.0), (20, 4_000_000, 20.0)]
+    write_run(Path("runs/full"), points, "full", seconds=(0, 3600, 7200))
+    write_run(Path("runs/plain"), [(0, 0, 900.0), (20, 4_000_000, 25.0)], "full", seconds=(0, 7000))
+    faster = [*points[:2], (20, 4_000_000, 24.0), (30, 8_000_000, 12.0), (40, 12_000_000, 8.0)]
+    write_run(Path("runs/ours"), faster, seconds=(0, 1800, 3600, 7200, 9000))
+    main([])
+    page = Path("runs/report/report.md").read_text()
+    assert "(curves.png)" in page and "(curves-time.png)" in page
+    assert "At equal processor time in training, that of the best Transformer (runs/full, 2.0 hours):" in page
+    lines = tables(page.partition("At equal")[2].split("\n\n")[1])
+    assert lines["run"] == ["run", "hours", "tokens, millions", "perplexity", "÷ runs/full"]
+    assert lines["runs/ours"] == ["runs/ours", "2.0", "8.0", "12.00", "0.600"]
+    assert lines["runs/full"] == ["runs/full", "2.0", "4.0", "20.00", "–"]
+    assert lines["runs/plain"] == ["runs/plain", "1.9", "4.0", "25.00", "1.250"]
+
+    from matplotlib.figure import Figure
+
+    groups = [Group(name, "", [Run(Path("runs") / name, name)]) for name in ("full", "ours")]
+    (axes,) = draw_curves(Figure, groups, "cpu_seconds").axes
+    assert axes.get_xlabel() == "processor time in training (hours)"
+    named = {line.get_label(): [list(xy) for xy in line.get_data()] for line in axes.get_lines()}
+    assert named["ours"] == [[0.0, 0.5, 1.0, 2.0, 2.5], [900.0, 50.0, 24.0, 12.0, 8.0]]
+    # With more threads a second of the processor is none of the clock's; runs from before have neither.
+    assert clock_of(groups) == "cpu_seconds"
+    groups[1].runs[0].result["environment"]["threads"] = 8
+    assert clock_of(groups) == "training_seconds"
+    old = Group("old", "", [write_run(tmp_path / "old", points)])
+    assert clock_of([old, groups[0]]) is None
