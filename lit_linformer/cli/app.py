@@ -30,11 +30,10 @@ from lit_linformer.callbacks.header import wrapped
 from lit_linformer.cli.checks import check_once, check_settings
 from lit_linformer.cli.class_paths import check_class_paths, class_of
 from lit_linformer.cli.closing import closing_lines
-from lit_linformer.cli.early import check_early
+from lit_linformer.cli.early import check_early, check_machine
 from lit_linformer.cli.evaluated import evaluated, load_exported
 from lit_linformer.cli.given import given_settings
 from lit_linformer.cli.help import RangesInWords, add_run_arguments
-from lit_linformer.cli.machines import check_machine
 from lit_linformer.cli.often_changed import DEFAULT_CLASSES, TRAINER_DEFAULTS
 from lit_linformer.cli.quick_checks import no_encoder
 from lit_linformer.cli.refused import refused, unwrapped

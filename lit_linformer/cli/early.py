@@ -1,25 +1,28 @@
 """What can be said of a run before its data are prepared, which may take hours: what model and trainer need to be built."""
 
 import logging
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from jsonargparse import Namespace
 from lightning.pytorch import Trainer
 from lightning.pytorch.accelerators import AcceleratorRegistry, CUDAAccelerator, MPSAccelerator
 from lightning.pytorch.strategies import StrategyRegistry
 
 from lit_linformer.cli.class_paths import class_of
-from lit_linformer.cli.machines import check_machine
 from lit_linformer.data.datamodule import check_global_batch, check_row_length
 from lit_linformer.tasks.optim import endless
-from lit_linformer.utils.errors import SettingError
+from lit_linformer.utils.errors import SettingError, UserError
 
 PLAIN = (bool, int, float, str, type(None))
 # Of the thirty strategies that Lightning knows by name, those that are no other one with an option set.
 STRATEGIES = "auto, ddp, ddp_fork, ddp_spawn, fsdp, deepspeed, or the class path of one"
+# Names that Lightning still takes for others.
+SHORT = {"16": "16-mixed", "bf16": "bf16-mixed", "32": "32-true", "64": "64-true"}
 
 
 def check_early(subcommand: str, config: Namespace) -> None:
@@ -47,6 +50,38 @@ def check_early(subcommand: str, config: Namespace) -> None:
     check = getattr(class_of(model.class_path, "model"), "check_early", None)
     if check is not None:
         check(settings)
+
+
+def check_machine(trainer: Trainer, precision: Any) -> None:
+    """ValueError where the processes or the device are not what the settings say of a trainer that was built with them.
+
+    precision: as it was asked for; Lightning may have put another one in its place.
+    """
+    started, starter = _started()
+    # Without this the processes of a trainer with one device would each train alone, in one run directory.
+    if started not in (None, trainer.num_devices * trainer.num_nodes):
+        devices = f"trainer.devices × trainer.num_nodes is {trainer.num_devices} × {trainer.num_nodes}"
+        raise UserError(devices, f"{started} in all, the processes that {starter} has started")
+    device, asked = trainer.strategy.root_device, SHORT.get(str(precision), str(precision))
+    lacks, instead = False, "32-true, 16-mixed"
+    if device.type == "cpu":
+        lacks, instead = asked == "16-mixed", "32-true, bf16-mixed"
+    elif device.type == "cuda":
+        lacks = asked.startswith("bf16") and not torch.cuda.is_bf16_supported(including_emulation=False)
+    elif device.type == "mps":
+        lacks = asked.startswith("64")
+    if lacks:
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"accelerator {device.type}"
+        raise SettingError("trainer.precision", asked, instead, more=f", which {name} lacks", when="there")
+
+
+def _started() -> tuple[int | None, str]:
+    """How many processes torchrun or srun has started, and which of them; None where this one was started alone."""
+    if torch.distributed.is_available() and torch.distributed.is_torchelastic_launched():
+        return int(os.environ["WORLD_SIZE"]), "torchrun"
+    if "SLURM_NTASKS" in os.environ and os.environ.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
+        return int(os.environ["SLURM_NTASKS"]), "Slurm"
+    return None, ""
 
 
 def check_names(trainer: Namespace) -> None:

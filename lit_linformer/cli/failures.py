@@ -1,5 +1,6 @@
-"""What goes wrong while a model is trained or used, in one line: too little memory, a loader's process that has ended."""
+"""What goes wrong while a model is trained or used: too little memory, a process that has ended or was not found."""
 
+import os
 import re
 import signal
 
@@ -54,3 +55,24 @@ def _where(trainer: Trainer) -> str:
     if trainer.sanity_checking:
         return "in the validation before training"
     return f"in step {trainer.global_step + 1}" if trainer.training else f"in the validation after step {trainer.global_step}"
+
+
+def connection_error(error: BaseException) -> str | None:
+    """One line for processes that did not find or that lost each other; None for any other error."""
+    message = " ".join(str(error).split())
+    address = f"{os.environ.get('MASTER_ADDR', '?')}:{os.environ.get('MASTER_PORT', '?')}"
+    # DistStoreError: the first process waits, DistNetworkError: the others knock. Both exist since torch 2.1.
+    if isinstance(error, torch.distributed.DistStoreError | torch.distributed.DistNetworkError) and re.search(
+        r"connect|clients joined|waiting for clients|resolve|address", message, re.IGNORECASE
+    ):
+        return (
+            f"the processes of the run did not find each other at {address} in the time that trainer.strategy.timeout "
+            "gives them; allowed: MASTER_ADDR and MASTER_PORT of the first machine, which all others reach (is it started "
+            "there, does a firewall close the port?), and trainer.num_nodes machines started"
+        )
+    lost = r"connection (closed|reset|refused) by|connection (closed|reset)|broken pipe|remote process exited|Socket Timeout"
+    distributed = isinstance(error, torch.distributed.DistError) or "gloo" in message.lower() or "nccl" in message.lower()
+    if distributed and re.search(rf"{lost}|timed out", message, re.IGNORECASE):
+        rank = next((os.environ[name] for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK") if name in os.environ), "?")
+        return f"process {rank} lost another one of this run, whose own last lines tell why; --ckpt_path last goes on"
+    return None

@@ -9,7 +9,7 @@ def one_line(error: Exception) -> str | None:
         return told  # without what follows, which imports Lightning
     from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-    from lit_linformer.cli.machines import connection_error
+    from lit_linformer.cli.failures import connection_error
 
     if line := connection_error(error):
         return line
