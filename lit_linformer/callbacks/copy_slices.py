@@ -69,13 +69,7 @@ class CopySlices(Callback):
         self.sums.to(pl_module.device).reset()
 
     def on_validation_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: dict[str, Tensor],
-        batch: dict[str, Tensor],
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: dict[str, Tensor], batch: dict[str, Tensor], *_: Any
     ) -> None:
         ids, positions, labels = (batch[name] for name in ("input_ids", "positions", "labels"))
         slices = copy_slices(ids, positions, labels, trainer.datamodule.mask_id, self.near, self.frequent)

@@ -80,12 +80,10 @@ class Curves(Callback):
             if trainer.global_step == 0 and self._untrained:
                 writer.points(self._untrained, 0)
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         self._step = trainer.global_step
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         for writer in self.writers:
             writer.place = axis(trainer)
         compat.log_train_step_now(trainer)  # Lightning does it again; nothing is written twice

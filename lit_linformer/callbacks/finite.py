@@ -83,9 +83,7 @@ class Finite(Callback):
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         self._losses.note(loss)
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         stepped = trainer.global_step != self._step_before_batch
         found = self._losses.read(self._step_before_batch + 1, stepped, trainer.precision_plugin)
         self.bad = self.bad or found

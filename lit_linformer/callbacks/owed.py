@@ -27,9 +27,7 @@ class LastValidation(Callback):
             compat.count_step_before(trainer)
         self._begun = True
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         last_epoch = trainer.is_last_batch and trainer.current_epoch + 1 == trainer.max_epochs
         if self._validates and (trainer.global_step == trainer.max_steps or last_epoch):
             trainer.should_stop = True

@@ -24,9 +24,7 @@ class PredictionWriter(Callback):
     def __init__(self) -> None:
         self.records: list[dict[str, Any]] = []
 
-    def on_predict_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
+    def on_predict_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
         self.records += _records(outputs)
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

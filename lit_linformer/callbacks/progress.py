@@ -94,9 +94,7 @@ class Progress(ProgressBar):
             self._bar = self._bar or _Bar(self._console)
             self._bar.begin(total, trainer.global_step)
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
         step, total = trainer.global_step, self._pace.total
         if step == self._marked_step:
             return

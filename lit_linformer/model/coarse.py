@@ -36,20 +36,11 @@ class CoarseAttention(SlotsAndTokens):
 
     title = "Linformer, coarse to fine"
 
-    def __init__(
-        self,
-        hidden_size: int,
-        num_heads: int,
-        max_length: int,
-        projection_dim: int,
-        *settings: Any,
-        best: Count = BEST,
-        **more: Any,
-    ):
-        super().__init__(hidden_size, num_heads, max_length, projection_dim, *settings, **more)
-        check_best(best, projection_dim)
-        self.best = best
-        self.means = Mean(max_length=max_length, projection_dim=projection_dim, channels=hidden_size // num_heads)
+    def __init__(self, *shape: Any, best: Count = BEST, **more: Any):
+        super().__init__(*shape, **more)
+        check_best(best, self.projection_dim)
+        self.best, channels = best, self.hidden_size // self.num_heads
+        self.means = Mean(max_length=self.max_length, projection_dim=self.projection_dim, channels=channels)
 
     @classmethod
     def check(cls, config: "EncoderConfig") -> None:

@@ -55,21 +55,17 @@ class LookupAttention(SlotsAndTokens):
 
     def __init__(
         self,
-        hidden_size: int,
-        num_heads: int,
-        max_length: int,
-        projection_dim: int,
-        *settings: Any,
+        *shape: Any,
         looks_up: bool = True,
         every: Count = 2,
         chunk: Annotated[int, Range(least=1, most=2**12)] = 16,
         strength: Annotated[float, Range(least=-100, most=100)] = 2.0,
         **more: Any,
     ):
-        super().__init__(hidden_size, num_heads, max_length, projection_dim, *settings, **more)
-        check_halves("lookup", num_heads)
+        super().__init__(*shape, **more)
+        check_halves("lookup", self.num_heads)
         self.sees_tokens, self.chunk = looks_up, chunk
-        self.strength = nn.Parameter(torch.full((num_heads,), float(strength))) if looks_up else None
+        self.strength = nn.Parameter(torch.full((self.num_heads,), float(strength))) if looks_up else None
 
     @classmethod
     def check(cls, config: "EncoderConfig") -> None:

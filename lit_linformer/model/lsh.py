@@ -41,21 +41,18 @@ class LshAttention(Attention):
 
     def __init__(
         self,
-        hidden_size: int,
-        num_heads: int,
-        max_length: int,
-        *settings: Any,
+        *shape: Any,
         rounds: Annotated[int, Range(least=1, most=64)] = 2,
         chunk: Annotated[int, Range(least=2, most=2**12)] = 32,
         **more: Any,
     ):
-        super().__init__(hidden_size, num_heads, max_length, *settings, **more)
+        super().__init__(*shape, **more)
         check_even("chunk", chunk)
         del self.key
         self.rounds, self.chunk = rounds, chunk
-        self.each = 2 * math.ceil(math.sqrt(2 * math.ceil(max_length / chunk)) / 2)  # p
-        width = hidden_size // num_heads
-        self.register_buffer("rotations", torch.randn(num_heads, width, rounds, 2, self.each // 2))
+        self.each = 2 * math.ceil(math.sqrt(2 * math.ceil(self.max_length / chunk)) / 2)  # p
+        width = self.hidden_size // self.num_heads
+        self.register_buffer("rotations", torch.randn(self.num_heads, width, rounds, 2, self.each // 2))
 
     @classmethod
     def check(cls, config: "EncoderConfig") -> None:

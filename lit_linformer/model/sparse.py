@@ -33,20 +33,11 @@ class SparseAttention(Attention):
 
     title = "Sparse Transformer"
 
-    def __init__(
-        self,
-        hidden_size: int,
-        num_heads: int,
-        max_length: int,
-        *settings: Any,
-        stride: Count | None = None,
-        reach: Count | None = None,
-        **more: Any,
-    ):
-        super().__init__(hidden_size, num_heads, max_length, *settings, **more)
-        check_halves("sparse", num_heads)
-        self.stride = min(max_length, stride or round(math.sqrt(max_length)))
-        self.reach = min(max_length, reach or self.stride)
+    def __init__(self, *shape: Any, stride: Count | None = None, reach: Count | None = None, **more: Any):
+        super().__init__(*shape, **more)
+        check_halves("sparse", self.num_heads)
+        self.stride = min(self.max_length, stride or round(math.sqrt(self.max_length)))
+        self.reach = min(self.max_length, reach or self.stride)
 
     @classmethod
     def check(cls, config: "EncoderConfig") -> None:

@@ -35,21 +35,11 @@ class WindowAttention(SlotsAndTokens):
 
     title = "Linformer with window"
 
-    def __init__(
-        self,
-        hidden_size: int,
-        num_heads: int,
-        max_length: int,
-        projection_dim: int,
-        *settings: Any,
-        window: Window = 32,
-        dual_norm: bool = False,
-        **more: Any,
-    ):
-        super().__init__(hidden_size, num_heads, max_length, projection_dim, *settings, **more)
+    def __init__(self, *shape: Any, window: Window = 32, dual_norm: bool = False, **more: Any):
+        super().__init__(*shape, **more)
         check_even("window", window)
         self.window = window
-        self.token_norm, self.slot_norm = (nn.LayerNorm(hidden_size) if dual_norm else None for _ in range(2))
+        self.token_norm, self.slot_norm = (nn.LayerNorm(self.hidden_size) if dual_norm else None for _ in range(2))
 
     @classmethod
     def check(cls, config: "EncoderConfig") -> None:
