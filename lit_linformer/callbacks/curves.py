@@ -10,9 +10,8 @@ from lightning.pytorch.loggers import Logger
 
 from lit_linformer.callbacks.loggers import Writer, writer_of, writers
 from lit_linformer.callbacks.observing import axis, owes_validation
-from lit_linformer.runs.checkpoints import first_line
 from lit_linformer.utils import compat
-from lit_linformer.utils.errors import UserError
+from lit_linformer.utils.errors import UserError, first_line
 from lit_linformer.utils.files import write_text
 
 IDENTITIES = "loggers.json"

@@ -18,9 +18,9 @@ from torch import Tensor
 from lit_linformer.convert.families import EMBEDDINGS, FAMILIES, TYPES, Family
 from lit_linformer.data.tokenizer import load_tokenizer
 from lit_linformer.model import EncoderConfig, MaskedLanguageModel
-from lit_linformer.runs.checkpoints import UNREADABLE, first_line
+from lit_linformer.runs.checkpoints import UNREADABLE
 from lit_linformer.runs.trained_model import TrainedModel, version
-from lit_linformer.utils.errors import SettingError, UserError
+from lit_linformer.utils.errors import SettingError, UserError, first_line
 from lit_linformer.utils.weights import check_finite
 
 CONFIG = "config.json"

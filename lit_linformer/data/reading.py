@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lit_linformer.utils.errors import SettingError, UserError
+from lit_linformer.utils.errors import SettingError, UserError, first_line
 
 from .parquet_pages import check_pages
 
@@ -151,7 +151,7 @@ def load_hub(name: str, config: str | None, split: str | None, source: str, sett
     try:
         return datasets.load_dataset(name, config, split=split)
     except Exception as error:  # requests', httpx', hub's and built-in errors, according to what went wrong
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        reason = first_line(error)
         what = "name, configuration and split" if split else "name and configuration"
         raise SettingError(
             setting,

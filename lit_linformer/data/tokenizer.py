@@ -18,7 +18,7 @@ import numpy as np
 
 from lit_linformer.data.training_text import frequent_characters, stands_alone, training_text, unpacked
 from lit_linformer.data.words import word_tables
-from lit_linformer.utils.errors import SettingError
+from lit_linformer.utils.errors import SettingError, first_line
 from lit_linformer.utils.files import write_text
 
 # The roles that a masked language model needs, and the names they go by.
@@ -107,7 +107,7 @@ class Tokenizer:
         try:
             backend = read(content)
         except Exception as error:  # the Rust side raises bare Exception
-            raise SettingError("data.tokenizer", origin, f"a tokenizer.json ({_first_line(error)})") from error
+            raise SettingError("data.tokenizer", origin, f"a tokenizer.json ({first_line(error)})") from error
         return cls(backend, origin)
 
     @cached_property
@@ -175,7 +175,7 @@ def _load_roberta(folder: Path) -> Tokenizer:
         model = models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
     except Exception as error:
         raise SettingError(
-            "data.tokenizer", str(folder), f"vocab.json and merges.txt of a byte-level BPE ({_first_line(error)})"
+            "data.tokenizer", str(folder), f"vocab.json and merges.txt of a byte-level BPE ({first_line(error)})"
         ) from error
     backend = _as_roberta(Backend(model))
     _add_special(backend, SPECIAL["bpe"])
@@ -193,7 +193,7 @@ def _load_bert(file: Path) -> Tokenizer:
         config = file.with_name("tokenizer_config.json")
         lower = json.loads(config.read_text(encoding="utf-8")).get("do_lower_case") if config.is_file() else None
     except Exception as error:
-        raise SettingError("data.tokenizer", str(file), f"a WordPiece vocabulary ({_first_line(error)})") from error
+        raise SettingError("data.tokenizer", str(file), f"a WordPiece vocabulary ({first_line(error)})") from error
     if lower is None:
         lower = all(token == token.lower() for token in tokens)
     _as_bert(backend, lower)
@@ -271,7 +271,3 @@ def _special_tokens(names: list[str]) -> list:
 
     # RoBERTa's mask includes the space left of it: in "The <mask> is" the missing word is " cat", not "cat"
     return [AddedToken(name, special=True, normalized=False, lstrip=name == "<mask>") for name in names]
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lit_linformer.export.safetensors_folder import write_config
 from lit_linformer.model import Projection
 from lit_linformer.runs.trained_model import TrainedModel, own_classes
-from lit_linformer.utils.errors import SettingError
+from lit_linformer.utils.errors import SettingError, first_line
 
 PROGRAM = "model.pt2"
 
@@ -51,7 +51,7 @@ def traceable(model: TrainedModel, form: str) -> Iterator[None]:
     except Exception as error:
         if not (own := own_classes(model.encoder)):
             raise
-        said = str(error).strip().partition("\n")[0]
+        said = first_line(error)
         raise SettingError(
             "format",
             form,

@@ -40,6 +40,11 @@ class SettingError(UserError):
         self.setting, self.value, self.more = setting, value, more
 
 
+def first_line(error: BaseException) -> str:
+    """Of what an error says; the name of its class where it says nothing."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
 def shown(value: Any) -> str:
     """A value as it is typed on the command line; text in quotes, so that an empty one is seen."""
     if value is None or isinstance(value, bool):

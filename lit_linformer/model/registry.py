@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from .errors import SettingError, UserError
+from .errors import SettingError, UserError, first_line
 from .ranges import check_values
 
 
@@ -88,7 +88,7 @@ class Registry(Mapping):
                 self._refuse(name, f", but there is no module {error.name} in the working directory, nor installed", error)
             self._refuse(name, f", but module {path} cannot be imported: {error}", error)
         except Exception as error:  # whatever the user's file raises
-            self._refuse(name, f", but module {path} cannot be imported: {type(error).__name__}: {_first_line(error)}", error)
+            self._refuse(name, f", but module {path} cannot be imported: {type(error).__name__}: {first_line(error)}", error)
 
     def _refuse(self, name: Any, why: str, error: Exception | None = None) -> None:
         package = self.base.__module__.rpartition(".")[0]
@@ -113,7 +113,3 @@ class Registry(Mapping):
                     f"{self.setting}_options names {option!r}", ", ".join(own) or "none", when=f"with {self.setting}={name}"
                 )
         check_values(f"{self.setting}_options.", init, options)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]

@@ -25,7 +25,7 @@ from lit_linformer.model.registry import UnknownKind
 from lit_linformer.runs.folder import BEST, checkpoints, own_files, replace
 from lit_linformer.runs.record import RunRecord
 from lit_linformer.runs.sharded import META, METADATA, check_sharded, load_sharded, verify_plain, verify_sharded
-from lit_linformer.utils.errors import SettingError, UserError
+from lit_linformer.utils.errors import SettingError, UserError, first_line
 from lit_linformer.utils.signals import is_first_process
 
 # What torch.load raises for a file that is damaged or another kind's.
@@ -241,7 +241,3 @@ def carried_tokenizer(path: Path, setting: str) -> str:
 
 
 tokenizer.CARRIED_IN[".ckpt"] = carried_tokenizer
-
-
-def first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -2,8 +2,7 @@
 
 import torch
 
-from lit_linformer.runs.checkpoints import first_line
-from lit_linformer.utils.errors import SettingError
+from lit_linformer.utils.errors import SettingError, first_line
 
 
 def check_compiler(device: torch.device) -> None:

@@ -23,9 +23,11 @@ def without_torch(name: str) -> ModuleType:
 
 
 if TYPE_CHECKING:
-    from lit_linformer.model.errors import SettingError, UserError
+    from lit_linformer.model.errors import SettingError, UserError, first_line
 else:
-    SettingError, UserError = (getattr(without_torch("errors"), name) for name in ("SettingError", "UserError"))
+    SettingError, UserError, first_line = (
+        getattr(without_torch("errors"), name) for name in ("SettingError", "UserError", "first_line")
+    )
 
 
 def user_error(error: BaseException | None) -> str | None:
@@ -38,4 +40,4 @@ def user_error(error: BaseException | None) -> str | None:
     return None if error is None else " ".join(str(error).split())
 
 
-__all__ = ["SettingError", "UserError", "user_error", "without_torch"]
+__all__ = ["SettingError", "UserError", "first_line", "user_error", "without_torch"]

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lit_linformer.data.cache import fingerprint, make_once, read_whole
-from lit_linformer.data.finetuning.labels import as_list, label_of
 from lit_linformer.data.finetuning.split_files import Layout, find_files
-from lit_linformer.data.finetuning.text_tasks import TextTask
+from lit_linformer.data.finetuning.text_tasks import TextTask, as_list, label_of
 from lit_linformer.data.reading import LONGEST_LINE, hub_stamp, load_hub, stamps, text_lines
 from lit_linformer.data.tables import TABLE_FILES, TABLES, column_cells, kind_of, table_rows
 from lit_linformer.utils.errors import SettingError, UserError

@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 
 from lit_linformer.data.finetuning.encoded_texts import EncodedTexts
-from lit_linformer.data.finetuning.labels import as_list
 from lit_linformer.data.finetuning.row_layout import RowLayout
-from lit_linformer.data.finetuning.text_tasks import TextTask
+from lit_linformer.data.finetuning.text_tasks import TextTask, as_list
 from lit_linformer.data.summary import Summary
 
 FEW = 5  # different whole numbers may well be classes

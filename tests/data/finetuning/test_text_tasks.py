@@ -2,8 +2,14 @@
 
 import pytest
 
-from lit_linformer.data.finetuning.labels import label_of
-from lit_linformer.data.finetuning.text_tasks import CLASSIFICATION_METRICS, REGRESSION_METRICS, TASKS, find_task, own_task
+from lit_linformer.data.finetuning.text_tasks import (
+    CLASSIFICATION_METRICS,
+    REGRESSION_METRICS,
+    TASKS,
+    find_task,
+    label_of,
+    own_task,
+)
 
 
 def test_the_table_is_whole():
@@ -93,7 +99,7 @@ def test_labels(task, value, label):
 def test_names_as_a_setting_takes_them():
     import yaml
 
-    from lit_linformer.data.finetuning.labels import as_list
+    from lit_linformer.data.finetuning.text_tasks import as_list
 
     names = ["good", "so so", "No", "off", "3", "1.5", "a, b", "null", "Sci/Tech", "größe", "y"]
     assert yaml.safe_load(as_list(names)) == names and as_list(["bad", "good"]) == "[bad,good]"
