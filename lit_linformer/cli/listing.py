@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lit_linformer.cli.often_changed import ENCODER
-from lit_linformer.runs.record import RunSummary, find_runs, summary
+from lit_linformer.runs.record import RunRecord, find_runs
 from lit_linformer.utils import sources
 from lit_linformer.utils.arguments import Setting, meant, parse, several, word
 from lit_linformer.utils.configs import head
@@ -72,19 +72,20 @@ def configs(*commands: str) -> Callable[..., Iterable[str]]:
 
 
 def runs(places: list[Path], alone: bool, width: int) -> list[str]:
-    found = [summary(folder) for place in places for folder in find_runs(place)]
+    found = [RunRecord(folder) for place in places for folder in find_runs(place)]
     if not found:
         return [f"  none in {', '.join(map(str, places))}; the first: python run.py fit --config conf/quickstart.yaml"]
     return _table([("run", "best", "step", "tokens", "time", "state", "model"), *map(_row, found)], width)
 
 
-def _row(run: RunSummary) -> tuple[str, ...]:
+def _row(run: RunRecord) -> tuple[str, ...]:
+    (value, best_step), step, seconds, tokens = run.best(), run.step(), run.last("seconds"), run.last("tokens")
     metric = run.monitor.removeprefix("val/")
-    best = "" if run.best is None else f"{run.best:{'.2f' if 'perplexity' in metric else '.4f'}} {metric}"
-    at = f" at {run.best_step:,}" if best and run.best_step is not None and run.best_step != run.step else ""
-    time = "" if run.seconds is None else f"{run.seconds // 3600:.0f}:{run.seconds // 60 % 60:02.0f}:{run.seconds % 60:02.0f}"
-    tokens = "" if run.tokens is None else f"{run.tokens / 1e6:.1f} M" if run.tokens >= 1e5 else f"{run.tokens:,}"
-    return str(run.folder), best + at, "" if run.step is None else f"{run.step:,}", tokens, time, run.state, run.model
+    best = "" if value is None else f"{value:{'.2f' if 'perplexity' in metric else '.4f'}} {metric}"
+    at = f" at {best_step:,}" if best and best_step is not None and best_step != step else ""
+    time = "" if seconds is None else f"{seconds // 3600:.0f}:{seconds // 60 % 60:02.0f}:{seconds % 60:02.0f}"
+    many = "" if tokens is None else f"{tokens / 1e6:.1f} M" if tokens >= 1e5 else f"{int(tokens):,}"
+    return str(run.folder), best + at, "" if step is None else f"{step:,}", many, time, run.status(), run.model()
 
 
 def _table(rows: list[tuple[str, ...]], width: int) -> list[str]:

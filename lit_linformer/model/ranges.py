@@ -66,7 +66,6 @@ class OneOf(tuple):
 
 Count = Annotated[int, Range(least=1)]
 Natural = Annotated[int, Range(least=0)]
-Positive = Annotated[float, Range(above=0)]
 NotNegative = Annotated[float, Range(least=0)]
 Share = Annotated[float, Range(least=0, most=1)]
 Dropout = Annotated[float, Range(least=0, below=1)]

@@ -66,24 +66,58 @@ class RunRecord:
         """What `convert` has made it of."""
         return _mapping(read_json(self.folder / CONVERSION))
 
+    def last(self, name: str, otherwise: Any = None) -> Any:
+        """The final value: from result.json, else from the last validation."""
+        found = self.result.get(name)
+        return found if found is not None else self.curve[-1].get(name, otherwise) if self.curve else otherwise
+
+    @property
+    def monitor(self) -> str:
+        """The metric that says which validation was best."""
+        return self.setting("best.monitor", "val/perplexity")
+
+    def best(self) -> tuple[float | None, int | None]:
+        """Its value, and the step."""
+        if (found := self.result.get("best_metrics", {}).get(self.monitor)) is not None:
+            return found, self.result.get("best_step")
+        for path in reversed(checkpoints(self.folder)):  # best-00001200-52.2585.ckpt
+            if (name := BEST.fullmatch(path.name)) and name[2][-1].isdigit():
+                return float(name[2]), int(name[1])
+        return None, None
+
+    def step(self) -> int | None:
+        found = self.result.get("step") or checkpoint_step(self.folder / "checkpoints" / "last.ckpt") or self.last("step")
+        return None if found is None else int(found)
+
+    def status(self) -> str:
+        """Whether it runs, or how it ended, in words."""
+        step, most = self.step(), self.setting("trainer.max_steps")
+        end = f" of {most:,}" if isinstance(most, int) and most > 0 else ""
+        if is_held(self.folder):
+            return f"running, step {step or 0:,}{end}"
+        if self.result:
+            whole = not end or step is None or step >= most
+            return "finished" if whole else f"ended at step {step:,}{end}"
+        if self.conversion:
+            return "converted"
+        if (self.folder / PRUNED).is_file():
+            return f"pruned at step {step or 0:,}{end}"
+        return f"stopped at step {step:,}{end}" if step else "stopped before its first checkpoint"
+
+    def model(self) -> str:
+        """A few words: MLM, linformer, k = 32."""
+        words = [str(self.setting("model.class_path", "")).rpartition(".")[2]]
+        words += [str(task)] if (task := self.setting("data.init_args.task")) else []
+        if attention := self.encoder("attention"):
+            words.append(str(attention).rpartition(".")[2])
+            words += [f"k = {self.encoder('projection_dim')}"] if attention != "full" else []
+        elif pretrained := self.setting("model.init_args.pretrained"):
+            words.append(f"from {pretrained}")
+        return ", ".join(word for word in words if word)
+
 
 def _mapping(content: Any) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
-
-
-@dataclass(frozen=True)
-class RunSummary:
-    """A run, as far as its files tell; None or nothing for what they do not."""
-
-    folder: Path
-    model: str
-    best: float | None
-    monitor: str
-    best_step: int | None
-    step: int | None
-    tokens: int | None
-    seconds: float | None
-    state: str
 
 
 def find_runs(source: Path) -> list[Path]:
@@ -99,60 +133,6 @@ def find_runs(source: Path) -> list[Path]:
     return sorted(found)
 
 
-def summary(folder: Path) -> RunSummary:
-    run = RunRecord(folder)
-    result, last = run.result, run.curve[-1] if run.curve else {}
-    monitor = run.setting("best.monitor", "val/perplexity")
-    best, best_step = _best(folder, result, monitor)
-    step = result.get("step") or checkpoint_step(folder / "checkpoints" / "last.ckpt") or _whole(last.get("step"))
-    return RunSummary(
-        folder=folder,
-        model=_model(run),
-        best=best,
-        monitor=monitor,
-        best_step=best_step,
-        step=step,
-        tokens=result.get("tokens") or _whole(last.get("tokens")),
-        seconds=result.get("seconds") or last.get("seconds"),
-        state=_state(folder, result, step, run.setting("trainer.max_steps")),
-    )
-
-
-def _state(folder: Path, result: dict[str, Any], step: int | None, most: Any) -> str:
-    end = f" of {most:,}" if isinstance(most, int) and most > 0 else ""
-    if is_held(folder):
-        return f"running, step {step or 0:,}{end}"
-    if result:
-        whole = not end or step is None or step >= most
-        return "finished" if whole else f"ended at step {step:,}{end}"
-    if (folder / CONVERSION).is_file():
-        return "converted"
-    if (folder / PRUNED).is_file():
-        return f"pruned at step {step or 0:,}{end}"
-    return f"stopped at step {step:,}{end}" if step else "stopped before its first checkpoint"
-
-
-def _best(folder: Path, result: dict[str, Any], monitor: str) -> tuple[float | None, int | None]:
-    if (found := result.get("best_metrics", {}).get(monitor)) is not None:
-        return found, result.get("best_step")
-    for path in reversed(checkpoints(folder)):  # best-00001200-52.2585.ckpt
-        if (name := BEST.fullmatch(path.name)) and name[2][-1].isdigit():
-            return float(name[2]), int(name[1])
-    return None, None
-
-
-def _model(run: RunRecord) -> str:
-    """A few words: MLM, linformer, k = 32."""
-    words = [str(run.setting("model.class_path", "")).rpartition(".")[2]]
-    words += [str(task)] if (task := run.setting("data.init_args.task")) else []
-    if attention := run.encoder("attention"):
-        words.append(str(attention).rpartition(".")[2])
-        words += [f"k = {run.encoder('projection_dim')}"] if attention != "full" else []
-    elif pretrained := run.setting("model.init_args.pretrained"):
-        words.append(f"from {pretrained}")
-    return ", ".join(word for word in words if word)
-
-
 def checkpoint_step(path: Path) -> int | None:
     """The optimiser step of a checkpoint, read from its pickle without running it; None where that does not tell."""
     with contextlib.suppress(OSError, ValueError, zipfile.BadZipFile, KeyError), zipfile.ZipFile(path) as file:
@@ -164,10 +144,6 @@ def checkpoint_step(path: Path) -> int | None:
             elif asked and isinstance(argument, int) and "PUT" not in operation.name:  # which numbers what was read
                 return argument
     return None
-
-
-def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)
 
 
 def _folders(place: Path) -> list[Path]:

@@ -60,11 +60,6 @@ class Run(RunRecord):
         """The teacher's perplexity, of a distillation that was validated."""
         return self.result.get("metrics", {}).get("val/teacher_perplexity")
 
-    def last(self, name: str, otherwise: Any = None) -> Any:
-        """The final value: from result.json, else from the last validation."""
-        found = self.result.get(name)
-        return found if found is not None else self.curve[-1].get(name, otherwise) if self.curve else otherwise
-
     def points(self, by: str = "tokens") -> dict[float, float]:
         """Perplexity by tokens seen, or by seconds as a column of the curve has them."""
         rows = (row for row in self.curve if {"tokens", "perplexity", by} <= row.keys())

@@ -15,7 +15,7 @@ import yaml
 from optuna.trial import TrialState
 
 from lit_linformer.cli.tune import main
-from lit_linformer.runs.record import summary
+from lit_linformer.runs.record import RunRecord
 from lit_linformer.studies.grid.run import run_jobs
 from lit_linformer.studies.tune.page import write_page
 from lit_linformer.studies.tune.space import read_space
@@ -186,7 +186,8 @@ def test_the_trial_that_falls_behind_is_ended_early_and_its_run_says_so(tiny, tm
     run = Path("runs/space/trial-001")
     told = json.loads((run / "pruned.json").read_text())
     assert (told["study"], told["trial"]) == ("space", 1) and "val/perplexity" in told["why"]
-    assert summary(run).state.startswith("pruned at step ") and summary(Path("runs/space/trial-000")).state == "finished"
+    assert RunRecord(run).status().startswith("pruned at step ")
+    assert RunRecord(Path("runs/space/trial-000")).status() == "finished"
     again = ["fit", "--config", str(run / "config.yaml"), "--ckpt_path", "last", "--trainer.max_steps", "30"]
     assert run_forked(again, tmp_path / "again.txt") == 0 and not (run / "pruned.json").exists()
     assert run_forked(["report", "--source", "runs/space", "--output", "page"], tmp_path / "report.txt") == 0
