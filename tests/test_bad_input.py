@@ -54,7 +54,8 @@ def test_numbers_of_fit(part, tmp_path, monkeypatch):
         if not built:
             build(cli, *args, **kwargs)
             built.update(vars(cli))
-        cli.parser, cli._subcommand_method_arguments = built["parser"], built["_subcommand_method_arguments"]
+        for name in ("parser", "_subcommand_parsers", "_subcommand_method_arguments"):
+            setattr(cli, name, built[name])
 
     monkeypatch.setattr(LinformerCLI, "setup_parser", once)
     extra, prefixes = PARTS[part]
