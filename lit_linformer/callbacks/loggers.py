@@ -19,7 +19,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 
 from lit_linformer.callbacks.writer import Settings, Writer, markdown
-from lit_linformer.utils.errors import SettingError
+from lit_linformer.utils.errors import UserError
 
 PROJECT = "lit-linformer"  # what runs are filed under, where a logger has such a thing
 
@@ -197,12 +197,8 @@ def writer_of(kind: type[Logger]) -> type[Writer]:
     """ValueError, in one line, where a package that the logger needs is not installed."""
     found = next((writer for writer in WRITERS if issubclass(kind, writer.kind)), Writer)
     if missing := [name for name in found.packages if importlib.util.find_spec(name) is None]:
-        raise SettingError(
-            "trainer.logger",
-            kind.__name__,
-            "after `pip install -c constraints.txt -e '.[loggers]'`",
-            more=f", for which the package {missing[0]} is not installed",
-        )
+        what = f"trainer.logger is {kind.__name__}, for which the package {missing[0]} is not installed"
+        raise UserError(what, "after `pip install -c constraints.txt -e '.[loggers]'`")
     return found
 
 
