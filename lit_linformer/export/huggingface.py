@@ -89,7 +89,8 @@ class LinformerPreTrainedModel(PreTrainedModel):
         """For what a loaded folder lacks, a classifier's head say; linear, embedding and norm are as transformers has them."""
         super()._init_weights(module)
         if isinstance(module, MaskedLMHead):
-            init.zeros_(module.bias)
+            if module.bias is not None:
+                init.zeros_(module.bias)
         elif not isinstance(module, nn.Linear | nn.Embedding | nn.LayerNorm):
             own = {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
             encoder = self.base_model.encoder
@@ -184,6 +185,8 @@ class LinformerForMaskedLM(LinformerPreTrainedModel):
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
         """As transformers' own; the head's bias grows with zeros, or is cut."""
         tokens, bias = super().resize_token_embeddings(*args, **kwargs), self.lm_head.bias
+        if bias is None:
+            return tokens
         sized = bias.new_zeros(tokens.num_embeddings)
         both = min(len(sized), len(bias))
         sized[:both] = bias.detach()[:both]

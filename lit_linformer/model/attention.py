@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .errors import SettingError, UserError
+from .parts import differences, rotated
 from .registry import Registry
 
 if TYPE_CHECKING:
@@ -32,11 +33,14 @@ class Attention(nn.Module):
         max_length: n, the longest input.
         local_width: width w of a ``LocalConvolution`` of x, added to the heads' output before W_O; 0: none.
         dropout: probability with which attention weights are dropped.
+        bias: whether the linear layers have one.
+        rotary_base: of rotary positions, by which queries and keys are turned (parts.rotated); None: they are not.
     """
 
     title: str | None = None  # of the model that has it, as shown to users; None: what the setting says
     exact = False  # softmax over all tokens: what the others are compared with, and converted from
     slots = False  # whether keys and values are compressed to projection_dim slots, by projections
+    rotary = False  # whether forward turns queries and keys by their places: takes them from ``queries``, ``keys`` or ``heads``
     settings: tuple[str, ...] = ()  # of EncoderConfig, those that only some kinds read, this among them
 
     def __init__(
@@ -46,20 +50,23 @@ class Attention(nn.Module):
         max_length: int,
         local_width: int = 0,
         dropout: float = 0.0,
+        bias: bool = True,
+        rotary_base: float | None = None,
     ):
         super().__init__()
         check_heads(hidden_size, num_heads)
         self.hidden_size, self.num_heads, self.max_length, self.dropout = hidden_size, num_heads, max_length, dropout
-        self.query = nn.Linear(hidden_size, hidden_size)
-        self.key = nn.Linear(hidden_size, hidden_size)
-        self.value = nn.Linear(hidden_size, hidden_size)
-        self.out = nn.Linear(hidden_size, hidden_size)
+        self.rotary_base = rotary_base
+        self.query = nn.Linear(hidden_size, hidden_size, bias)
+        self.key = nn.Linear(hidden_size, hidden_size, bias)
+        self.value = nn.Linear(hidden_size, hidden_size, bias)
+        self.out = nn.Linear(hidden_size, hidden_size, bias)
         self.local = LocalConvolution(hidden_size, local_width) if local_width else None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         # What a class says of itself does not hold for its subclasses: they say it again.
-        own = ("title", "exact") + (("flops", "fixed_flops") if "forward" in vars(cls) else ())
+        own = ("title", "exact") + (("flops", "fixed_flops", "rotary") if "forward" in vars(cls) else ())
         for name in own:
             if name not in vars(cls):
                 setattr(cls, name, vars(Attention)[name])
@@ -71,8 +78,9 @@ class Attention(nn.Module):
     @classmethod
     def arguments(cls, config: "EncoderConfig", layer: int) -> dict[str, Any]:
         """The encoder's arguments for it, apart from ``attention_options``."""
-        shape = {name: getattr(config, name) for name in ("hidden_size", "num_heads", "max_length", "local_width")}
-        return shape | {"dropout": config.attention_dropout}
+        names = ("hidden_size", "num_heads", "max_length", "local_width", "bias")
+        base = config.rotary_base if config.position == "rotary" else None
+        return {name: getattr(config, name) for name in names} | {"dropout": config.attention_dropout, "rotary_base": base}
 
     @classmethod
     def from_config(cls, config: "EncoderConfig", layer: int) -> "Attention":
@@ -92,7 +100,8 @@ class Attention(nn.Module):
     def describe(cls, config: "EncoderConfig") -> str:
         """A few words for headers: linformer, k = 128, layerwise."""
         options = (f"{name} = {value}" for name, value in (config.attention_options or {}).items())
-        return ", ".join([cls.title.lower() if cls.title else config.attention, *cls.details(config), *options])
+        name = cls.title.lower() if cls.title else config.attention
+        return ", ".join([name, *cls.details(config), *options, *differences(config)])
 
     @classmethod
     def details(cls, config: "EncoderConfig") -> list[str]:
@@ -130,8 +139,19 @@ class Attention(nn.Module):
     def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v of all tokens, (B, H, N, d) each."""
         self.check_length(x)
-        q, k, v = (split_heads(linear(x), self.num_heads) for linear in (self.query, self.key, self.value))
+        q, k, v = (split_heads(linear(x), self.num_heads) for linear in (self.queries, self.keys, self.value))
         return q, k, v
+
+    def queries(self, x: Tensor) -> Tensor:
+        """W_Q x, (B, N, D), turned by their places where positions are rotary."""
+        return self._turned(self.query(x))
+
+    def keys(self, x: Tensor) -> Tensor:
+        """W_K x, as ``queries``."""
+        return self._turned(self.key(x))
+
+    def _turned(self, x: Tensor) -> Tensor:
+        return x if self.rotary_base is None else rotated(x, self.num_heads, self.rotary_base)
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, need_weights: bool = False

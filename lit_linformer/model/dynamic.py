@@ -27,6 +27,10 @@ class Dynamic(Projection):
         # Without a bias, which the softmax over tokens would cancel.
         self.scores = nn.Linear(self.hidden_size, (self.num_heads or 1) * self.projection_dim, bias=False)
 
+    @classmethod
+    def weighs_tokens(cls, options: dict[str, Any]) -> bool:
+        return True
+
     def weights(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """E of each row of x, (B, N, D): (B, K, N) or (B, H, K, N)."""
         scores = self.scores(x)  # (B, N, H K)

@@ -15,8 +15,9 @@ from torch.utils.checkpoint import checkpoint
 
 from .attention import ATTENTIONS, Attention, check_heads
 from .errors import SettingError, UserError
+from .parts import FEED_FORWARDS, NORM_TYPES, POSITIONS, check_parts, inner_width, make_norm
 from .projection import Projection
-from .ranges import Dropout, Natural, Range, check_ranges
+from .ranges import Dropout, Natural, OneOf, Range, check_ranges
 
 NORMS = ("post", "pre")
 Size = Annotated[int, Range(least=1, largest=2**24)]
@@ -32,7 +33,7 @@ class EncoderConfig:
         hidden_size: D, width of the residual stream.
         num_layers: layers of attention and feed-forward.
         num_heads: H, heads a layer; divides hidden_size.
-        intermediate_size: width inside the feed-forward; 4 D in the paper.
+        intermediate_size: width inside the feed-forward; 4 D in the paper. With geglu two thirds of it, in multiples of 8.
         attention: linformer; lookup: a Linformer that also looks up where a token's neighbour stands elsewhere; window: one
             that also sees the tokens round about; coarse: the windows that matter most; lsh (Reformer), nystrom, sparse: others
             that save time (docs/models.md); full: the Transformer, on fused attention; or the path of a class of your own, as
@@ -53,10 +54,17 @@ class EncoderConfig:
             model trained on full rows did better on short ones without it (docs/LOG.md).
         local_width: width, odd, of a depthwise convolution of each layer's input beside its heads; 0, none, is the paper's.
         norm: post (the paper's) or pre, which trains at higher learning rates.
+        norm_type: layer (LayerNorm, the paper's) | rms (RMSNorm: no mean, no bias).
+        position: learned (an embedding for each of n places, the paper's) | rotary (queries and keys are turned by their
+            places; a Linformer then wants order=project_first).
+        rotary_base: of rotary positions: the slowest pair of channels turns by about 1/base a token.
+        feed_forward: gelu (the paper's) | geglu (gated; as many parameters).
+        bias: whether linear layers and LayerNorms have biases.
+        head_bias: whether the masked-language-model head adds one to each logit.
         dropout: probability, on embeddings and on what each sublayer adds.
         attention_dropout: probability, on attention weights.
         initializer_range: standard deviation of the start of linear and embedding weights.
-        layer_norm_eps: epsilon of every LayerNorm.
+        layer_norm_eps: epsilon of every norm.
         activation_checkpointing: recompute each layer in the backward pass instead of keeping its activations.
         causal: false; each slot mixes all positions, so no mask hides later tokens. Older configs and checkpoints name it.
     """
@@ -79,6 +87,12 @@ class EncoderConfig:
     mass_bias: bool = False
     local_width: Natural = 0
     norm: str = "post"
+    norm_type: Annotated[str, OneOf(NORM_TYPES)] = "layer"
+    position: Annotated[str, OneOf(POSITIONS)] = "learned"
+    rotary_base: Annotated[float, Range(above=1, most=1e9)] = 10000.0
+    feed_forward: Annotated[str, OneOf(FEED_FORWARDS)] = "gelu"
+    bias: bool = True
+    head_bias: bool = True
     dropout: Dropout = 0.1
     attention_dropout: Dropout = 0.1
     initializer_range: Annotated[float, Range(above=0, most=100)] = 0.02
@@ -99,6 +113,7 @@ class EncoderConfig:
             )
         kind = self.attention_kind
         ATTENTIONS.check_options(self.attention, set(kind.arguments(self, 0)), self.attention_options)
+        check_parts(self)
         kind.check(self)
 
     @property
@@ -121,14 +136,15 @@ class Encoder(nn.Module):
         super().__init__()
         self.config = config
         self.tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.positions = nn.Embedding(config.max_length, config.hidden_size)
-        self.embedding_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        learned = config.position == "learned"
+        self.positions = nn.Embedding(config.max_length, config.hidden_size) if learned else None
+        self.embedding_norm = make_norm(config)
         self.dropout = nn.Dropout(config.dropout)
         # Owned here and handed to each layer, so that it is one entry of the state dict and one DDP parameter.
         self.E = config.attention_kind.shared(config)
         self.layers = nn.ModuleList(EncoderLayer(config, layer) for layer in range(config.num_layers))
         # With norm="pre" the residual stream leaves the last layer unnormalised.
-        self.final_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.norm == "pre" else None
+        self.final_norm = make_norm(config) if config.norm == "pre" else None
         self.apply(self._init_weights)
         for module in self.modules():
             if isinstance(module, Attention | Projection):
@@ -160,7 +176,8 @@ class Encoder(nn.Module):
                 )
             attention_mask = attention_mask.bool()
         wanted = range(len(self.layers)) if need_weights is True else need_weights or ()
-        x = self.dropout(self.embedding_norm(self.tokens(input_ids) + self.positions.weight[:length]))
+        x = self.tokens(input_ids)
+        x = self.dropout(self.embedding_norm(x if self.positions is None else x + self.positions.weight[:length]))
         given = self.config.attention_kind.of_ids(self.config, input_ids, attention_mask)
         maps = {}
         for index, layer in enumerate(self.layers):
@@ -187,17 +204,19 @@ class Encoder(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """Attention, then feed-forward, each with its residual and LayerNorm."""
+    """Attention, then feed-forward, each with its residual and norm."""
 
     def __init__(self, config: EncoderConfig, index: int):
         super().__init__()
         self.pre_norm = config.norm == "pre"
         self.attention = config.attention_kind.from_config(config, index)
         self.gives_maps = "need_weights" in inspect.signature(self.attention.forward).parameters
-        self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.up = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.down = nn.Linear(config.intermediate_size, config.hidden_size)
-        self.feed_forward_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.attention_norm = make_norm(config)
+        D, inner = config.hidden_size, inner_width(config)
+        self.gate = nn.Linear(D, inner, config.bias) if config.feed_forward == "geglu" else None
+        self.up = nn.Linear(D, inner, config.bias)
+        self.down = nn.Linear(inner, D, config.bias)
+        self.feed_forward_norm = make_norm(config)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(
@@ -221,8 +240,13 @@ class EncoderLayer(nn.Module):
         x = x + self.dropout(attended)
         x = x if self.pre_norm else self.attention_norm(x)
         h = self.feed_forward_norm(x) if self.pre_norm else x
-        x = x + self.dropout(self.down(functional.gelu(self.up(h))))
+        x = x + self.dropout(self.down(self._inner(h)))
         return x if self.pre_norm else self.feed_forward_norm(x), weights
+
+    def _inner(self, h: Tensor) -> Tensor:
+        if self.gate is None:
+            return functional.gelu(self.up(h))
+        return functional.gelu(self.gate(h)) * self.up(h)  # GeGLU (Shazeer, 2020, "GLU variants improve Transformer")
 
 
 @contextmanager

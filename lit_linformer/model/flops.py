@@ -4,7 +4,7 @@ Counted are matrix products and convolutions, 2 for a multiplication and its add
 softmax, GELU, dropout, biases, pooling, and whatever is computed twice to save memory. Of one row of N tokens, forward, with
 D hidden width, I inside the feed-forward, K slots, w width of the local convolution, M masked tokens, V vocabulary:
 
-    feed-forward         4 N D I
+    feed-forward         4 N D I; of GeGLU 6 N D I
     W_Q and W_O          4 N D²
     Transformer          4 N D² (W_K, W_V) + 4 N² D (q kᵀ and P v)
     Linformer            4 K N D (q K̄ᵀ and P̄ V̄), and W_K, W_V, E, F:
@@ -26,6 +26,7 @@ gradient of its own.
 """
 
 from .encoder import Encoder
+from .parts import inner_width
 
 
 def forward_flops(encoder: Encoder, length: int, masked: int = 0, labels: int = 0) -> int | None:
@@ -51,7 +52,7 @@ def _layers(encoder: Encoder, length: int) -> int | None:
         attention = layer.attention.flops(length, **encoder.shared)
         if attention is None:
             return None
-        total += attention + 4 * length * config.hidden_size * config.intermediate_size
+        total += attention + (4 if layer.gate is None else 6) * length * config.hidden_size * inner_width(config)
     return total
 
 

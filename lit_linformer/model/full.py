@@ -9,7 +9,7 @@ from .attention import ATTENTIONS, Attention, log_mass
 class SelfAttention(Attention):
     """softmax(q kᵀ / √d) v over all N tokens, on torch's fused kernels. Arguments as ``Attention``'s."""
 
-    title, exact = "Transformer", True
+    title, exact, rotary = "Transformer", True, True
 
     def forward(
         self, x: Tensor, attention_mask: Tensor | None = None, need_weights: bool = False

@@ -57,6 +57,10 @@ class Gated(Projection):
         if overlap > window:
             raise SettingError("projection_options.overlap", overlap, f"up to the window, max_length/projection_dim = {window}")
 
+    @classmethod
+    def weighs_tokens(cls, options: dict[str, Any]) -> bool:
+        return options.get("gate", "head") == "head"
+
     def start(self) -> None:
         nn.init.zeros_(self.scores.weight)  # what the bias says
 

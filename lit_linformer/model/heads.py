@@ -9,21 +9,23 @@ from torch.nn import functional
 
 from .encoder import Encoder, EncoderConfig
 from .errors import SettingError
+from .parts import make_norm
 
 IGNORED = -100  # a label that is ignored: torch's own default for cross_entropy
 POOLINGS = ("first", "mean")
 
 
 class MaskedLMHead(nn.Module):
-    """RoBERTa's head: dense, GELU, LayerNorm, then the token embedding's transpose and a bias."""
+    """RoBERTa's head: dense, GELU, norm, then the token embedding's transpose and a bias."""
 
     def __init__(self, config: EncoderConfig):
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size, config.bias)
+        self.norm = make_norm(config)
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size)) if config.head_bias else None
         nn.init.normal_(self.dense.weight, std=config.initializer_range)
-        nn.init.zeros_(self.dense.bias)
+        if self.dense.bias is not None:
+            nn.init.zeros_(self.dense.bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """(..., D) → (..., D), what the tied output matrix is applied to."""
@@ -67,12 +69,13 @@ class MaskedLanguageModel(nn.Module):
         """
         features = self.features(input_ids, attention_mask, positions)
         with torch.autocast(features.device.type, enabled=False):
-            logits = functional.linear(features.float(), self.encoder.tokens.weight.float(), self.head.bias.float())
+            bias = None if self.head.bias is None else self.head.bias.float()
+            logits = functional.linear(features.float(), self.encoder.tokens.weight.float(), bias)
             return functional.cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
 
 
 class ClassificationHead(nn.Module):
-    """RoBERTa's head: dropout, dense, tanh, dropout, output."""
+    """RoBERTa's head: dropout, dense, tanh, dropout, output; with biases whatever the encoder has."""
 
     def __init__(self, config: EncoderConfig, num_labels: int):
         super().__init__()

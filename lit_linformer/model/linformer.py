@@ -59,9 +59,13 @@ class LinformerAttention(Attention):
         local_width: width w of a ``LocalConvolution`` of x, added to the heads' output before W_O; 0: none.
         dropout: probability with which attention weights are dropped.
         projection_options: further arguments of a projection of your own.
+        bias: whether the linear layers have one.
+        rotary_base: as Attention's. Each key is turned by its own token's place, and E mixes what comes out: equation 7 with
+            the Transformer's keys, so that the scores of slots are the Transformer's scores times Eᵀ. (Slots that are made
+            first have no one place to be turned by.)
     """
 
-    title, slots = "Linformer", True
+    title, slots, rotary = "Linformer", True, True
     settings = (
         "projection_dim", "sharing", "projection", "projection_init", "projection_noise", "projection_options", "order",
         "mass_bias",
@@ -82,9 +86,13 @@ class LinformerAttention(Attention):
         local_width: int = 0,
         dropout: float = 0.0,
         projection_options: dict[str, Any] | None = None,
+        bias: bool = True,
+        rotary_base: float | None = None,
     ):
-        super().__init__(hidden_size, num_heads, max_length, local_width, dropout)
+        super().__init__(hidden_size, num_heads, max_length, local_width, dropout, bias, rotary_base)
         check_sharing(sharing, order)
+        if rotary_base is not None:
+            check_rotary(sharing, order, projection, projection_options or {})
         shares = SHARINGS[sharing]
         self.compress_first = compresses_first(sharing, order)
         self.mass_bias, self.projection_dim = mass_bias, projection_dim
@@ -114,6 +122,8 @@ class LinformerAttention(Attention):
                 "projection_dim", dims, f"one k for all layers, which share one E with sharing={config.sharing!r}"
             )
         kind = PROJECTIONS.find(config.projection)
+        if config.position == "rotary":
+            check_rotary(config.sharing, config.order, config.projection, config.projection_options or {})
         PROJECTIONS.check_options(config.projection, PROJECTION_ARGUMENTS, config.projection_options)
         for dim in dims:
             kind.check(config.max_length, dim, config.projection_init)
@@ -176,7 +186,7 @@ class LinformerAttention(Attention):
             (B, N, D), and the maps (B, H, N, K) or None.
         """
         self.check_length(x)
-        q = split_heads(self.query(x), self.num_heads)
+        q = split_heads(self.queries(x), self.num_heads)
         k, v = self.compress(x, attention_mask, shared)
         E, _ = self.projections(shared)
         bias = log_mass(E.mass(x, attention_mask), q.dtype) if self.mass_bias else None
@@ -190,14 +200,15 @@ class LinformerAttention(Attention):
         E, F = self.projections(shared)
         # Pads are zeroed right before E, in every layer: only so does no pad ever reach a slot.
         if not self.compress_first:
-            k = split_heads(zero_pads(self.key(x), attention_mask), self.num_heads)
+            k = split_heads(zero_pads(self.keys(x), attention_mask), self.num_heads)
             v = split_heads(zero_pads(self.value(x), attention_mask), self.num_heads)
             return self.project(k, v, x, attention_mask, shared)
         x = zero_pads(x, attention_mask)
         if E.commutes and x.shape[1] < E.projection_dim:
             # Fewer tokens than slots: E (x W) + b is (E x) W + b, with W applied to N rows instead of K.
             k, v = E(functional.linear(x, self.key.weight)), F(functional.linear(x, self.value.weight))
-            k, v = k + self.key.bias.to(k.dtype), v + self.value.bias.to(v.dtype)
+            if self.key.bias is not None:
+                k, v = k + self.key.bias.to(k.dtype), v + self.value.bias.to(v.dtype)
         else:
             x_E = E.for_input(x, attention_mask)(x, attention_mask)  # (B, K, D)
             x_F = x_E if F is E else F.for_input(x, attention_mask)(x, attention_mask)
@@ -261,3 +272,17 @@ def check_sharing(sharing: str, order: str) -> None:
     for name, value, allowed in (("sharing", sharing, SHARINGS), ("order", order, ORDERS)):
         if value not in allowed:
             raise SettingError(name, value, ", ".join(allowed))
+
+
+def check_rotary(sharing: str, order: str, projection: str, options: dict[str, Any]) -> None:
+    """Raises SettingError where rotary positions have no meaning for slots."""
+    when = "with position='rotary'"
+    if compresses_first(sharing, order):
+        allowed = "project_first, for a key is turned by its token's place before E mixes it with others"
+        raise SettingError("order", order, allowed, when=when)
+    if not PROJECTIONS.find(projection).weighs_tokens(options):
+        chosen = "".join(f", {name}={value}" for name, value in options.items())
+        allowed = (
+            "one whose slots are sums of tokens with one weight for all channels, as linear, mean, gaussian, dynamic, and "
+        )
+        raise SettingError("projection", projection, f"{allowed}gated with gate=head", more=chosen, when=when)

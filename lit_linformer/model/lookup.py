@@ -51,7 +51,7 @@ class LookupAttention(SlotsAndTokens):
         strength: what b_h, learnt, starts as.
     """
 
-    title = "Linformer with lookup"
+    title, rotary = "Linformer with lookup", True
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class LookupAttention(SlotsAndTokens):
                 "attention is lookup, which needs the ids: pass neighbours=lookup.neighbours(input_ids, mask, chunk)"
             )
         self.check_length(x)
-        q, (slots, (k, v)) = self.query(x), self.keys_and_values(x, attention_mask, shared)
+        q, (slots, (k, v)) = self.queries(x), self.keys_and_values(x, attention_mask, shared)
         slot_k, slot_v = (part.unflatten(1, (2, -1)) for part in slots)  # (B, 2, H/2, K, d)
         q, k, v = (self._sorted(part, neighbours.order) for part in (q, merge_heads(k), merge_heads(v)))
         scale, length, same = q.shape[-1] ** -0.5, x.shape[1], neighbours.same[:, :, None]

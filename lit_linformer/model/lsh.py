@@ -36,7 +36,7 @@ class LshAttention(Attention):
         chunk: c, even.
     """
 
-    title = "Reformer"
+    title, rotary = "Reformer", True
     rotations: Tensor
 
     def __init__(
@@ -60,7 +60,7 @@ class LshAttention(Attention):
 
     def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         self.check_length(x)
-        q, v = (split_heads(linear(x), self.num_heads) for linear in (self.query, self.value))
+        q, v = (split_heads(linear(x), self.num_heads) for linear in (self.queries, self.value))
         return q, _normalised(q), v
 
     def forward(

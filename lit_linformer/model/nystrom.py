@@ -34,7 +34,7 @@ class NystromAttention(Attention):
         iterations: steps towards A⁺.
     """
 
-    title, settings = "Nyströmformer", ("projection_dim",)
+    title, rotary, settings = "Nyströmformer", True, ("projection_dim",)
 
     def __init__(
         self,

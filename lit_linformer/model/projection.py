@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .encoder import EncoderConfig
 
 # What a class says of its forward. A subclass with a forward of its own has to say it again.
-OF_FORWARD = ("commutes", "mass", "flops", "weights_flops", "matrix", "any_length")
+OF_FORWARD = ("commutes", "weighs_tokens", "mass", "flops", "weights_flops", "matrix", "any_length")
 
 
 class Projection(nn.Module):
@@ -74,6 +74,11 @@ class Projection(nn.Module):
     @classmethod
     def check_options(cls, max_length: int, projection_dim: int, options: dict[str, Any]) -> None:
         """Raises ValueError, naming the setting, for projection_options that do not fit the shape."""
+
+    @classmethod
+    def weighs_tokens(cls, options: dict[str, Any]) -> bool:
+        """Whether each slot is a sum of tokens with one weight for all channels: what rotary positions ask for."""
+        return False
 
     def start(self) -> None:
         """Called once an encoder has given its linear layers their start, those in here too: for another one."""

@@ -24,6 +24,10 @@ class Linear(Projection):
         super().__init__(**shape)
         self._keep(self._matrix(self.init))
 
+    @classmethod
+    def weighs_tokens(cls, options: dict[str, Any]) -> bool:
+        return True
+
     def _matrix(self, init: str) -> Tensor:
         heads = self.num_heads or 1
         E = torch.stack([initial_matrix(init, self.max_length, self.projection_dim, (head, heads)) for head in range(heads)])
@@ -122,6 +126,10 @@ class Mean(Projection):
     def check(cls, max_length: int, projection_dim: int, init: str) -> None:
         super().check(max_length, projection_dim, init)
         check_windows("projection", PROJECTIONS.name(cls), max_length, projection_dim)
+
+    @classmethod
+    def weighs_tokens(cls, options: dict[str, Any]) -> bool:
+        return True
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         counts = window_counts(self, x, mask)

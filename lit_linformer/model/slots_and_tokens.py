@@ -25,6 +25,7 @@ class SlotsAndTokens(LinformerAttention):
     A kind says which tokens in ``see``, and in ``token_flops`` what they cost.
     """
 
+    rotary = True
     sees_tokens = True  # whether this layer sees more than slots
 
     @classmethod
@@ -40,7 +41,7 @@ class SlotsAndTokens(LinformerAttention):
     ) -> tuple[Tensor, Tensor | None]:
         """As LinformerAttention's. Maps are of slots, then of tokens: (B, H, N, K + N)."""
         self.check_length(x)
-        q = split_heads(self.query(x), self.num_heads)
+        q = split_heads(self.queries(x), self.num_heads)
         (slot_k, slot_v), (k, v) = self.keys_and_values(x, attention_mask, shared)
         to_slots = self.slot_scores(q, slot_k, self.slot_bias(x, attention_mask, shared, q.dtype))
         to_tokens, read, spread = self.see(q, k, v, attention_mask, need_weights)
@@ -66,7 +67,7 @@ class SlotsAndTokens(LinformerAttention):
 
     def of_tokens(self, x: Tensor) -> Pair:
         """Keys and values of all tokens, (B, N, D) each."""
-        return self.key(x), self.value(x)
+        return self.keys(x), self.value(x)
 
     def slot_scores(self, q: Tensor, slot_k: Tensor, bias: Tensor | None) -> Tensor:
         """q kᵀ/√d + bias of the slots, (…, N, K)."""

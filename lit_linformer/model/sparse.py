@@ -31,7 +31,7 @@ class SparseAttention(Attention):
         reach: r, tokens to each side; None: l.
     """
 
-    title = "Sparse Transformer"
+    title, rotary = "Sparse Transformer", True
 
     def __init__(self, *shape: Any, stride: Count | None = None, reach: Count | None = None, **more: Any):
         super().__init__(*shape, **more)

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from .attention import ATTENTIONS, merge_heads, split_heads
 from .chunks import check_even, columns, near_flops, near_maps, near_scores, near_values, real_columns
+from .errors import SettingError
 from .projection import Projection
 from .ranges import Range
 from .slots_and_tokens import Pair, Seen, SlotsAndTokens
@@ -44,7 +45,11 @@ class WindowAttention(SlotsAndTokens):
     @classmethod
     def check(cls, config: "EncoderConfig") -> None:
         super().check(config)
-        check_even("window", (config.attention_options or {}).get("window", 2))
+        options = config.attention_options or {}
+        check_even("window", options.get("window", 2))
+        if config.position == "rotary" and options.get("dual_norm"):
+            allowed = "false, for it scales channels that are turned together differently"
+            raise SettingError("attention_options.dual_norm", True, allowed, when="with position='rotary'")
 
     def see(self, q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None, need_weights: bool) -> Seen:
         near = self.window, self.window // 2

@@ -141,7 +141,7 @@ def _check_terms(teacher: str | None, weights: Sequence[float]) -> None:
 def read_teacher(path: str) -> MaskedLanguageModel:
     """In evaluation mode, without gradients; ValueError, in one line, for anything but a masked language model."""
     source = read_model(path, "model.teacher")
-    if "head.bias" not in source.weights:
+    if "head.dense.weight" not in source.weights:
         raise SettingError("model.teacher", Path(path), "one of MLM", more=", which has no masked-language-model head")
     net = MaskedLanguageModel(source.encoder)
     net.load_state_dict(source.weights)

@@ -42,7 +42,7 @@ def masked_batches(data: PretrainingData, split: str, max_length: int, rows: int
 @torch.inference_mode()
 def perplexity(net: MaskedLanguageModel, batches: Iterable[dict[str, Tensor]]) -> float:
     """exp(Σ nll / Σ masked tokens), on the device of the model."""
-    metric, device = Perplexity(), net.head.bias.device
+    metric, device = Perplexity(), net.head.dense.weight.device
     for batch in batches:
         batch = {name: value.to(device) for name, value in batch.items() if isinstance(value, Tensor)}
         nll = net.nll(*inputs(batch))

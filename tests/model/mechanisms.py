@@ -16,3 +16,17 @@ MECHANISMS = {
     "coarse": {"attention": "coarse", "attention_options": {"best": 2}},
     "coarse, gated": {"attention": "coarse", "projection": "gated", "order": "project_first"},
 }  # fmt: skip
+
+# The parts of conf/model/modern.yaml, under every attention and projection that rotary positions go with.
+MODERN = {"norm": "pre", "norm_type": "rms", "position": "rotary", "feed_forward": "geglu", "bias": False, "head_bias": False}
+MODERN |= {"order": "project_first", "local_width": 3}
+MODERNS = {
+    f"modern {name}": MODERN | settings
+    for name, settings in {
+        "full": {"attention": "full"},
+        "linformer": {"sharing": "headwise"},
+        "mean": {"projection": "mean"},
+        "lookup": {"attention": "lookup", "attention_options": {"chunk": 4}},
+        **{name: kind for name, kind in MECHANISMS.items() if name not in ("long-short", "gated channels")},
+    }.items()
+}

@@ -8,7 +8,7 @@ import torch
 from lit_linformer.model import Encoder, EncoderConfig, MaskedLanguageModel, count_parameters
 from lit_linformer.model.linformer import ORDERS, SHARINGS
 from lit_linformer.model.projection import PROJECTIONS
-from tests.model.mechanisms import MECHANISMS
+from tests.model.mechanisms import MECHANISMS, MODERNS
 
 
 def tiny(**options):
@@ -58,10 +58,18 @@ LINFORMERS = [
 KINDS = {" ".join(kind.values()): kind for kind in ({"attention": "full"}, {"attention": "lookup"}, *LINFORMERS)} | MECHANISMS
 
 
-@pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
-@pytest.mark.parametrize(("norm", "local_width", "mass_bias"), [("post", 0, True), ("pre", 3, True), ("pre", 3, False)])
-def test_padding_never_matters(options, norm, local_width, mass_bias):
-    encoder = randomised(tiny(**options, norm=norm, local_width=local_width, mass_bias=mass_bias))
+SETTINGS = [
+    {"norm": norm, "local_width": width, "mass_bias": mass_bias}
+    for norm, width, mass_bias in (("post", 0, True), ("pre", 3, True), ("pre", 3, False))
+]
+PADDED = {
+    f"{name} {' '.join(map(str, more.values()))}": {**kind, **more} for name, kind in KINDS.items() for more in SETTINGS
+} | MODERNS
+
+
+@pytest.mark.parametrize("options", PADDED.values(), ids=PADDED)
+def test_padding_never_matters(options):
+    encoder = randomised(tiny(**options))
     ids = torch.randint(0, 50, (2, 9))
     padded, mask = torch.nn.functional.pad(ids, (0, 5), value=7), torch.arange(14)[None].expand(2, -1) < 9
     alone = encoder(ids)
@@ -97,9 +105,9 @@ def test_the_state_dict_holds_all_that_a_run_continues_from(options):
     assert torch.equal(first(ids), second(ids))
 
 
-@pytest.mark.parametrize("options", MECHANISMS.values(), ids=MECHANISMS)
+@pytest.mark.parametrize("options", (MECHANISMS | MODERNS).values(), ids=MECHANISMS | MODERNS)
 def test_bfloat16_is_near_float32(options):
-    encoder = randomised(tiny(**options, norm="pre", local_width=3)).float()
+    encoder = randomised(tiny(**{"norm": "pre", "local_width": 3, **options})).float()
     ids, mask = torch.randint(0, 50, (2, 13)), torch.arange(13) < torch.tensor([[13], [9]])
     with torch.autocast("cpu", torch.bfloat16):
         rounded = encoder(ids, mask)
@@ -111,7 +119,9 @@ def test_bfloat16_is_near_float32(options):
 
 
 @pytest.mark.parametrize(
-    "options", [*({"sharing": sharing} for sharing in SHARINGS), *MECHANISMS.values()], ids=[*SHARINGS, *MECHANISMS]
+    "options",
+    [*({"sharing": sharing} for sharing in SHARINGS), *MECHANISMS.values(), MODERNS["modern lookup"]],
+    ids=[*SHARINGS, *MECHANISMS, "modern lookup"],
 )
 def test_checkpointing_changes_no_gradient_and_takes_masks(options):
     ids, mask = torch.randint(0, 50, (2, 12)), torch.arange(12)[None].expand(2, -1) < 9
@@ -149,6 +159,29 @@ def test_dropout_acts_only_in_training():
         ({"causal": True}, "causal is true; allowed: false"),
         ({"local_width": 4}, "local_width is 4; allowed: 0"),
         ({"norm": "both"}, "norm is 'both'; allowed: post, pre"),
+        ({"norm_type": "batch"}, "norm_type is 'batch'; allowed: layer, rms"),
+        ({"position": "sinusoidal"}, "position is 'sinusoidal'; allowed: learned, rotary"),
+        ({"position": "rotary", "hidden_size": 6}, "hidden_size/num_heads is 3; allowed with position='rotary': an even width"),
+        ({"position": "rotary"}, "order is 'compress_first'; allowed with position='rotary': project_first"),
+        (
+            {"position": "rotary", "sharing": "none", "projection": "conv"},
+            "projection is 'conv'; allowed with position='rotary'",
+        ),
+        ({"position": "rotary", "rotary_base": 1.0, "attention": "full"}, "rotary_base is 1.0; allowed: more than 1"),
+        (
+            {
+                "position": "rotary",
+                "projection": "gated",
+                "sharing": "none",
+                "projection_options": {"gate": "channel"},
+            },
+            "projection is 'gated', gate=channel; allowed with position='rotary'",
+        ),
+        (
+            {"position": "rotary", "order": "project_first", **MECHANISMS["long-short"]},
+            "attention_options.dual_norm is True; allowed with position='rotary': False",
+        ),
+        ({"feed_forward": "relu"}, "feed_forward is 'relu'; allowed: gelu, geglu"),
         ({"sharing": "all"}, "sharing is 'all'; allowed: none, heads, headwise"),
         (
             {"attention": "hyena"},

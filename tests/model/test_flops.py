@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from lit_linformer.model import Encoder, EncoderConfig, MaskedLanguageModel, SequenceClassifier
 from lit_linformer.model.flops import forward_flops, training_flops
 from lit_linformer.studies.paper import operations
-from tests.model.mechanisms import MECHANISMS
+from tests.model.mechanisms import MECHANISMS, MODERNS
 
 B, N, M, V = 3, 32, 5, 40
 SHARINGS = ("none", "heads", "headwise", "key-value", "layerwise")
@@ -20,6 +20,7 @@ CASES = [
     *({"attention": "lookup", "sharing": sharing, "attention_options": {"chunk": 12}} for sharing in SHARINGS),
     {"sharing": "headwise", "projection": "mean"},
     *MECHANISMS.values(),
+    *(settings | {"local_width": 0} for settings in MODERNS.values()),
 ]
 
 

@@ -1,0 +1,70 @@
+"""Parts of the encoder that EncoderConfig chooses among: positions, norms, feed-forward. Shapes as in attention.py."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from .errors import SettingError
+
+if TYPE_CHECKING:
+    from .encoder import EncoderConfig
+
+POSITIONS = ("learned", "rotary")
+FEED_FORWARDS = ("gelu", "geglu")
+NORM_TYPES = ("layer", "rms")
+
+
+def rotated(x: Tensor, num_heads: int, base: float) -> Tensor:
+    """Queries or keys (B, N, D) turned by their places: rotary positions (Su et al., 2021, RoFormer, section 3.4.2).
+
+    In each head channels c and c + d/2 of token t are a point in a plane, turned by the angle t base^(-2c/d). R_t for all of
+    them together: (R_i q_i)·(R_t k_t) = q_i·R_(t-i) k_t, so that a score knows of places only how far apart they are.
+    """
+    length, half = x.shape[1], x.shape[-1] // num_heads // 2
+    exact = torch.promote_types(x.dtype, torch.float32)  # bfloat16 cannot tell places 256 and 257 apart
+    rate = base ** (-torch.arange(half, dtype=exact, device=x.device) / half)
+    angle = torch.arange(length, dtype=exact, device=x.device)[:, None, None] * rate  # (N, 1, d/2)
+    cos, sin = angle.cos(), angle.sin()
+    first, second = x.unflatten(-1, (num_heads, 2, half)).unbind(-2)  # (B, N, H, d/2) each
+    return torch.cat([first * cos - second * sin, first * sin + second * cos], -1).flatten(-2).to(x.dtype)
+
+
+def make_norm(config: "EncoderConfig") -> nn.Module:
+    """LayerNorm, or x / √(mean x² + ε) · weight (Zhang and Sennrich, 2019, RMSNorm), which has no bias and no mean."""
+    if config.norm_type == "rms":
+        return nn.RMSNorm(config.hidden_size, eps=config.layer_norm_eps)
+    return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps, bias=config.bias)
+
+
+def inner_width(config: "EncoderConfig") -> int:
+    """Inside the feed-forward: intermediate_size; of GeGLU, which has three matrices, two thirds of it in multiples of 8.
+
+    So both have as many parameters and operations, but for the rounding.
+    """
+    if config.feed_forward == "gelu":
+        return config.intermediate_size
+    return max(1, round(config.intermediate_size / 12)) * 8
+
+
+def differences(config: "EncoderConfig") -> list[str]:
+    """What is not as in the paper's encoder, in a few words each."""
+    chosen = {
+        "rotary positions": config.position == "rotary",
+        "GeGLU": config.feed_forward == "geglu",
+        "RMSNorm": config.norm_type == "rms",
+        "no biases": not config.bias,
+    }
+    return [words for words, true in chosen.items() if true]
+
+
+def check_parts(config: "EncoderConfig") -> None:
+    """Raises SettingError for an attention or a width of heads that rotary positions make no sense with."""
+    if config.position != "rotary":
+        return
+    if (width := config.hidden_size // config.num_heads) % 2:
+        allowed = "an even width of heads, for channels are turned in pairs"
+        raise SettingError("hidden_size/num_heads", width, allowed, when="with position='rotary'")
+    if not config.attention_kind.rotary:
+        silent = f", but attention={config.attention} does not say that its forward turns queries and keys"
+        raise SettingError("position", "rotary", "learned, or a class with `rotary = True`", more=silent)
