@@ -20,7 +20,8 @@ ROOT = Path(__file__).parents[1]
 TRAINERS = sorted((ROOT / "conf/trainer").glob("*.yaml"))
 DEBUG = sorted((ROOT / "conf/debug").glob("*.yaml"))
 LOGGERS = sorted((ROOT / "conf/logger").glob("*.yaml"))  # run in tests/callbacks/test_loggers.py
-OVERLAYS = [*DEBUG, *LOGGERS, ROOT / "conf/finetune/small.yaml", ROOT / "conf/convert/mlm.yaml"]
+MODERN = ROOT / "conf/model/modern.yaml"
+OVERLAYS = [*DEBUG, *LOGGERS, MODERN, ROOT / "conf/finetune/small.yaml", ROOT / "conf/convert/mlm.yaml"]
 DISTILL = ROOT / "conf/convert/distill.yaml"
 GRIDS = [path for path in sorted((ROOT / "conf").rglob("*.yaml")) if "axes" in yaml.safe_load(path.read_text())]
 FINETUNE = sorted(set((ROOT / "conf/finetune").glob("*.yaml")) - {*OVERLAYS, *GRIDS})
@@ -173,7 +174,9 @@ def test_cells_of_a_grid_are_commands_that_parse(path, finetuning, cache, tmp_pa
     known += "trainer.limit_val_batches data.validation_fraction data.test_fraction trainer.callbacks+ "
     known += "trainer.callbacks.lengths trainer.callbacks.every_n_validations trainer.callbacks.at_end "
     known += "trainer.callbacks.limit_batches data.source model.encoder.local_width model.encoder.norm model.lr "
-    known += "last.every_n_steps data.global_batch_size"
+    known += "last.every_n_steps data.global_batch_size "
+    known += "model.encoder.position model.encoder.feed_forward model.encoder.norm_type model.encoder.bias model.optimizer "
+    known += "model.encoder.head_bias model.schedule model.decay_share data.mask_rate trainer.callbacks"
     settings = {name for name in settings if "_options." not in name}
     assert settings <= {f"--{name}" for name in known.split()}
 
@@ -257,6 +260,18 @@ def test_overlay_runs_on_quickstart(path, tmp_path, corpus, cache, monkeypatch):
     log = tmp_path / "out.txt"
     assert run_forked([*argv, "--data.source", str(corpus), "--data.cache_dir", str(cache)], log) == 0, log.read_text()
     assert (tmp_path / f"runs/{yaml.safe_load(path.read_text())['name']}").is_dir()
+
+
+@pytest.mark.parametrize("attention", ["linformer", "lookup", "full"])
+def test_a_modern_encoder_is_trained_and_answers(attention, tmp_path, corpus, cache, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    log = tmp_path / "out.txt"
+    argv = ["--config", str(ROOT / "conf/pretrain/small.yaml"), "--config", str(MODERN), *SHRINK]
+    argv += ["--model.encoder.attention", attention, "--data.source", str(corpus), "--data.cache_dir", str(cache)]
+    assert run_forked(["fit", *argv], log) == 0, log.read_text()
+    assert "rotary positions, GeGLU, RMSNorm, no biases" in " ".join(log.read_text().split())
+    asked = ["predict", "--config", "runs/modern/config.yaml", "--data.text", "one <mask> here"]
+    assert run_forked(asked, log) == 0, log.read_text()
 
 
 def test_small_overlay_runs_on_a_finetuning_config(finetuning, cache, tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,7 @@ from lit_linformer.runs.checkpoints import check_checkpoint
 from lit_linformer.utils.files import read_rows
 from tests.helpers import TINY, assert_same, fit, inside, load, read_log
 
+ROOT = Path(__file__).parents[1]
 CASES = {
     # 20 rows of 32 tokens make some 30 batches of 4 a pass: kills fall in the middle of it and of an accumulation.
     "plain": [],
@@ -17,6 +19,11 @@ CASES = {
     "bf16": ["--trainer.precision", "bf16-mixed"],
     "many passes": ["--data.batch_size", "64"],
     "whole words": ["--data.whole_word", "true"],
+    "modern": ["--config", str(ROOT / "conf/model/modern.yaml")],
+    "modern, two processes": [
+        "--config", str(ROOT / "conf/model/modern.yaml"), "--trainer.strategy", "ddp_fork", "--trainer.devices", "2",
+        "--trainer.accumulate_grad_batches", "2", "--model.encoder.attention", "lookup", "--model.encoder.sharing", "none",
+    ],
     "two processes": ["--trainer.strategy", "ddp_fork", "--trainer.devices", "2"],
     "two processes, workers, accumulate": [
         "--trainer.strategy", "ddp_fork", "--trainer.devices", "2", "--data.num_workers", "2",
@@ -25,7 +32,7 @@ CASES = {
 }  # fmt: skip
 
 
-SLOW = ("plain", "workers", "whole words", "two processes")  # of which others have a part
+SLOW = ("plain", "workers", "whole words", "two processes", "modern, two processes")  # of which others have a part
 
 
 @pytest.mark.parametrize("case", [case if case not in SLOW else pytest.param(case, marks=pytest.mark.slow) for case in CASES])
@@ -42,8 +49,9 @@ def test_killed_run_resumes_bit_for_bit(case, tiny, tmp_path):
         assert len(whole) == 12 * accumulate
         assert whole == killed
     whole, killed = (load(tmp_path / f"runs/{name}/checkpoints/last.ckpt") for name in ("whole", "killed"))
-    for part in ("state_dict", "optimizer_states", "lr_schedulers", "seen", "global_step"):
-        assert_same(whole[part], killed[part], part)
+    for part in ("state_dict", "training_weights", "optimizer_states", "lr_schedulers", "seen", "global_step"):
+        assert_same(whole.get(part), killed.get(part), part)
+    assert ("training_weights" in whole) == ("modern" in case)  # where state_dict holds averages
 
 
 def test_every_kill_step_resumes(tiny, tmp_path):

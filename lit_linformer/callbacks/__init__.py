@@ -1,5 +1,6 @@
-"""Callbacks: they observe and record, and never change training."""
+"""Callbacks: they observe and record, and never change training's course."""
 
+from lit_linformer.callbacks.averaging import Averaging
 from lit_linformer.callbacks.checkpoint import AtomicCheckpointIO, LastCheckpoint, best_checkpoint, best_of
 from lit_linformer.callbacks.copy_slices import CopySlices
 from lit_linformer.callbacks.curves import Curves
@@ -17,6 +18,7 @@ from lit_linformer.callbacks.throughput import Throughput
 
 __all__ = [
     "AtomicCheckpointIO",
+    "Averaging",
     "CopySlices",
     "Curves",
     "EvaluationWriter",

@@ -16,6 +16,7 @@ from torch.multiprocessing import ProcessExitedException
 
 from lit_linformer.callbacks import (
     AtomicCheckpointIO,
+    Averaging,
     Curves,
     EvaluationWriter,
     Finite,
@@ -190,9 +191,9 @@ class LinformerCLI(LightningCLI):
             elif isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
                 callback.dirpath = str(self.run_dir / "checkpoints")  # Lightning's would be another one with each logger
         if self.subcommand == "fit":
-            # The folder is cleared first; then points, before others add to the curves; the end of the program after the
-            # checkpoints' callbacks.
-            first = [callback for callback in trainer.callbacks if isinstance(callback, RunConfig)]
+            # The folder is cleared first; averages, before they are saved; then points, before others add to the curves; the
+            # end of the program after the checkpoints' callbacks.
+            first = [one for kind in (RunConfig, Averaging) for one in trainer.callbacks if isinstance(one, kind)]
             rest = [callback for callback in trainer.callbacks if callback not in first]
             curves = [Curves(self.loggers.build)] if self.loggers else []
             finite = Finite()

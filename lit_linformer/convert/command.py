@@ -196,6 +196,9 @@ def convert(model: "TrainedModel", given: dict[str, Any], folder: Path, where: s
         raise SettingError("attention", given["attention"], "a Transformer", more=f", and {given['from']} is one already")
     if "projections" in given and not conversion.has_projections(model.net):
         raise SettingError("projections", given["projections"], "for a Linformer", more=f", but {given['from']} has none")
+    if "positions" in given and model.encoder.position == "rotary":
+        allowed = "for learned positions, for rotary ones go on by themselves"
+        raise SettingError("positions", given["positions"], allowed, more=f", but {given['from']} has rotary positions")
     if "max_length" in given:
         how = [given.get(key, "repeat") for key in ("positions", "projections")]
         model.net = conversion.to_longer(model.net, new, *how)

@@ -28,6 +28,8 @@ def to_linformer(
     Raises ValueError for settings that no encoder has.
     """
     init = EncoderConfig.projection_init if start in FILLS else start
+    if net.encoder.config.position == "rotary":
+        settings = {"order": "project_first", **settings}  # as each key is turned before E mixes it
     config = replace(net.encoder.config, attention=attention, projection_init=init, **settings)
     if start in FILLS and PROJECTIONS.find(config.projection).fill is Projection.fill:
         takes = ", ".join(name for name, kind in PROJECTIONS.items() if kind.fill is not Projection.fill)
@@ -93,8 +95,8 @@ def to_longer(net: MaskedLanguageModel, max_length: int, positions: str, project
     Args:
         net: of either kind.
         max_length: the new n.
-        positions: how their embeddings get from n rows to the new n: interpolate (between neighbours, so that the old ones are
-            spread) | repeat (the old ones, again and again).
+        positions: how their embeddings, if there are any, get from n rows to the new n: interpolate (between neighbours, so
+            that the old ones are spread) | repeat (the old ones, again and again).
         projections: E and F: interpolate (the same K slots, each over a longer stretch: their columns are spread, and divided
             so that row sums stay) | repeat (the same slots again for each block of n tokens: K grows as n does).
 
@@ -104,15 +106,16 @@ def to_longer(net: MaskedLanguageModel, max_length: int, positions: str, project
     before = config.max_length
     if max_length <= before:
         raise SettingError("max_length", max_length, f"more than the model's {before} (shorter inputs need no conversion)")
-    repeated = [positions, *([projections] if has_projections(net) else [])]
+    repeated = [*([positions] if net.encoder.positions is not None else []), *([projections] if has_projections(net) else [])]
     if max_length % before and "repeat" in repeated:
         raise SettingError("max_length", max_length, f"a multiple of the model's {before}", when="where something is repeated")
     changed = config.attention_kind.lengthened(config, max_length, projections)
     made = MaskedLanguageModel(replace(config, max_length=max_length, **changed))
     weights, old = net.state_dict(), dict(net.named_modules())
-    table = weights["encoder.positions.weight"]
-    longer = table.repeat(max_length // before, 1) if positions == "repeat" else spread(table.T, max_length).T
-    weights["encoder.positions.weight"] = longer
+    if net.encoder.positions is not None:  # rotary positions go on by themselves
+        table = weights["encoder.positions.weight"]
+        longer = table.repeat(max_length // before, 1) if positions == "repeat" else spread(table.T, max_length).T
+        weights["encoder.positions.weight"] = longer
     for name, module in made.named_modules():
         if isinstance(module, Projection):
             module.lengthen(old[name], projections)

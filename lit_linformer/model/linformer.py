@@ -282,7 +282,5 @@ def check_rotary(sharing: str, order: str, projection: str, options: dict[str, A
         raise SettingError("order", order, allowed, when=when)
     if not PROJECTIONS.find(projection).weighs_tokens(options):
         chosen = "".join(f", {name}={value}" for name, value in options.items())
-        allowed = (
-            "one whose slots are sums of tokens with one weight for all channels, as linear, mean, gaussian, dynamic, and "
-        )
-        raise SettingError("projection", projection, f"{allowed}gated with gate=head", more=chosen, when=when)
+        allowed = "one whose slots are sums of tokens, with one weight for all channels: linear, mean, gaussian, dynamic, gated"
+        raise SettingError("projection", projection, f"{allowed} with gate=head", more=chosen, when=when)

@@ -30,10 +30,17 @@ def rotated(x: Tensor, num_heads: int, base: float) -> Tensor:
     return torch.cat([first * cos - second * sin, first * sin + second * cos], -1).flatten(-2).to(x.dtype)
 
 
+class RMSNorm(nn.RMSNorm):
+    """x / √(mean x² + ε) · weight (Zhang and Sennrich, 2019): no mean is taken, and there is no bias."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(self.weight.dtype))  # in bf16-mixed in float32, as autocast does it for LayerNorm alone
+
+
 def make_norm(config: "EncoderConfig") -> nn.Module:
-    """LayerNorm, or x / √(mean x² + ε) · weight (Zhang and Sennrich, 2019, RMSNorm), which has no bias and no mean."""
+    """One of NORM_TYPES."""
     if config.norm_type == "rms":
-        return nn.RMSNorm(config.hidden_size, eps=config.layer_norm_eps)
+        return RMSNorm(config.hidden_size, eps=config.layer_norm_eps)
     return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps, bias=config.bias)
 
 

@@ -1,4 +1,4 @@
-"""The base of every task's LightningModule: AdamW by groups, a schedule by steps, and resuming bit for bit.
+"""The base of every task's LightningModule: the optimiser by groups, a schedule by steps, and resuming bit for bit.
 
 For a task of your own: hand the optimiser's settings on with `super().__init__(**optimization)`, set `self.net`, give
 `training_loss(batch)`, or a training_step that counts with `self.count(batch)`, and `warmup(total_steps)`. What these run
@@ -20,6 +20,7 @@ from lit_linformer.data.tokenizer import Tokenizer
 from lit_linformer.model import Encoder, EncoderConfig
 from lit_linformer.runs.trained_model import StoredModel, read_model
 from lit_linformer.tasks.compiling import check_compiler
+from lit_linformer.tasks.muon import MuonAndAdamW
 from lit_linformer.tasks.optim import Optimization, endless, lr_factor, parameter_groups
 from lit_linformer.tasks.pretrained import check_same_tokenizer, pretrained_encoder
 from lit_linformer.tasks.sharding import shard
@@ -28,6 +29,8 @@ from lit_linformer.utils.errors import SettingError, UserError
 from lit_linformer.utils.weights import check_finite
 
 Batch = dict[str, Any]
+# In a checkpoint whose weights are averages (callbacks/averaging.py): what training goes on from; while it is loaded, these.
+TRAINING_WEIGHTS, AVERAGE = "training_weights", "average"
 
 
 class TrainingModule(LightningModule):
@@ -37,7 +40,7 @@ class TrainingModule(LightningModule):
         compile: torch.compile for training steps; validation, test and predictions are not compiled. No hyper-parameter
             and not in the state dict: a checkpoint loads with it and without.
         dynamic: torch.compile's, whether batches differ in shape.
-        optimization: settings of `Optimization`: AdamW and its learning rate.
+        optimization: settings of `Optimization`: the optimiser and its learning rate.
     """
 
     # What the progress lines and result.json show: metric, words, format, and which of two values is better.
@@ -105,6 +108,9 @@ class TrainingModule(LightningModule):
                 raise SettingError(
                     "model.compile", True, "false with that strategy", more=", but trainer.strategy shards the model"
                 )
+            if self.optimization.optimizer == "muon":
+                divided = ", but trainer.strategy divides each matrix among the processes, and Muon takes them whole"
+                raise SettingError("model.optimizer", "muon", "adamw", more=divided, when="with that strategy")
             shard(self.net, self.device_mesh["data_parallel"])
         if self.compiles and self.trainer.state.fn == "fit" and self._compiled is None:
             check_compiler(self.trainer.strategy.root_device)
@@ -147,10 +153,7 @@ class TrainingModule(LightningModule):
         torch.manual_seed(int(state[0]))
 
     def configure_optimizers(self) -> dict[str, Any]:
-        optimizer = torch.optim.AdamW(
-            self.parameter_groups(), betas=tuple(self.optimization.betas), eps=self.optimization.eps, fused=True
-        )
-        compat.clip_before_fused_step(optimizer)
+        optimizer = self._optimizer()
         total_steps = self._total_steps()
         factor = partial(
             lr_factor,
@@ -159,9 +162,18 @@ class TrainingModule(LightningModule):
             total_steps=total_steps,
             final=self.optimization.final_lr_factor,
             power=self.optimization.power,
+            decay_share=self.optimization.decay_share,
         )
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        groups, betas, eps = self.parameter_groups(), tuple(self.optimization.betas), self.optimization.eps
+        if self.optimization.optimizer == "muon":
+            return MuonAndAdamW(groups, betas, eps)
+        optimizer = torch.optim.AdamW(groups, betas=betas, eps=eps, fused=True)
+        compat.clip_before_fused_step(optimizer)
+        return optimizer
 
     def _total_steps(self) -> int:
         if self.trainer.max_steps > 0:
@@ -179,7 +191,8 @@ class TrainingModule(LightningModule):
             restored = optimizer.param_groups[index]
             restored["lr"] = group["lr"] * scheduler.lr_lambdas[index](scheduler.last_epoch)
             restored["weight_decay"] = group["weight_decay"]
-            restored["betas"], restored["eps"] = tuple(self.optimization.betas), self.optimization.eps
+            if "betas" in restored:  # AdamW's
+                restored["betas"], restored["eps"] = tuple(self.optimization.betas), self.optimization.eps
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         accumulate = self.trainer.accumulate_grad_batches
@@ -192,6 +205,10 @@ class TrainingModule(LightningModule):
             raise UserError("ckpt_path is a model that has trained nothing yet", "to start from it, with model.pretrained")
         if self.attached:
             self._recount(checkpoint, seen)
+        if fits and TRAINING_WEIGHTS in checkpoint:
+            weights = checkpoint[TRAINING_WEIGHTS]
+            checkpoint[AVERAGE] = {name: checkpoint["state_dict"][name] for name in weights}
+            checkpoint["state_dict"] |= weights
         self.batches_seen, self.tokens_seen = seen.get("batches", 0), seen.get("tokens", 0)
         if "state_dict" in checkpoint:  # not in a sharded checkpoint, which the strategy itself has loaded
             check_fit(self.state_dict(), checkpoint["state_dict"])

@@ -1,17 +1,21 @@
-"""AdamW: its settings, its parameter groups, and the learning rate as a function of the step."""
+"""AdamW and Muon: their settings, the parameter groups, and the learning rate as a function of the step."""
 
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
+import torch
 from torch import nn
 
+from lit_linformer.model import EncoderLayer
 from lit_linformer.model.projection import Projection
 from lit_linformer.model.ranges import Count, OneOf, Range, Share, check_ranges
 from lit_linformer.utils.errors import SettingError
 
-SCHEDULES = ("linear", "cosine", "polynomial", "constant")
+SCHEDULES = ("linear", "cosine", "polynomial", "constant", "wsd")
+OPTIMIZERS = ("adamw", "muon")
+MUON = "muon"  # the name of its parameter group
 Schedule = Annotated[str, OneOf(SCHEDULES)]
 LearningRate = Annotated[float, Range(above=0, most=10000)]
 Multiple = Annotated[float, Range(least=0, most=1000)]  # of another learning rate
@@ -19,11 +23,12 @@ WeightDecay = Annotated[float, Range(least=0, most=100)]
 Beta = Annotated[float, Range(least=0, below=1)]
 Epsilon = Annotated[float, Range(above=0, most=1)]
 Power = Annotated[float, Range(above=0, most=100)]
+DecayShare = Annotated[float, Range(above=0, most=1)]
 
 
 @dataclass
 class Optimization:
-    """AdamW, and its learning rate over the steps.
+    """The optimiser, and its learning rate over the steps.
 
     Args:
         lr: peak learning rate of AdamW.
@@ -36,9 +41,14 @@ class Optimization:
         projection_weight_decay: of E and F.
         betas: AdamW's. 0.98 for the second is RoBERTa's.
         eps: AdamW's. 1e-6 is RoBERTa's.
-        schedule: how the rate falls after its warm-up, until training ends: linear | cosine | polynomial | constant.
+        schedule: how the rate falls after its warm-up, until training ends: linear | cosine | polynomial | constant | wsd
+            (warm-up, stable, decay: constant, and only in the last steps down, as 1 - √progress).
+        decay_share: of wsd: the share of all steps in which it falls. 0.1 to 0.2 is usual (Hägele et al., 2024).
         power: exponent of the polynomial schedule.
         final_lr_factor: what the rate ends at, as a multiple of lr.
+        optimizer: adamw | muon (of torch 2.9 and later): Muon for the matrices of the encoder's layers, AdamW for the rest. Its
+            steps are scaled to be as long as AdamW's, so that lr and weight_decay suit both.
+        muon_lr_factor: learning rate of Muon's matrices, as a multiple of lr.
     """
 
     lr: LearningRate = 1e-3
@@ -51,9 +61,20 @@ class Optimization:
     schedule: Schedule = "linear"
     power: Power = 2.0
     final_lr_factor: Share = 0.0
+    decay_share: DecayShare | None = None
+    optimizer: Annotated[str, OneOf(OPTIMIZERS)] = "adamw"
+    muon_lr_factor: Multiple = 1.0
 
     def __post_init__(self) -> None:
         check_ranges("model.", Optimization, vars(self))
+        if self.schedule == "wsd" and self.decay_share is None:
+            raise SettingError("model.decay_share", None, "more than 0, up to 1", when="with model.schedule='wsd'")
+        if self.schedule != "wsd" and self.decay_share is not None:
+            with_it = f"with model.schedule={self.schedule!r}"
+            raise SettingError("model.decay_share", self.decay_share, "null, for it is wsd's", when=with_it)
+        if self.optimizer == "muon" and not hasattr(torch.optim, "Muon"):
+            lacking = f", which torch {torch.__version__} has not"
+            raise SettingError("model.optimizer", "muon", "adamw, or torch 2.9 or later", more=lacking)
 
     def hyper_parameters(self) -> dict[str, Any]:
         """Plain values, as checkpoints and hparams.yaml hold them."""
@@ -80,15 +101,17 @@ def parameter_groups(
     settings: Optimization,
     lr_scale: Callable[[str], float] = lambda name: 1.0,
 ) -> list[dict[str, Any]]:
-    """Three groups: decay (matrices), no_decay (norms, biases, embeddings) and projection (E and F), empty ones left out.
+    """Groups: decay (matrices), no_decay (norms, biases, embeddings), projection (E and F), and muon; empty ones left out.
 
     A parameter that is used twice is in one group, once. ``lr_scale`` multiplies a parameter's learning rate, by its name;
-    each scale makes three groups of its own.
+    each scale makes groups of its own.
     """
+    with_muon = hidden_matrices(model) if settings.optimizer == "muon" else set()
     kinds = {
         "decay": {"lr": lr, "weight_decay": settings.weight_decay},
         "no_decay": {"lr": lr, "weight_decay": 0.0},
         "projection": {"lr": lr * settings.projection_lr_factor, "weight_decay": settings.projection_weight_decay},
+        MUON: {"lr": lr * settings.muon_lr_factor, "weight_decay": settings.weight_decay},
     }
     members: dict[tuple[float, str], list[nn.Parameter]] = {}
     seen = set()
@@ -99,6 +122,8 @@ def parameter_groups(
             seen.add(id(parameter))
             if isinstance(module, Projection):
                 kind = "projection"
+            elif parameter in with_muon:
+                kind = MUON
             elif parameter.ndim < 2 or isinstance(module, nn.Embedding):
                 kind = "no_decay"
             else:
@@ -112,6 +137,13 @@ def parameter_groups(
                 name = kind if scale == 1.0 else f"{kind} × {scale:.4g}"
                 groups.append({"name": name, "params": params, **values, "lr": values["lr"] * scale})
     return groups
+
+
+def hidden_matrices(model: nn.Module) -> set[nn.Parameter]:
+    """What Muon is for: weights of the linear layers inside the encoder's layers, but for a projection's."""
+    layers = [module for layer in model.modules() if isinstance(layer, EncoderLayer) for module in layer.modules()]
+    apart = {inner for module in layers if isinstance(module, Projection) for inner in module.modules()}
+    return {module.weight for module in layers if isinstance(module, nn.Linear) and module not in apart}
 
 
 def layer_decay(decay: float, num_layers: int) -> Callable[[str], float]:
@@ -134,20 +166,31 @@ def layer_decay(decay: float, num_layers: int) -> Callable[[str], float]:
     return scale
 
 
-def lr_factor(step: int, schedule: str, warmup_steps: int, total_steps: int, final: float = 0.0, power: float = 2.0) -> float:
+def lr_factor(
+    step: int,
+    schedule: str,
+    warmup_steps: int,
+    total_steps: int,
+    final: float = 0.0,
+    power: float = 2.0,
+    decay_share: float | None = None,
+) -> float:
     """What the peak learning rate is multiplied by before optimiser step ``step`` (0 the first).
 
     Rises linearly over ``warmup_steps``, then falls to ``final`` at ``total_steps``: linear, cosine, polynomial
-    ((1 - progress)**power; power 1 is linear), or stays (constant).
+    ((1 - progress)**power; power 1 is linear), or stays (constant), until the last ``decay_share`` of all steps (wsd: there
+    1 - √progress, which did better than linear; Hägele et al., 2024, arXiv 2405.18392).
     """
     if step < warmup_steps:
         return (step + 1) / (warmup_steps + 1)
     if schedule == "constant":
         return 1.0
-    progress = min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps))
+    start = warmup_steps if decay_share is None else max(warmup_steps, total_steps - round(decay_share * total_steps))
+    progress = min(1.0, max(0, step - start) / max(1, total_steps - start))
     shape = {
         "linear": 1.0 - progress,
         "cosine": 0.5 * (1.0 + math.cos(math.pi * progress)),
         "polynomial": (1.0 - progress) ** power,
+        "wsd": 1.0 - math.sqrt(progress),
     }[schedule]
     return final + (1.0 - final) * shape

@@ -8,7 +8,7 @@ import torch
 
 from lit_linformer.convert.surgery import to_linformer, to_longer
 from lit_linformer.model import EncoderConfig, MaskedLanguageModel
-from tests.model.mechanisms import MECHANISMS
+from tests.model.mechanisms import MECHANISMS, MODERN
 
 SHAPE = {"vocab_size": 40, "max_length": 12, "hidden_size": 8, "num_layers": 2, "num_heads": 2, "intermediate_size": 16}
 
@@ -34,6 +34,16 @@ def test_with_as_many_slots_as_tokens_it_is_the_transformer(settings, sharing, s
     made = to_linformer(net, start, None, projection_dim=12, sharing=sharing)
     assert torch.allclose(made(rows()), net(rows()), atol=1e-5)
     assert made.encoder.config.attention == "linformer" and not made.training
+
+
+@pytest.mark.parametrize("sharing", ["none", "layerwise"])
+def test_a_modern_transformer_is_converted_and_gets_longer(sharing):
+    net = model(attention="full", **MODERN | {"order": "compress_first"})
+    made = to_linformer(net, "strided", None, projection_dim=12, sharing=sharing)
+    assert torch.allclose(made(rows()), net(rows()), atol=1e-5) and made.encoder.config.order == "project_first"
+    twice = to_longer(net, 24, "repeat", "repeat")(rows(length=24))
+    longer = to_longer(made, 24, "repeat", "repeat")
+    assert torch.allclose(longer(rows(length=24)), twice, atol=1e-5)  # a token a slot, as before
 
 
 def test_lookup_that_finds_nothing_is_the_transformer_and_gets_longer():

@@ -179,7 +179,7 @@ def test_dropout_acts_only_in_training():
         ),
         (
             {"position": "rotary", "order": "project_first", **MECHANISMS["long-short"]},
-            "attention_options.dual_norm is True; allowed with position='rotary': False",
+            "attention_options.dual_norm is true; allowed with position='rotary': false",
         ),
         ({"feed_forward": "relu"}, "feed_forward is 'relu'; allowed: gelu, geglu"),
         ({"sharing": "all"}, "sharing is 'all'; allowed: none, heads, headwise"),

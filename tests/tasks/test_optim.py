@@ -1,5 +1,6 @@
 """Parameter groups, the learning rate, and gradients of 16 bits."""
 
+import copy
 import itertools
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import torch
 from lit_linformer.data import PretrainingData
 from lit_linformer.model import EncoderConfig, MaskedLanguageModel, SequenceClassifier
 from lit_linformer.tasks import MLM
+from lit_linformer.tasks.muon import MuonAndAdamW
 from lit_linformer.tasks.optim import Optimization, layer_decay, lr_factor, parameter_groups
 
 
@@ -41,6 +43,94 @@ def test_a_transformer_has_no_projection_group():
     config = EncoderConfig(vocab_size=50, max_length=16, hidden_size=8, num_layers=1, num_heads=2, attention="full")
     names = [group["name"] for group in parameter_groups(MaskedLanguageModel(config), 1, Optimization())]
     assert names == ["decay", "no_decay"]
+
+
+def muon_groups(factor=2.0, **encoder):
+    shape = {"vocab_size": 50, "max_length": 16, "hidden_size": 8, "num_layers": 2, "num_heads": 2, "intermediate_size": 16}
+    config = EncoderConfig(**{**shape, "projection_dim": 4, "local_width": 3, "sharing": "headwise", **encoder})
+    torch.manual_seed(0)
+    model = MaskedLanguageModel(config)
+    settings = Optimization(1.0, None, 0.1, 0.3, 0.05, optimizer="muon", muon_lr_factor=factor)
+    return model, parameter_groups(model, 0.01, settings)
+
+
+def test_muon_is_for_the_layers_matrices():
+    model, groups = muon_groups(feed_forward="geglu", projection="gated")
+    of = {group["name"]: group for group in groups}
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    found = {names[id(parameter)].split(".", 3)[-1] for parameter in of["muon"]["params"]}
+    linears = ("attention.query", "attention.key", "attention.value", "attention.out", "gate", "up", "down")
+    assert found == {f"{name}.weight" for name in linears}
+    assert len(of["muon"]["params"]) == 2 * 7 and (of["muon"]["lr"], of["muon"]["weight_decay"]) == (0.02, 0.1)
+    assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
+
+
+def stepped(model, optimizers, seeds):
+    """Some steps with gradients that are functions of the seeds, in another order of magnitude each."""
+    for seed in seeds:
+        torch.manual_seed(seed)
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter) * 10.0**-seed
+        for optimizer in optimizers:
+            optimizer.step()
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def test_muon_and_adamw_are_one_optimiser_and_torchs_two():
+    model, groups = muon_groups()
+    one = stepped(model, [MuonAndAdamW(groups, (0.9, 0.98), 1e-6)], range(3))
+    model, groups = muon_groups()
+    muon = torch.optim.Muon([group for group in groups if group["name"] == "muon"], adjust_lr_fn="match_rms_adamw")
+    rest = [group for group in groups if group["name"] != "muon"]
+    two = stepped(model, [muon, torch.optim.AdamW(rest, betas=(0.9, 0.98), eps=1e-6, fused=True)], range(3))
+    assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+
+
+def test_muon_goes_on_from_its_state():
+    model, groups = muon_groups()
+    whole = stepped(model, [MuonAndAdamW(groups, (0.9, 0.98), 1e-6)], range(4))
+    model, groups = muon_groups()
+    first = MuonAndAdamW(groups, (0.9, 0.98), 1e-6)
+    stepped(model, [first], range(2))
+    state = copy.deepcopy(first.state_dict())
+    weights = copy.deepcopy(model.state_dict())
+    again, groups = muon_groups()
+    again.load_state_dict(weights)
+    second = MuonAndAdamW(groups, (0.9, 0.98), 1e-6)
+    second.load_state_dict(state)
+    assert all(torch.equal(a, b) for a, b in zip(whole, stepped(again, [second], range(2, 4)), strict=True))
+    for group in second.param_groups:  # what a schedule sets is what is stepped with
+        group["lr"] = 0.0
+    stepped(again, [second], [4])
+    assert all(torch.equal(a, b) for a, b in zip(whole, again.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"schedule": "wsd"}, "model.decay_share is null; allowed with model.schedule='wsd': more than 0, up to 1"),
+        ({"decay_share": 0.2}, "model.decay_share is 0.2; allowed with model.schedule='linear': null"),
+        ({"optimizer": "lion"}, "model.optimizer is 'lion'; allowed: adamw, muon"),
+    ],
+)
+def test_settings_that_do_not_go_together(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Optimization(**settings)
+
+
+def test_torch_without_muon_says_so(monkeypatch):
+    monkeypatch.delattr(torch.optim, "Muon")
+    with pytest.raises(ValueError, match=r"model.optimizer is 'muon', which torch \S+ has not; allowed: adamw, or torch 2.9"):
+        Optimization(optimizer="muon")
+
+
+def test_warm_up_stable_decay():
+    factors = [lr_factor(step, "wsd", 10, 100, final=0.1, decay_share=0.25) for step in range(101)]
+    assert factors[0] == pytest.approx(1 / 11) and factors[10:76] == [1.0] * 66
+    assert all(a > b for a, b in itertools.pairwise(factors[75:]))
+    assert factors[75 + 9] == pytest.approx(0.1 + 0.9 * (1 - 0.6)) and factors[100] == pytest.approx(0.1)
+    whole = [lr_factor(step, "wsd", 10, 100, decay_share=1.0) for step in (9, 10, 11)]
+    assert whole[1] == 1.0 and whole[2] < 1.0  # the warm-up comes first
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine", "polynomial"])

@@ -1,0 +1,89 @@
+"""Weights averaged over the steps: validated, kept in checkpoints, and used for whatever comes after training."""
+
+from typing import Annotated, Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch import Tensor
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+from lit_linformer.model.ranges import Range, check_ranges
+from lit_linformer.tasks.base import AVERAGE, TRAINING_WEIGHTS
+from lit_linformer.utils.errors import UserError
+
+
+class Averaging(Callback):
+    """An exponential moving average of the weights (Polyak and Juditsky, 1992): a ← d a + (1 - d) w after each step.
+
+    Validation and whatever reads a checkpoint see the average; training goes on from its own weights, as without this callback,
+    and a run resumes exactly. (Lightning's EMAWeightAveraging updates its average after our checkpoints are written: a run that
+    was killed would lose an update.)
+
+    Args:
+        decay: d. In the first t steps it is at most (1 + t)/(10 + t), so that the start is soon forgotten.
+    """
+
+    def __init__(self, decay: Annotated[float, Range(least=0, below=1)] = 0.999):
+        check_ranges("Averaging.", Averaging.__init__, locals())
+        self.decay = decay
+        self._average: list[Tensor] = []
+        self._loaded: dict[str, Tensor] = {}
+        self._updates, self._step = 0, 0
+        self._inside = False  # whether the module holds the average, and self._average the training's weights
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit" and isinstance(trainer.strategy, ModelParallelStrategy):
+            divided = "trainer.callbacks has Averaging, but trainer.strategy divides the weights among the processes"
+            raise UserError(divided, "ddp, or no Averaging")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"updates": self._updates, "step": self._step}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._updates, self._step = state_dict["updates"], state_dict["step"]
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self._loaded = checkpoint.get(AVERAGE, {})  # TrainingModule has put it there; none: that run did not average
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        weights = pl_module.named_parameters()
+        self._average = [self._loaded.get(name, weight).detach().to(weight, copy=True) for name, weight in weights]
+        self._loaded = {}
+
+    @torch.no_grad()
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.global_step == self._step:
+            return  # in the middle of an accumulation
+        decay = min(self.decay, (1 + self._updates) / (10 + self._updates))
+        get_ema_multi_avg_fn(decay)(self._average, list(pl_module.parameters()), self._updates)
+        self._updates, self._step = self._updates + 1, trainer.global_step
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._exchange(pl_module, True)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._exchange(pl_module, False)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._exchange(pl_module, True)
+
+    @torch.no_grad()
+    def _exchange(self, pl_module: LightningModule, inside: bool) -> None:
+        if inside == self._inside or not self._average:  # validate alone reads the average from the checkpoint
+            return
+        self._inside = inside
+        for average, weight in zip(self._average, pl_module.parameters(), strict=True):
+            before = weight.clone()
+            weight.copy_(average)
+            average.copy_(before)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        names = [name for name, _ in pl_module.named_parameters()]
+        of_module = {name: checkpoint["state_dict"][name] for name in names}
+        other = dict(zip(names, self._average, strict=True))
+        average, training = (of_module, other) if self._inside else (other, of_module)
+        checkpoint["state_dict"] |= average
+        checkpoint[TRAINING_WEIGHTS] = training

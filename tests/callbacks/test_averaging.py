@@ -1,0 +1,68 @@
+"""The average of the weights: what it is, that training does not see it, and that everything else does."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+
+from lit_linformer.callbacks import Averaging
+from lit_linformer.runs.trained_model import open_checkpoint
+from lit_linformer.utils.files import read_rows
+from tests.helpers import assert_same, fit, load, output, read_log
+
+
+def test_the_average_is_that_of_the_weights_after_each_step():
+    module, trainer = LightningModule(), SimpleNamespace(global_step=0)
+    module.weight = torch.nn.Parameter(torch.randn(3, 2, dtype=torch.float64))
+    averaging, seen, expected = Averaging(decay=0.22), [], module.weight.detach().clone()
+    averaging.on_fit_start(trainer, module)
+    for batch in range(8):
+        trainer.global_step = batch // 2  # every step has two batches
+        if batch % 2 == 0 and batch:
+            module.weight.data.normal_()
+            seen.append(module.weight.detach().clone())
+        averaging.on_train_batch_end(trainer, module, None, None, batch)
+    for decay, weight in zip((1 / 10, 2 / 11, 0.22), seen, strict=True):  # 3 / 12 is more
+        expected = decay * expected + (1 - decay) * weight
+    own = module.weight.detach().clone()
+    averaging.on_validation_epoch_start(trainer, module)
+    torch.testing.assert_close(module.weight.detach(), expected, rtol=1e-12, atol=1e-12)
+    averaging.on_validation_end(trainer, module)
+    assert torch.equal(module.weight, own)
+    for inside in (averaging.on_validation_end, averaging.on_train_end):  # whichever the module holds
+        inside(trainer, module)
+        checkpoint = {"state_dict": dict(module.state_dict())}
+        averaging.on_save_checkpoint(trainer, module, checkpoint)
+        assert torch.equal(checkpoint["training_weights"]["weight"], own)
+        torch.testing.assert_close(checkpoint["state_dict"]["weight"], expected, rtol=1e-12, atol=1e-12)
+
+
+def test_training_is_the_same_and_what_reads_the_run_sees_the_average(tiny, tmp_path):
+    # Perplexity at the run's end, of the average, is that of last.ckpt as validate, export and predict read it.
+    tiny = [*tiny, "--last.validation", "true"]
+    averaging = ["--trainer.callbacks+", "Averaging", "--trainer.callbacks.decay", "0.9"]
+    assert fit(tiny, "plain", tmp_path / "plain") == 0
+    assert fit(tiny, "run", tmp_path / "run", *averaging) == 0
+    assert read_log(tmp_path / "plain.0") == read_log(tmp_path / "run.0")
+    plain, averaged = (load(tmp_path / f"runs/{name}/checkpoints/last.ckpt") for name in ("plain", "run"))
+    assert_same(averaged["training_weights"], {name: plain["state_dict"][name] for name in averaged["training_weights"]})
+    assert not torch.equal(averaged["state_dict"]["net.encoder.E.weight"], plain["state_dict"]["net.encoder.E.weight"])
+    found = {name: read_rows(tmp_path / f"runs/{name}/perplexity.csv")[-1] for name in ("plain", "run")}
+    assert found["plain"]["perplexity"] != found["run"]["perplexity"]
+    shown = output(["validate", "--config", "runs/run/config.yaml", "--ckpt_path", "last"], tmp_path)
+    assert f"{float(found['run']['perplexity']):.2f}" in shown
+    weights = open_checkpoint(
+        tmp_path / "runs/run/checkpoints/last.ckpt"
+    ).net.state_dict()  # export, predict, --model.pretrained
+    assert_same(dict(weights), {name: averaged["state_dict"][f"net.{name}"] for name in weights})
+    # Without the callback the run goes on from its own weights; one that has it from now on begins with what is there.
+    more = ["--ckpt_path", "last", "--trainer.max_steps", "14"]
+    assert fit(tiny, "plain", tmp_path / "plain", *more, *averaging) == 0
+    assert fit([*tiny], "run", tmp_path / "run", *more, "--trainer.callbacks", "null") == 0
+    assert read_log(tmp_path / "plain.0") == read_log(tmp_path / "run.0")
+
+
+def test_a_decay_that_is_none():
+    with pytest.raises(ValueError, match=r"Averaging.decay is 1.0; allowed: 0 up to, not including, 1"):
+        Averaging(1.0)
