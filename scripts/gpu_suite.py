@@ -1,20 +1,24 @@
-"""All that needs a GPU, in one command and ten minutes: tests, throughput, benchmark, a short training of both models.
+"""All that is to be measured on a GPU, in order of worth, in as many calls of ten minutes as it takes; one page in the end.
 
-    python scripts/gpu_suite.py --source texts/ --tokenizer tokenizer.json --output runs/gpu-suite
+    python scripts/gpu_suite.py --source texts/ --tokenizer tokenizer.json --output runs/gpu-suite --minutes 10
 
-Needs nothing from the network: the text and the tokenizer are given as files (`python run.py prepare` makes a tokenizer.json).
-Each step has a time limit, what one leaves unused goes to those after it, and a step that fails stops no other. Leaves
-suite.json (rewritten after each step: status, seconds, command and results), the steps' own folders and logs, and plots where
-matplotlib is installed. Without the package `transformers` the comparison with it is left out. With --device cpu everything is
-tiny: it shows that the suite runs, its numbers mean nothing.
+The same command again goes on: parts that are done are skipped, one that ran out of time is begun again (the benchmark goes on
+where it was, and so does training). A part that fails stops no other; the next call tries it once more. Needs nothing from the
+network: text and tokenizer are given as files (`python run.py prepare` makes a tokenizer.json).
+
+    OUTPUT/page/                     report.md, suite.json, pictures: as docs/results/ holds; written after each part
+    OUTPUT/page/weights/             the pretrained model in bfloat16, in pieces of --piece_mb: cat them to model.safetensors
+    OUTPUT/PART/, OUTPUT/PART.log    what each part has written
+
+With --device cpu, or --tiny, all is so small that its numbers mean nothing: a rehearsal.
 """
 
 import argparse
 import contextlib
-import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,83 +27,140 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))  # it works without installing the project, as run.py does
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]  # it works without installing the project, as run.py does
+
+from gpu_page import found, write_page  # noqa: E402
 
 from lit_linformer.utils.arguments import check_device  # noqa: E402
 from lit_linformer.utils.environment import environment, without_folders  # noqa: E402
-from lit_linformer.utils.files import write_text  # noqa: E402
+from lit_linformer.utils.files import last_line, read_json  # noqa: E402
 
 RUN = str(ROOT / "run.py")
-STEPS = ("tests", "throughput", "roberta", "benchmark", "linformer", "transformer", "report")
-# Seconds of ten minutes. Compiling a base model may take one of them: three in throughput, two in roberta, none in training.
-SHARES = {"tests": 80, "throughput": 190, "roberta": 120, "benchmark": 50, "linformer": 75, "transformer": 75, "report": 10}
-# What is to be reached on a GPU of the H200's class: (step, how it is found in the results, at least, words).
-GOALS = (
-    ("throughput", ("models", "linformer 512", "mfu"), 0.5, "MFU of a training step, base model, n = 512"),
-    (
-        "roberta",
-        ("ratios", "linformer-lightning 512 / roberta-trainer 512", "median"),
-        1.5,
-        "× RoBERTa's tokens/s, Trainer each",
-    ),
-    ("throughput", ("ratios", "linformer 8192 / linformer 512", "median"), 0.8, "tokens/s at n = 8192 over n = 512"),
-)
+# Seconds that a part may take, and where its numbers are. Compiling a base model takes up to a minute, once.
+PARTS = {
+    "speed": (240, "training.json"),
+    "tests": (120, ""),
+    "mechanisms": (200, "training.json"),
+    "prepare": (300, ""),
+    "half": (90, "result.json"),
+    "nccl": (150, "ddp.json"),
+    "table3": (300, "benchmark.json"),
+    "window": (120, "benchmark.json"),
+    "roberta": (200, "training.json"),
+    "pretrain": (0, "result.json"),  # what is left
+}
+CLOSING = 45  # seconds for export and page after training
 
 
-def commands(args: argparse.Namespace) -> dict[str, list[str]]:
-    """What each step runs in the output folder; {limit} stands for its time limit in seconds."""
-    python, gpu = sys.executable, args.device != "cpu"
-    fast = "--precision bf16 --compile true --rounds 5 --steps 8"
-    fast = (fast if gpu else "--hidden_size 32 --num_layers 1 --vocab_size 500 --tokens 8192 --rounds 1").split()
-    speed = [python, RUN, "benchmark", "--what", "training", "--device", args.device, *fast, "--cell_seconds", "{limit}"]
-    tiny = "--hidden_size 32 --num_heads 2 --num_layers 1 --tokens 1024 --rounds 2".split()
-    sizes = "--precision bf16 --backward both --lengths 512 2048 8192 32768 --projection_dims 128 256 --tokens 32768".split()
-    sizes += "--memory false --largest_batch false --rounds 5 --cell_seconds 20".split()
-    bench = sizes if gpu else [*tiny, "--lengths", "64", "128", "--projection_dims", "16", "--memory", "false"]
+def commands(args: argparse.Namespace, seconds: float) -> dict[str, list[str]]:
+    """What each part but the last runs in the output folder; ``seconds``: its time."""
+    python, device = sys.executable, ["--device", args.device]
+    together = str(processes(args))
+    few = "--hidden_size 32 --num_heads 2 --num_layers 1 --vocab_size 500 --tokens 8192 --rounds 1"
+    fast = (few if args.tiny else "--precision bf16 --compile true --rounds 5 --steps 8").split()
+    fast += ["--cell_seconds", f"{seconds:.0f}"]
+    speed = [python, RUN, "benchmark", "--what", "training", *device, *fast]
+    layers = [python, RUN, "benchmark", *device, "--cell_seconds", "25" if not args.tiny else "600"]
+    sizes = "--precision bf16 --backward both --lengths 512 1024 2048 4096 8192 16384 32768 65536 --projection_dims 128 256 "
+    sizes += "--tokens 65536 --models fused linformer --largest_batch false --rounds 5"
+    wide = "--precision bf16 --backward both --lengths 4096 16384 65536 --projection_dims 256 --tokens 65536 "
+    wide += "--largest_batch false --memory false --rounds 5"
+    small = "--hidden_size 32 --num_heads 2 --num_layers 1 --tokens 1024 --rounds 1 --projection_dims 16"
+    table, window = ((f"{small} --lengths 64 128", f"{small} --lengths 128")) if args.tiny else (sizes, wide)
+    short = [*training(args, "half"), "--trainer.max_steps", "4" if args.tiny else "60", "--model.warmup_steps", "2"]
     return {
         # In one process, and where pytest-xdist is not installed.
         "tests": [python, *"-m pytest -o addopts= -p no:cacheprovider -m gpu -rs".split(), str(ROOT / "tests/gpu")],
-        "throughput": [
-            *speed, "--models", "linformer", "transformer", "--scaling", "8192",
-            "--output", "throughput",
+        "speed": [*speed, "--models", "linformer", "transformer", "--scaling", "8192", "--output", "speed"],
+        "mechanisms": [*speed, "--models", "lookup", "linformer", "transformer", "--output", "mechanisms"],
+        "prepare": [python, RUN, "prepare", "--config", args.config, *data(args)],
+        "half": [*short, "--trainer.precision", "bf16-mixed" if args.device == "cpu" else "16-mixed"],
+        "nccl": [
+            python, RUN, "benchmark", "--what", "parallel", *device, "--config", args.config, "--processes", together,
+            "--steps", "4" if args.tiny else "60", "--rounds", "1" if args.tiny else "3", "--output", "nccl",
+            "--arguments", shlex.join(data(args)),
+        ],
+        "table3": [*layers, *table.split(), "--output", "table3"],
+        "window": [
+            *layers, *window.split(), "--output", "window",
+            "--models", "fused", "linformer", "examples.sliding_window.SlidingWindow",
         ],
         "roberta": [
-            *speed, "--models", "linformer-lightning", "roberta-trainer", *(["--tokens", "512"] if not gpu else []),
+            *speed, "--models", "linformer-lightning", "roberta-trainer", *(["--tokens", "512"] if args.tiny else []),
             "--output", "roberta",
-        ],
-        "benchmark": [
-            python, RUN, "benchmark", "--device", args.device, *bench, "--output", "benchmark",
-            "--overwrite", "true",
-        ],
-        **{kind: training(kind, args, gpu) for kind in ("linformer", "transformer")},
-        "report": [
-            python, RUN, "report", "--source", "linformer", "transformer", "benchmark", "--output", "report",
         ],
     }  # fmt: skip
 
 
-def training(kind: str, args: argparse.Namespace, gpu: bool) -> list[str]:
-    config = ROOT / f"conf/pretrain/{kind}_base.yaml"
+def processes(args: argparse.Namespace) -> int:
+    """GPUs here; two processes in a rehearsal."""
+    import torch
+
+    return 2 if args.device == "cpu" else torch.cuda.device_count()
+
+
+def data(args: argparse.Namespace) -> list[str]:
+    """Of every training: the text, a batch for one device, and in a rehearsal a small model."""
+    words = ["--data.source", args.source, "--data.tokenizer", args.tokenizer, "--data.cache_dir", args.cache]
+    words += "--data.validation_fraction 0.01 --data.test_fraction 0 --data.global_batch_size null".split()
     small = "--model.encoder.hidden_size 32 --model.encoder.num_heads 2 --model.encoder.num_layers 1 --data.batch_size 4 "
-    small += "--model.encoder.intermediate_size 64 --model.encoder.max_length 128 --trainer.precision 32-true "
-    small += "--trainer.max_steps 4 --trainer.val_check_interval 2 --trainer.log_every_n_steps 1 --trainer.accelerator cpu"
-    large = "--data.batch_size 64 --trainer.max_steps 300 --trainer.val_check_interval 75 "
-    large += "--trainer.log_every_n_steps 20 --trainer.accelerator gpu"
-    return [
-        sys.executable, RUN, "fit", "--config", str(config), "--name", f"suite-{kind}", "--overwrite", "true",
-        "--trainer.default_root_dir", kind, "--data.source", args.source, "--data.tokenizer", args.tokenizer,
-        "--data.cache_dir", "cache", "--data.validation_fraction", "0.05", "--data.test_fraction", "0",
-        "--data.global_batch_size", "null", "--data.num_workers", "0", "--trainer.limit_val_batches", "20",
-        "--model.warmup_steps", "40", "--trainer.max_time", "{training}", *(large if gpu else small).split(),
-    ]  # fmt: skip
+    small += "--model.encoder.intermediate_size 64 --model.encoder.max_length 128 --data.validation_fraction 0.1 "
+    small += "--data.num_workers 0"
+    return [*words, *(small if args.tiny else f"--data.batch_size {args.batch_size} --data.num_workers 4").split()]
 
 
-def filled(words: list[str], values: dict[str, str]) -> list[str]:
-    return [re.sub(r"\{(\w+)\}", lambda found: values[found[1]], word) for word in words]
+def training(args: argparse.Namespace, name: str) -> list[str]:
+    words = [
+        sys.executable,
+        RUN,
+        "fit",
+        "--config",
+        args.config,
+        "--name",
+        name,
+        "--trainer.default_root_dir",
+        name,
+        *data(args),
+    ]
+    words += [
+        "--ckpt_path",
+        "auto",
+        "--trainer.accelerator",
+        "cpu" if args.device == "cpu" else "gpu",
+        "--trainer.devices",
+        "1",
+    ]
+    every = "2 --trainer.log_every_n_steps 1 --last.every_n_steps 2" if args.tiny else "500 --trainer.log_every_n_steps 20"
+    return [*words, *f"--trainer.limit_val_batches 20 --trainer.val_check_interval {every}".split()]
+
+
+def pretraining(args: argparse.Namespace, done: dict[str, Any], seconds: float) -> list[str]:
+    """As many steps, with a rate that falls to 0, as the speed that was measured allows; known from its first start on."""
+    words, at = training(args, "pretrain"), max(10, int(seconds - CLOSING))
+    words += [
+        "--trainer.max_time",
+        f"00:00:{at // 60:02d}:{at % 60:02d}",
+        *(["--model.compile", "true"] if not args.tiny else []),
+    ]
+    measured = [("mechanisms", "lookup 512"), ("speed", "linformer 512")]
+    speeds = [
+        found(done.get(part, {}), ("results", "models", model, "tokens_per_second", "median")) for part, model in measured
+    ]
+    speed = min(filter(None, speeds), default=None)
+    steps = done.get("pretrain", {}).get("steps")
+    if steps is None and speed and not args.tiny:
+        steps = int(0.75 * speed * (60 * args.pretrain_minutes or at) / (512 * args.batch_size))
+    steps = 6 if args.tiny else steps
+    if steps:
+        done.setdefault("pretrain", {})["steps"] = steps
+        words += ["--trainer.max_steps", str(steps), "--model.warmup_steps", str(max(1, steps // 20))]
+    else:
+        words += "--model.schedule constant --model.warmup_steps 300".split()
+    return [*words, *shlex.split(args.pretrain_arguments)]
 
 
 def run(command: list[str], log: Path, limit: float) -> tuple[str, float]:
-    """(ok | failed | time limit, seconds); the step and all that it started are ended when its time is over."""
+    """(ok | failed | time limit, seconds); the part and all that it started are ended when its time is over."""
     began, paths = time.monotonic(), os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     with open(log, "w", encoding="utf-8") as file:
         process = subprocess.Popen(
@@ -112,7 +173,7 @@ def run(command: list[str], log: Path, limit: float) -> tuple[str, float]:
             status = "time limit"
             process.send_signal(signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(5)
+                process.wait(10)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -120,46 +181,76 @@ def run(command: list[str], log: Path, limit: float) -> tuple[str, float]:
     return status, round(time.monotonic() - began, 1)
 
 
-def results(step: str, folder: Path, log: Path) -> Any:
-    """What a step has written, as far as it came."""
-    if step == "tests":
-        found = re.findall(
-            r"^(?:=+ )?(\d+ (?:passed|failed|skipped|error).*? in [\d.]+s.*?)(?: =+)?$", log.read_text(), re.MULTILINE
-        )
-        return found[-1] if found else None
-    names = {"throughput": "training.json", "roberta": "training.json", "benchmark": "benchmark.json"}
-    path = folder / step / names.get(step, "result.json")
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
+def results(part: str, folder: Path) -> Any:
+    """What a part has written, as far as it came."""
+    if part == "tests":
+        log = (folder / "tests.log").read_text(errors="replace")
+        told = re.findall(r"^(?:=+ )?(\d+ (?:passed|failed|skipped|error).*? in [\d.]+s.*?)(?: =+)?$", log, re.MULTILINE)
+        return told[-1] if told else None
+    return read_json(folder / part / PARTS[part][1])
 
 
-def summary(steps: dict[str, dict[str, Any]]) -> list[str]:
-    lines = [f"{name:<12}{step['status']:<12}{step['seconds']:>6.0f} s" for name, step in steps.items()]
-    for name, keys, least, words in GOALS:
-        value = steps.get(name, {}).get("results")
-        for key in keys:
-            value = value.get(key) if isinstance(value, dict) else None
-        shown = "not measured" if value is None else f"{value:.2f}"
-        lines.append(f"{shown:>12}  {words} (goal: {least})")
-    for kind in ("linformer", "transformer"):
-        if found := steps.get(kind, {}).get("results"):
-            reached = {**found["metrics"], **found.get("throughput", {})}
-            told = {"val/perplexity": "perplexity {:.1f}", "tokens_per_second": "{:,.0f} tokens/s", "mfu": "MFU {:.2f}"}
-            words = ", ".join(form.format(reached[key]) for key, form in told.items() if key in reached)
-            lines.append(f"{'':>12}  {kind} after {found['tokens']:,} tokens: {words}")
-    return lines
+def keep_weights(args: argparse.Namespace, folder: Path) -> None:
+    """The pretrained model in bfloat16, cut into pieces."""
+    target, limit = folder / "page/weights", int(args.piece_mb * 2**20)
+    words = ["export", "--ckpt_path", "pretrain", "--format", "safetensors", "--dtype", "bfloat16", "--output", "export"]
+    if run([sys.executable, RUN, *words, "--overwrite", "true"], folder / "export.log", 300)[0] != "ok":
+        return
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(folder / "export", target)
+    whole = target / "model.safetensors"
+    if whole.stat().st_size > limit:
+        with open(whole, "rb") as file:
+            for number in range(-(-whole.stat().st_size // limit)):
+                whole.with_name(f"{whole.name}.{number:02d}").write_bytes(file.read(limit))
+        whole.unlink()
+
+
+def measure(args: argparse.Namespace, content: dict[str, Any], folder: Path) -> None:
+    """Runs what is left of the parts, as long as there is time."""
+    deadline, parts = time.monotonic() + 60 * args.minutes - 10, content["parts"]
+    for name in (name for name in PARTS if name in args.only):
+        before, left = parts.get(name, {}), deadline - time.monotonic()
+        finished = name != "pretrain" and before.get("status") in ("ok", "left out")
+        if finished or before.get("failures", 0) > 1 or left < args.least:
+            print(f"{name}: {'no time left' if not finished and left < args.least else before['status']}", flush=True)
+            continue
+        if name == "nccl" and processes(args) < 2:
+            parts[name] = {"status": "left out", "seconds": 0, "command": "one GPU"}
+            continue
+        limit = min(PARTS[name][0] or left, left) if not args.tiny else left
+        command = pretraining(args, parts, limit) if name == "pretrain" else commands(args, limit)[name]
+        print(f"{name}, at most {limit:.0f} s", flush=True)
+        status, seconds = run(command, folder / f"{name}.log", limit)
+        told = without_folders(shlex.join(["python", *command[1:]]))
+        parts[name] = {**parts.get(name, {}), "status": status, "command": told, "results": results(name, folder)}
+        parts[name]["seconds"] = round(before.get("seconds", 0) + seconds, 1)
+        parts[name]["failures"] = before.get("failures", 0) + (status == "failed")
+        if status != "ok":
+            lines = (folder / f"{name}.log").read_text(errors="replace").splitlines()[-20:]
+            parts[name]["log"] = [without_folders(line) for line in lines]
+        if name == "pretrain" and (folder / name / "checkpoints/last.ckpt").exists():
+            keep_weights(args, folder)
+        write_page(content, folder)
+        print(f"    {status} after {seconds:.0f} s: {last_line(folder / f'{name}.log')[:200]}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--source", required=True, help="text to train on: a file, a folder or a glob, as data.source")
     parser.add_argument("--tokenizer", required=True, help="tokenizer.json, or a folder with a tokenizer's files")
-    parser.add_argument("--output", default="runs/gpu-suite", help="folder of suite.json (default runs/gpu-suite)")
-    parser.add_argument("--minutes", type=float, default=10.0, help="for all of it (default 10)")
+    parser.add_argument("--output", default="runs/gpu-suite", help="where all of it goes (default runs/gpu-suite)")
+    parser.add_argument("--minutes", type=float, default=10.0, help="of this call (default 10)")
+    parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS), help="parts to run (default: all)")
     parser.add_argument("--device", default="cuda", help="cuda (default) or cpu, a rehearsal")
-    parser.add_argument("--only", nargs="+", choices=STEPS, default=list(STEPS), help="steps to run (default: all)")
+    parser.add_argument("--tiny", action="store_true", help="all small: a rehearsal")
+    parser.add_argument("--config", default=str(ROOT / "conf/pretrain/linformer_base.yaml"), help="of what is trained")
+    parser.add_argument("--cache", default="cache", help="token files, as data.cache_dir (default: in OUTPUT)")
+    parser.add_argument("--batch_size", type=int, default=128, help="rows a step of the trainings (default 128)")
+    parser.add_argument("--pretrain_minutes", type=float, default=0, help="in all (default: what is left of a call)")
+    parser.add_argument("--pretrain_arguments", default="", help='more settings of the pretraining: "--SETTING VALUE …"')
+    parser.add_argument("--piece_mb", type=float, default=15, help="the weights are cut into files of so many MiB (default 15)")
+    parser.add_argument("--least", type=float, default=40, help="no part begins with fewer seconds left (default 40)")
     args = parser.parse_args()
     try:
         args.device = check_device(args.device)
@@ -170,36 +261,19 @@ def main() -> None:
             setattr(args, name, str(path))
     except ValueError as error:
         sys.exit(f"error: {error}")
+    args.tiny = args.tiny or args.device == "cpu"
+    args.config = str(Path(args.config).resolve())
     folder = Path(args.output).resolve()
-    folder.mkdir(parents=True, exist_ok=True)
-    deadline = time.monotonic() + 60 * args.minutes
+    args.cache = args.cache if args.cache == "cache" else str(Path(args.cache).resolve())
+    (folder / "page").mkdir(parents=True, exist_ok=True)
     content = {
         "command": without_folders(shlex.join(["python", "scripts/gpu_suite.py", *sys.argv[1:]])),
         "environment": environment(args.device),
-        "steps": {},
+        "parts": (read_json(folder / "page/suite.json") or {}).get("parts", {}),
     }
-    todo = [name for name in STEPS if name in args.only]
-    for number, name in enumerate(todo):
-        share = SHARES[name] / sum(SHARES[later] for later in todo[number:])
-        limit = max(5.0, (deadline - time.monotonic()) * share)
-        # Training stops by itself a while before, for its last validation and checkpoint.
-        seconds = int(max(5, min(limit - 25, limit * 0.7)))
-        known = {"limit": f"{limit:.0f}", "training": f"00:00:{seconds // 60:02d}:{seconds % 60:02d}"}
-        command = filled(commands(args)[name], known)
-        log = folder / f"{name}.log"
-        print(f"[{number + 1}/{len(todo)}] {name}, at most {limit:.0f} s", flush=True)
-        status, seconds = run(command, log, limit)
-        told = without_folders(shlex.join(["python", *command[1:]]))
-        content["steps"][name] = {"status": status, "seconds": seconds, "limit": round(limit, 1), "command": told}
-        content["steps"][name]["results"] = results(name, folder, log)
-        if status != "ok":
-            content["steps"][name]["log"] = [
-                without_folders(line) for line in log.read_text(errors="replace").splitlines()[-20:]
-            ]
-        write_text(folder / "suite.json", json.dumps(content, indent=1, ensure_ascii=False) + "\n")
-        print(f"    {status} after {seconds:.0f} s", flush=True)
-    print("\n" + "\n".join(summary(content["steps"])) + f"\n→ {folder.name}/suite.json", flush=True)
-    if any(step["status"] != "ok" for step in content["steps"].values()):
+    measure(args, content, folder)
+    print("\n" + "\n".join(write_page(content, folder)) + f"\n→ {args.output}/page/report.md", flush=True)
+    if any(part["status"] == "failed" for part in content["parts"].values()):
         sys.exit(1)
 
 

@@ -162,3 +162,23 @@ def test_a_class_that_cannot_be_found_is_told_with_its_reason(clean, tmp_path, m
     assert "model is 'denoising.Denoise', but module denoising has no Denoise; did you mean 'denoising.Denoising'?" in line
     line = complaint([*fit, "--data", "denoising.Denoising"], tmp_path)
     assert "data is 'denoising.Denoising', which is no subclass of LightningDataModule" in line
+
+
+def test_sliding_window_is_attention_to_those_near(monkeypatch):
+    """FlexAttention's blocks and the mask that training takes on a CPU, at the edges too; a window of all is full attention."""
+    from examples import sliding_window
+    from lit_linformer.model import SelfAttention
+
+    torch.manual_seed(0)
+    attention, x = sliding_window.SlidingWindow(16, 2, 300), torch.randn(2, 300, 16)
+    for window in (3, 300):
+        monkeypatch.setattr(sliding_window, "WINDOW", window)
+        sliding_window.near.cache_clear()
+        masked, _ = attention(x)
+        with torch.no_grad():
+            flex, _ = attention(x)
+            moved, _ = attention(x.index_fill(1, torch.tensor([100]), 5.0))
+        torch.testing.assert_close(flex, masked.detach(), rtol=1e-4, atol=1e-5)
+        seen = (moved - flex).abs().amax((0, 2)).nonzero().flatten().tolist()
+        assert seen == [place for place in range(300) if abs(place - 100) <= window]
+    torch.testing.assert_close(masked, SelfAttention.forward(attention, x)[0], rtol=1e-4, atol=1e-5)

@@ -1,0 +1,47 @@
+"""An attention of your own: each token sees those at most `window` away, by FlexAttention's kernels, in O(n · window).
+
+    PYTHONPATH=. python run.py benchmark --models fused linformer examples.sliding_window.SlidingWindow --lengths 4096 16384
+
+On a CPU torch has none that learns: training computes all n² scores there.
+"""
+
+import functools
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.functional import scaled_dot_product_attention
+
+from lit_linformer.model import SelfAttention
+
+WINDOW = 256
+
+
+@functools.lru_cache(maxsize=8)
+def near(length: int, device: torch.device) -> BlockMask:
+    """Which blocks of the (N, N) scores hold a pair that is near."""
+    return create_block_mask(lambda b, h, q, k: (q - k).abs() <= WINDOW, None, None, length, length, device=device)
+
+
+@functools.cache
+def kernel():
+    return torch.compile(flex_attention, dynamic=False)
+
+
+class SlidingWindow(SelfAttention):
+    """For rows without pads."""
+
+    title, exact = "sliding window", False
+
+    def forward(self, x: Tensor, attention_mask: None = None, need_weights: bool = False) -> tuple[Tensor, None]:
+        q, k, v = self.heads(x)
+        if x.device.type == "cpu" and torch.is_grad_enabled():
+            places = torch.arange(x.shape[1])
+            context = scaled_dot_product_attention(q, k, v, (places[:, None] - places).abs() <= WINDOW)
+        else:
+            attend = flex_attention if x.device.type == "cpu" else kernel()
+            context = attend(q, k, v, block_mask=near(x.shape[1], x.device))
+        return self.output(context, x, attention_mask), None
+
+    def flops(self, length: int, shared: None = None) -> int:
+        return self.linear_flops(length, length) + 4 * length * min(length, 2 * WINDOW + 1) * self.hidden_size
