@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -203,11 +204,15 @@ class Encoder(nn.Module):
             nn.init.zeros_(module.bias)
 
 
+PIECE = 8192  # tokens
+
+
 class EncoderLayer(nn.Module):
     """Attention, then feed-forward, each with its residual and norm."""
 
     def __init__(self, config: EncoderConfig, index: int):
         super().__init__()
+        self.config = config
         self.pre_norm = config.norm == "pre"
         self.attention = config.attention_kind.from_config(config, index)
         self.gives_maps = "need_weights" in inspect.signature(self.attention.forward).parameters
@@ -240,8 +245,15 @@ class EncoderLayer(nn.Module):
         x = x + self.dropout(attended)
         x = x if self.pre_norm else self.attention_norm(x)
         h = self.feed_forward_norm(x) if self.pre_norm else x
-        x = x + self.dropout(self.down(self._inner(h)))
+        x = x + self.dropout(self._feed_forward(h))
         return x if self.pre_norm else self.feed_forward_norm(x), weights
+
+    def _feed_forward(self, h: Tensor) -> Tensor:
+        if not (self.config.activation_checkpointing and self.training) or h.shape[1] <= PIECE:
+            return self.down(self._inner(h))
+        # While a layer is recomputed its inner width is most of the memory: of a long row one piece's at a time.
+        pieces = (checkpoint(lambda x: self.down(self._inner(x)), part, use_reentrant=False) for part in h.split(PIECE, 1))
+        return torch.cat(list(pieces), 1)
 
     def _inner(self, h: Tensor) -> Tensor:
         if self.gate is None:

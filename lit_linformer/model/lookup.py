@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from .attention import ATTENTIONS, check_halves, merge_heads
 from .chunks import beside, chunked, in_order
@@ -17,6 +18,7 @@ from .slots_and_tokens import SlotsAndTokens
 if TYPE_CHECKING:
     from .encoder import EncoderConfig
 
+LONG = 8192  # tokens of a row; of longer ones memory is saved
 NONE = 2**31  # a neighbour that is not there: more than any id
 
 
@@ -105,22 +107,42 @@ class LookupAttention(SlotsAndTokens):
         q, (slots, (k, v)) = self.queries(x), self.keys_and_values(x, attention_mask, shared)
         slot_k, slot_v = (part.unflatten(1, (2, -1)) for part in slots)  # (B, 2, H/2, K, d)
         q, k, v = (self._sorted(part, neighbours.order) for part in (q, merge_heads(k), merge_heads(v)))
-        scale, length, same = q.shape[-1] ** -0.5, x.shape[1], neighbours.same[:, :, None]
         bias = self.slot_bias(x, attention_mask, shared, q.dtype)
         bias = None if bias is None else bias.expand(-1, self.num_heads, -1, -1).unflatten(1, (2, -1))
-        to_slots = self.slot_scores(q, slot_k, bias)
-        to_tokens = chunked(q, self.chunk) @ beside(chunked(k, self.chunk)).transpose(-1, -2) * scale
-        to_tokens = to_tokens + self.strength.to(q.dtype).view(2, -1, 1, 1, 1)
+        strength = self.strength.to(q.dtype).view(1, 2, -1, 1, 1, 1)
+        parts, same = (q, k, v, slot_k, slot_v, strength, bias), neighbours.same[:, :, None]
+        if need_weights or x.shape[1] <= LONG or not torch.is_grad_enabled():
+            context, weights = self._attend(*parts, same)
+        else:  # as fused attention does: weights of a long row are not kept but made again, one pair of heads at a time
+            pairs = ([None if part is None else part[:, :, head : head + 1] for part in parts] for head in range(q.shape[2]))
+            found = [checkpoint(self._attend, *pair, same, use_reentrant=False)[0] for pair in pairs]
+            context, weights = torch.cat(found, 2), None
+        context = in_order(context.transpose(2, 3).flatten(3), neighbours.back)  # (B, 2, N, D/2)
+        context = context.unflatten(-1, (self.num_heads // 2, -1)).transpose(2, 3).flatten(1, 2)
+        maps = self._maps(weights, neighbours) if need_weights else None
+        return self.output(context, x, attention_mask), maps
+
+    def _attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        slot_k: Tensor,
+        slot_v: Tensor,
+        strength: Tensor,
+        bias: Tensor | None,
+        same: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """One softmax over slots and neighbours, for h heads of sorted tokens: (B, 2, h, N, d), and its weights."""
+        to_slots, length = self.slot_scores(q, slot_k, bias), q.shape[-2]
+        to_tokens = chunked(q, self.chunk) @ beside(chunked(k, self.chunk)).transpose(-1, -2) * q.shape[-1] ** -0.5
+        to_tokens = to_tokens + strength
         to_tokens = to_tokens.masked_fill(~same, torch.finfo(q.dtype).min / 2).flatten(3, 4)[..., :length, :]
         weights = torch.cat([to_slots, to_tokens], -1).softmax(-1)
         dropped = functional.dropout(weights, self.dropout, self.training)
         of_slots, of_tokens = dropped[..., : slot_k.shape[-2]], dropped[..., slot_k.shape[-2] :]
         found = chunked(of_tokens, self.chunk) @ beside(chunked(v, self.chunk))
-        context = of_slots @ slot_v + found.flatten(3, 4)[..., :length, :]
-        context = in_order(context.transpose(2, 3).flatten(3), neighbours.back)  # (B, 2, N, D/2)
-        context = context.unflatten(-1, (self.num_heads // 2, -1)).transpose(2, 3).flatten(1, 2)
-        maps = self._maps(weights, neighbours) if need_weights else None
-        return self.output(context, x, attention_mask), maps
+        return of_slots @ slot_v + found.flatten(3, 4)[..., :length, :], weights
 
     def _sorted(self, x: Tensor, order: Tensor) -> Tensor:
         """(B, N, D) → (B, 2, H/2, N, d): the first half of the heads in one order, the second in the other."""

@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 
+from lit_linformer.callbacks.length_sweep import AllocatedTensors
 from lit_linformer.model import Encoder, EncoderConfig, MaskedLanguageModel, count_parameters
 from lit_linformer.model.linformer import ORDERS, SHARINGS
 from lit_linformer.model.projection import PROJECTIONS
@@ -120,10 +121,12 @@ def test_bfloat16_is_near_float32(options):
 
 @pytest.mark.parametrize(
     "options",
-    [*({"sharing": sharing} for sharing in SHARINGS), *MECHANISMS.values(), MODERNS["modern lookup"]],
-    ids=[*SHARINGS, *MECHANISMS, "modern lookup"],
+    [*({"sharing": sharing} for sharing in SHARINGS), {"attention": "lookup"}, *MECHANISMS.values(), MODERNS["modern lookup"]],
+    ids=[*SHARINGS, "lookup", *MECHANISMS, "modern lookup"],
 )
-def test_checkpointing_changes_no_gradient_and_takes_masks(options):
+def test_checkpointing_changes_no_gradient_and_takes_masks(options, monkeypatch):
+    for name in ("encoder.PIECE", "lookup.LONG"):  # so that rows are long ones
+        monkeypatch.setattr(f"lit_linformer.model.{name}", 5)
     ids, mask = torch.randint(0, 50, (2, 12)), torch.arange(12)[None].expand(2, -1) < 9
     gradients = []
     for checkpointing in (False, True):
@@ -133,6 +136,38 @@ def test_checkpointing_changes_no_gradient_and_takes_masks(options):
         gradients.append([parameter.grad for parameter in encoder.parameters()])
     for plain, recomputed in zip(*gradients, strict=True):
         torch.testing.assert_close(plain, recomputed, rtol=1e-12, atol=1e-12)
+
+
+def peak_memory(config, length):
+    """Bytes of the weights, and at most of what forward and backward make beside them, by shapes alone: nothing is computed."""
+    with torch.device("meta"):
+        encoder, ids = Encoder(config).train(), torch.zeros(1, length, dtype=torch.int64)
+    with AllocatedTensors(encoder.parameters()) as allocated:
+        encoder(ids).sum().backward()
+    return sum(parameter.nbytes for parameter in encoder.parameters()) + allocated.peak
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"attention": "lookup"}], ids=["linformer", "lookup"])
+def test_a_row_of_65536_tokens_fits_into_8_gib(options):
+    shape = {"max_length": 65536, "projection_dim": 256, "norm": "pre", "local_width": 5}
+    config = EncoderConfig(**shape, **options, dropout=0.0, attention_dropout=0.0, activation_checkpointing=True)
+    assert peak_memory(config, 65536) < 7.5 * 2**30  # torch itself has 0.4
+
+
+LINEAR = {
+    "linformer": {},
+    "none": {"sharing": "none"},
+    "lookup": {"attention": "lookup"},
+    **{name: MECHANISMS[name] for name in ("window", "dynamic", "long-short", "gated", "gated channels")},
+}
+
+
+@pytest.mark.parametrize("options", LINEAR.values(), ids=LINEAR)
+def test_memory_grows_with_the_length_and_not_with_its_square(options):
+    """`coarse` takes windows of n/k tokens, so it does not belong here with one k."""
+    short, long = (peak_memory(tiny(**options, max_length=length), length) for length in (4096, 16384))
+    assert long < 4.5 * short
 
 
 def test_shared_matrix_is_one_entry_of_the_state_dict():

@@ -148,3 +148,19 @@ def test_all_layers_share_an_E_and_a_copied_token_is_found():
     half = D // 2
     torch.testing.assert_close(found[0, 5, :half], x[0, 1, :half])
     assert found[0, 5, half:].max() < 0.5  # no other token stands left of a 2
+
+
+def test_a_long_row_gives_the_same_by_one_pair_of_heads_at_a_time(monkeypatch):
+    torch.manual_seed(0)
+    layer = LookupAttention(8, 4, 32, 4, local_width=3).double()
+    projection = make_projection("linear", 32, 4, channels=8).double()
+    x, ids = torch.randn(2, 30, 8, dtype=torch.float64), torch.randint(0, 5, (2, 30))
+    found = []
+    for longest in (30, 29):
+        monkeypatch.setattr("lit_linformer.model.lookup.LONG", longest)
+        layer.zero_grad()
+        out, _ = layer(x, None, shared=projection, neighbours=neighbours(ids, None, 16))
+        out.square().sum().backward()
+        found.append([out, *(parameter.grad for parameter in layer.parameters() if parameter.grad is not None)])
+    for whole, by_pairs in zip(*found, strict=True):
+        torch.testing.assert_close(whole, by_pairs, rtol=1e-12, atol=1e-12)
