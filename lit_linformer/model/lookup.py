@@ -119,7 +119,7 @@ class LookupAttention(SlotsAndTokens):
             context, weights = torch.cat(found, 2), None
         context = in_order(context.transpose(2, 3).flatten(3), neighbours.back)  # (B, 2, N, D/2)
         context = context.unflatten(-1, (self.num_heads // 2, -1)).transpose(2, 3).flatten(1, 2)
-        maps = self._maps(weights, neighbours) if need_weights else None
+        maps = self._maps(weights, neighbours) if need_weights and weights is not None else None
         return self.output(context, x, attention_mask), maps
 
     def _attend(
