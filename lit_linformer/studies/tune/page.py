@@ -8,7 +8,7 @@ import optuna
 import yaml
 from optuna.trial import FrozenTrial, TrialState
 
-from lit_linformer.runs.folder import CONFIG
+from lit_linformer.runs.record import RunRecord
 from lit_linformer.studies.tune.space import Axis
 from lit_linformer.studies.tune.study import Study, run_name
 from lit_linformer.utils.figures import COLOURS, figure_class, open_frame, plain_numbers
@@ -60,8 +60,7 @@ def write_best(study: Study) -> Path:
     """best.yaml: the config of the best run under another name, so that `fit` takes it."""
     best = study.optuna.best_trial
     name, to = run_name(best.number), study.folder / "best.yaml"
-    config = yaml.safe_load((study.folder / name / CONFIG).read_text(encoding="utf-8"))
-    config["name"] = f"{study.space.name}-best"
+    config = {**RunRecord(study.folder / name).config, "name": f"{study.space.name}-best"}
     found = ", ".join(f"{axis.setting} {axis.word(best.params[axis.setting])}" for axis in study.space.axes)
     head = f"# The best of {len(study.trials())} trials, {name}: {study.metric} {best.value:.4g} with {found}.\n"
     write_text(to, f"{head}#   python run.py fit --config {to}\n{yaml.safe_dump(config, sort_keys=False, allow_unicode=True)}")
