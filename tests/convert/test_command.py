@@ -123,3 +123,12 @@ def test_what_stands_there_is_kept(roberta, pretrained, finetuned, tmp_path):
     refused(
         [*argv, str(pretrained), *words], tmp_path, r"attention is 'linformer', and .* is one already; allowed: a Transformer"
     )
+
+
+def test_training_goes_on_at_a_longer_n(tiny, tmp_path):
+    """The commands of docs/training.md: short rows first, then longer ones."""
+    output(["fit", *tiny, "--name", "short", "--trainer.max_steps", "4"], tmp_path)
+    output(["convert", "--from", "runs/short", "--name", "longer", "--max_length", "64"], tmp_path)
+    longer = ["--config", "runs/longer/config.yaml", "--name", "long", "--data.batch_size", "2", "--trainer.max_steps", "2"]
+    shown = output(["fit", *longer, "--model.warmup_steps", "1"], tmp_path)
+    assert "n = 64" in shown and "rows of 64" in shown and "step 2  validation perplexity" in shown
