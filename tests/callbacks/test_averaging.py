@@ -8,6 +8,7 @@ from lightning.pytorch import LightningModule
 
 from lit_linformer.callbacks import Averaging
 from lit_linformer.runs.trained_model import open_checkpoint
+from lit_linformer.tasks.sharding import ShardedStrategy
 from lit_linformer.utils.files import read_rows
 from tests.helpers import assert_same, fit, load, output, read_log
 
@@ -66,3 +67,9 @@ def test_training_is_the_same_and_what_reads_the_run_sees_the_average(tiny, tmp_
 def test_a_decay_that_is_none():
     with pytest.raises(ValueError, match=r"Averaging.decay is 1.0; allowed: 0 up to, not including, 1"):
         Averaging(1.0)
+
+
+def test_weights_that_are_divided_are_not_averaged():
+    trainer = SimpleNamespace(strategy=ShardedStrategy())
+    with pytest.raises(ValueError, match=r"trainer.callbacks has Averaging, but trainer.strategy divides .* allowed: ddp"):
+        Averaging().setup(trainer, LightningModule(), "fit")

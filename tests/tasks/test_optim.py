@@ -118,6 +118,14 @@ def test_settings_that_do_not_go_together(settings, message):
         Optimization(**settings)
 
 
+def test_sharded_matrices_are_not_muons():
+    shape = {"vocab_size": 50, "max_length": 16, "hidden_size": 8, "num_layers": 1, "num_heads": 2, "projection_dim": 4}
+    model = MLM(EncoderConfig(**shape), optimizer="muon")
+    model._device_mesh = object()
+    with pytest.raises(ValueError, match=r"model.optimizer is 'muon', but trainer.strategy divides each matrix .* adamw"):
+        model.configure_model()
+
+
 def test_torch_without_muon_says_so(monkeypatch):
     monkeypatch.delattr(torch.optim, "Muon")
     with pytest.raises(ValueError, match=r"model.optimizer is 'muon', which torch \S+ has not; allowed: adamw, or torch 2.9"):
