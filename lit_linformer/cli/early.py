@@ -15,7 +15,7 @@ from lightning.pytorch.strategies import StrategyRegistry
 
 from lit_linformer.cli.class_paths import class_of
 from lit_linformer.data.datamodule import check_global_batch, check_row_length
-from lit_linformer.tasks.optim import endless
+from lit_linformer.tasks.optim import endless, muon_divided
 from lit_linformer.utils.errors import SettingError, UserError
 
 PLAIN = (bool, int, float, str, type(None))
@@ -45,8 +45,12 @@ def check_early(subcommand: str, config: Namespace) -> None:
     if schedule != "constant" and (built.max_steps, built.max_epochs) == (-1, -1):
         raise endless(schedule, -1)
     strategy = trainer.strategy.get("class_path", "") if isinstance(trainer.strategy, Namespace) else ""
-    if settings.get("compile") and strategy.endswith(("ModelParallelStrategy", "ShardedStrategy")):
-        raise SettingError("model.compile", True, "false with that strategy", more=", but trainer.strategy shards the model")
+    if strategy.endswith(("ModelParallelStrategy", "ShardedStrategy")):
+        divided = ", but trainer.strategy shards the model"
+        if settings.get("compile"):
+            raise SettingError("model.compile", True, "false with that strategy", more=divided)
+        if settings.get("optimizer") == "muon":
+            raise muon_divided()
     check = getattr(class_of(model.class_path, "model"), "check_early", None)
     if check is not None:
         check(settings)

@@ -7,7 +7,7 @@ through `self.in_training(function)` is compiled where the user asks for it.
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from lit_linformer.model import Encoder, EncoderConfig
 from lit_linformer.runs.trained_model import StoredModel, read_model
 from lit_linformer.tasks.compiling import check_compiler
 from lit_linformer.tasks.muon import MuonAndAdamW
-from lit_linformer.tasks.optim import Optimization, endless, lr_factor, parameter_groups
+from lit_linformer.tasks.optim import Optimization, endless, lr_factor, muon_divided, parameter_groups
 from lit_linformer.tasks.pretrained import check_same_tokenizer, pretrained_encoder
 from lit_linformer.tasks.sharding import shard
 from lit_linformer.utils import compat
@@ -66,6 +66,8 @@ class TrainingModule(LightningModule):
     @classmethod
     def check_early(cls, settings: Mapping[str, Any]) -> None:
         """For fit, before data are prepared: ValueError for settings, files included, with which it would be refused later."""
+        names = [field.name for field in fields(Optimization) if field.name in settings]
+        Optimization(**{name: settings[name] for name in names})
 
     def start_from(
         self, pretrained: str | None, encoder: EncoderConfig | dict[str, Any] | None, vocab_size: int | None
@@ -109,8 +111,7 @@ class TrainingModule(LightningModule):
                     "model.compile", True, "false with that strategy", more=", but trainer.strategy shards the model"
                 )
             if self.optimization.optimizer == "muon":
-                divided = ", but trainer.strategy divides each matrix among the processes, and Muon takes them whole"
-                raise SettingError("model.optimizer", "muon", "adamw", more=divided, when="with that strategy")
+                raise muon_divided()
             shard(self.net, self.device_mesh["data_parallel"])
         if self.compiles and self.trainer.state.fn == "fit" and self._compiled is None:
             check_compiler(self.trainer.strategy.root_device)

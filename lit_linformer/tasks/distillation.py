@@ -63,6 +63,7 @@ class Distillation(MLM):
 
     @classmethod
     def check_early(cls, settings: Mapping[str, Any]) -> None:
+        super().check_early(settings)
         _check_terms(settings["teacher"], [settings[name] for name in WEIGHTS])
         CHECKED[settings["teacher"]] = read_teacher(settings["teacher"])
 
@@ -141,7 +142,7 @@ def _check_terms(teacher: str | None, weights: Sequence[float]) -> None:
 def read_teacher(path: str) -> MaskedLanguageModel:
     """In evaluation mode, without gradients; ValueError, in one line, for anything but a masked language model."""
     source = read_model(path, "model.teacher")
-    if "head.dense.weight" not in source.weights:
+    if "head.norm.weight" not in source.weights:
         raise SettingError("model.teacher", Path(path), "one of MLM", more=", which has no masked-language-model head")
     net = MaskedLanguageModel(source.encoder)
     net.load_state_dict(source.weights)

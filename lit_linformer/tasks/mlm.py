@@ -57,7 +57,7 @@ class MLM(TrainingModule):
         )
         self.net = MaskedLanguageModel(encoder)
         if source is not None:
-            if "head.dense.weight" not in source.weights:
+            if "head.norm.weight" not in source.weights:
                 raise SettingError(
                     "model.pretrained", Path(pretrained), "one of MLM", more=", which has no masked-language-model head"
                 )

@@ -95,6 +95,12 @@ def endless(schedule: str, max_steps: int) -> ValueError:
     )
 
 
+def muon_divided() -> SettingError:
+    """The error to raise for Muon where the processes share out each matrix."""
+    divided = ", but trainer.strategy divides each matrix among the processes, and Muon takes them whole"
+    return SettingError("model.optimizer", "muon", "adamw", more=divided, when="with that strategy")
+
+
 def parameter_groups(
     model: nn.Module,
     lr: float,

@@ -81,7 +81,7 @@ print("\\nLOADED", [name for name in ("torch", "lightning", "matplotlib", "jsona
 """
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True).stdout
     *helps, loaded = shown.split("\nHELP OF ")[1:-1] + shown.split("\nHELP OF ")[-1].split("\nLOADED ")
-    assert loaded.strip() == "[]" and len(helps) == 9 + 5
+    assert loaded.strip() == "[]" and len(helps) == 9 + 6
     by_command = {text.partition("\n")[0]: text for text in helps}
     assert "--print_commands" in by_command["grid"] and "skip:" in by_command["grid"]
     assert "--source" in by_command["report"] and "--mask_rate" in by_command["benchmark --what training"]

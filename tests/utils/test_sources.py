@@ -40,7 +40,7 @@ def test_settings_that_are_handed_on_are_the_bases_too():
     assert (
         found["replaced"].default == 0.15 and found["lr"].default == 1e-3 and found["lr"].allowed == "more than 0, up to 10000"
     )
-    assert found["schedule"].allowed == "linear, cosine, polynomial, constant"
+    assert found["schedule"].allowed == "linear, cosine, polynomial, constant, wsd"
     assert find("lit_linformer.tasks.SequenceClassification").settings()["lr"].default == 1e-5
     assert find("lit_linformer.tasks.Distillation").is_a("TrainingModule") and not find(
         "examples.gradient_norm.GradientNorm"
