@@ -88,9 +88,8 @@ def _goal(fit: list[str]) -> tuple[str, str]:
     from lit_linformer.cli.class_paths import check_class_paths, class_of
     from lit_linformer.cli.given import given_settings
     from lit_linformer.cli.often_changed import DEFAULT_CLASSES
-    from lit_linformer.utils.configs import config_files
 
-    check_class_paths(fit, list(config_files(fit)))
+    check_class_paths(fit)
     given = given_settings(fit)
     model = given.get("model") or DEFAULT_CLASSES["model"]
     path = DEFAULT_CLASSES["model"].rpartition(".")[0] + f".{model}" if model.isidentifier() else model
