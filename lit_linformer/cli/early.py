@@ -15,7 +15,7 @@ from lightning.pytorch.strategies import StrategyRegistry
 
 from lit_linformer.cli.class_paths import class_of
 from lit_linformer.data.datamodule import check_global_batch, check_row_length
-from lit_linformer.tasks.optim import endless, muon_divided
+from lit_linformer.tasks.optim import check_shardable, endless
 from lit_linformer.utils.errors import SettingError, UserError
 
 PLAIN = (bool, int, float, str, type(None))
@@ -46,11 +46,7 @@ def check_early(subcommand: str, config: Namespace) -> None:
         raise endless(schedule, -1)
     strategy = trainer.strategy.get("class_path", "") if isinstance(trainer.strategy, Namespace) else ""
     if strategy.endswith(("ModelParallelStrategy", "ShardedStrategy")):
-        divided = ", but trainer.strategy shards the model"
-        if settings.get("compile"):
-            raise SettingError("model.compile", True, "false with that strategy", more=divided)
-        if settings.get("optimizer") == "muon":
-            raise muon_divided()
+        check_shardable(settings.get("compile"), settings.get("optimizer"))
     check = getattr(class_of(model.class_path, "model"), "check_early", None)
     if check is not None:
         check(settings)

@@ -21,7 +21,7 @@ from lit_linformer.model import Encoder, EncoderConfig
 from lit_linformer.runs.trained_model import StoredModel, read_model
 from lit_linformer.tasks.compiling import check_compiler
 from lit_linformer.tasks.muon import MuonAndAdamW
-from lit_linformer.tasks.optim import Optimization, endless, lr_factor, muon_divided, parameter_groups
+from lit_linformer.tasks.optim import Optimization, check_shardable, endless, lr_factor, parameter_groups
 from lit_linformer.tasks.pretrained import check_same_tokenizer, pretrained_encoder
 from lit_linformer.tasks.sharding import shard
 from lit_linformer.utils import compat
@@ -106,12 +106,7 @@ class TrainingModule(LightningModule):
 
     def configure_model(self) -> None:
         if self.device_mesh is not None:
-            if self.compiles:
-                raise SettingError(
-                    "model.compile", True, "false with that strategy", more=", but trainer.strategy shards the model"
-                )
-            if self.optimization.optimizer == "muon":
-                raise muon_divided()
+            check_shardable(self.compiles, self.optimization.optimizer)
             shard(self.net, self.device_mesh["data_parallel"])
         if self.compiles and self.trainer.state.fn == "fit" and self._compiled is None:
             check_compiler(self.trainer.strategy.root_device)

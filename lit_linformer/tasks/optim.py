@@ -95,10 +95,13 @@ def endless(schedule: str, max_steps: int) -> ValueError:
     )
 
 
-def muon_divided() -> SettingError:
-    """The error to raise for Muon where the processes share out each matrix."""
-    divided = ", but trainer.strategy divides each matrix among the processes, and Muon takes them whole"
-    return SettingError("model.optimizer", "muon", "adamw", more=divided, when="with that strategy")
+def check_shardable(compiles: bool, optimizer: str | None) -> None:
+    """SettingError for what cannot be where the strategy shares out each matrix among the processes."""
+    if compiles:
+        raise SettingError("model.compile", True, "false with that strategy", more=", but trainer.strategy shards the model")
+    if optimizer == "muon":
+        divided = ", but trainer.strategy divides each matrix among the processes, and Muon takes them whole"
+        raise SettingError("model.optimizer", "muon", "adamw", more=divided, when="with that strategy")
 
 
 def parameter_groups(
