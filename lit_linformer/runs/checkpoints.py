@@ -158,6 +158,8 @@ def checkpoint_path(subcommand: str, asked: str | None, root: Path) -> str | Non
         check_checkpoint(found, whole=False)
         print(f"checkpoint: {found}", flush=True)
         return str(found)
+    if asked == "auto" and subcommand != "fit":
+        raise SettingError("ckpt_path", asked, "best, last, a file", when=f"with {subcommand}")
     if asked == "auto":  # for a job that a cluster starts again with the same command
         found = find_checkpoint(root, "last")
         if found is None:

@@ -12,7 +12,7 @@ from lit_linformer.data import PretrainingData
 from lit_linformer.model import PROJECTIONS, Encoder, EncoderConfig
 from lit_linformer.model.linformer import SHARINGS
 from lit_linformer.model.lowrank import Measured, check_index, check_layers, check_maps, measure
-from lit_linformer.runs.checkpoints import check_checkpoint, find_checkpoint
+from lit_linformer.runs.checkpoints import checkpoint_path
 from lit_linformer.runs.exported import is_exported
 from lit_linformer.runs.place import seen_from
 from lit_linformer.runs.record import RunRecord
@@ -83,7 +83,7 @@ class MeasuredRun:
 
 def open_run(path: Path, which: str | None, source: str | None, count: int, layers: Any, heads: Any, index: Any) -> MeasuredRun:
     """Finds a run's checkpoint and text; raises ValueError for bad input before anything is computed."""
-    found = path if is_exported(path) else _checkpoint(path, which)
+    found = path if is_exported(path) else Path(checkpoint_path("spectrum", which, path))
     run = read_model(found, "run" if found == path else "ckpt_path")
     step = run.checkpoint["global_step"] if run.checkpoint else (run.exported.get("lit_linformer") or {}).get("step", 0)
     layers = check_layers("layers", layers, run.encoder)
@@ -97,17 +97,6 @@ def open_run(path: Path, which: str | None, source: str | None, count: int, laye
     index = check_index("index", index, run.encoder, length)
     rows, text = _rows(path, data, source, run.tokenizer, length, count)
     return MeasuredRun(path, found, step, run.encoder, run.encoder_weights, rows, text, layers, index)
-
-
-def _checkpoint(path: Path, which: str | None) -> Path:
-    """Of a run."""
-    if which not in (None, "best", "last"):
-        check_checkpoint(Path(which), whole=False)
-        return Path(which)
-    found = find_checkpoint(path, which or "best") or (None if which else find_checkpoint(path, "last"))
-    if found is None:
-        raise SettingError("ckpt_path", which or "best", "best, last, a file", more=f", but {path}/checkpoints holds none")
-    return found
 
 
 def _rows(path: Path, data: dict, source: str | None, tokenizer: str | None, length: int, count: int) -> tuple[Any, str]:

@@ -23,13 +23,14 @@ from optuna.samplers import TPESampler
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from lit_linformer.runs.folder import CURVES, PRUNED, is_run
+from lit_linformer.runs.folder import PRUNED, is_run
 from lit_linformer.runs.place import run_folder
+from lit_linformer.runs.record import RunRecord
 from lit_linformer.studies.grid.cell import Cell
 from lit_linformer.studies.grid.run import RunningCell
 from lit_linformer.studies.tune.space import Axis, Space
 from lit_linformer.utils.errors import SettingError, UserError
-from lit_linformer.utils.files import json_text, read_rows, write_text
+from lit_linformer.utils.files import json_text, write_text
 
 STUDY = "tune"  # its name in the database, of which each study has its own
 REFUSED = 2  # exit status of a run that said in one line why it ends
@@ -194,12 +195,9 @@ def run_name(number: int) -> str:
 
 def read_curve(run_dir: Path, metric: str) -> dict[int, float]:
     """{step: value} of a run's validations, without the untrained model's."""
-    for name in CURVES:
-        rows = read_rows(run_dir / name)
-        for column in (metric, metric.removeprefix("val/")):
-            if rows and column in rows[-1]:
-                return {int(row["step"]): row[column] for row in rows if row["step"] > 0}
-    return {}
+    rows = RunRecord(run_dir).curve
+    column = next((name for name in (metric, metric.removeprefix("val/")) if rows and name in rows[-1]), None)
+    return {int(row["step"]): row[column] for row in rows if row["step"] > 0} if column else {}
 
 
 def _difference(before: dict[str, Any], asked: dict[str, Any], folder: Path) -> UserError:
