@@ -23,7 +23,6 @@ from tests.test_conf import SHRINK
 ROOT = Path(__file__).parents[1]
 INDEX = (ROOT / "docs/README.md").read_text(encoding="utf-8")
 PAGES = ["README.md", *(f"docs/{name}" for name in re.findall(r"^\| \[(\w+\.md)\]", INDEX, re.MULTILINE) if name != "LOG.md")]
-SLOW = ("docs/export.md", "docs/paper.md")  # half of the time of all pages; their commands have tests of their own
 TEXT = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
 
 
@@ -85,7 +84,7 @@ def trained(tmp_path_factory, cache):
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, marks=pytest.mark.slow) if page in SLOW else page
+        page if page == "README.md" else pytest.param(page, marks=pytest.mark.slow)  # whose commands have tests of their own
         for page in PAGES
         if any(blocks(page, kind) for kind in ("bash", "python", "py"))
     ],

@@ -124,7 +124,12 @@ class Progress(ProgressBar):
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._validation_began = time.monotonic()
         if self._bar is not None:
-            self._bar.name("validate")
+            batches = sum(trainer.num_sanity_val_batches if trainer.sanity_checking else trainer.num_val_batches)
+            self._bar.validate(None if batches == float("inf") else int(batches))
+
+    def on_validation_batch_end(self, *_: Any) -> None:
+        if self._bar is not None:
+            self._bar.validated()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         name, words, form, better = headline(trainer, pl_module)
@@ -135,7 +140,7 @@ class Progress(ProgressBar):
             self._pace = self._pace or Pace(time.monotonic, None, 0)
             self._pace.validation = time.monotonic() - self._validation_began
         if self._bar is not None:
-            self._bar.name("train")
+            self._bar.train()
         if value is None:
             return
         step, value = trainer.global_step, float(value)
@@ -241,6 +246,7 @@ class _Bar:
         self._bar = Bar(*columns, TimeElapsedColumn(), TextColumn("{task.fields[left]}"), console=console)
         self._task = self._bar.add_task("validate", total=None, values=[], left="")
         self._ends: float | None = None
+        self._steps: dict[str, Any] = {}
         self._bar.start()
 
     def begin(self, total: int | None, step: int) -> None:
@@ -255,8 +261,19 @@ class _Bar:
             fields["left"] = f"{clock(self._ends - time.monotonic())} left"
         self._bar.update(self._task, completed=step, **fields)
 
-    def name(self, what: str) -> None:
-        self._bar.update(self._task, description=what)
+    def validate(self, batches: int | None) -> None:
+        """Counts batches, until `train` is back at the steps."""
+        task = self._bar.tasks[0]
+        self._steps = {"total": task.total, "completed": task.completed}
+        self._bar.update(self._task, description="validate", completed=0)
+        task.total = batches  # update takes None for what stays
+        self._bar.refresh()
+
+    def validated(self) -> None:
+        self._bar.advance(self._task)
+
+    def train(self) -> None:
+        self._bar.update(self._task, description="train", **self._steps)
 
     def stop(self) -> None:
         self._bar.update(self._task, left="")
