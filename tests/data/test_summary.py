@@ -76,6 +76,18 @@ def test_pretraining_counts_come_from_the_token_files():
     ]
 
 
+def test_documents_that_are_all_shorter_than_a_row(make):
+    longest = 0
+    for n in (64, 1024):
+        data = make(max_length=n)
+        assert data.summary_hints(n) == []  # nothing is prepared yet
+        data.prepare_data()
+        data.setup("fit")
+        longest = data.blocks["train"].longest_document(data.tokenizer.eos_id)
+        told = f"the longest document has {longest} of a row's 1,024 tokens: each row joins several"
+        assert 64 < longest < 1000 and data.summary_hints(n) == ([told] if n == 1024 else [])
+
+
 def test_many_classes_and_values():
     told = {"rows": 9, "tokens": 40, "cut": 0.0, "max_length": 64}
     ((_, line),) = summary_rows({"train": told | {"labels": {str(stars): 1 for stars in range(9)}}})

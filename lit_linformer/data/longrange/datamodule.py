@@ -149,9 +149,13 @@ class LongRangeData(ResumableDataModule):
             with Preparing(f"Rows of {self.task.name}, {split}") as shown:
 
                 def rows():
+                    any_row = False
                     for symbols, label in self.source.rows(split):
+                        any_row = True
                         shown.update(sum(map(len, symbols)), self.source.fraction)
                         yield [SPECIAL + one.astype(np.uint16) for one in symbols], label, _hash(symbols)
+                    if not any_row:
+                        raise UserError(f"data.source has no rows in its {split} split", "one or more")
 
                 write_text_files(folder, rows(), np.dtype(np.uint16), self.task.texts, True, inputs)
 

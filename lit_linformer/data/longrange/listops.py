@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lit_linformer.data.reading import text_lines
 from lit_linformer.utils.errors import SettingError, UserError
 
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
@@ -88,22 +89,21 @@ def read(folder: Path, split: str, setting: str) -> Iterator[tuple[list[np.ndarr
     if len(found) != 1:
         there = ", ".join(path.name for path in found) or "none"
         raise SettingError(setting, folder, f"one *_{FILES[split]}.tsv", more=f", with {there} for the {split} split")
-    with open(found[0], encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            source, tab, target = line.rstrip("\r\n").partition("\t")
-            if number == 1 and (source, target) == ("Source", "Target"):
-                continue
-            words = source.replace("(", " ").replace(")", " ").split()
-            try:
-                tokens = np.array([_NUMBER[word] for word in words], np.uint8)
-                if not tab or target not in SYMBOLS[:10]:
-                    raise UserError(f"its target is {target!r}", "0 to 9")
-                if value(tokens) != int(target):
-                    raise ValueError(f"it comes to {value(tokens)}, not {target}")
-            except (KeyError, ValueError) as error:
-                wrong = f"it has {error}" if isinstance(error, KeyError) else error
-                raise UserError(
-                    f"{setting}: {found[0]}:{number} is no row of ListOps: {wrong}",
-                    f"an expression of {' '.join(SYMBOLS)}, a tab, its value",
-                ) from error
-            yield [tokens], int(target)
+    for number, line, _ in text_lines(found[0], setting):
+        source, tab, target = line.partition("\t")
+        if number == 1 and (source, target) == ("Source", "Target"):
+            continue
+        words = source.replace("(", " ").replace(")", " ").split()
+        try:
+            tokens = np.array([_NUMBER[word] for word in words], np.uint8)
+            if not tab or target not in SYMBOLS[:10]:
+                raise ValueError(f"its target is {target!r}")
+            if value(tokens) != int(target):
+                raise ValueError(f"it comes to {value(tokens)}, not {target}")
+        except (KeyError, ValueError) as error:
+            wrong = f"it has {error}" if isinstance(error, KeyError) else error
+            raise UserError(
+                f"{setting}: {found[0]}:{number} is no row of ListOps: {wrong}",
+                f"an expression of {' '.join(SYMBOLS)}, a tab, its value, 0 to 9",
+            ) from error
+        yield [tokens], int(target)

@@ -197,6 +197,13 @@ class PretrainingData(ResumableDataModule):
     def summary(self) -> Summary:
         return of_token_files(read_meta(self.folder)["splits"], self.max_length) if self.folder else {}
 
+    def summary_hints(self, longest: int | None) -> list[str]:
+        """Advice where no document is as long as a row: then long rows show nothing that is far apart."""
+        if "train" not in self.blocks:
+            return []
+        tokens, n = self.blocks["train"].longest_document(self.tokenizer.eos_id), self.max_length
+        return [f"the longest document has {tokens:,} of a row's {n:,} tokens: each row joins several"] if tokens < n else []
+
     # Loaders
 
     def train_dataloader(self) -> ResumableLoader:

@@ -199,14 +199,24 @@ class TokenBlocks:
 
     def rows(self, indices) -> np.ndarray:
         """(B, n) int64."""
-        if self._stream is None:
-            self._stream = np.memmap(self.path, self.dtype, "r") if self.tokens else np.zeros(0, self.dtype)
         rows = np.full((len(indices), self.length), self.pad_id, dtype=np.int64)
         rows[:, 0] = self.bos_id
         for row, index in zip(rows, indices, strict=True):
-            tokens = self._stream[index * (self.length - 1) : (index + 1) * (self.length - 1)]
+            tokens = self.stream[index * (self.length - 1) : (index + 1) * (self.length - 1)]
             row[1 : 1 + len(tokens)] = tokens
         return rows
+
+    @property
+    def stream(self) -> np.ndarray:
+        """All tokens, (tokens,), eos behind each document."""
+        if self._stream is None:
+            self._stream = np.memmap(self.path, self.dtype, "r") if self.tokens else np.zeros(0, self.dtype)
+        return self._stream
+
+    def longest_document(self, eos_id: int, most: int = 1 << 22) -> int:
+        """Its tokens, eos included, among the first so many of the split."""
+        first = self.stream[:most]
+        return int(np.diff(np.flatnonzero(first == eos_id), prepend=-1, append=len(first) - 1).max(initial=0))
 
     def full_rows(self, most: int) -> np.ndarray:
         """(S, n) int64: at most so many rows without pads, spread evenly over the split."""

@@ -19,7 +19,8 @@ def cache(tmp_path_factory):
 
 
 def data(cache, task="listops", stage="fit", **settings):
-    settings = {"rows": 12, "held_out_rows": 5} | settings if task in ("listops", "pathfinder") else settings
+    made_here = task in ("listops", "pathfinder") and "source" not in settings
+    settings = {"rows": 12, "held_out_rows": 5} | settings if made_here else settings
     made = LongRangeData(task=task, batch_size=4, cache_dir=str(cache), **settings)
     made.prepare_data()
     made.setup(stage)
@@ -133,6 +134,9 @@ def test_settings_that_mean_nothing_are_refused(settings, said):
 @pytest.mark.parametrize(
     ("task", "name", "content", "said"),
     [
+        ("listops", "a_test.tsv", b"Source\tTarget\n1\t1\n\xff\t1\n", "a_test.tsv, line 3 is not UTF-8"),
+        ("listops", "a_test.tsv", b"Source\tTarget\n", "data.source has no rows in its test split; allowed: one or more"),
+        ("image", "test_batch.bin", b"", "data.source has no rows in its test split; allowed: one or more"),
         ("image", "test_batch.bin", b"\0" * 3072, r"test_batch.bin has 3072 bytes; allowed: 3073 for each image"),
         ("image", "test_batch.bin", b"\x0b" + b"\0" * 3072, r"test_batch.bin, image 1 has the label 11; allowed: 0 to 9"),
         ("retrieval", "a.test.tsv", b"2\ta\tb\tone\ttwo\n", r"a.test.tsv:1 has the label '2'.*; allowed: 0 or 1, two ids"),

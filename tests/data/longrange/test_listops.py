@@ -70,6 +70,7 @@ def test_the_authors_files_are_read(made, tmp_path):
         ("[AVG 1 2 ]\t1", r"it has '\[AVG'"),
         ("[MAX 1 2 ]", "its target is ''"),
         ("[MAX 1 2 ]\t12", "its target is '12'"),
+        ("", "its target is ''"),
     ],
 )
 def test_a_broken_line_is_named(line, words, tmp_path):

@@ -45,6 +45,10 @@ def test_blocks_hold_every_token_once_in_order(tmp_path, tokenizer, monkeypatch,
     for split, tokens in expected.items():
         blocks = TokenBlocks(folder, split, length, tokenizer.bos_id, tokenizer.pad_id)
         assert stream_of(blocks) == tokens
+        documents_here = [d for i, d in enumerate(documents) if holdout.split(i) == split]
+        longest = max(len(tokenizer.encode(d)) for d in documents_here) + 1
+        assert blocks.longest_document(tokenizer.eos_id) == longest
+        assert blocks.longest_document(tokenizer.eos_id, 5) == 5  # of a document, its beginning
         assert len(blocks) == -(-len(tokens) // (length - 1)) and blocks.full == len(tokens) // (length - 1)
         assert (blocks.rows(range(len(blocks)))[:, 1:].reshape(-1)[len(tokens) :] == tokenizer.pad_id).all()
         assert counts[split]["documents"] == sum(holdout.split(i) == split for i in range(150))
