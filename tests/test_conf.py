@@ -21,15 +21,16 @@ TRAINERS = sorted((ROOT / "conf/trainer").glob("*.yaml"))
 DEBUG = sorted((ROOT / "conf/debug").glob("*.yaml"))
 LOGGERS = sorted((ROOT / "conf/logger").glob("*.yaml"))  # run in tests/callbacks/test_loggers.py
 MODERN = ROOT / "conf/model/modern.yaml"
-OVERLAYS = [*DEBUG, *LOGGERS, MODERN, ROOT / "conf/finetune/small.yaml", ROOT / "conf/convert/mlm.yaml"]
+SQUARES, ON_GPUS = ROOT / "conf/lra/squares.yaml", ROOT / "conf/long/gpu.yaml"
+OVERLAYS = [*DEBUG, *LOGGERS, MODERN, SQUARES, ON_GPUS, ROOT / "conf/finetune/small.yaml", ROOT / "conf/convert/mlm.yaml"]
 DISTILL = ROOT / "conf/convert/distill.yaml"
 GRIDS = [path for path in sorted((ROOT / "conf").rglob("*.yaml")) if "axes" in yaml.safe_load(path.read_text())]
 FINETUNE = sorted(set((ROOT / "conf/finetune").glob("*.yaml")) - {*OVERLAYS, *GRIDS})
 FIGURE3 = [path for path in GRIDS if path.name.startswith("figure3")]
 MECHANISMS = sorted((ROOT / "conf/mechanisms").glob("*.yaml"))
-LONG = sorted((ROOT / "conf/long").glob("*.yaml"))
+LONG = [path for path in GRIDS if path.parent.name == "long"]
 RECALL = sorted((ROOT / "conf/recall").glob("*.yaml"))
-LRA = sorted((ROOT / "conf/lra").glob("*.yaml"))
+LRA = sorted(set((ROOT / "conf/lra").glob("*.yaml")) - {SQUARES})
 # What the others are at another size, of other data, with another attention; .ci/run runs them all.
 QUICK = ("quickstart", "linformer_base", "small", "sst2", "own", "pretrain")
 SPACES = sorted((ROOT / "conf/tune").glob("*.yaml"))  # run in tests/studies/tune
@@ -76,13 +77,14 @@ def test_recall_runs(path, tmp_path, monkeypatch):
     assert "val/accuracy" in json.loads((tmp_path / f"runs/{name}/result.json").read_text())["metrics"]
 
 
-@pytest.mark.parametrize("path", quick_first(LRA), ids=named)
+@pytest.mark.parametrize("path", [*quick_first(LRA), SQUARES], ids=named)
 def test_long_range_arena_runs(path, tmp_path, monkeypatch):
     """Two steps of each, then the test, on a few generated rows or small files; n is cut to 512 where rows may be cut."""
     monkeypatch.chdir(tmp_path)
+    path, overlay = (ROOT / "conf/lra/image.yaml", ["--config", str(path)]) if path == SQUARES else (path, [])
     config = yaml.safe_load(path.read_text())
-    argv = ["--config", str(path), "--data.batch_size", "2", "--trainer.accelerator", "cpu", "--trainer.max_steps", "2"]
-    argv += ["--trainer.val_check_interval", "2", "--data.cache_dir", "cache"]
+    argv = ["--config", str(path), *overlay, "--data.batch_size", "2", "--trainer.accelerator", "cpu"]
+    argv += ["--trainer.max_steps", "2", "--trainer.val_check_interval", "2", "--data.cache_dir", "cache"]
     task = config["data"]["init_args"]["task"]
     write_long_range(tmp_path, task)
     generated = ["--data.rows", "6", "--data.held_out_rows", "4"]
@@ -99,7 +101,21 @@ def test_long_range_arena_runs(path, tmp_path, monkeypatch):
         assert run_forked(["fit", *argv], log) == 0, log.read_text()
         argv, name = ["--config", "runs/listops/config.yaml"], "listops"
     assert run_forked(["test", *argv], log) == 0, log.read_text()
+    assert not overlay or "positions of an image" in log.read_text()
     assert len((tmp_path / f"runs/{name}/submission/{task}.tsv").read_text().splitlines()) == 5
+
+
+@pytest.mark.parametrize(("overlays", "devices"), [([], 1), (["conf/trainer/ddp.yaml"], "auto")])
+def test_grids_at_long_n_for_gpus(overlays, devices, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    words = [word for path in ("conf/long/gpu.yaml", *overlays) for word in ("--config", path)]
+    cell = read_grid(LONG[0], arguments=shlex.join([*words, "--data.batch_size", "8"])).cells[0]
+    assert run_forked([*cell.fit, "--print_config"], tmp_path / "out.txt") == 0
+    config = yaml.safe_load((tmp_path / "out.txt").read_text())
+    encoder, data = (config[part]["init_args"] for part in ("model", "data"))
+    assert encoder["encoder"]["hidden_size"] == 768 and encoder["encoder"]["max_length"] == 2048 and encoder["lr"] == 5e-4
+    assert (data["batch_size"], data["global_batch_size"], config["trainer"]["devices"]) == (8, 64, devices)
+    assert config["trainer"]["precision"] == "bf16-mixed" and bool(config["trainer"]["strategy"] != "auto") == bool(overlays)
 
 
 @pytest.fixture(scope="module")

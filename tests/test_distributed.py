@@ -17,7 +17,7 @@ from lit_linformer.model import EncoderConfig, MaskedLanguageModel
 from lit_linformer.model.linformer import SHARINGS
 from lit_linformer.utils.files import read_rows
 from tests.helpers import HANGS, assert_same, fit, load, output, read_log
-from tests.model.mechanisms import MECHANISMS
+from tests.model.mechanisms import IMAGE, MECHANISMS
 
 ROOT = Path(__file__).parents[1]
 OVERLAY = ROOT / "conf/trainer/ddp.yaml"
@@ -59,7 +59,7 @@ def fork_two(work, *args) -> None:
 
 KINDS = [{"attention": "full"}, {"attention": "lookup"}, *({"sharing": sharing} for sharing in SHARINGS)]
 KINDS += [{"projection": kind} for kind in ("conv", "mean", "gaussian")]
-KINDS += MECHANISMS.values()
+KINDS += [IMAGE, *MECHANISMS.values()]
 MODELS = [{**kind, "activation_checkpointing": on} for kind in KINDS for on in (False, True)]
 
 

@@ -48,7 +48,7 @@ class EncoderConfig:
         projection_options: settings that the projection has of its own, by name.
         projection_init: how a learned E starts: block_mean (slot j is the mean of window j) | split (of a part of it,
             another for each head: for sharing=none) | strided (slot j is one token) | normal (N(0, 1/k)) | xavier (the
-            authors' code).
+            authors' code) | squares (slot j is the mean of square j of an image, n as for position=image).
         projection_noise: standard deviation of Gaussian noise added to that start.
         order: compress_first (W_K (E x), fewer operations) | project_first (E (W_K x), the paper's formula).
         mass_bias: keep attention off slots that hold no real token of a short input; full rows don't change. Off, since a
@@ -57,7 +57,8 @@ class EncoderConfig:
         norm: post (the paper's) or pre, which trains at higher learning rates.
         norm_type: layer (LayerNorm, the paper's) | rms (RMSNorm: no mean, no bias).
         position: learned (an embedding for each of n places, the paper's) | rotary (queries and keys are turned by their
-            places; a Linformer then wants order=project_first).
+            places; a Linformer then wants order=project_first) | image (of pixels, row by row: an embedding of the row plus
+            one of the column; n is w², or w² + 2 with bos and eos).
         rotary_base: of rotary positions: the slowest pair of channels turns by about 1/base a token.
         feed_forward: gelu (the paper's) | geglu (gated; as many parameters).
         bias: whether linear layers and LayerNorms have biases.
@@ -137,8 +138,7 @@ class Encoder(nn.Module):
         super().__init__()
         self.config = config
         self.tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        learned = config.position == "learned"
-        self.positions = nn.Embedding(config.max_length, config.hidden_size) if learned else None
+        self.positions = POSITIONS[config.position](config.max_length, config.hidden_size)
         self.embedding_norm = make_norm(config)
         self.dropout = nn.Dropout(config.dropout)
         # Owned here and handed to each layer, so that it is one entry of the state dict and one DDP parameter.

@@ -1,5 +1,7 @@
 """Parts of the encoder that EncoderConfig chooses among: positions, norms, feed-forward. Shapes as in attention.py."""
 
+import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,7 +12,6 @@ from .errors import SettingError
 if TYPE_CHECKING:
     from .encoder import EncoderConfig
 
-POSITIONS = ("learned", "rotary")
 FEED_FORWARDS = ("gelu", "geglu")
 NORM_TYPES = ("layer", "rms")
 
@@ -28,6 +29,49 @@ def rotated(x: Tensor, num_heads: int, base: float) -> Tensor:
     cos, sin = angle.cos(), angle.sin()
     first, second = x.unflatten(-1, (num_heads, 2, half)).unbind(-2)  # (B, N, H, d/2) each
     return torch.cat([first * cos - second * sin, first * sin + second * cos], -1).flatten(-2).to(x.dtype)
+
+
+def image_side(max_length: int) -> tuple[int, int]:
+    """Of the square image that n tokens are, row by row: its side in pixels, and how many tokens stand before it.
+
+    That is 0, or 1 where a token stands before and one after it, as LongRangeData's bos and eos. UserError for another n.
+    """
+    for around in (0, 1):
+        side = math.isqrt(max(0, max_length - 2 * around))
+        if side and side * side + 2 * around == max_length:
+            return side, around
+    allowed = "w² tokens, or w² + 2 with bos and eos: 1024, 1026"
+    raise SettingError("max_length", max_length, allowed, more=", which is no square image")
+
+
+class ImagePositions(nn.Module):
+    """Positions of the pixels of a square image: an embedding of the row plus one of the column, and one each of bos and eos.
+
+    2 w vectors instead of w², so that what is learnt at one pixel holds for its row and its column. The Sparse Transformer
+    (Child et al., 2019, "Modeling diverse data types") adds embeddings of row, column and channel so.
+    """
+
+    def __init__(self, max_length: int, hidden_size: int):
+        super().__init__()
+        side, around = image_side(max_length)
+        self.rows, self.columns = nn.Embedding(side, hidden_size), nn.Embedding(side, hidden_size)
+        self.around = nn.Embedding(2, hidden_size) if around else None
+
+    @property
+    def weight(self) -> Tensor:
+        """(n, D), as that of an ``nn.Embedding`` of n places."""
+        pixels = (self.rows.weight[:, None] + self.columns.weight).flatten(0, 1)
+        if self.around is None:
+            return pixels
+        return torch.cat([self.around.weight[:1], pixels, self.around.weight[1:]])
+
+
+# Each makes what is added to the tokens, of n and D: its ``weight`` is (n, D). None: nothing is added.
+POSITIONS: dict[str, Callable[[int, int], nn.Embedding | ImagePositions | None]] = {
+    "learned": nn.Embedding,
+    "rotary": lambda max_length, hidden_size: None,
+    "image": ImagePositions,
+}
 
 
 class RMSNorm(nn.RMSNorm):
@@ -58,6 +102,7 @@ def differences(config: "EncoderConfig") -> list[str]:
     """What is not as in the paper's encoder, in a few words each."""
     chosen = {
         "rotary positions": config.position == "rotary",
+        "positions of an image": config.position == "image",
         "GeGLU": config.feed_forward == "geglu",
         "RMSNorm": config.norm_type == "rms",
         "no biases": not config.bias,
@@ -66,7 +111,9 @@ def differences(config: "EncoderConfig") -> list[str]:
 
 
 def check_parts(config: "EncoderConfig") -> None:
-    """Raises SettingError for an attention or a width of heads that rotary positions make no sense with."""
+    """Raises UserError for an attention, a width of heads or an n that the positions make no sense with."""
+    if config.position == "image":
+        image_side(config.max_length)
     if config.position != "rotary":
         return
     if (width := config.hidden_size // config.num_heads) % 2:

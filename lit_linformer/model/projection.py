@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .errors import SettingError, UserError
 from .registry import Registry
-from .starts import PROJECTION_INITS
+from .starts import FITS, PROJECTION_INITS
 
 if TYPE_CHECKING:
     from .encoder import EncoderConfig
@@ -70,6 +70,11 @@ class Projection(nn.Module):
             raise SettingError("projection_init", init, ", ".join(PROJECTION_INITS))
         if not 1 <= projection_dim <= max_length:
             raise UserError(f"projection_dim (k) is {projection_dim}", f"1 to max_length = {max_length}")
+        if init in FITS:
+            if cls.fill is Projection.fill:
+                takes = ", ".join(name for name, kind in PROJECTIONS.items() if kind.fill is not Projection.fill)
+                raise SettingError("projection", PROJECTIONS.name(cls), takes, when=f"with projection_init={init!r}")
+            FITS[init](max_length, projection_dim)
 
     @classmethod
     def check_options(cls, max_length: int, projection_dim: int, options: dict[str, Any]) -> None:

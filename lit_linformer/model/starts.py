@@ -9,6 +9,9 @@ import math
 import torch
 from torch import Tensor, nn
 
+from .errors import UserError
+from .parts import image_side
+
 Part = tuple[int, int]  # (h, H): for the h-th of H heads
 
 
@@ -42,10 +45,30 @@ def xavier(max_length: int, projection_dim: int) -> Tensor:
     return nn.init.xavier_uniform_(torch.zeros(projection_dim, max_length), gain=1.0 / math.sqrt(2.0))
 
 
+def squares(max_length: int, projection_dim: int) -> Tensor:
+    """Slot j is the mean of square j of an image's pixels, row by row; bos and eos, where n has them, are in none."""
+    side, around = image_side(max_length)
+    across = math.isqrt(projection_dim)
+    square = torch.arange(side) * across // side  # of each row, and of each column
+    inside = (square[:, None] * across + square).flatten() == torch.arange(projection_dim)[:, None]  # (K, side²)
+    return nn.functional.pad(inside * (projection_dim / side**2), (around, around))
+
+
+def check_squares(max_length: int, projection_dim: int) -> None:
+    """Raises UserError where n tokens are no image, or k squares do not tile it."""
+    side, _ = image_side(max_length)
+    counts = [across * across for across in range(1, side + 1) if side % across == 0]
+    if projection_dim not in counts:
+        what = f"projection_dim (k) is {projection_dim}, but squares do not tile {side} × {side} pixels so"
+        raise UserError(what, ", ".join(map(str, counts)), when="with projection_init='squares'")
+
+
 # Those of a window, (width, part) → (width,), start a convolution's kernel too; those of a matrix, (n, K) → (K, n), do not.
 WINDOW_INITS = {"block_mean": block_mean, "split": split, "strided": strided}
-MATRIX_INITS = {"normal": normal, "xavier": xavier}
+MATRIX_INITS = {"normal": normal, "xavier": xavier, "squares": squares}
 PROJECTION_INITS = {**WINDOW_INITS, **MATRIX_INITS}
+# Of those that not every n and k go with: what raises ValueError then. Only an E that takes a matrix (`fill`) has them.
+FITS = {"squares": check_squares}
 
 
 def window_bounds(max_length: int, projection_dim: int) -> list[int]:

@@ -8,7 +8,7 @@ import torch
 
 from lit_linformer.convert.surgery import to_linformer, to_longer
 from lit_linformer.model import EncoderConfig, MaskedLanguageModel
-from tests.model.mechanisms import MECHANISMS, MODERN
+from tests.model.mechanisms import IMAGE, MECHANISMS, MODERN
 
 SHAPE = {"vocab_size": 40, "max_length": 12, "hidden_size": 8, "num_layers": 2, "num_heads": 2, "intermediate_size": 16}
 
@@ -106,6 +106,15 @@ def test_svd_is_numpys_of_the_maps_that_share_a_matrix(sharing, names):
                 V = np.linalg.svd(group.reshape(-1, 12), full_matrices=False)[2][: len(matrix)]
                 mine = matrix / np.linalg.norm(matrix, axis=1, keepdims=True)
                 assert np.allclose(mine.T @ mine, V.T @ V, atol=1e-5)  # the same projection
+
+
+@pytest.mark.parametrize("of_image", IMAGE.items())
+def test_a_model_of_images_is_for_their_size_alone(of_image):
+    made = to_linformer(model(attention="full", position=IMAGE["position"], max_length=18), "squares", None, projection_dim=4)
+    assert made.encoder.config.position == "image" and made(rows(length=18)).isfinite().all()
+    net = model(max_length=18, projection_dim=4, **dict([of_image]))
+    with pytest.raises(ValueError, match="max_length is 36; allowed: 18, for it reads images of that size"):
+        to_longer(net, 36, "repeat", "repeat")
 
 
 def test_only_a_matrix_can_be_made_of_singular_vectors():

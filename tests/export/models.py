@@ -6,7 +6,7 @@ import torch
 from lit_linformer.model import EncoderConfig, MaskedLanguageModel, SequenceClassifier
 from lit_linformer.runs.trained_model import TrainedModel
 from tests.helpers import output
-from tests.model.mechanisms import MECHANISMS, MODERNS
+from tests.model.mechanisms import IMAGE, MECHANISMS, MODERNS
 
 NEEDED = {"safetensors": "safetensors", "huggingface": "transformers", "onnx": "onnxruntime", "torch": "torch"}
 SHAPE = {"vocab_size": 50, "max_length": 16, "hidden_size": 8, "num_layers": 1, "num_heads": 2, "intermediate_size": 16}
@@ -23,6 +23,7 @@ VARIANTS = [
     {"projection": "mean", "mass_bias": True},
     {"projection": "max"},
     {"projection": "gaussian", "sharing": "headwise"},
+    IMAGE,
     *MECHANISMS.values(),
     *(MODERNS[f"modern {name}"] for name in ("full", "linformer", "window")),
     MODERNS["modern lookup"] | {"num_layers": 2},

@@ -17,6 +17,9 @@ MECHANISMS = {
     "coarse, gated": {"attention": "coarse", "projection": "gated", "order": "project_first"},
 }  # fmt: skip
 
+# Pixels as tokens, for tests whose n is a square (or n + 2), and k as many squares as tile it.
+IMAGE = {"position": "image", "projection_init": "squares"}
+
 # The parts of conf/model/modern.yaml, under every attention and projection that rotary positions go with.
 MODERN = {"norm": "pre", "norm_type": "rms", "position": "rotary", "feed_forward": "geglu", "bias": False, "head_bias": False}
 MODERN |= {"order": "project_first", "local_width": 3}

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from lit_linformer.callbacks.length_sweep import AllocatedTensors
-from lit_linformer.model import Encoder, EncoderConfig, MaskedLanguageModel, count_parameters
+from lit_linformer.model import ATTENTIONS, Encoder, EncoderConfig, MaskedLanguageModel, count_parameters
 from lit_linformer.model.linformer import ORDERS, SHARINGS
 from lit_linformer.model.projection import PROJECTIONS
-from tests.model.mechanisms import MECHANISMS, MODERNS
+from tests.model.mechanisms import IMAGE, MECHANISMS, MODERNS
 
 
 def tiny(**options):
@@ -56,7 +56,8 @@ LINFORMERS = [
     dict(zip(("sharing", "projection", "order"), kind, strict=True))
     for kind in itertools.product(SHARINGS, PROJECTIONS, ORDERS)
 ]
-KINDS = {" ".join(kind.values()): kind for kind in ({"attention": "full"}, {"attention": "lookup"}, *LINFORMERS)} | MECHANISMS
+KINDS = {" ".join(kind.values()): kind for kind in ({"attention": "full"}, {"attention": "lookup"}, IMAGE, *LINFORMERS)}
+KINDS |= MECHANISMS
 
 
 SETTINGS = [
@@ -97,7 +98,7 @@ def test_k_may_differ_by_layer():
     assert [maps[layer].shape[-1] for layer in (0, 1)] == [8, 2]
 
 
-@pytest.mark.parametrize("options", MECHANISMS.values(), ids=MECHANISMS)
+@pytest.mark.parametrize("options", [*MECHANISMS.values(), IMAGE], ids=[*MECHANISMS, "image"])
 def test_the_state_dict_holds_all_that_a_run_continues_from(options):
     first, second = randomised(tiny(**options)), Encoder(tiny(**options)).double().eval()  # the second from other numbers
     ids = torch.randint(0, 50, (2, 13))
@@ -106,7 +107,7 @@ def test_the_state_dict_holds_all_that_a_run_continues_from(options):
     assert torch.equal(first(ids), second(ids))
 
 
-@pytest.mark.parametrize("options", (MECHANISMS | MODERNS).values(), ids=MECHANISMS | MODERNS)
+@pytest.mark.parametrize("options", [*(MECHANISMS | MODERNS).values(), IMAGE], ids=[*(MECHANISMS | MODERNS), "image"])
 def test_bfloat16_is_near_float32(options):
     encoder = randomised(tiny(**{"norm": "pre", "local_width": 3, **options})).float()
     ids, mask = torch.randint(0, 50, (2, 13)), torch.arange(13) < torch.tensor([[13], [9]])
@@ -121,8 +122,14 @@ def test_bfloat16_is_near_float32(options):
 
 @pytest.mark.parametrize(
     "options",
-    [*({"sharing": sharing} for sharing in SHARINGS), {"attention": "lookup"}, *MECHANISMS.values(), MODERNS["modern lookup"]],
-    ids=[*SHARINGS, "lookup", *MECHANISMS, "modern lookup"],
+    [
+        *({"sharing": sharing} for sharing in SHARINGS),
+        {"attention": "lookup"},
+        IMAGE,
+        *MECHANISMS.values(),
+        MODERNS["modern lookup"],
+    ],
+    ids=[*SHARINGS, "lookup", "image", *MECHANISMS, "modern lookup"],
 )
 def test_checkpointing_changes_no_gradient_and_takes_masks(options, monkeypatch):
     for name in ("encoder.PIECE", "lookup.LONG"):  # so that rows are long ones
@@ -155,19 +162,29 @@ def test_a_row_of_65536_tokens_fits_into_8_gib(options):
     assert peak_memory(config, 65536) < 7.5 * 2**30  # torch itself has 0.4
 
 
-LINEAR = {
-    "linformer": {},
-    "none": {"sharing": "none"},
-    "lookup": {"attention": "lookup"},
-    **{name: MECHANISMS[name] for name in ("window", "dynamic", "long-short", "gated", "gated channels")},
-}
+OWN = {"sparse": {"attention": "sparse"}, "lsh": {"attention": "lsh"}}  # with strides and chunks that suit a long row
+KINDS_OF_MEMORY = {name: kind for name, kind in KINDS.items() if kind.get("attention") != "full"} | OWN
+ROOT = ("sparse", "coarse", "coarse, gated")  # N √N by their docstrings; coarse where k grows as √n
 
 
-@pytest.mark.parametrize("options", LINEAR.values(), ids=LINEAR)
-def test_memory_grows_with_the_length_and_not_with_its_square(options):
-    """`coarse` takes windows of n/k tokens, so it does not belong here with one k."""
-    short, long = (peak_memory(tiny(**options, max_length=length), length) for length in (4096, 16384))
-    assert long < 4.5 * short
+@pytest.mark.parametrize("name", [name for name in KINDS_OF_MEMORY if "project_first" not in name])
+def test_memory_grows_with_the_length_and_not_with_its_square(name):
+    """Of a padded row, forward and backward: what four times as many tokens take, in real tensors."""
+    peaks = []
+    for root in (32, 64):
+        length = root**2
+        of_k = {"projection_dim": root} if name.startswith("coarse") else {}
+        config = tiny(**KINDS_OF_MEMORY[name], **of_k, max_length=length, num_layers=1)
+        encoder, ids = Encoder(config).train(), torch.zeros(1, length, dtype=torch.int64)
+        with AllocatedTensors(encoder.parameters()) as allocated:
+            encoder(ids, torch.arange(length)[None] < length - 3).sum().backward()
+        peaks.append(allocated.peak)
+    assert peaks[1] < (8.5 if name in ROOT else 4.5) * peaks[0]
+
+
+def test_every_attention_is_among_them():
+    kinds = {kind.get("attention", "linformer") for kind in KINDS_OF_MEMORY.values()}
+    assert {*kinds, "full"} == set(ATTENTIONS)
 
 
 def test_shared_matrix_is_one_entry_of_the_state_dict():
@@ -195,7 +212,17 @@ def test_dropout_acts_only_in_training():
         ({"local_width": 4}, "local_width is 4; allowed: 0"),
         ({"norm": "both"}, "norm is 'both'; allowed: post, pre"),
         ({"norm_type": "batch"}, "norm_type is 'batch'; allowed: layer, rms"),
-        ({"position": "sinusoidal"}, "position is 'sinusoidal'; allowed: learned, rotary"),
+        ({"position": "sinusoidal"}, "position is 'sinusoidal'; allowed: learned, rotary, image"),
+        ({"position": "image", "max_length": 17}, "max_length is 17, which is no square image; allowed: w² tokens, or"),
+        ({"projection_init": "squares", "max_length": 17}, "max_length is 17, which is no square image"),
+        (
+            {"projection_init": "squares", "projection_dim": 8},
+            r"projection_dim \(k\) is 8, but .* 4 × 4 pixels so; allowed with projection_init='squares': 1, 4, 16",
+        ),
+        (
+            {"projection_init": "squares", "projection": "mean"},
+            "projection is 'mean'; allowed with projection_init='squares': linear",
+        ),
         ({"position": "rotary", "hidden_size": 6}, "hidden_size/num_heads is 3; allowed with position='rotary': an even width"),
         ({"position": "rotary"}, "order is 'compress_first'; allowed with position='rotary': project_first"),
         (

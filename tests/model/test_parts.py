@@ -5,7 +5,7 @@ import torch
 
 from lit_linformer.model import Encoder, EncoderConfig, LinformerAttention, MaskedLanguageModel, SelfAttention, count_parameters
 from lit_linformer.model.linformer import SHARINGS
-from lit_linformer.model.parts import rotated
+from lit_linformer.model.parts import ImagePositions, rotated
 from lit_linformer.model.projection import make_projection
 from tests.model.mechanisms import MODERN, MODERNS
 
@@ -26,6 +26,17 @@ def test_each_pair_of_channels_is_turned_as_a_complex_number():
     expected = torch.stack([turned.real, turned.imag], -2).flatten(-3)
     torch.testing.assert_close(rotated(x, H, BASE), expected, rtol=1e-14, atol=1e-14)
     assert torch.equal(rotated(x, H, BASE)[:, 0], x[:, 0]) and not torch.allclose(rotated(x, H, BASE)[:, 1], x[:, 1])
+
+
+@pytest.mark.parametrize("around", [0, 1])
+def test_a_pixel_has_its_rows_embedding_and_its_columns(around):
+    made = ImagePositions(16 + 2 * around, D)
+    for place in range(16):
+        row, column = divmod(place, 4)
+        assert torch.equal(made.weight[around + place], made.rows.weight[row] + made.columns.weight[column])
+    assert not around or torch.equal(made.weight[[0, -1]], made.around.weight)
+    encoder = Encoder(config(position="image", max_length=18, projection_dim=4))
+    assert count_parameters(encoder) == count_parameters(Encoder(config(max_length=18, projection_dim=4))) - (18 - 10) * D
 
 
 def test_scores_know_only_how_far_apart_tokens_are():

@@ -54,11 +54,30 @@ def test_block_mean_tiles_n_when_k_does_not_divide_it():
 @pytest.mark.parametrize("init", PROJECTION_INITS)
 def test_starts_have_the_scale_they_claim(init):
     torch.manual_seed(0)
-    E = initial_matrix(init, 512, 128)
-    windows = {"block_mean": 0.25, "split": 0.25, "strided": 1.0}
+    E = initial_matrix(init, 1026, 256) if init == "squares" else initial_matrix(init, 512, 128)
+    windows = {"block_mean": 0.25, "split": 0.25, "strided": 1.0, "squares": 0.25}
     expected = {**windows, "normal": 128**-0.5, "xavier": 0.5**0.5 * (6 / 640) ** 0.5}[init]
     measured = E.abs().max() if init != "normal" else E.std()
     assert measured.item() == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.parametrize(("side", "across"), [(4, 2), (6, 3), (32, 16), (5, 1), (3, 3)])
+@pytest.mark.parametrize("around", [0, 1])
+def test_squares_are_means_of_squares_of_an_image(side, across, around):
+    width, n = side // across, side**2 + 2 * around
+    x = torch.randn(2, n, 3, dtype=torch.float64)
+    image = x[:, around : n - around].view(2, side, side, 3)
+    expected = [
+        image[:, width * row : width * (row + 1), width * column : width * (column + 1)].mean((1, 2))
+        for row in range(across)
+        for column in range(across)
+    ]
+    found = make_projection("linear", n, across**2, init="squares").double()
+    torch.testing.assert_close(found(x), torch.stack(expected, 1), rtol=1e-7, atol=1e-7)  # weights start in float32
+    assert not around or not found.weight[:, [0, -1]].any()  # bos and eos
+    mask = torch.arange(n)[None] < n - around - 1  # without the last pixel
+    mass = found.mass(x, mask)[0, 0]
+    torch.testing.assert_close(mass, torch.ones(across**2).index_fill(0, torch.tensor(across**2 - 1), 1 - width**-2).to(mass))
 
 
 def test_strided_heads_start_at_different_tokens():

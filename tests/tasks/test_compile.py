@@ -11,7 +11,7 @@ from torch._dynamo.utils import counters
 from lit_linformer.model import EncoderConfig
 from lit_linformer.tasks import MLM, SequenceClassification
 from tests.helpers import assert_same, load, output, read_log
-from tests.model.mechanisms import MECHANISMS, MODERNS
+from tests.model.mechanisms import IMAGE, MECHANISMS, MODERNS
 
 SHAPE = {"vocab_size": 60, "max_length": 32, "hidden_size": 16, "num_layers": 1, "num_heads": 2, "intermediate_size": 32}
 
@@ -67,6 +67,7 @@ def test_compiled_training_is_the_same_to_rounding(tiny, tmp_path):
         {"projection": "mean", "mass_bias": True},
         {"attention": "full"},
         {"attention": "lookup"},
+        IMAGE | {"max_length": 36, "projection_dim": 9},
         *(pytest.param(settings, marks=pytest.mark.slow) for settings in MECHANISMS.values()),
         *(MODERNS[f"modern {name}"] for name in ("full", "lookup")),
     ],
