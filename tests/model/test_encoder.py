@@ -162,19 +162,20 @@ def test_a_row_of_65536_tokens_fits_into_8_gib(options):
     assert peak_memory(config, 65536) < 7.5 * 2**30  # torch itself has 0.4
 
 
-OWN = {"sparse": {"attention": "sparse"}, "lsh": {"attention": "lsh"}}  # with strides and chunks that suit a long row
-KINDS_OF_MEMORY = {name: kind for name, kind in KINDS.items() if kind.get("attention") != "full"} | OWN
+LINEAR = {"lookup": {"attention": "lookup"}, "image": IMAGE, **{kind: {"projection": kind} for kind in PROJECTIONS}}
+LINEAR |= {f"sharing {sharing}": {"sharing": sharing} for sharing in SHARINGS} | MECHANISMS
+LINEAR |= {name: {"attention": name} for name in ("sparse", "lsh")}  # with strides and chunks that suit a long row
 ROOT = ("sparse", "coarse", "coarse, gated")  # N √N by their docstrings; coarse where k grows as √n
 
 
-@pytest.mark.parametrize("name", [name for name in KINDS_OF_MEMORY if "project_first" not in name])
+@pytest.mark.parametrize("name", LINEAR)
 def test_memory_grows_with_the_length_and_not_with_its_square(name):
     """Of a padded row, forward and backward: what four times as many tokens take, in real tensors."""
     peaks = []
     for root in (32, 64):
         length = root**2
         of_k = {"projection_dim": root} if name.startswith("coarse") else {}
-        config = tiny(**KINDS_OF_MEMORY[name], **of_k, max_length=length, num_layers=1)
+        config = tiny(**LINEAR[name], **of_k, max_length=length, num_layers=1)
         encoder, ids = Encoder(config).train(), torch.zeros(1, length, dtype=torch.int64)
         with AllocatedTensors(encoder.parameters()) as allocated:
             encoder(ids, torch.arange(length)[None] < length - 3).sum().backward()
@@ -183,7 +184,7 @@ def test_memory_grows_with_the_length_and_not_with_its_square(name):
 
 
 def test_every_attention_is_among_them():
-    kinds = {kind.get("attention", "linformer") for kind in KINDS_OF_MEMORY.values()}
+    kinds = {kind.get("attention", "linformer") for kind in LINEAR.values()}
     assert {*kinds, "full"} == set(ATTENTIONS)
 
 
