@@ -18,14 +18,19 @@ class PredictionWriter(Callback):
     """Prints the first texts with their most probable fillings or labels, and writes all as JSON lines.
 
     A task's predict_step gives a list of records: {text, mask?, top: [{token or label, probability}, …]} or {text, value}. What
-    a module of your own gives otherwise, a tensor say, is written a row a line, and not printed.
+    a module of your own gives otherwise, a tensor say, is written a row a line, and not printed. Where a batch has an `index`,
+    the number of each record's text (of R records (R,)), the records are put in that order.
     """
 
     def __init__(self) -> None:
         self.records: list[dict[str, Any]] = []
+        self._numbers: list[int] = []
 
-    def on_predict_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
-        self.records += _records(outputs)
+    def on_predict_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any) -> None:
+        found, index = _records(outputs), batch.get("index") if isinstance(batch, dict) else None
+        known = isinstance(index, Tensor) and len(index) == len(found)
+        self._numbers += index.tolist() if known else range(len(self.records), len(self.records) + len(found))
+        self.records += found
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.is_global_zero:  # each process has found the same
@@ -33,6 +38,8 @@ class PredictionWriter(Callback):
         from rich.console import Console
 
         path = Path(trainer.default_root_dir) / FILE
+        order = sorted(range(len(self.records)), key=self._numbers.__getitem__)
+        self.records = [self.records[place] for place in order]
         write_records(path, self.records)
         console, count = Console(), len(self.records)
         if not self.records or not all("text" in record and record.keys() & {"top", "value"} for record in self.records):

@@ -3,7 +3,6 @@
 Shapes: B rows, N tokens, M masked positions a row, V vocabulary, C classes.
 """
 
-import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -70,7 +69,12 @@ def _texts(settings: dict[str, Any], source: str | None, tokenizer: Path, max_le
     data = FineTuningData(**settings)
     data.setup("validate")
     loaders = data.val_dataloader()
-    return list(itertools.islice(loaders[0] if isinstance(loaders, list) else loaders, TEXTS // BATCH))
+    batches, rows = [], 0
+    for batch in loaders[0] if isinstance(loaders, list) else loaders:
+        if rows < TEXTS:
+            batches.append(batch)
+            rows += len(batch["index"])
+    return batches
 
 
 @torch.inference_mode()

@@ -265,7 +265,8 @@ def as_bias(allowed: Tensor, dtype: torch.dtype) -> Tensor:
 
 def zero_pads(x: Tensor, attention_mask: Tensor | None) -> Tensor:
     """(B, N, D) with the rows at pads set to zero, whatever their values (NaN too)."""
-    return x if attention_mask is None else x.masked_fill(~attention_mask[..., None], 0.0)
+    # Not masked_fill, which on a CPU takes nearly twice as long, forward and backward.
+    return x if attention_mask is None else torch.where(attention_mask[..., None], x, 0.0)
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:

@@ -12,7 +12,6 @@ validation split, a folder as data.source with data.task STS-B.
 """
 
 import io
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +91,7 @@ def embed(
     import torch
     from torch.nn.functional import normalize
 
+    from lit_linformer.data.loader import by_length
     from lit_linformer.model.heads import pool
 
     tokenizer, longest = model.tokenizer, model.max_length
@@ -100,19 +100,13 @@ def embed(
     vectors = np.zeros((len(rows), model.encoder.hidden_size), np.float32)
     encoder = model.net.encoder.to(device)
     with torch.inference_mode():
-        for places in _batches(rows, batch_size):
-            width = len(rows[places[-1]])
+        for places in by_length([len(row) for row in rows], batch_size):
+            width = len(rows[places[0]])
             ids = torch.tensor([rows[i] + [tokenizer.pad_id] * (width - len(rows[i])) for i in places], device=device)
             lengths = torch.tensor([len(rows[i]) for i in places], device=device)
             mask = torch.arange(width, device=device) < lengths[:, None]
             vectors[places] = normalize(pool(encoder(ids, mask), mask, "mean").float()).cpu().numpy()
     return vectors, sum(len(ids) > longest - 2 for ids in found)
-
-
-def _batches(rows: list[list[int]], size: int) -> Iterator[list[int]]:
-    """Places of rows of about the same length, the longest last in each."""
-    order = sorted(range(len(rows)), key=lambda place: len(rows[place]))
-    return (order[start : start + size] for start in range(0, len(order), size))
 
 
 def write(path: Path, texts: list[str], vectors: "np.ndarray[Any, Any]") -> None:

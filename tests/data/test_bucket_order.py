@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from lit_linformer.data.loader import WINDOW, BucketOrder, ResumableLoader
+from lit_linformer.data.loader import WINDOW, BucketOrder, EvaluationLoader, ResumableLoader, by_length, even_batches
 from tests.data.test_loader import Keys, rows, take
 
 
@@ -47,6 +47,23 @@ def test_few_tokens_are_pads(batch_size):
         batches = [lengths[b[:, 1]] for b in ResumableLoader(Keys(20_000), batch_size, lengths=given)]
         waste[name] = 1 - sum(b.sum() for b in batches) / sum(b.max() * len(b) for b in batches)
     assert waste["sorted"] < 0.1 < 0.5 < waste["unsorted"]
+
+
+def test_held_out_rows_come_in_batches_with_hardly_a_pad():
+    lengths = np.sort(lengths_of(900))[::-1]
+    batches = even_batches(lengths.tolist(), 16)
+    assert [row for batch in batches for row in batch] == list(range(900)) and max(map(len, batches)) == 16
+    assert all(lengths[batch].sum() >= 0.95 * lengths[batch[0]] * len(batch) for batch in batches)
+    assert even_batches([9, 9, 9, 5, 5, 2], 2) == [range(2), range(2, 3), range(3, 5), range(5, 6)]
+    assert even_batches([], 2) == [] and by_length([5, 9, 2, 9, 5, 9], 3) == [[1, 3, 5], [0, 4], [2]]
+
+
+def test_ranks_have_the_same_batches_of_held_out_rows():
+    lengths = np.sort(lengths_of(103))[::-1]
+    together = [batch[:, 1].tolist() for batch in EvaluationLoader(Keys(103), 8, lengths=lengths)]
+    ranks = [[b[:, 1].tolist() for b in EvaluationLoader(Keys(103), 4, rank, 2, lengths=lengths)] for rank in range(2)]
+    for whole, *parts in zip(together, *ranks, strict=True):  # a rank that has no row has a filler
+        assert parts == [whole[0::2], whole[1::2] or [-1]]
 
 
 def test_ranks_share_what_one_process_would_read():

@@ -67,7 +67,8 @@ class FineTuningData(ResumableDataModule):
         global_batch_size: Rows of an optimiser step over all devices, which accumulate micro-batches as needed; then
             trainer.val_check_interval counts optimiser steps, and nothing changes with the number of devices. None:
             batch_size × devices × trainer.accumulate_grad_batches.
-        eval_batch_size: The same for validation, test and predict; none: batch_size.
+        eval_batch_size: Rows of a batch at most in validation, test and predict, which have no more than 5 % pads; none:
+            batch_size.
         limit_train: Use only so many training rows, always the same ones; none: all.
         empty_texts: "error" refuses rows with an empty text, "keep" takes them.
         num_workers: Processes that load batches. 0 loads in the training process.
@@ -272,5 +273,5 @@ class FineTuningData(ResumableDataModule):
 
     def _evaluation(self, kind: str):
         sets = [self.sets[split] for split in self.text_task.splits(kind) if split in self.sets]
-        loaders = [EvaluationLoader(rows, self.eval_batch_size, **self._parallel()) for rows in sets]
+        loaders = [EvaluationLoader(rows, self.eval_batch_size, lengths=rows.lengths, **self._parallel()) for rows in sets]
         return loaders[0] if len(loaders) == 1 else loaders

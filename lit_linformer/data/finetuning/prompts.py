@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader
 from lit_linformer.data.finetuning.labelled_rows import LabelledSource
 from lit_linformer.data.finetuning.row_layout import RowLayout
 from lit_linformer.data.finetuning.text_tasks import TextTask
+from lit_linformer.data.loader import by_length
 from lit_linformer.data.pieces import encode_texts
 from lit_linformer.data.prompts import NOTHING, Prompt, at, given_texts, is_table, shortened, text_prompts
 from lit_linformer.data.tokenizer import Tokenizer
@@ -72,14 +73,16 @@ def _table_texts(file: str, task: TextTask, empty_texts: str) -> Iterator[Prompt
 
 
 def text_loader(prompts: list[Prompt], tokenizer: Tokenizer, layout: RowLayout, task: TextTask, batch_size: int) -> DataLoader:
-    """Batches as training has them, in the order given, without labels to learn from.
+    """Batches as training has them, of texts of about the same length, without labels to learn from.
 
-    Beside it what predictions.jsonl has of each text: texts, a string or [string, string]; places, {"line": 3} of data.file;
-    golds, the label that stands beside it there (a class's name, or a value), or None.
+    index: the texts' numbers in the order given. Beside it what predictions.jsonl has of each text: texts, a string or
+    [string, string]; places, {"line": 3} of data.file; golds, the label that stands beside it there (a class's name, or a
+    value), or None.
     """
     ids = encode_texts((each.strip() for prompt in prompts for each in prompt.texts), tokenizer)
     encoded = [[next(ids) for _ in prompt.texts] for prompt in prompts]
-    if (row := layout.too_long(np.array([[len(ids) for ids in row] for row in encoded]))) is not None:
+    lengths = np.array([[len(ids) for ids in row] for row in encoded])
+    if (row := layout.too_long(lengths)) is not None:
         raise UserError(
             f"{prompts[row].where}: {[shortened(text) for text in prompts[row].texts]} is too long for "
             f"data.truncation {layout.truncation}",
@@ -95,4 +98,5 @@ def text_loader(prompts: list[Prompt], tokenizer: Tokenizer, layout: RowLayout, 
             "golds": [task.label_name(each.label) for each in chosen],
         }
 
-    return DataLoader(range(len(prompts)), batch_size=batch_size, collate_fn=collate, generator=torch.Generator())
+    batches = by_length(layout.lengths(lengths).tolist(), batch_size)
+    return DataLoader(batches, batch_size=None, collate_fn=collate, generator=torch.Generator())

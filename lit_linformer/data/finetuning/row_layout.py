@@ -1,6 +1,6 @@
 """Layout: how the tokens of one or two texts become rows of at most max_length tokens, as RoBERTa has them.
 
-    bos A eos                    one text; a long one is cut, or read in windows: bos A[0:] eos, bos A[stride:] eos, …
+    bos A eos                    one text; a long one is cut, or read in windows that overlap, all of a length
     bos A eos eos B eos          a pair
 
 Shapes: B texts (or pairs), T texts of each, R rows of tokens, L tokens of the longest row.
@@ -111,14 +111,22 @@ class RowLayout:
         return lengths[:, 0] > self.capacity + (self.max_windows - 1) * self.stride
 
     def rows(self, texts: list[np.ndarray]) -> list[list[int]]:
-        """Rows of tokens of one text or pair."""
+        """Rows of tokens of one text or pair.
+
+        Windows are of one length, to a token, not full ones and a rest: so texts of a length have rows of a length, with hardly
+        a pad, and each token counts about as much in the mean over windows.
+        """
         if self.pair:
             first, second = self.cut(np.array([[len(text) for text in texts]]))[0]
             a, b = texts[0][:first].tolist(), texts[1][:second].tolist()
             return [[self.bos_id, *a, self.eos_id, self.eos_id, *b, self.eos_id]]
         (text,) = texts
-        starts = range(0, int(self.windows(len(text))) * self.stride, self.stride) if self.max_windows > 1 else [0]
-        return [[self.bos_id, *text[start : start + self.capacity].tolist(), self.eos_id] for start in starts]
+        count = int(self.windows(len(text))) if self.max_windows > 1 else 1
+        total = min(len(text), self.capacity + (count - 1) * self.stride) + (count - 1) * self.window_overlap
+        ends = [number * total // count for number in range(count + 1)]
+        again = [number * self.window_overlap for number in range(count)]  # tokens that were read before
+        cuts = [slice(first - seen, last - seen) for first, last, seen in zip(ends, ends[1:], again, strict=False)]
+        return [[self.bos_id, *text[cut].tolist(), self.eos_id] for cut in cuts]
 
     def batch(self, items: list[list[np.ndarray] | None]) -> dict[str, torch.Tensor]:
         """input_ids, attention_mask where there are pads, document where windows are allowed; None is a filler row."""

@@ -204,7 +204,7 @@ class LongRangeData(ResumableDataModule):
 
     def _evaluation(self, split: str) -> EvaluationLoader:
         rows = self._masked(self.sets[split], VALIDATION_MASK_RATE, VALIDATION_SEED)
-        return EvaluationLoader(rows, self.eval_batch_size, **self._parallel())
+        return EvaluationLoader(rows, self.eval_batch_size, lengths=self.sets[split].lengths, **self._parallel())
 
     def _masked(self, rows: EncodedTexts, mask_rate: float, seed: int) -> Dataset:
         special = range(SPECIAL)

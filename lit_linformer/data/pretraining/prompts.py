@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from torch.utils.data import DataLoader
 
+from lit_linformer.data.loader import by_length
 from lit_linformer.data.notes import first_few, note
 from lit_linformer.data.pretraining.corpus import Corpus
 from lit_linformer.data.prompts import NOTHING, Prompt, at, given_texts, is_table, shortened, text_prompts
@@ -74,9 +75,14 @@ def _tell(skipped: dict[str, list[Prompt]], prompts: int, none_left: bool) -> No
 
 
 def prompt_loader(encoded: list[dict], tokenizer: Tokenizer, batch_size: int) -> DataLoader:
-    """Batches of input_ids and attention_mask (B, L), texts, places, and rows, columns: where the mask tokens are, in order."""
+    """Batches of prompts of about the same length.
 
-    def collate(prompts: list[dict]) -> dict:
+    input_ids and attention_mask (B, L), texts, places; rows, columns: where the M mask tokens are, in order; index (M,): the
+    numbers of their prompts in the order given.
+    """
+
+    def collate(numbers: list[int]) -> dict:
+        prompts = [encoded[number] for number in numbers]
         longest = max(len(prompt["ids"]) for prompt in prompts)
         padded = [prompt["ids"] + [tokenizer.pad_id] * (longest - len(prompt["ids"])) for prompt in prompts]
         lengths = torch.tensor([len(prompt["ids"]) for prompt in prompts])
@@ -87,8 +93,10 @@ def prompt_loader(encoded: list[dict], tokenizer: Tokenizer, batch_size: int) ->
             "attention_mask": torch.arange(longest) < lengths[:, None],
             "rows": rows,
             "columns": columns,
+            "index": torch.tensor(numbers)[rows],
             "texts": [prompt["text"] for prompt in prompts],
             "places": [prompt["place"] for prompt in prompts],
         }
 
-    return DataLoader(encoded, batch_size=batch_size, collate_fn=collate, generator=torch.Generator())
+    batches = by_length([len(prompt["ids"]) for prompt in encoded], batch_size)
+    return DataLoader(batches, batch_size=None, collate_fn=collate, generator=torch.Generator())

@@ -6,18 +6,21 @@ from typing import Any
 
 from lit_linformer.utils.arguments import Setting, check_device, choice, number, whole, word
 from lit_linformer.utils.environment import command_line, environment
+from lit_linformer.utils.errors import UserError
 from lit_linformer.utils.files import check_own, json_text, write_text
 
 SUBJECTS = {
     "layers": "time and memory of layers against n and k",
     "training": "training steps beside RoBERTa's",
     "loop": "fit beside a bare PyTorch loop",
+    "lengths": "texts of unequal lengths beside full rows",
     "parallel": "processes under DDP beside single ones",
     "preparation": "text to token files",
 }
 WHAT = Setting(choice(*SUBJECTS), "; ".join(f"{name}: {what}" for name, what in SUBJECTS.items()), "layers")
 DEVICE = Setting(word("auto|cpu|cuda|cuda:N"), "where to measure; auto: a GPU if there is one", "auto")
 THREADS = Setting(whole("N", 1), "threads of a CPU (default: torch's)")
+CLOCK = Setting(choice("wall", "cpu"), "cpu: the process's own time, for a shared machine; with --threads 1", "wall")
 ROUNDS = Setting(whole("N", 1), "timed turns of each", 7)
 CELL_SECONDS = Setting(number("SECONDS", above=0), "time limit of one model, of all its passes at one n", 600.0)
 
@@ -33,6 +36,12 @@ def fill(settings: dict[str, Any], by_device: dict[str, tuple[Any, Any]]) -> dic
     device = check_device(settings["device"])
     known = {name: pair[device != "cpu"] for name, pair in {**by_device, "threads": (torch.get_num_threads(),) * 2}.items()}
     return settings | {name: value for name, value in known.items() if settings.get(name, 0) is None} | {"device": device}
+
+
+def check_clock(settings: dict[str, Any]) -> None:
+    """ValueError where the processor's time would not be that of the work."""
+    if settings["clock"] == "cpu" and (settings["device"] != "cpu" or settings["threads"] > 1):
+        raise UserError("clock is cpu", "wall, or a CPU with threads = 1")
 
 
 def check_free(folder: str, name: str) -> None:

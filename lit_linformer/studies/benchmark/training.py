@@ -16,10 +16,12 @@ from typing import Any
 
 from lit_linformer.studies.benchmark.subject import (
     CELL_SECONDS,
+    CLOCK,
     DEVICE,
     ROUNDS,
     THREADS,
     WHAT,
+    check_clock,
     check_free,
     fill,
     output,
@@ -27,7 +29,6 @@ from lit_linformer.studies.benchmark.subject import (
     write,
 )
 from lit_linformer.utils.arguments import FLAG, Setting, choice, listed, number, parse, whole
-from lit_linformer.utils.errors import UserError
 
 MODELS = ("linformer", "lookup", "linformer-paper", "transformer", "roberta", "linformer-lightning", "roberta-trainer")
 NEEDS = {"roberta": ("transformers",), "roberta-trainer": ("transformers", "accelerate")}
@@ -59,7 +60,7 @@ SETTINGS = {
     "precision": Setting(choice("float32", "bf16"), "bf16: autocast", "float32"),
     "compile": Setting(FLAG, "torch.compile for all of them", False),
     "threads": THREADS,
-    "clock": Setting(choice("wall", "cpu"), "cpu: the process's own time, for a shared machine; with --threads 1", "wall"),
+    "clock": CLOCK,
     "rounds": ROUNDS,
     "warmup": Setting(COUNT, "turns before these", 1),
     "steps": Setting(COUNT, "training steps a turn (default 1; on a GPU 10)"),
@@ -105,8 +106,7 @@ def read_settings(argv: list[str]) -> dict[str, Any]:
     settings = fill(parse("benchmark --what training", __doc__, SETTINGS, argv), DEFAULTS)
     settings["num_heads"] = settings["num_heads"] or max(1, settings["hidden_size"] // 64)
     settings["intermediate_size"] = 4 * settings["hidden_size"]
-    if settings["clock"] == "cpu" and (settings["device"] != "cpu" or settings["threads"] > 1):
-        raise UserError("clock is cpu", "wall, or a CPU with threads = 1")
+    check_clock(settings)
     return settings
 
 

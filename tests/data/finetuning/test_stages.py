@@ -66,7 +66,8 @@ def test_each_stage_stands_alone(make_data, tmp_path, stage):
 def predicted(data):
     data.setup("predict")
     batches = list(data.predict_dataloader())
-    return [text for batch in batches for text in batch["texts"]], batches
+    texts = {number: text for batch in batches for number, text in zip(batch["index"].tolist(), batch["texts"], strict=True)}
+    return [texts[number] for number in range(len(texts))], batches
 
 
 def test_predict_texts_from_a_string_a_list_and_a_file(make_data, tmp_path):
@@ -76,11 +77,14 @@ def test_predict_texts_from_a_string_a_list_and_a_file(make_data, tmp_path):
     assert predicted(make_data(file=str(tmp_path / "lines.txt")))[0] == ["second text", "  third  "]
     data = make_data(text="the first", file=str(tmp_path / "lines.txt"), eval_batch_size=2)
     texts, (first, second) = predicted(data)
-    assert texts == ["the first", "second text", "  third  "] and second["index"].tolist() == [2]
+    assert texts == ["the first", "second text", "  third  "]
     encode, tokenizer = data.tokenizer.encode, data.tokenizer
-    for ids, mask, text in zip(first["input_ids"], first["attention_mask"], texts, strict=False):
-        assert ids[mask].tolist() == [tokenizer.bos_id, *encode(text.strip()), tokenizer.eos_id]
-    assert second["input_ids"].tolist() == [[tokenizer.bos_id, *encode("third"), tokenizer.eos_id]]
+    rows = [[tokenizer.bos_id, *encode(text.strip()), tokenizer.eos_id] for text in texts]
+    # the longest first, so that rows of about the same length stand together; index tells which text it is
+    assert first["index"].tolist() + second["index"].tolist() == sorted(range(3), key=lambda text: -len(rows[text]))
+    for ids, mask, text in zip(first["input_ids"], first["attention_mask"], first["index"].tolist(), strict=True):
+        assert ids[mask].tolist() == rows[text]
+    assert second["input_ids"].tolist() == [rows[second["index"].item()]]
 
 
 def test_predict_pairs(make_data, tmp_path):
@@ -91,7 +95,8 @@ def test_predict_pairs(make_data, tmp_path):
     texts, (batch,) = predicted(data)
     assert texts == [["x", "1"], ["y", "2"], ["a b", "c d"], ["e", "f"]]
     bos, eos, encode = data.tokenizer.bos_id, data.tokenizer.eos_id, data.tokenizer.encode
-    assert batch["input_ids"][2].tolist()[: batch["attention_mask"][2].sum()] == [
+    row = batch["index"].tolist().index(2)
+    assert batch["input_ids"][row].tolist()[: batch["attention_mask"][row].sum()] == [
         bos, *encode("a b"), eos, eos, *encode("c d"), eos,
     ]  # fmt: skip
     assert predicted(make_data(**pairs, text="x", text_pair="1"))[0] == [["x", "1"]]

@@ -1,4 +1,4 @@
-"""The subjects of `benchmark` beside layers, at a tiny size: training, loop, parallel, preparation."""
+"""The subjects of `benchmark` beside layers, at a tiny size: training, loop, lengths, parallel, preparation."""
 
 import json
 import shlex
@@ -10,6 +10,7 @@ import pytest
 import torch
 import yaml
 
+from lit_linformer.studies.benchmark import lengths
 from lit_linformer.studies.benchmark.command import main
 from lit_linformer.studies.benchmark.preparation import Beginning
 from tests.helpers import TINY
@@ -92,6 +93,28 @@ def test_preparation(here, corpus, capsys):
     assert len(first) == 1 and corpus.read_text().startswith(first[0])
 
 
+def test_lengths(here, learnt, capsys):
+    """Rows of as many real tokens, without a pad."""
+    words = f"--what lengths --task SST-2 --pretrained {learnt / 'runs/task'} --source {learnt / 'glue'} --cache_dir cache"
+    main([*words.split(), *"--batch_size 6 --steps 3 --rounds 2 --threads 1 --device cpu --output out".split()])
+    found, shown = result("lengths"), capsys.readouterr().out
+    for name in ("training", "inference"):
+        assert 0.8 < found[name]["real_tokens"] <= 1 and f"{name}: " in shown
+        assert all(speed["median"] > 0 for speed in found[name]["tokens_per_second"].values())
+        assert found[name]["ratios"].keys() == {"of the mean length", "of n tokens"}
+
+
+def test_a_batch_stands_beside_others_without_pads():
+    ids = torch.arange(12).view(3, 4)
+    mask = torch.arange(4) < torch.tensor([[4], [3], [2]])
+    batch = {"input_ids": ids, "attention_mask": mask, "labels": torch.arange(3)}
+    same, even, full = lengths.beside(batch, 8)
+    assert same is batch and lengths.real_tokens(batch) == 9
+    assert even["input_ids"].tolist() == [[0, 1, 2], [3, 4, 5], [6, 8, 9]] and torch.equal(even["labels"], torch.arange(3))
+    assert full["input_ids"].tolist() == [[0, 1, 2, 3, 4, 5, 6, 8]] and full["labels"].tolist() == [0]
+    assert "attention_mask" not in even | full
+
+
 @pytest.mark.slow
 def test_parallel(here, tiny, monkeypatch):
     monkeypatch.setenv("MASTER_PORT", str(free_port()))
@@ -106,7 +129,7 @@ def test_parallel(here, tiny, monkeypatch):
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        (["--what", "train"], "what is 'train'; did you mean 'training'?; allowed: layers, training, loop, parallel, prep"),
+        (["--what", "train"], "what is 'train'; did you mean 'training'?; allowed: layers, training, loop, lengths, para"),
         (["--what", "training", "--rounds", "0"], "rounds is '0'; allowed: a whole number, 1 or more"),
         (["--what", "training", "--clock", "cpu", "--threads", "2"], "clock is cpu; allowed: wall, or a CPU with threads = 1"),
         (["--what", "training", "--num_heads", "7"], "hidden_size is 768; allowed: a multiple of num_heads = 7"),
