@@ -2,10 +2,12 @@
 
 Rows of about the same length stand together in a batch, and the rest of each is pads. Each batch takes turns with two others
 that have none: as many rows, all of the mean length, and rows of n tokens (--length). Training steps, and forward passes of the
-validation split. Tokens are real ones, pads left out. Writes lengths.json.
+validation split. Tokens are real ones, pads left out. --whole names a model of a longer n (`convert --max_length`), which reads
+the same texts whole, beside --windows of the other one. Memory is the most that a pass of the batch with most tokens adds to
+what weights and optimiser take. Writes lengths.json.
 
     OMP_NUM_THREADS=1 python run.py benchmark --what lengths --task SST-2 --source glue/ --clock cpu --threads 1
-    python run.py benchmark --what lengths --task IMDB --source aclImdb/ --windows 4
+    python run.py benchmark --what lengths --task IMDB --source aclImdb/ --windows 8 --whole runs/imdb-4096 --batch_size 8
 """
 
 from collections.abc import Callable
@@ -33,6 +35,7 @@ SETTINGS = {
     "pretrained": Setting(word("RUN|FILE|FOLDER"), "as model.pretrained", "models/small"),
     "length": Setting(whole("N", 8), "as data.max_length (default: the model's n)"),
     "windows": Setting(whole("N", 1), "as data.max_windows", 1),
+    "whole": Setting(word("RUN|FILE|FOLDER"), "a model of a longer n, which reads the same texts without windows"),
     "batch_size": Setting(whole("ROWS", 1), "texts a batch", 32),
     "steps": Setting(whole("N", 1), "batches of each kind a turn", 20),
     "rounds": ROUNDS,
@@ -43,7 +46,8 @@ SETTINGS = {
     "cache_dir": Setting(word("FOLDER"), "as data.cache_dir", "data/cache"),
     "output": output("runs/benchmark-lengths"),
 }
-KINDS = ("as they are", "of the mean length", "of n tokens")
+OWN, WHOLE = "as they are", "read whole"
+KINDS = (OWN, "of the mean length", "of n tokens")
 
 
 def main(argv: list[str]) -> None:
@@ -54,49 +58,68 @@ def main(argv: list[str]) -> None:
     import torch
 
     torch.set_num_threads(settings["threads"])
-    net, loss, batches = prepared(settings)
+    nets, batches = prepared(settings)
     content: dict[str, Any] = {"settings": settings}
     for name, found in batches.items():
-        run = passes(net, loss, settings, training=name == "training")
-        content[name] = measured(run, found, settings)
-        rates, ratios = content[name]["tokens_per_second"], content[name]["ratios"]
-        print(f"{name}: {content[name]['real_tokens']:.1%} of the tokens are real", flush=True)
-        for kind in KINDS:
-            print(f"  rows {kind:<20}{rates[kind]['median']:>10,.0f} tokens/s", flush=True)
-        for kind, ratio in ratios.items():
-            print(f"  ratio to rows {kind:<20}{ratio['median']:.3f} ({ratio['min']:.3f} to {ratio['max']:.3f})", flush=True)
+        made = {net: passes(net, settings, training=name == "training") for net in dict.fromkeys(nets.values())}
+        runs = {kind: made[net] for kind, net in nets.items()}
+        content[name] = measured(runs, found, settings)
+        show(name, content[name])
     write(settings["output"], "lengths", argv, settings["device"], content)
 
 
-def prepared(settings: dict[str, Any]) -> tuple[Any, Callable, dict[str, list[dict]]]:
-    """The classifier, its loss, and batches of each kind: {"training" or "inference": [{kind: batch}, …]}."""
+def show(name: str, found: dict[str, Any]) -> None:
+    print(f"{name}: {found['real_tokens']:.1%} of the tokens are real", flush=True)
+    for kind, speed in found["tokens_per_second"].items():
+        memory = f"{found['peak_bytes'][kind] / 2**20:>9,.0f} MiB"
+        ratio = found["ratios"].get(kind)
+        beside = f"   ratio to them {ratio['median']:.3f} ({ratio['min']:.3f} to {ratio['max']:.3f})" if ratio else ""
+        print(f"  rows {kind:<20}{speed['median']:>10,.0f} tokens/s{memory}{beside}", flush=True)
+
+
+def prepared(settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str, list[dict]]]:
+    """{kind: its classifier}, and batches of each kind: {"training" or "inference": [{kind: batch}, …]}."""
+    net, data = reader(settings["pretrained"], settings, settings["length"], settings["windows"])
+    nets, whole = dict.fromkeys(KINDS, net), None
+    if settings["whole"]:
+        nets[WHOLE], whole = reader(settings["whole"], settings, None, 1)
+    found: dict[str, list[dict]] = {}
+    loaders = {"training": ("train", data.train_dataloader()), "inference": ("validation", data.val_dataloader())}
+    for name, (split, loader) in loaders.items():
+        every, rows = list(loader.sampler), data.sets[split]
+        found[name] = []
+        for place in range(settings["steps"]):
+            keys = every[place * len(every) // settings["steps"]]
+            batches = dict(zip(KINDS, beside(rows[keys], data.max_length), strict=True))
+            if whole is not None:
+                places = {row: place for place, row in enumerate(whole.sets[split].rows.tolist())}
+                batches[WHOLE] = whole.sets[split][[(epoch, places[int(rows.rows[index])]) for epoch, index in keys]]
+            found[name].append({kind: _on(batch, settings["device"]) for kind, batch in batches.items()})
+    return nets, found
+
+
+def reader(pretrained: str, settings: dict[str, Any], length: int | None, windows: int) -> tuple[Any, Any]:
+    """A classifier on top of a pretrained encoder, and the task as its data."""
     from lit_linformer.data import FineTuningData
     from lit_linformer.model import SequenceClassifier
     from lit_linformer.runs.trained_model import read_model
-    from lit_linformer.tasks.scores import task_loss
 
-    stored = read_model(settings["pretrained"], "pretrained")
-    longest = settings["length"] or stored.encoder.max_length
+    stored = read_model(pretrained, "pretrained")
+    longest = length or stored.encoder.max_length
     data = FineTuningData(
         task=settings["task"], source=settings["source"], tokenizer=stored.tokenizer, max_length=longest,
-        max_windows=settings["windows"], batch_size=settings["batch_size"], cache_dir=settings["cache_dir"],
+        max_windows=windows, window_overlap=min(32, longest // 4), batch_size=settings["batch_size"],
+        cache_dir=settings["cache_dir"],
     )  # fmt: skip
     data.prepare_data()
     data.setup("fit")
     net = SequenceClassifier(stored.encoder, data.num_labels, "mean")
     net.encoder.load_state_dict(stored.encoder_weights)
+    return net.to(settings["device"]), data
 
-    def loss(net: SequenceClassifier, **batch: Any) -> Any:
-        return task_loss(logits(net, batch), batch["labels"])
 
-    found = {}
-    for name, loader in (("training", data.train_dataloader()), ("inference", data.val_dataloader())):
-        whole = list(loader.sampler)
-        chosen = [whole[place * len(whole) // settings["steps"]] for place in range(settings["steps"])]
-        dataset, device = loader.dataset, settings["device"]
-        batches = [{key: value.to(device) for key, value in dataset[keys].items()} for keys in chosen]
-        found[name] = [dict(zip(KINDS, beside(batch, longest), strict=True)) for batch in batches]
-    return net, loss, found
+def _on(batch: dict[str, Any], device: str) -> dict[str, Any]:
+    return {key: value.to(device) for key, value in batch.items() if key != "index"}
 
 
 def logits(net: Any, batch: dict[str, Any]) -> Any:
@@ -124,45 +147,50 @@ def real_tokens(batch: dict[str, Any]) -> int:
     return int(batch["input_ids"].numel() if mask is None else mask.sum())
 
 
-def passes(net: Any, loss: Callable, settings: dict[str, Any], training: bool) -> Callable[[dict[str, Any]], Any]:
+def passes(net: Any, settings: dict[str, Any], training: bool) -> Callable[[dict[str, Any]], Any]:
     """A training step, or a forward pass, of a batch."""
     import torch
 
     from lit_linformer.studies.benchmark.steps import by_hand
+    from lit_linformer.tasks.scores import task_loss
 
     if training:
-        step = by_hand(net, settings, loss)
-        return lambda batch: step({key: value for key, value in batch.items() if key != "index"})
-    net = net.to(settings["device"]).eval()
+        return by_hand(net, settings, lambda net, **batch: task_loss(logits(net, batch), batch["labels"]))
     precision = torch.autocast(settings["device"].split(":")[0], torch.bfloat16, enabled=settings["precision"] == "bf16")
 
     def forward(batch: dict[str, Any]) -> None:
+        net.eval()
         with torch.inference_mode(), precision:
             logits(net, batch)
 
     return forward
 
 
-def measured(run: Callable, batches: list[dict[str, dict]], settings: dict[str, Any]) -> dict[str, Any]:
-    """Tokens/s of each kind and their ratios, of rounds in which kinds take turns at each batch."""
+def measured(runs: dict[str, Callable], batches: list[dict[str, dict]], settings: dict[str, Any]) -> dict[str, Any]:
+    """Tokens/s of each kind, ratios and memory, of rounds in which kinds take turns at each batch."""
+    from lit_linformer.studies.benchmark.passes import peak_memory
     from lit_linformer.studies.benchmark.steps import now
 
-    tokens = {kind: sum(real_tokens(batch[kind]) for batch in batches) for kind in KINDS}
-    rounds: list[dict[str, float]] = []
+    kinds = list(runs)
+    tokens = {kind: sum(real_tokens(batch[kind]) for batch in batches) for kind in kinds}
+    rounds: list[dict[str, float]] = []  # seconds
     for turn in range(1 + settings["rounds"]):  # the first one warms up
-        seconds = dict.fromkeys(KINDS, 0.0)
+        seconds = dict.fromkeys(kinds, 0.0)
         for place, batch in enumerate(batches):
-            first = (place + turn) % len(KINDS)
-            for kind in KINDS[first:] + KINDS[:first]:
+            first = (place + turn) % len(kinds)
+            for kind in kinds[first:] + kinds[:first]:
                 start = now(settings)
-                run(batch[kind])
+                runs[kind](batch[kind])
                 seconds[kind] += now(settings) - start
-        rounds.append({kind: tokens[kind] / seconds[kind] for kind in KINDS})
+        rounds.append(seconds)
     del rounds[0]
-    own, *others = KINDS
-    padded = sum(batch[own]["input_ids"].numel() for batch in batches)
+    longest = max(batches, key=lambda batch: batch[OWN]["input_ids"].numel())
+    memory = {kind: peak_memory(lambda kind=kind: runs[kind](longest[kind]), settings["device"]) for kind in kinds}
+    # Texts read whole have fewer tokens, since windows overlap: there as many texts a second are compared.
+    alike = {kind: 1.0 if kind == WHOLE else tokens[OWN] / tokens[kind] for kind in kinds if kind != OWN}
     return {
-        "real_tokens": tokens[own] / padded,
-        "tokens_per_second": {kind: spread([found[kind] for found in rounds]) for kind in KINDS},
-        "ratios": {kind: spread([found[own] / found[kind] for found in rounds]) for kind in others},
+        "real_tokens": tokens[OWN] / sum(batch[OWN]["input_ids"].numel() for batch in batches),
+        "tokens_per_second": {kind: spread([tokens[kind] / found[kind] for found in rounds]) for kind in kinds},
+        "ratios": {kind: spread([found[kind] / found[OWN] * of for found in rounds]) for kind, of in alike.items()},
+        "peak_bytes": memory,
     }

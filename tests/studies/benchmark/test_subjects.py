@@ -96,12 +96,14 @@ def test_preparation(here, corpus, capsys):
 def test_lengths(here, learnt, capsys):
     """Rows of as many real tokens, without a pad."""
     words = f"--what lengths --task SST-2 --pretrained {learnt / 'runs/task'} --source {learnt / 'glue'} --cache_dir cache"
-    main([*words.split(), *"--batch_size 6 --steps 3 --rounds 2 --threads 1 --device cpu --output out".split()])
+    words += f" --length 16 --windows 3 --whole {learnt / 'runs/task'} --batch_size 6 --steps 3 --rounds 2"
+    main([*words.split(), *"--threads 1 --device cpu --output out".split()])
     found, shown = result("lengths"), capsys.readouterr().out
     for name in ("training", "inference"):
         assert 0.8 < found[name]["real_tokens"] <= 1 and f"{name}: " in shown
         assert all(speed["median"] > 0 for speed in found[name]["tokens_per_second"].values())
-        assert found[name]["ratios"].keys() == {"of the mean length", "of n tokens"}
+        assert found[name]["ratios"].keys() == {"of the mean length", "of n tokens", "read whole"}
+        assert found[name]["peak_bytes"].keys() == found[name]["tokens_per_second"].keys()
 
 
 def test_a_batch_stands_beside_others_without_pads():
