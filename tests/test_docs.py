@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from lit_linformer.cli import PROGRAMS, tune
-from lit_linformer.studies.benchmark import layers, training
+from lit_linformer.convert.command import SETTINGS as CONVERT
+from lit_linformer.studies.benchmark import layers, lengths, training
 from lit_linformer.studies.tune.space import read_space
 from lit_linformer.utils.arguments import parse
 from tests.data.finetuning.glue import write_glue
@@ -106,6 +107,12 @@ def test_what_cannot_be_run_is_parsed(page, tmp_path, monkeypatch):
     for command in dict.fromkeys(map(tuple, commands(page, "sh"))):
         if command[:3] == ("benchmark", "--what", "training"):
             assert parse(command[0], "", training.SETTINGS, list(command[1:]))["scaling"]
+            continue
+        if command[:3] == ("benchmark", "--what", "lengths"):
+            assert parse(command[0], "", lengths.SETTINGS, list(command[1:]))["source"]
+            continue
+        if command[0] == "convert":
+            assert Path(parse(command[0], "", CONVERT, list(command[1:]))["from"]).is_dir()
             continue
         if command[0] == "benchmark" and "--what" not in command:
             assert layers.read_settings(list(command[1:]))["models"]

@@ -76,15 +76,14 @@ def test_predict_texts_from_a_string_a_list_and_a_file(make_data, tmp_path):
     assert predicted(make_data(text=["one", "two"]))[0] == ["one", "two"]
     assert predicted(make_data(file=str(tmp_path / "lines.txt")))[0] == ["second text", "  third  "]
     data = make_data(text="the first", file=str(tmp_path / "lines.txt"), eval_batch_size=2)
-    texts, (first, second) = predicted(data)
+    texts, batches = predicted(data)
     assert texts == ["the first", "second text", "  third  "]
     encode, tokenizer = data.tokenizer.encode, data.tokenizer
     rows = [[tokenizer.bos_id, *encode(text.strip()), tokenizer.eos_id] for text in texts]
     # the longest first, so that rows of about the same length stand together; index tells which text it is
-    assert first["index"].tolist() + second["index"].tolist() == sorted(range(3), key=lambda text: -len(rows[text]))
-    for ids, mask, text in zip(first["input_ids"], first["attention_mask"], first["index"].tolist(), strict=True):
-        assert ids[mask].tolist() == rows[text]
-    assert second["input_ids"].tolist() == [rows[second["index"].item()]]
+    places = [text for batch in batches for text in batch["index"].tolist()]
+    assert places == sorted(range(3), key=lambda text: -len(rows[text]))
+    assert [ids for batch in batches for ids in batch["input_ids"].tolist()] == [rows[text] for text in places]
 
 
 def test_predict_pairs(make_data, tmp_path):
@@ -92,19 +91,22 @@ def test_predict_pairs(make_data, tmp_path):
     pairs = {"task": "RTE", "tokenizer": str(tmp_path / "tokenizer.json"), "source": "nowhere"}
     make_data().tokenizer.save(tmp_path / "tokenizer.json")
     data = make_data(**pairs, text=["x", "y"], text_pair=["1", "2"], file=str(tmp_path / "lines.txt"))
-    texts, (batch,) = predicted(data)
+    texts, batches = predicted(data)
     assert texts == [["x", "1"], ["y", "2"], ["a b", "c d"], ["e", "f"]]
     bos, eos, encode = data.tokenizer.bos_id, data.tokenizer.eos_id, data.tokenizer.encode
-    row = batch["index"].tolist().index(2)
-    assert batch["input_ids"][row].tolist()[: batch["attention_mask"][row].sum()] == [
+    batch = next(batch for batch in batches if 2 in batch["index"])
+    assert batch["input_ids"][batch["index"].tolist().index(2)].tolist() == [
         bos, *encode("a b"), eos, eos, *encode("c d"), eos,
     ]  # fmt: skip
     assert predicted(make_data(**pairs, text="x", text_pair="1"))[0] == [["x", "1"]]
 
 
 def test_predict_windows(make_data):
-    _, (batch,) = predicted(make_data(text=["the " * 40, "of"], max_length=16, max_windows=2, window_overlap=4))
-    assert batch["document"].tolist() == [0, 0, 1] and batch["index"].tolist() == [0, 1]
+    settings = {"max_length": 16, "max_windows": 2, "window_overlap": 4}
+    _, (batch, other) = predicted(make_data(text=["of", *["the " * 40] * 2], **settings))
+    assert batch["document"].tolist() == [0, 0, 1, 1] and batch["index"].tolist() == [1, 2]
+    assert batch["input_ids"].shape == (4, 16) and "attention_mask" not in batch
+    assert other["document"].tolist() == [0] and other["index"].tolist() == [0]
 
 
 @pytest.mark.parametrize(
