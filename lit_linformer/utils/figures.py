@@ -134,13 +134,14 @@ def spread(items: list, most: int) -> list:
 def widths(curves: Sequence[tuple[Sequence[float], Sequence[float]]], share: float) -> tuple[list[float], str | None]:
     """Line widths of curves (x, y), and a title for their legend, by which equal ones are told apart.
 
-    Two are equal where, wherever both have a point, y differs by less than ``share`` of the range of all.
+    Two are equal where, wherever both have a point, y differs by less than ``share`` of the range of all, and that is at more
+    than half of the points of one: not at the common start of two curves against time.
     """
     values = [y for _, ys in curves for y in ys]
     near = share * (max(values, default=0.0) - min(values, default=0.0))
     for one, other in itertools.combinations([dict(zip(*curve, strict=True)) for curve in curves], 2):
         both = one.keys() & other.keys()
-        if both and all(abs(one[x] - other[x]) <= near for x in both):
+        if 2 * len(both) > min(len(one), len(other)) and all(abs(one[x] - other[x]) <= near for x in both):
             # The later ones lie on top, and are thinner: what they cover is seen beside them.
             return [1.4 + 3 * (len(curves) - 1 - place) / (len(curves) - 1) for place in range(len(curves))], EQUAL
     return [1.8] * len(curves), None

@@ -155,7 +155,7 @@ def conversions(page: Page, runs: list[Run]) -> None:
 def draw_curves(page: Page, name: str, groups: list[Group]) -> None:
     from lit_linformer.studies.report import figures
 
-    of = ", ".join(dict.fromkeys(group.label for group in groups))
+    of = ", ".join(dict.fromkeys(group.label for group in groups if any(run.points() for run in group.runs)))
     draw(page, name, f"Validation perplexity against tokens seen: {of}", lambda figure: figures.draw_curves(figure, groups))
     if (clock := clock_of(groups)) is not None:
         what = f"Validation perplexity against {CLOCKS[clock]}: {of}"

@@ -126,9 +126,11 @@ def test_of_equal_curves_the_thinner_lies_on_the_thicker_and_the_legend_says_so(
     assert len({lines[name].get_linestyle() for name in "abc"}) == 3
     assert figure.legends[0].get_title().get_text() == "equal curves: thin on thick"
     other = Group("d", "", [write_run(tmp_path / "d", [(0, 0, 900.0), (10, 2_000_000, 60.0), (20, 4_000_000, 30.0)])])
-    figure = draw_curves(Figure, [groups[0], other])
-    assert len({line.get_linewidth() for line in figure.axes[0].get_lines()}) == 1
-    assert figure.legends[0].get_title().get_text() == ""
+    slower = Group("e", "", [write_run(tmp_path / "e", [(0, 0, 900.0), (5, 1_000_000, 90.0), (15, 3_000_000, 40.0)])])
+    for pair in ([groups[0], other], [groups[0], slower]):  # which have all points in common, or the untrained model's alone
+        figure = draw_curves(Figure, pair)
+        assert len({line.get_linewidth() for line in figure.axes[0].get_lines()}) == 1
+        assert figure.legends[0].get_title().get_text() == ""
 
 
 def test_nothing_foreign_is_overwritten(tmp_path):
