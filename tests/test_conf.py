@@ -268,6 +268,7 @@ def test_a_figure_3_from_end_to_end(tmp_path, corpus, cache, monkeypatch):
     assert 1 < table["medians"]["none"]["512"]["median"] < 1000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", DEBUG, ids=named)
 def test_overlay_runs_on_quickstart(path, tmp_path, corpus, cache, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -171,6 +171,7 @@ def exact(tiny):
     return [*tiny, *EXACT, *GLOBAL]
 
 
+@pytest.mark.slow
 def test_the_same_run_on_one_process_two_and_after_changing_from_one_to_the_other(exact, tmp_path):
     assert fit(exact, "one", tmp_path / "one") == 0  # accumulates 2 × 4
     assert fit([*exact, *FORKED], "two", tmp_path / "two") == 0

@@ -38,7 +38,7 @@ def test_learns_a_task_and_leaves_what_scripts_and_people_read(learnt):
     "extra",
     [
         pytest.param([], marks=pytest.mark.slow),
-        ["--data.num_workers", "2", "--trainer.accumulate_grad_batches", "2"],
+        pytest.param(["--data.num_workers", "2", "--trainer.accumulate_grad_batches", "2"], marks=pytest.mark.slow),
         ["--trainer.strategy", "ddp_fork", "--trainer.devices", "2", "--data.batch_size", "4"],
         pytest.param(
             "--model.layer_lr_decay 0.7 --data.max_length 10 --data.max_windows 3 --data.window_overlap 2".split(),
@@ -62,6 +62,7 @@ def test_killed_run_resumes_bit_for_bit(extra, task, tmp_path):
     assert scores(tmp_path / "runs/whole/scores.csv") == scores(tmp_path / "runs/killed/scores.csv")
 
 
+@pytest.mark.slow
 def test_two_processes_train_and_score_like_one(task, tmp_path):
     still = ["--model.dropout", "0", "--model.attention_dropout", "0", "--trainer.max_epochs", "2"]
     assert run_forked(["fit", *task, "--name", "one", *still]) == 0

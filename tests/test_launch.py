@@ -145,6 +145,7 @@ def test_sigterm_saves_the_step_and_the_run_goes_on_exactly(at, step, tiny, tmp_
     assert_whole(tmp_path, "stopped")
 
 
+@pytest.mark.slow
 def test_sigterm_to_one_of_two_processes_stops_both_after_one_step(tiny, tmp_path):
     tiny = [*tiny, *FORKED]
     assert fit(tiny, "whole", tmp_path / "whole") == 0
@@ -182,6 +183,7 @@ def test_slurms_sigusr1_saves_and_requeues(status, told, put, tiny, tmp_path, mo
 # What goes wrong at the start
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_processes_that_do_not_find_each_other_are_one_line(rank, tiny, tmp_path, monkeypatch):
     for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "NODE_RANK": rank}.items():

@@ -85,6 +85,7 @@ def test_exports(name, form, here, tmp_path):
     assert ("An encoder with the attention my_ideas.Window" in card) is (name == "window") is ("projection_dim" not in card)
 
 
+@pytest.mark.slow
 def test_benchmark_spectrum_and_report_name_them(here, tmp_path):
     sizes = (
         "--lengths 32 --projection_dims 8 --hidden_size 16 --num_heads 2 --num_layers 1 --tokens 64 --rounds 1 --memory false"

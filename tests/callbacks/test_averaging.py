@@ -39,6 +39,7 @@ def test_the_average_is_that_of_the_weights_after_each_step():
         torch.testing.assert_close(checkpoint["state_dict"]["weight"], expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_training_is_the_same_and_what_reads_the_run_sees_the_average(tiny, tmp_path):
     # Perplexity at the run's end, of the average, is that of last.ckpt as validate, export and predict read it.
     tiny = [*tiny, "--last.validation", "true"]

@@ -75,6 +75,7 @@ def test_no_ending_loses_a_point_or_has_one_twice(how, whole, tiny, tmp_path, mo
     assert curves(tmp_path / "runs" / how) == whole
 
 
+@pytest.mark.slow
 def test_validations_within_an_accumulation_have_one_point_each_step(tiny, tmp_path, monkeypatch):
     within = ["--trainer.accumulate_grad_batches", "3", "--trainer.val_check_interval", "4", "--trainer.max_steps", "6"]
     output(["fit", *tiny, *within], tmp_path)

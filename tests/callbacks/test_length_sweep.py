@@ -78,7 +78,11 @@ def test_limit_bounds_the_cost(trained, tmp_path):
 
 @pytest.mark.parametrize(
     "extra",
-    [pytest.param([], marks=pytest.mark.slow), ["--data.num_workers", "1", "--trainer.precision", "bf16-mixed"], TWO],
+    [
+        pytest.param([], marks=pytest.mark.slow),
+        pytest.param(["--data.num_workers", "1", "--trainer.precision", "bf16-mixed"], marks=pytest.mark.slow),
+        TWO,
+    ],
     ids=["plain", "workers, bf16", "two processes"],
 )
 def test_training_does_not_notice(extra, tiny, tmp_path):
@@ -117,6 +121,7 @@ def measured(path):
     return [(row["step"], row["tokens"], row["length"], row["perplexity"]) for row in read(path)]
 
 
+@pytest.mark.slow
 def test_resumed_run_has_the_rows_of_a_whole_one(tiny, tmp_path):
     tiny = [*tiny, "--trainer.val_check_interval", "3"]
     callback = sweep([8, 32], every_n_validations=2, at_end="true")

@@ -41,6 +41,7 @@ def test_numbers_are_those_of_the_study(attention, tiny, tmp_path):
     assert study["suggested_k"] == entry["suggested_k"]
 
 
+@pytest.mark.slow
 def test_validate_and_two_processes(tiny, tmp_path):
     assert run_forked(["fit", *tiny, "--name", "run", *WIDE]) == 0
     one = run("validate", tiny, tmp_path, *spectrum(num_sentences=5))
@@ -50,6 +51,7 @@ def test_validate_and_two_processes(tiny, tmp_path):
     assert not (tmp_path / "runs/run/spectrum.json").exists()
 
 
+@pytest.mark.slow
 def test_history_goes_on_after_resuming(tiny, tmp_path):
     often = ["--trainer.val_check_interval", "2", *spectrum(every_n_validations=2, layers=[1], num_sentences=2)]
     run("fit", tiny, tmp_path, *often, "--trainer.max_steps", "6")

@@ -18,11 +18,12 @@ def test_predict_through_lightning_builds_no_token_files(make, tmp_path):
         batch_size=2,
     )
     trainer().predict(Recorder(tmp_path), data)
-    first, second = recorded(tmp_path, "other")
-    assert first["texts"] + second["texts"] == [
-        "the <mask> of", "of <mask> attention", "the matrix is <mask> and <mask> of the sequence",
-    ]  # fmt: skip
-    for batch in (first, second):
+    given = ["the <mask> of", "of <mask> attention", "the matrix is <mask> and <mask> of the sequence"]
+    batches = recorded(tmp_path, "other")
+    assert sorted(text for batch in batches for text in batch["texts"]) == sorted(given)
+    assert batches[0]["texts"] == given[2:]  # from the longest down
+    for batch in batches:
+        assert [given[number] for number in batch["index"]] == [batch["texts"][row] for row in batch["rows"]]
         masked = [(r, c) for r, ids in enumerate(batch["input_ids"]) for c, i in enumerate(ids) if i == tokenizer.mask_id]
         assert list(zip(batch["rows"], batch["columns"], strict=True)) == masked
         for ids, mask, text in zip(batch["input_ids"], batch["attention_mask"], batch["texts"], strict=True):

@@ -80,6 +80,7 @@ def test_accuracy_is_the_share_of_values_found(tmp_path):
     assert asked == 240 and found["val/accuracy"] == pytest.approx(right / asked) and found["val/perplexity"] > 1
 
 
+@pytest.mark.slow
 def test_a_run_trains_resumes_and_tests(tmp_path, monkeypatch):
     """conf/recall/small.yaml, made shorter; on the same rows whether it was interrupted or not."""
     from pathlib import Path

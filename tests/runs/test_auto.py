@@ -91,6 +91,7 @@ def test_last_and_new_names_say_what_to_do(tiny, tmp_path):
     assert "runs/tiny/checkpoints holds none; allowed: a --name that has run, or auto, which then starts anew" in line
 
 
+@pytest.mark.slow
 def test_best_of_a_dead_history_is_dropped_and_the_living_ones_kept(tiny, tmp_path):
     """A best at 14, killed, and gone on from 12 with a learning rate with which step 14 is worse than step 7."""
     tiny = [*tiny, "--trainer.max_steps", "16", "--last.every_n_steps", "6", "--model.schedule", "constant"]
@@ -113,6 +114,7 @@ def test_best_of_a_dead_history_is_dropped_and_the_living_ones_kept(tiny, tmp_pa
     assert found == pytest.approx(rows[7], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_kills_after_bests_pile_nothing_up_and_change_nothing(tiny, tmp_path):
     tiny = [*tiny, "--trainer.val_check_interval", "3", "--last.every_n_steps", "4"]
     assert fit(tiny, "whole", tmp_path / "whole") == 0

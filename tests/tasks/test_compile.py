@@ -96,6 +96,7 @@ def test_batches_of_any_length_are_three_graphs(traced):
     assert traced() <= 3
 
 
+@pytest.mark.slow
 def test_runs_go_on_compiled_or_not(tiny, tmp_path, traced):
     words = {True: ["--model.compile", "true"], False: []}
     tiny = [*tiny, "--model.encoder.local_width", "0"]  # exact: compiled, the local convolution adds in another order

@@ -102,6 +102,7 @@ def test_the_teacher_learns_nothing(distill, tmp_path):
             assert f"step 0  validation perplexity {found:.2f}  (before training)" in shown
 
 
+@pytest.mark.slow
 def test_a_killed_distillation_resumes_bit_for_bit(distill, tmp_path):
     assert fit(distill, "whole", tmp_path / "whole") == 0
     assert fit(distill, "killed", tmp_path / "killed", kill_at=7) == -9

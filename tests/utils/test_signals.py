@@ -66,6 +66,7 @@ def test_ctrl_c_and_sighup_save_the_step_and_the_run_goes_on_exactly(number, put
     assert_same(whole["state_dict"], stopped["state_dict"])
 
 
+@pytest.mark.slow
 def test_ctrl_c_reaches_all_processes_and_their_workers_at_once(tiny, tmp_path, monkeypatch):
     tiny = [*tiny, *FORKED, "--data.num_workers", "1"]
     first = send(signal.SIGINT, lambda module, *_: module.batches_seen == 3 and module.global_rank == 0, group=True)

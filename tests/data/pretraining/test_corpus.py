@@ -118,6 +118,7 @@ def test_a_file_without_blank_lines_is_cut_so_that_memory_stays_flat(tmp_path):
     assert len(documents[0]) <= LONGEST_DOCUMENT
 
 
+@pytest.mark.slow
 def test_embedded_corpus_is_large_and_repeatable():
     corpus = Corpus("embedded")
     documents = list(corpus)

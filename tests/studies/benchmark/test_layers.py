@@ -31,6 +31,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / "runs/benchmark"
 
 
+@pytest.mark.slow
 def test_command_measures_writes_and_goes_on(folder, capsys):
     main([*SMALL, "--backward", "both"])
     shown = capsys.readouterr().out

@@ -48,6 +48,7 @@ def test_training(here, capsys):
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_training_beside_transformers(here):
     pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
@@ -93,6 +94,7 @@ def test_preparation(here, corpus, capsys):
     assert len(first) == 1 and corpus.read_text().startswith(first[0])
 
 
+@pytest.mark.slow
 def test_lengths(here, learnt, capsys):
     """Rows of as many real tokens, without a pad."""
     words = f"--what lengths --task SST-2 --pretrained {learnt / 'runs/task'} --source {learnt / 'glue'} --cache_dir cache"
