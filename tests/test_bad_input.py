@@ -86,6 +86,7 @@ STUDIES = {
     "benchmark --device nowhere": "benchmark",
     "benchmark --what training --device nowhere": "benchmark",
     "benchmark --what loop --config nowhere.yaml": "benchmark",
+    "benchmark --what lengths --device nowhere": "benchmark",
     "benchmark --what parallel --device nowhere": "benchmark",
     "benchmark --what preparation --source nowhere": "benchmark",
     "spectrum --run nowhere": "spectrum",
@@ -117,7 +118,12 @@ TOGETHER = 60  # lines of a test: one of two hundred would keep one core waiting
 
 
 @pytest.mark.parametrize(
-    ("start", "first"), [(start, n) for start, rows in TABLE["lines"].items() for n in range(0, len(rows), TOGETHER)]
+    ("start", "first"),
+    [
+        pytest.param(start, n, marks=[pytest.mark.slow] * (n > 0))
+        for start, rows in TABLE["lines"].items()
+        for n in range(0, len(rows), TOGETHER)
+    ],
 )
 def test_lines(start, first, tiny, tmp_path):
     for name, content in TABLE["files"].items():

@@ -34,16 +34,14 @@ def test_learns_a_task_and_leaves_what_scripts_and_people_read(learnt):
     assert sum(counts) == 37 and (counts[0] + counts[3]) / 37 == pytest.approx(result["metrics"]["val/accuracy"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "extra",
     [
-        pytest.param([], marks=pytest.mark.slow),
-        pytest.param(["--data.num_workers", "2", "--trainer.accumulate_grad_batches", "2"], marks=pytest.mark.slow),
+        [],
+        ["--data.num_workers", "2", "--trainer.accumulate_grad_batches", "2"],
         ["--trainer.strategy", "ddp_fork", "--trainer.devices", "2", "--data.batch_size", "4"],
-        pytest.param(
-            "--model.layer_lr_decay 0.7 --data.max_length 10 --data.max_windows 3 --data.window_overlap 2".split(),
-            marks=pytest.mark.slow,
-        ),
+        "--model.layer_lr_decay 0.7 --data.max_length 10 --data.max_windows 3 --data.window_overlap 2".split(),
     ],
     ids=["plain", "workers, accumulate", "two processes", "layer decay, windows"],
 )

@@ -53,7 +53,7 @@ def test_a_signal_before_training_ends_the_run_at_once(owner, name, when, number
     output(["fit", *tiny, "--trainer.max_steps", "1", "--ckpt_path", "auto"], tmp_path)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
 def test_ctrl_c_and_sighup_save_the_step_and_the_run_goes_on_exactly(number, put, tiny, tmp_path, monkeypatch):
     put("whole")
     with monkeypatch.context() as patched:

@@ -12,6 +12,7 @@ from tests.helpers import in_one_process, output
 from tests.sst2 import scores, sentence, written
 
 
+@pytest.mark.slow
 def test_pairs_regression_and_two_dev_sets(task, tmp_path):
     draw = random.Random(0)
     folder = tmp_path / "glue/MNLI"
@@ -46,6 +47,7 @@ def test_pairs_regression_and_two_dev_sets(task, tmp_path):
     assert record["text"] == ["we saw good", "very fine"] and isinstance(record["value"], float)
 
 
+@pytest.mark.slow
 def test_any_other_task_by_naming_columns(task, tmp_path):
     draw = random.Random(0)
     (tmp_path / "reviews").mkdir()

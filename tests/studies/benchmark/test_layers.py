@@ -101,6 +101,7 @@ def check_files(folder):
     assert [point.step for point in events.Scalars("time, forward, ms/fused")] == [32, 64]
 
 
+@pytest.mark.slow
 def test_paper_stands_beside_what_was_measured(folder, capsys):
     """At n = 512, of a tiny width: of the forward pass, against written-out attention."""
     argv = "--lengths 512 --projection_dims 128 256 512 --hidden_size 8 --num_heads 1 --num_layers 1 --tokens 512".split()
