@@ -71,9 +71,10 @@ def _texts(settings: dict[str, Any], source: str | None, tokenizer: Path, max_le
     loaders = data.val_dataloader()
     batches, rows = [], 0
     for batch in loaders[0] if isinstance(loaders, list) else loaders:
-        if rows < TEXTS:
-            batches.append(batch)
-            rows += len(batch["index"])
+        batches.append(batch)
+        rows += len(batch["index"])
+        if rows >= TEXTS:
+            break
     return batches
 
 
