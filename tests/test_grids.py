@@ -1,0 +1,90 @@
+"""The grids of conf/ that pretrain: mechanisms, long n, figure 3; test_conf.py parses the cells of all of them."""
+
+import itertools
+import json
+import os
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lit_linformer.studies.grid.file import read_grid
+from lit_linformer.studies.grid.measures import Measure
+from tests.helpers import in_one_process, run_forked
+from tests.test_conf import GRIDS, ROOT, named
+
+FIGURE3 = [path for path in GRIDS if path.name.startswith("figure3")]
+MECHANISMS = sorted((ROOT / "conf/mechanisms").glob("*.yaml"))
+LONG = [path for path in GRIDS if path.parent.name == "long"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", [*MECHANISMS, *LONG], ids=named)
+def test_every_mechanism_of_a_grid_trains_and_all_it_measures_is_there(path, tmp_path, corpus, cache, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    os.symlink(ROOT / "conf", "conf")
+    shrink = ["--model.encoder.hidden_size", "24", "--model.encoder.intermediate_size", "48", "--data.vocab_size", "300"]
+    shrink += ["--data.validation_fraction", "0.1", "--data.test_fraction", "0.1", "--trainer.max_steps", "2"]
+    shrink += ["--trainer.val_check_interval", "2", "--data.batch_size", "2", "--model.warmup_steps", "1"]
+    shrink += ["--data.source", str(corpus), "--data.cache_dir", str(cache), "--trainer.accelerator", "cpu"]
+    shrink += ["--last.every_n_steps", "2"]
+    length = 512 if path in MECHANISMS else 64
+    if path in LONG:
+        shrink += ["--model.encoder.max_length", f"{length}", "--model.encoder.projection_dim", "8"]
+    grid = read_grid(path, arguments=shlex.join(shrink))
+    lines = [cell.fit for cell in grid.cells]
+    for cell, (status, printed) in zip(grid.cells, in_one_process(lines, tmp_path / "printed"), strict=True):
+        assert status == 0, f"{cell}: {printed[-500:]}"
+        there = {name: measure.read(cell.run_dir) for name, measure in grid.measures.items()}
+        assert {name for name, value in there.items() if value is None} <= {
+            "6.6 M tokens", "13.1 M tokens", "26.2 M tokens", "nll elsewhere, rare", "nll nowhere, rare", "nll beside, rare",
+            "nll elsewhere, frequent", "nll nowhere, frequent", "nll beside, frequent", "1.6 M tokens", "3.3 M tokens",
+        }, str(cell)  # fmt: skip
+        assert Measure.parse("", f"perplexity.csv perplexity tokens={2 * 2 * length}").read(cell.run_dir) > 1
+
+
+@pytest.mark.parametrize("path", FIGURE3, ids=named)
+def test_a_step_of_figure_3_has_as_many_tokens_in_every_cell(path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    tokens = set()
+    for cell in read_grid(path).cells:
+        words, settings = cell.fit, {}
+        for name, value in itertools.pairwise(words):
+            if name == "--config":
+                config = yaml.safe_load(Path(value).read_text())
+                settings["--data.batch_size"] = config["data"]["init_args"]["batch_size"]
+                settings["--model.encoder.max_length"] = config["model"]["init_args"]["encoder"]["max_length"]
+            elif name in settings:
+                settings[name] = int(value)
+        tokens.add(settings["--data.batch_size"] * settings["--model.encoder.max_length"])
+    assert tokens in ({32 * 512}, {8 * 512})
+
+
+@pytest.mark.slow
+def test_a_figure_3_from_end_to_end(tmp_path, corpus, cache, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    os.symlink(ROOT / "conf", "conf")
+    shrink = ["--model.encoder.hidden_size", "24", "--model.encoder.intermediate_size", "48", "--data.vocab_size", "300"]
+    shrink += ["--data.validation_fraction", "0.1", "--data.test_fraction", "0.1", "--trainer.max_steps", "2"]
+    shrink += ["--trainer.val_check_interval", "2"]
+    extra = shlex.join([*shrink, "--data.source", str(corpus), "--data.cache_dir", str(cache)])
+    log = tmp_path / "out.txt"
+    argv = ["grid", "--config", "conf/paper/figure3c_small.yaml", "--only", "sharing=none", "--arguments", extra]
+    assert run_forked(argv, log) == 0, log.read_text()
+    table = json.loads(Path("runs/figure3c-small/table.json").read_text())
+    assert list(table["medians"]) == ["none", "headwise", "key-value", "layerwise"]
+    assert 1 < table["medians"]["none"]["512"]["median"] < 1000
+
+
+@pytest.mark.parametrize(("overlays", "devices"), [([], 1), (["conf/trainer/ddp.yaml"], "auto")])
+def test_grids_at_long_n_for_gpus(overlays, devices, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    words = [word for path in ("conf/long/gpu.yaml", *overlays) for word in ("--config", path)]
+    cell = read_grid(LONG[0], arguments=shlex.join([*words, "--data.batch_size", "8"])).cells[0]
+    assert run_forked([*cell.fit, "--print_config"], tmp_path / "out.txt") == 0
+    config = yaml.safe_load((tmp_path / "out.txt").read_text())
+    encoder, data = (config[part]["init_args"] for part in ("model", "data"))
+    assert encoder["encoder"]["hidden_size"] == 768 and encoder["encoder"]["max_length"] == 2048 and encoder["lr"] == 5e-4
+    assert (data["batch_size"], data["global_batch_size"], config["trainer"]["devices"]) == (8, 64, devices)
+    assert config["trainer"]["precision"] == "bf16-mixed" and bool(config["trainer"]["strategy"] != "auto") == bool(overlays)
