@@ -246,11 +246,12 @@ class _Bar:
         self._bar = Bar(*columns, TimeElapsedColumn(), TextColumn("{task.fields[left]}"), console=console)
         self._task = self._bar.add_task("validate", total=None, values=[], left="")
         self._ends: float | None = None
-        self._steps: dict[str, Any] = {}
+        self._steps: tuple[float | None, float] = None, 0  # total and completed, while a validation's batches are counted
         self._bar.start()
 
     def begin(self, total: int | None, step: int) -> None:
-        self._bar.reset(self._task, total=total, completed=step, description="train")
+        self._bar.reset(self._task)
+        self._count("train", total, step)
 
     def show(self, step: int, left: float | None = None, values: list[str] | None = None) -> None:
         """What is given changes."""
@@ -264,16 +265,19 @@ class _Bar:
     def validate(self, batches: int | None) -> None:
         """Counts batches, until `train` is back at the steps."""
         task = self._bar.tasks[0]
-        self._steps = {"total": task.total, "completed": task.completed}
-        self._bar.update(self._task, description="validate", completed=0)
-        task.total = batches  # update takes None for what stays
+        self._steps = task.total, task.completed
+        self._count("validate", batches, 0)
         self._bar.refresh()
 
     def validated(self) -> None:
         self._bar.advance(self._task)
 
     def train(self) -> None:
-        self._bar.update(self._task, description="train", **self._steps)
+        self._count("train", *self._steps)
+
+    def _count(self, what: str, total: float | None, completed: float) -> None:
+        self._bar.update(self._task, description=what, completed=completed)
+        self._bar.tasks[0].total = total  # which update leaves as it is where None is given: of a run without an end
 
     def stop(self) -> None:
         self._bar.update(self._task, left="")

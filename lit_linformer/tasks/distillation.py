@@ -21,6 +21,7 @@ from lit_linformer.runs.trained_model import read_model
 from lit_linformer.tasks.base import Batch
 from lit_linformer.tasks.mlm import MLM, inputs
 from lit_linformer.tasks.perplexity import Perplexity
+from lit_linformer.tasks.pretrained import load_masked_model
 from lit_linformer.utils.errors import SettingError, UserError
 
 WEIGHTS = ("logits_weight", "hidden_weight", "labels_weight")
@@ -142,10 +143,8 @@ def _check_terms(teacher: str | None, weights: Sequence[float]) -> None:
 def read_teacher(path: str) -> MaskedLanguageModel:
     """In evaluation mode, without gradients; ValueError, in one line, for anything but a masked language model."""
     source = read_model(path, "model.teacher")
-    if "head.norm.weight" not in source.weights:
-        raise SettingError("model.teacher", Path(path), "one of MLM", more=", which has no masked-language-model head")
     net = MaskedLanguageModel(source.encoder)
-    net.load_state_dict(source.weights)
+    load_masked_model(net, source, "model.teacher", path)
     return net.eval().requires_grad_(False)
 
 

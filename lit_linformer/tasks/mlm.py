@@ -4,7 +4,6 @@ Shapes: B rows, N tokens a row, M masked positions a row, V vocabulary.
 """
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -14,7 +13,8 @@ from lit_linformer.model.flops import training_flops
 from lit_linformer.model.ranges import Count, Natural, check_ranges
 from lit_linformer.tasks.base import Batch, TrainingModule
 from lit_linformer.tasks.perplexity import Perplexity
-from lit_linformer.utils.errors import SettingError, UserError
+from lit_linformer.tasks.pretrained import load_masked_model
+from lit_linformer.utils.errors import UserError
 
 
 class MLM(TrainingModule):
@@ -57,11 +57,7 @@ class MLM(TrainingModule):
         )
         self.net = MaskedLanguageModel(encoder)
         if source is not None:
-            if "head.norm.weight" not in source.weights:
-                raise SettingError(
-                    "model.pretrained", Path(pretrained), "one of MLM", more=", which has no masked-language-model head"
-                )
-            self.net.load_state_dict(source.weights)
+            load_masked_model(self.net, source, "model.pretrained", pretrained)
         self.val_perplexity = Perplexity()
         self.test_perplexity = Perplexity()
 

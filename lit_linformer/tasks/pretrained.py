@@ -1,10 +1,11 @@
 """A trained model as the start of another run: what of its settings may change, and what must not."""
 
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 from lit_linformer.data.tokenizer import Tokenizer
-from lit_linformer.model import EncoderConfig
+from lit_linformer.model import EncoderConfig, MaskedLanguageModel
 from lit_linformer.runs.trained_model import StoredModel
 from lit_linformer.utils.errors import SettingError, UserError
 
@@ -39,6 +40,13 @@ def pretrained_encoder(source: StoredModel, asked: EncoderConfig | None, vocab_s
                 more=f", in the checkpoint {source.path} {there!r}",
             )
     return replace(asked, vocab_size=source.encoder.vocab_size)
+
+
+def load_masked_model(net: MaskedLanguageModel, source: StoredModel, setting: str, path: str) -> None:
+    """Fills ``net``; SettingError, with what the user gave as ``setting``, for anything but a masked language model."""
+    if "head.norm.weight" not in source.weights:
+        raise SettingError(setting, Path(path), "one of MLM", more=", which has no masked-language-model head")
+    net.load_state_dict(source.weights)
 
 
 def check_same_tokenizer(data: Any, own: Tokenizer | None) -> None:

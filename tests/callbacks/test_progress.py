@@ -1,6 +1,7 @@
 """What `fit` shows: on a terminal of 80 columns, as plain lines, and after a run went on."""
 
 import fcntl
+import io
 import json
 import os
 import pty
@@ -11,10 +12,11 @@ import threading
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from lit_linformer.callbacks.header import clock, count, wrapped
 from lit_linformer.callbacks.pace import Pace
-from lit_linformer.callbacks.progress import _fitting
+from lit_linformer.callbacks.progress import _Bar, _fitting
 from tests.helpers import output, run_forked
 
 SHORT = ["--trainer.max_steps", "60", "--progress.every_n_steps", "20"]
@@ -62,6 +64,18 @@ def test_on_a_terminal_of_80_columns_no_line_is_wrapped(tiny, monkeypatch):
     assert re.search(r"train +━+\S* +60/60", shown) and re.search(r"\d left", shown)
     assert re.search(r"validate +━+\S* +0/[1-9]\d* ", shown)  # batches of the validation, not steps of the training
     assert any(re.fullmatch(r"loss \d.*  perplexity \d+\.\d\d  .*tokens/s.*", line) for line in lines)
+
+
+def test_a_run_without_an_end_is_back_at_its_steps_after_a_validation():
+    bar = _Bar(Console(file=io.StringIO(), force_terminal=True, width=80))
+    bar.begin(None, 5)
+    (task,) = bar._bar.tasks
+    bar.validate(40)
+    bar.validated()
+    assert (task.description, task.total, task.completed) == ("validate", 40, 1)
+    bar.train()
+    bar.stop()
+    assert (task.description, task.total, task.completed) == ("train", None, 5)
 
 
 def test_plain_lines_are_short_and_the_table_at_the_end_tells_what_the_curve_has(tiny, tmp_path):
