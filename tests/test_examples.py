@@ -89,6 +89,7 @@ def clean(tmp_path_factory, corpus, cache):
     return folder, found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["denoising", "database"])
 def test_goes_on_bit_for_bit(name, clean):
     folder, found = clean
@@ -99,6 +100,7 @@ def test_goes_on_bit_for_bit(name, clean):
     assert_same(whole["optimizer_states"], killed["optimizer_states"])
 
 
+@pytest.mark.slow
 def test_an_objective_has_its_own_best_checkpoint_curve_and_closing_lines(clean):
     folder, found = clean
     said = found["denoising"][1]
@@ -113,6 +115,7 @@ def test_an_objective_has_its_own_best_checkpoint_curve_and_closing_lines(clean)
     )
 
 
+@pytest.mark.slow
 def test_a_database_as_data(clean):
     folder, found = clean
     said = found["database"][1]
@@ -121,6 +124,7 @@ def test_a_database_as_data(clean):
     assert len(read_rows(folder / "runs/database/perplexity.csv")) >= 2
 
 
+@pytest.mark.slow
 def test_a_callback_keeps_what_it_has_seen(clean):
     from tests.callbacks.test_curves import curves
 
@@ -132,6 +136,7 @@ def test_a_callback_keeps_what_it_has_seen(clean):
     assert [step for step, _ in curves(folder / "runs/watched")["train/gradient_norm"]] == [*range(1, 17)]
 
 
+@pytest.mark.slow
 def test_a_plain_module_needs_to_say_what_is_best_and_is_told_so_before_training(clean):
     folder, found = clean
     status, said = found["plain refused"]
@@ -151,6 +156,7 @@ def test_a_plain_module_needs_to_say_what_is_best_and_is_told_so_before_training
     assert torch.load(folder / "runs/plain/checkpoints/last.ckpt", weights_only=True)["global_step"] == 16
 
 
+@pytest.mark.slow
 def test_a_class_that_cannot_be_found_is_told_with_its_reason(clean, tmp_path, monkeypatch):
     monkeypatch.chdir(clean[0])
     fit = ["fit", "--config", "tiny.yaml"]

@@ -146,6 +146,7 @@ def test_config_of_a_run_starts_another_one(tiny, tmp_path):
     assert load(tmp_path / "runs/tiny/checkpoints/last.ckpt")["global_step"] == 3
 
 
+@pytest.mark.slow
 def test_training_imports_nothing_that_it_does_not_use(tiny, tmp_path):
     names = ["datasets", "pyarrow", "pandas"]
     if find_spec("transformers") is None:  # which torchmetrics imports where it is installed, and it the hub
