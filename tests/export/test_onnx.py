@@ -9,10 +9,10 @@ from lit_linformer.export.verify import largest_difference, random_inputs
 from lit_linformer.runs.trained_model import open_checkpoint
 from tests.export.models import VARIANTS, export, model_of
 
-SLOW = [pytest.param(VARIANTS[number], marks=pytest.mark.slow) for number in (0, -1)]
+SLOW = [pytest.param(VARIANTS[number], marks=pytest.mark.slow) for number in (0, -2, -1)]
 
 
-@pytest.mark.parametrize("settings", [VARIANTS[4], *SLOW], ids=["key-value", "full", "lookup"])
+@pytest.mark.parametrize("settings", [VARIANTS[4], *SLOW], ids=["key-value", "full", "modern lookup", "lookup"])
 def test_onnx_graph_for_every_length(settings, tmp_path, monkeypatch):
     pytest.importorskip("onnxruntime")
     from lit_linformer.export import onnx
