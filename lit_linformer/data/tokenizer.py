@@ -17,7 +17,6 @@ from pathlib import Path
 import numpy as np
 
 from lit_linformer.data.training_text import frequent_characters, stands_alone, training_text, unpacked
-from lit_linformer.data.words import word_tables
 from lit_linformer.utils.errors import SettingError, first_line
 from lit_linformer.utils.files import write_text
 
@@ -138,10 +137,24 @@ class Tokenizer:
 
         Token b continues the word of token a before it where joins[b] & ends_word[a].
         """
+        from tokenizers import decoders
+
         prefix = self._config["model"].get("continuing_subword_prefix") or ""
-        joins, ends_word = word_tables(self.backend.get_vocab(with_added_tokens=True), len(self), prefix, self.byte_level)
+        joins, ends_word = np.zeros(len(self), dtype=bool), np.zeros(len(self), dtype=bool)
+        decoder = decoders.ByteLevel()
+        for token, i in self.backend.get_vocab(with_added_tokens=True).items():
+            if prefix:
+                joins[i], ends_word[i] = token.startswith(prefix), True
+                continue
+            if self.byte_level:
+                token = decoder.decode([token])  # a part of a character becomes U+FFFD, and such characters are mostly letters
+            joins[i], ends_word[i] = _is_word(token[:1]), _is_word(token[-1:])
         joins[self.special_ids] = ends_word[self.special_ids] = False
         return joins, ends_word
+
+
+def _is_word(character: str) -> bool:
+    return character.isalnum() or character == "\ufffd"
 
 
 def load_tokenizer(spec: str) -> Tokenizer:
