@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from lit_linformer.utils.errors import SettingError, UserError
+from lit_linformer.utils.files import read_json
 
 PROGRESS = "progress.json"
 KEPT_DAYS = 14  # of an unfinished thing that nobody continues
@@ -64,7 +65,7 @@ def make_once(folder: Path, make: Callable[[Path], None]) -> Path:
 
 
 def _make(folder: Path, make: Callable[[Path], None]) -> None:
-    temporary = _temporary(folder)
+    temporary = folder.with_name(f"{folder.name}.tmp")
     if temporary.is_symlink() or not (temporary / PROGRESS).is_file():
         _remove(temporary)
     temporary.mkdir(exist_ok=True)
@@ -110,10 +111,7 @@ def write_progress(folder: Path, progress: dict) -> None:
 
 
 def read_progress(folder: Path) -> dict | None:
-    try:
-        found = json.loads((folder / PROGRESS).read_text())
-    except (OSError, ValueError):
-        return None
+    found = read_json(folder / PROGRESS)
     return found if isinstance(found, dict) else None
 
 
@@ -130,10 +128,6 @@ def read_whole(path: Path):
 def damaged(path: Path, what: str) -> UserError:
     """The error for a file of the cache that is not as it was made."""
     return UserError(f"{path} is damaged: {what}; delete the folder {path.parent}, it will be made again")
-
-
-def _temporary(folder: Path) -> Path:
-    return folder.with_name(f"{folder.name}.tmp")
 
 
 def _flush(path: Path) -> None:

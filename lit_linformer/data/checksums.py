@@ -10,24 +10,23 @@ machine's name, since homes and data may be on network file systems.
 import json
 import os
 import platform
-import sys
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 
 from lit_linformer.data.cache import damaged, make_once
+from lit_linformer.data.notes import note
 from lit_linformer.data.progress_bar import Preparing
-from lit_linformer.utils.files import write_text
+from lit_linformer.utils.files import read_json, write_text
 
 VERIFY = ("once", "always", "never")
 SHARD_BYTES = 50_000_000
 CHUNK = 1 << 22
-PAGE = 4096
-IDS = ("train.bin", "validation.bin", "test.bin", "ids.bin")  # files of token ids
 TOLD = 2_000_000_000  # bytes: to check more takes long enough to be announced
 
 
@@ -64,22 +63,21 @@ class ShardWriter:
         self._file.close()
 
 
-def shard_of(path: Path, size: int) -> list:
-    """The first `size` bytes of a file as a shard."""
-    return [size, _checksum(path, 0, size)]
-
-
-def verify(folder: Path, meta: dict, names: list[str], vocab_size: int, when: str = "once") -> None:
+def verify(folder: Path, meta: dict, names: list[str], when: str = "once") -> None:
     """ValueError where a file does not hold what was written to it.
 
-    A file without checksums (until version 0.1.0) is searched for ids that the vocabulary does not have and for pages of zeros.
     when: "once": unless this machine has checked the file as it is; "always"; "never".
     """
     if when == "never":
         return
+    if "checksums" not in meta:
+        note(f"{folder} is from before there were checksums, and is not checked; without it, it is made anew, with them")
+        return
     record = _record(folder)
+    shards = meta["checksums"]
     with _one_process_at_a_time(record):
-        known = _read(record)
+        known = read_json(record)
+        known = known if isinstance(known, dict) else {}
         todo = [name for name in names if when == "always" or known.get(name) != _stamp(folder / name)]
         total = sum((folder / name).stat().st_size for name in todo)
         try:
@@ -87,7 +85,7 @@ def verify(folder: Path, meta: dict, names: list[str], vocab_size: int, when: st
                 for name in todo:
                     known.pop(name, None)
                     stamp = _stamp(folder / name)
-                    _verify(folder / name, meta, vocab_size, lambda size: shown.update(size, shown.fraction + size / total))
+                    _verify(folder / name, shards[name], lambda size: shown.update(size, shown.fraction + size / total))
                     known[name] = stamp
         finally:
             if todo:
@@ -108,14 +106,7 @@ def make_verified(folder: Path, make: Callable[[Path], None], names: list[str]) 
     return folder
 
 
-def _verify(path: Path, meta: dict, vocab_size: int, done: Callable[[int], None]) -> None:
-    shards = meta.get("checksums", {}).get(path.name)
-    if shards is None:
-        if path.name in IDS:
-            _verify_ids(path, np.dtype(meta["dtype"]), vocab_size, done)
-            less = "its folder is from before there were checksums: only ids and zeros were looked for"
-            print(f"note: {path}: {less}; without the folder it is made anew, with them", file=sys.stderr, flush=True)
-        return
+def _verify(path: Path, shards: list, done: Callable[[int], None]) -> None:
     starts = np.cumsum([0, *(size for size, _ in shards)]).tolist()
     if path.stat().st_size != starts[-1]:
         raise damaged(path, f"it has {path.stat().st_size:,} bytes of {starts[-1]:,}")
@@ -130,19 +121,6 @@ def _verify(path: Path, meta: dict, vocab_size: int, done: Callable[[int], None]
             done(size)
 
 
-def _verify_ids(path: Path, dtype: np.dtype, vocab_size: int, done: Callable[[int], None]) -> None:
-    with open(path, "rb") as file:
-        while data := file.read(CHUNK):
-            pages = np.frombuffer(data[: len(data) // PAGE * PAGE], np.uint8).reshape(-1, PAGE)
-            if len(empty := np.flatnonzero(~pages.any(axis=1))):  # what a file system leaves where nothing was written
-                start = file.tell() - len(data) + int(empty[0]) * PAGE
-                raise damaged(path, f"bytes {start:,} to {start + PAGE:,} are zeros")
-            largest = int(np.frombuffer(data[: len(data) // dtype.itemsize * dtype.itemsize], dtype).max(initial=0))
-            if largest >= vocab_size:
-                raise damaged(path, f"it holds token {largest}, of a vocabulary of {vocab_size}")
-            done(len(data))
-
-
 def _checksum(path: Path, start: int, size: int) -> int:
     checksum, left = 0, size
     with open(path, "rb") as file:
@@ -155,15 +133,15 @@ def _checksum(path: Path, start: int, size: int) -> int:
 # What this machine has checked
 
 
-def _record(folder: Path) -> Path | None:
+def _record(folder: Path) -> Path:
     own, users = os.environ.get("LIT_LINFORMER_CACHE"), os.environ.get("XDG_CACHE_HOME")
     try:
         cache = Path(own) if own else (Path(users) if users else Path.home() / ".cache") / "lit-linformer"
-        machine = "".join(c if c.isalnum() or c in "-_." else "_" for c in platform.node()) or "machine"
-        place = zlib.crc32(str(folder.resolve()).encode(errors="surrogateescape"))
-        return cache / "verified" / machine / f"{folder.name}-{place:08x}.json"
-    except (OSError, RuntimeError):  # no home
-        return None
+    except RuntimeError:  # no home
+        cache = Path(tempfile.gettempdir(), "lit-linformer")
+    machine = "".join(c if c.isalnum() or c in "-_." else "_" for c in platform.node()) or "machine"
+    place = zlib.crc32(str(folder.resolve()).encode(errors="surrogateescape"))
+    return cache / "verified" / machine / f"{folder.name}-{place:08x}.json"
 
 
 def _stamp(path: Path) -> list[int]:
@@ -171,32 +149,18 @@ def _stamp(path: Path) -> list[int]:
     return [stat.st_size, stat.st_mtime_ns, stat.st_ino]
 
 
-def _read(record: Path | None) -> dict:
-    with suppress(OSError, ValueError):
-        known = json.loads(record.read_text(encoding="utf-8")) if record is not None else {}
-        return known if isinstance(known, dict) else {}
-    return {}
-
-
-def _write(record: Path | None, known: dict) -> None:
-    if record is not None:
-        with suppress(OSError):  # a home that cannot be written to: it is checked again the next time
-            write_text(record, json.dumps(known))
+def _write(record: Path, known: dict) -> None:
+    with suppress(OSError):  # a home that cannot be written to: it is checked again the next time
+        write_text(record, json.dumps(known))
 
 
 @contextmanager
-def _one_process_at_a_time(record: Path | None) -> Iterator[None]:
+def _one_process_at_a_time(record: Path) -> Iterator[None]:
     """Of 64 that start at once one checks, and the others find what it has written down; without locks each checks."""
     from filelock import FileLock
 
-    lock = None
-    if record is not None:
+    with ExitStack() as held:
         with suppress(OSError, NotImplementedError):
             record.parent.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(record.with_suffix(".lock"))
-            lock.acquire()
-    try:
+            held.enter_context(FileLock(record.with_suffix(".lock")))
         yield
-    finally:
-        if lock is not None:
-            lock.release()

@@ -73,9 +73,9 @@ def write_text_files(
     (folder / "meta.json").write_text(json.dumps(meta | {"checksums": checksums, "inputs": inputs}, indent=1))
 
 
-def verify_text_files(folder: Path, vocab_size: int, when: str) -> None:
+def verify_text_files(folder: Path, when: str) -> None:
     """ValueError where the files are not what was written; `when` as `checksums.verify` has it."""
-    verify(folder, read_whole(folder / "meta.json"), FILES, vocab_size, when)
+    verify(folder, read_whole(folder / "meta.json"), FILES, when)
 
 
 def _label_dtype(labels) -> type:

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from lit_linformer.data import checksums
-from lit_linformer.data.checksums import ShardWriter, shard_of
+from lit_linformer.data.checksums import ShardWriter
 from lit_linformer.data.finetuning.encoded_texts import make_text_files
 from lit_linformer.data.finetuning.labelled_rows import LabelledSource
 from lit_linformer.data.finetuning.text_tasks import own_task
 from lit_linformer.data.pretraining.corpus import Corpus
-from lit_linformer.data.pretraining.token_files import Holdout, make_token_files, verify_token_files
+from lit_linformer.data.pretraining.token_files import Holdout, TokenBlocks, make_token_files, verify_token_files
 from lit_linformer.data.text_files import FILES, verify_text_files
 from tests.data.finetuning.test_labelled_rows import write_json
 from tests.helpers import output
@@ -40,8 +40,8 @@ def read(monkeypatch):
     return seen
 
 
-def check(folder, tokenizer, when="once", splits=("train", "validation", "test")):
-    verify_token_files(folder, splits, tokenizer, when)
+def check(folder, when="once", splits=("train", "validation", "test")):
+    verify_token_files(folder, splits, when)
 
 
 def change(path, start, new):
@@ -59,8 +59,6 @@ def test_every_shard_has_its_checksum(folder):
     assert len(shards["train.bin"]) > 5
     for name, parts in shards.items():
         assert sum(size for size, _ in parts) == (folder / name).stat().st_size
-    size, _ = shards["train.bin"][0]
-    assert shard_of(folder / "train.bin", size) == shards["train.bin"][0]
 
 
 @pytest.mark.parametrize("split", ["train", "validation", "test"])
@@ -75,11 +73,11 @@ def test_one_bit_is_told_with_its_file_and_shard(folder, tokenizer, split):
     number = f"shard {len(shards)} of {len(shards)}, bytes {start:,} to {path.stat().st_size:,}"
     message = rf"{path.name} is damaged: {number}, is not what was written; delete the folder .*{folder.name}, it will be made"
     with pytest.raises(ValueError, match=message):
-        check(folder, tokenizer)
+        check(folder)
     with pytest.raises(ValueError, match=path.name):  # and again
-        check(folder, tokenizer)
-    check(folder, tokenizer, splits={"train", "validation", "test"} - {split})
-    check(folder, tokenizer, when="never")
+        check(folder)
+    check(folder, splits={"train", "validation", "test"} - {split})
+    check(folder, when="never")
 
 
 def test_zeros_and_a_wrong_length_are_told(folder, tokenizer):
@@ -87,44 +85,44 @@ def test_zeros_and_a_wrong_length_are_told(folder, tokenizer):
     content = path.read_bytes()
     path.write_bytes(bytes(len(content)))
     with pytest.raises(ValueError, match=r"train.bin is damaged: shard 1 of \d+, bytes 0 to "):
-        check(folder, tokenizer)
+        check(folder)
     path.write_bytes(content[:-2])
     with pytest.raises(ValueError, match=r"train.bin is damaged: it has [\d,]+ bytes of [\d,]+; delete"):
-        check(folder, tokenizer)
+        check(folder)
 
 
 def test_a_machine_checks_a_file_once_unless_it_was_touched(folder, tokenizer, read):
-    check(folder, tokenizer)
+    check(folder)
     assert set(read) == {"train.bin", "validation.bin", "test.bin"}
     read.clear()
-    check(folder, tokenizer)
+    check(folder)
     assert not read
-    check(folder, tokenizer, when="always", splits=["test"])
+    check(folder, when="always", splits=["test"])
     assert set(read) == {"test.bin"}
     read.clear()
     os.utime(folder / "validation.bin", ns=(1, 1))
-    check(folder, tokenizer)
+    check(folder)
     assert set(read) == {"validation.bin"}
     read.clear()
     copy = shutil.copytree(folder, folder.with_name("copied") / folder.name)  # with its times, but other inodes
-    check(copy, tokenizer, splits=["train"])
+    check(copy, splits=["train"])
     assert set(read) == {"train.bin"}
 
 
 def test_damage_that_was_found_once_is_found_by_the_next_start(folder, tokenizer):
-    check(folder, tokenizer)
+    check(folder)
     change(folder / "train.bin", 0, b"??")  # as a disk does: neither size nor time tell
-    check(folder, tokenizer)
+    check(folder)
     for when in ("always", "once"):
         with pytest.raises(ValueError, match=r"train.bin is damaged: shard 1 of "):
-            check(folder, tokenizer, when)
+            check(folder, when)
 
 
 def test_another_machine_checks_for_itself(folder, tokenizer, read, monkeypatch):
-    check(folder, tokenizer)
+    check(folder)
     read.clear()
     monkeypatch.setattr("platform.node", lambda: "other/machine")
-    check(folder, tokenizer)
+    check(folder)
     assert read
 
 
@@ -132,7 +130,7 @@ def test_what_was_just_made_needs_no_check(tmp_path, text_file, tokenizer, read,
     monkeypatch.setenv("LIT_LINFORMER_CACHE", str(tmp_path / "home"))
     corpora = {"train": Corpus(str(text_file))}
     folder = make_token_files(tmp_path / "cache", corpora, Holdout(0.1, 0.1), tokenizer, progress=False)
-    check(folder, tokenizer)
+    check(folder)
     assert not read
 
 
@@ -143,34 +141,22 @@ def test_a_record_that_is_unreadable_or_cannot_be_written_means_that_files_are_c
     if record == "file":
         (tmp_path / "home").write_text("not a folder")
     else:
-        check(folder, tokenizer)
+        check(folder)
         (path,) = (tmp_path / "home").rglob("*.json")
         path.write_text(record)
         read.clear()
-    check(folder, tokenizer)
+    check(folder)
     assert "train.bin" in read
 
 
-def test_files_of_a_version_without_checksums_are_looked_through_for_ids_that_do_not_exist(folder, tokenizer, capsys):
+def test_files_of_a_version_without_checksums_are_read_unchecked(folder, tokenizer, read, capsys):
     meta = json.loads((folder / "meta.json").read_text())
     del meta["checksums"]
     (folder / "meta.json").write_text(json.dumps(meta))
-    check(folder, tokenizer)
-    told = f"note: {folder / 'train.bin'}: its folder is from before there were checksums: only ids and zeros were looked for"
-    assert told in capsys.readouterr().err
-    check(folder, tokenizer)
-    assert not capsys.readouterr().err
-    whole = (folder / "train.bin").read_bytes()
-    assert len(whole) > 4096
-    change(folder / "train.bin", 0, bytes(4096))
-    with pytest.raises(ValueError, match=r"train.bin is damaged: bytes 0 to 4,096 are zeros; delete the folder"):
-        check(folder, tokenizer, when="always")
-    change(folder / "train.bin", 0, whole)
-    change(folder / "train.bin", 1000, np.uint16(60_000).tobytes())
-    with pytest.raises(
-        ValueError, match=r"train.bin is damaged: it holds token 60000, of a vocabulary of \d+; delete the folder"
-    ):
-        check(folder, tokenizer, when="always")
+    check(folder, when="always")
+    assert not read
+    assert f"note: {folder} is from before there were checksums, and is not checked; without it" in capsys.readouterr().err
+    assert len(TokenBlocks(folder, "train", 32, tokenizer.bos_id, tokenizer.pad_id).full_rows(3)) == 3
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -178,10 +164,10 @@ def test_labelled_rows_are_checked_too(tmp_path, tokenizer, documents, name):
     write_json(tmp_path / "source/train.jsonl", [{"text": text, "label": i % 2} for i, text in enumerate(documents)])
     source = LabelledSource(str(tmp_path / "source"), own_task(["text"], labels=["a", "b"]))
     folder = make_text_files(tmp_path / "cache", source, "train", tokenizer, progress=False)
-    verify_text_files(folder, len(tokenizer), "always")
+    verify_text_files(folder, "always")
     change(folder / name, 8, bytes([(folder / name).read_bytes()[8] ^ 128]))
     with pytest.raises(ValueError, match=rf"{name} is damaged: shard 1 of 1, bytes 0 to [\d,]+, is not what was written"):
-        verify_text_files(folder, len(tokenizer), "always")
+        verify_text_files(folder, "always")
 
 
 def test_shards_go_on_where_they_were(tmp_path):

@@ -181,7 +181,7 @@ class FineTuningData(ResumableDataModule):
         return make_text_files(self.cache_dir, self.source, split, self.tokenizer)
 
     def _prepare(self, split: str) -> None:
-        verify_text_files(self._folder(split), len(self.tokenizer), self.verify)
+        verify_text_files(self._folder(split), self.verify)
         self._files(split)
 
     def _files(self, split: str) -> TextFiles:

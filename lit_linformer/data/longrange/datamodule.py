@@ -137,7 +137,7 @@ class LongRangeData(ResumableDataModule):
 
     def prepare_data(self) -> None:
         for split in self.source.splits():
-            verify_text_files(self._folder(split), self.num_tokens, self.verify)
+            verify_text_files(self._folder(split), self.verify)
 
     def _folder(self, split: str) -> Path:
         if split not in self.source.splits():

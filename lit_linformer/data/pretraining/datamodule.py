@@ -152,7 +152,7 @@ class PretrainingData(ResumableDataModule):
         self._make_token_files()
         # of the files that are read; `prepare` checks all
         splits = SPLITS if trainer is None else STAGES.get(trainer.state.fn, SPLITS)
-        verify_token_files(self.folder, splits, self.tokenizer, self.verify)
+        verify_token_files(self.folder, splits, self.verify)
         if trainer is None:  # `prepare`: find out now whether training could start
             for split in STAGES["fit"]:
                 self._open(split)

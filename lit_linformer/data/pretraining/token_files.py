@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from lit_linformer.data.cache import damaged, fingerprint, read_progress, read_whole, write_progress
-from lit_linformer.data.checksums import ShardWriter, make_verified, shard_of, verify
+from lit_linformer.data.checksums import ShardWriter, make_verified, verify
 from lit_linformer.data.pieces import batches_of, pieces_of
 from lit_linformer.data.pretraining.corpus import Corpus
 from lit_linformer.data.progress_bar import Preparing
@@ -92,9 +92,9 @@ def make_token_files(
     return make_verified(cache / f"tokens-{fingerprint(inputs)}", make, list(FILES.values()))
 
 
-def verify_token_files(folder: Path, splits: Iterable[str], tokenizer: Tokenizer, when: str) -> None:
+def verify_token_files(folder: Path, splits: Iterable[str], when: str) -> None:
     """ValueError where these splits' files are not what was written; `when` as `checksums.verify` has it."""
-    verify(folder, read_meta(folder), [FILES[split] for split in splits], len(tokenizer), when)
+    verify(folder, read_meta(folder), [FILES[split] for split in splits], when)
 
 
 def _open_files(folder: Path, dtype: np.dtype, corpora: Iterable[str]) -> tuple[dict[str, int], dict, dict]:
@@ -106,11 +106,9 @@ def _open_files(folder: Path, dtype: np.dtype, corpora: Iterable[str]) -> tuple[
             read, counts = found["read"], found["counts"]
             sizes = {split: counts[split]["tokens"] * dtype.itemsize for split in SPLITS}
             if all(path.is_file() and path.stat().st_size >= sizes[split] for split, path in paths.items()):
-                # an unfinished preparation of before there were checksums has none
-                shards = found.get("checksums") or {split: [shard_of(paths[split], sizes[split])] for split in SPLITS}
-                return read, counts, {split: ShardWriter(path, shards[split]) for split, path in paths.items()}
+                return read, counts, {split: ShardWriter(path, found["checksums"][split]) for split, path in paths.items()}
         except (KeyError, TypeError):
-            pass  # no progress.json of ours
+            pass  # no progress.json of ours, or one of before there were checksums
     counts = {split: {"documents": 0, "tokens": 0, "bytes": 0} for split in SPLITS}
     return dict.fromkeys(corpora, 0), counts, {split: ShardWriter(path) for split, path in paths.items()}
 

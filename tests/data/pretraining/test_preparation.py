@@ -1,6 +1,5 @@
 """Long preparations: killed at any shard they go on, and the files are those of one that was not."""
 
-import json
 import multiprocessing
 import os
 import signal
@@ -99,20 +98,6 @@ def test_progress_that_is_not_ours_is_no_progress(corpora, tokenizer, tmp_path, 
     (progress,) = (tmp_path / "killed").glob(f"*.tmp/{PROGRESS}")
     progress.write_text(content)
     assert contents(make(tmp_path / "killed", corpora, tokenizer)) == expected
-
-
-def test_an_unfinished_preparation_of_before_there_were_checksums_goes_on(corpora, tokenizer, tmp_path, capfd):
-    expected = make(tmp_path / "whole", corpora, tokenizer)
-    make_until_shard(tmp_path / "killed", corpora, tokenizer, 3, kill)
-    (progress,) = (tmp_path / "killed").glob(f"*.tmp/{PROGRESS}")
-    found = blocks.read_progress(progress.parent)
-    del found["checksums"]
-    progress.write_text(json.dumps(found))
-    folder = make(tmp_path / "killed", corpora, tokenizer)
-    assert "going on after" in capfd.readouterr().err
-    for split in blocks.SPLITS:
-        assert (folder / f"{split}.bin").read_bytes() == (expected / f"{split}.bin").read_bytes()
-    blocks.verify_token_files(folder, blocks.SPLITS, tokenizer, "always")
 
 
 def test_unfinished_preparation_outlives_others_for_two_weeks(corpora, tokenizer, tmp_path):
