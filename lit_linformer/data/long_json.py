@@ -12,7 +12,14 @@ from collections.abc import Iterable, Iterator
 PARSED_AT_ONCE = 4_000_000  # bytes
 SLICE = 1_000_000
 SIGN = re.compile(r"[{}\[\],:]")
-HALF = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}$")  # the first half of a character
+OUTSIDE = re.compile(r'[^"]*')
+# Of a string: characters and escapes that are whole, and the first half of a character only where what follows is known.
+INSIDE = re.compile(
+    r"""(?: [^"\\]+ | \\[^u] | \\u(?![dD][89abAB])[0-9a-fA-F]{4}
+          | \\u[0-9a-fA-F]{4}(?: \\u[0-9a-fA-F]{4} | (?=[^\\]|\\[^u]) ) )*""",
+    re.DOTALL | re.VERBOSE,
+)
+ESCAPE = 12  # characters of the longest escape, a character of two halves
 
 
 def text_of_line(parts: Iterable[bytes], column: str) -> Iterator[str]:
@@ -73,48 +80,23 @@ def text_of_line(parts: Iterable[bytes], column: str) -> Iterator[str]:
 def _strings(parts: Iterable[bytes]) -> Iterator[tuple[bool, str, bool]]:
     """(in a string?, piece, does it end here?) of a line: strings decoded, without their quotes."""
     decoder, rest, inside = codecs.getincrementaldecoder("utf-8")(), "", False
-    slices = (part[at : at + SLICE] for part in parts for at in range(0, len(part), SLICE))
-    for piece in slices:
-        text, at = rest + decoder.decode(piece), 0
+    for piece in (part[at : at + SLICE] for part in parts for at in range(0, len(part), SLICE)):
+        text, at, rest = rest + decoder.decode(piece), 0, ""
         while at < len(text):
-            end = _quote(text, at) if inside else text.find('"', at)
-            if end == -1:
+            end = (INSIDE if inside else OUTSIDE).match(text, at).end()
+            ends = text[end : end + 1] == '"'
+            if ends or end > at:
+                yield inside, _plain(text[at:end]) if inside else text[at:end], ends
+            if not ends:
+                rest = text[end:]  # an escape that may go on in the next part
+                if len(rest) >= ESCAPE:
+                    _plain(rest)  # says what is wrong with it
                 break
-            yield inside, _plain(text[at:end]) if inside else text[at:end], True
             inside, at = not inside, end + 1
-        end = _before_escape(text, at) if inside else len(text)
-        if end > at:
-            yield inside, _plain(text[at:end]) if inside else text[at:end], False
-        rest = text[max(at, end) :]
     decoder.decode(b"", True)
     if inside:
+        _plain(rest)
         raise ValueError("it ends within a string")
-
-
-def _quote(text: str, start: int) -> int:
-    """Where the string ends that has begun before; -1 if it goes on."""
-    at = start - 1
-    while (at := text.find('"', at + 1)) != -1 and _escaped(text, at, start):
-        pass
-    return at
-
-
-def _escaped(text: str, at: int, start: int) -> bool:
-    """Whether the character there has an odd number of backslashes before it, none of them before `start`."""
-    first = at
-    while first > start and text[first - 1] == "\\":
-        first -= 1
-    return (at - first) % 2 == 1
-
-
-def _before_escape(text: str, start: int) -> int:
-    """The end of a part of a string, without an escape (or a character of two) that may go on in the next part."""
-    end, at = len(text), text.rfind("\\", max(start, len(text) - 6))
-    if at != -1 and not _escaped(text, at, start):
-        end = at
-    if end - 6 >= start and HALF.match(text, end - 6, end) and not _escaped(text, end - 6, start):
-        end -= 6
-    return end
 
 
 def _plain(text: str) -> str:
