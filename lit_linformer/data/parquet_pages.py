@@ -6,8 +6,8 @@ from lit_linformer.utils.errors import UserError
 
 LARGEST_PAGE = 64_000_000  # bytes unpacked: a dictionary's page takes six times as much memory (pyarrow 26)
 HEADER = 1 << 16  # bytes that hold the header of any page: writers cut the statistics in it
-# Thrift's compact protocol: what follows the header of a field, by its type.
-BYTE, INTEGERS, DOUBLE, BINARY, LISTS, MAP, STRUCT = 3, (4, 5, 6), 7, 8, (9, 10), 11, 12
+# Thrift's compact protocol: the types of fields that a page's header has, beside true and false, which are types themselves.
+BOOLEANS, INTEGERS, BINARY, STRUCT = (1, 2), (4, 5, 6), 8, 12
 UNPACKED, PACKED = 2, 3  # fields of PageHeader in parquet.thrift
 
 
@@ -61,34 +61,16 @@ class _Header:
         numbers, field = {}, 0
         while kind := self._byte():
             field = field + (kind >> 4) if kind >> 4 else self._integer()
-            if kind & 15 in INTEGERS:
+            if (kind := kind & 15) in INTEGERS:
                 numbers[field] = self._integer()
-            elif kind & 15 > 2:  # 1 and 2 are true and false
-                self._skip(kind & 15)
+            elif kind == BINARY:
+                length = self._varint()  # which moves place, so first
+                self.place += length
+            elif kind == STRUCT:
+                self.struct()
+            elif kind not in BOOLEANS:
+                raise KeyError(kind)
         return numbers
-
-    def _skip(self, kind: int) -> None:
-        if kind in INTEGERS:
-            self._varint()
-        elif kind in (BYTE, DOUBLE):
-            self.place += 1 if kind == BYTE else 8
-        elif kind == BINARY:
-            length = self._varint()  # which moves place, so first
-            self.place += length
-        elif kind in LISTS:
-            head = self._byte()
-            for _ in range(head >> 4 if head >> 4 < 15 else self._varint()):
-                self._skip(head & 15)
-        elif kind == MAP:
-            count = self._varint()
-            kinds = self._byte() if count else 0
-            for _ in range(count):
-                self._skip(kinds >> 4)
-                self._skip(kinds & 15)
-        elif kind == STRUCT:
-            self.struct()
-        else:
-            self.place += 1  # a truth value in a list
 
     def _byte(self) -> int:
         self.place += 1
