@@ -13,20 +13,8 @@ what weights and optimiser take. Writes lengths.json.
 from collections.abc import Callable
 from typing import Any
 
-from lit_linformer.studies.benchmark.subject import (
-    CLOCK,
-    DEVICE,
-    ROUNDS,
-    THREADS,
-    WHAT,
-    check_clock,
-    check_free,
-    fill,
-    output,
-    spread,
-    write,
-)
-from lit_linformer.utils.arguments import Setting, choice, parse, whole, word
+from lit_linformer.studies.benchmark.subject import CLOCK, DEVICE, ROUNDS, THREADS, WHAT, begin, output, spread, write
+from lit_linformer.utils.arguments import Setting, choice, whole, word
 
 SETTINGS = {
     "what": WHAT,
@@ -52,9 +40,7 @@ KINDS = (OWN, "of the mean length", "of n tokens")
 
 def main(argv: list[str]) -> None:
     """Measures, writes and prints; ValueError for a bad setting."""
-    settings = fill(parse("benchmark --what lengths", __doc__, SETTINGS, argv), {}) | {"compile": False}
-    check_clock(settings)
-    check_free(settings["output"], "lengths")
+    settings = begin("lengths", __doc__, SETTINGS, argv, "lengths") | {"compile": False}
     import torch
 
     torch.set_num_threads(settings["threads"])

@@ -10,8 +10,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from lit_linformer.studies.benchmark.subject import DEVICE, ROUNDS, THREADS, WHAT, check_free, fill, output, spread, write
-from lit_linformer.utils.arguments import Setting, choice, parse, whole, word
+from lit_linformer.studies.benchmark.subject import DEVICE, ROUNDS, THREADS, WHAT, begin, output, spread, write
+from lit_linformer.utils.arguments import Setting, choice, whole, word
 from lit_linformer.utils.configs import read_config
 from lit_linformer.utils.errors import SettingError
 
@@ -29,8 +29,7 @@ SETTINGS = {
 
 def main(argv: list[str]) -> None:
     """Measures, writes and prints; ValueError for a bad setting."""
-    settings = fill(parse("benchmark --what loop", __doc__, SETTINGS, argv), {}) | {"compile": False, "clock": "wall"}
-    check_free(settings["output"], "loop")
+    settings = begin("loop", __doc__, SETTINGS, argv, "loop") | {"compile": False, "clock": "wall"}
     encoder, data = read_training(Path(settings["config"]))
     import torch
 

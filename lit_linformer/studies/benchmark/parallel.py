@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from lit_linformer.runs.record import RunRecord
-from lit_linformer.studies.benchmark.subject import DEVICE, WHAT, check_free, fill, output, spread, write
-from lit_linformer.utils.arguments import Setting, parse, whole, word
+from lit_linformer.studies.benchmark.subject import DEVICE, WHAT, begin, output, spread, write
+from lit_linformer.utils.arguments import Setting, whole, word
 from lit_linformer.utils.environment import ROOT, run_command
 from lit_linformer.utils.errors import UserError
 
@@ -36,8 +36,7 @@ SETTINGS = {
 
 def main(argv: list[str]) -> None:
     """Measures, writes and prints; ValueError for a bad setting."""
-    settings = fill(parse("benchmark --what parallel", __doc__, SETTINGS, argv), {})
-    check_free(settings["output"], "ddp")
+    settings = begin("parallel", __doc__, SETTINGS, argv, "ddp")
     count, on_gpu = settings["processes"], settings["device"] != "cpu"
     together, alone = [], []
     with tempfile.TemporaryDirectory() as scratch:

@@ -23,8 +23,8 @@ from lit_linformer.data.pieces import batches_of, pieces_of
 from lit_linformer.data.pretraining.corpus import Corpus
 from lit_linformer.data.pretraining.token_files import Holdout, make_token_files
 from lit_linformer.data.tokenizer import load_tokenizer, train_tokenizer
-from lit_linformer.studies.benchmark.subject import ROUNDS, WHAT, check_free, output, spread, write
-from lit_linformer.utils.arguments import Setting, number, parse, word
+from lit_linformer.studies.benchmark.subject import ROUNDS, WHAT, begin, output, spread, write
+from lit_linformer.utils.arguments import Setting, number, word
 from lit_linformer.utils.environment import ROOT, process_memory
 
 SETTINGS = {
@@ -55,8 +55,7 @@ class Beginning(Corpus):
 
 def main(argv: list[str]) -> None:
     """Measures, writes and prints; ValueError for a bad setting."""
-    settings = parse("benchmark --what preparation", __doc__, SETTINGS, argv)
-    check_free(settings["output"], "preparation")
+    settings = begin("preparation", __doc__, SETTINGS, argv, "preparation")
     source, most = settings["source"], settings["megabytes"] * 1e6
     with tempfile.TemporaryDirectory() as scratch:
         if settings["tokenizer"] in ("bpe", "wordpiece"):

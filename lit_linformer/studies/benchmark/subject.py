@@ -4,7 +4,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from lit_linformer.utils.arguments import Setting, check_device, choice, number, whole, word
+from lit_linformer.utils.arguments import Setting, check_device, choice, number, parse, whole, word
 from lit_linformer.utils.environment import command_line, environment
 from lit_linformer.utils.errors import UserError
 from lit_linformer.utils.files import check_own, json_text, write_text
@@ -38,15 +38,18 @@ def fill(settings: dict[str, Any], by_device: dict[str, tuple[Any, Any]]) -> dic
     return settings | {name: value for name, value in known.items() if settings.get(name, 0) is None} | {"device": device}
 
 
-def check_clock(settings: dict[str, Any]) -> None:
-    """ValueError where the processor's time would not be that of the work."""
-    if settings["clock"] == "cpu" and (settings["device"] != "cpu" or settings["threads"] > 1):
+def begin(
+    what: str, doc: str, known: dict[str, Setting], argv: list[str], file: str, **by_device: tuple[Any, Any]
+) -> dict[str, Any]:
+    """A subject's settings, as `fill` has them; ValueError for a bad one, and where its file is none of a benchmark's."""
+    settings = parse(f"benchmark --what {what}", doc, known, argv)
+    if "device" in settings:
+        settings = fill(settings, by_device)
+    # The processor's time would not be that of the work.
+    if settings.get("clock") == "cpu" and (settings["device"] != "cpu" or settings["threads"] > 1):
         raise UserError("clock is cpu", "wall, or a CPU with threads = 1")
-
-
-def check_free(folder: str, name: str) -> None:
-    """ValueError for a file of that name which is none of a benchmark's, before anything is measured."""
-    check_own(Path(folder), [f"{name}.json"], f"{name}.json", "benchmark")
+    check_own(Path(settings["output"]), [f"{file}.json"], f"{file}.json", "benchmark")
+    return settings
 
 
 def write(folder: str, name: str, argv: list[str], device: str, content: dict[str, Any]) -> None:

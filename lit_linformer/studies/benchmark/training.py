@@ -21,14 +21,12 @@ from lit_linformer.studies.benchmark.subject import (
     ROUNDS,
     THREADS,
     WHAT,
-    check_clock,
-    check_free,
-    fill,
+    begin,
     output,
     spread,
     write,
 )
-from lit_linformer.utils.arguments import FLAG, Setting, choice, listed, number, parse, whole
+from lit_linformer.utils.arguments import FLAG, Setting, choice, listed, number, whole
 
 MODELS = ("linformer", "lookup", "linformer-paper", "transformer", "roberta", "linformer-lightning", "roberta-trainer")
 NEEDS = {"roberta": ("transformers",), "roberta-trainer": ("transformers", "accelerate")}
@@ -72,8 +70,9 @@ DEFAULTS = {"tokens": (2048, 65536), "num_layers": (2, 12), "steps": (1, 10)}  #
 
 def main(argv: list[str]) -> None:
     """Measures, writes and prints; ValueError for a bad setting."""
-    settings = read_settings(argv)
-    check_free(settings["output"], "training")
+    settings = begin("training", __doc__, SETTINGS, argv, "training", **DEFAULTS)
+    settings["num_heads"] = settings["num_heads"] or max(1, settings["hidden_size"] // 64)
+    settings["intermediate_size"] = 4 * settings["hidden_size"]
     names, notes = names_of(settings)
     for note in notes:
         print(f"note: {note}", flush=True)
@@ -100,14 +99,6 @@ def main(argv: list[str]) -> None:
     told = {key: value for key, value in settings.items() if key not in ("what", "output", "cell_seconds")}
     content = {"environment": place, "notes": notes, "settings": told, **found}
     write(settings["output"], "training", argv, settings["device"], content)
-
-
-def read_settings(argv: list[str]) -> dict[str, Any]:
-    settings = fill(parse("benchmark --what training", __doc__, SETTINGS, argv), DEFAULTS)
-    settings["num_heads"] = settings["num_heads"] or max(1, settings["hidden_size"] // 64)
-    settings["intermediate_size"] = 4 * settings["hidden_size"]
-    check_clock(settings)
-    return settings
 
 
 def names_of(settings: dict[str, Any]) -> tuple[list[str], list[str]]:
