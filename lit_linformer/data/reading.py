@@ -161,6 +161,14 @@ def load_hub(name: str, config: str | None, split: str | None, source: str, sett
         ) from error
 
 
+def hub_batches(rows, columns: list[str]) -> Iterator[tuple]:
+    """The same of a split of a Hugging Face data set: Arrow's tables, views of its file."""
+    read = 0
+    for table in rows.select_columns(columns).with_format("arrow").iter(batch_size=1000):
+        yield table, read, len(rows)
+        read += table.num_rows
+
+
 def hub_stamp(name: str, *rest: str | None) -> dict:
     """What distinguishes one hub data set from another; of a local copy also its files."""
     root = Path(name)

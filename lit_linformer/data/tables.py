@@ -20,6 +20,7 @@ from lit_linformer.data.reading import (
     LONGEST_LINE,
     PARQUET,
     cells,
+    hub_batches,
     json_objects,
     not_utf8,
     parquet_batches,
@@ -112,17 +113,24 @@ def _parquet(path: Path, choose: Chooser, setting: str) -> Iterator[Row]:
         chosen[:] = choose(path, names)
         return [name for name in chosen if name is not None]
 
-    for batch, read, size in parquet_batches(path, columns, setting):
-        for number, values in enumerate(column_cells(batch, chosen, read + 1, path, setting), read + 1):
-            yield Row(number / size, (path, "row", number), values)
+    return arrow_rows(parquet_batches(path, columns, setting), chosen, path, setting)
 
 
-def column_cells(table, chosen: Sequence[str | None], first: int, where, setting: str) -> Iterator[tuple]:
-    """Values of these columns of an Arrow table, row by row; None for a column that is None."""
-    columns = (
-        repeat(None, table.num_rows) if name is None else cells(table.column(name), first, where, setting) for name in chosen
-    )
-    return zip(*columns, strict=True)
+def hub_rows(rows, chosen: Sequence[str | None], where: str, setting: str) -> Iterator[Row]:
+    """Rows of a split of a Hugging Face data set."""
+    batches = hub_batches(rows, [name for name in chosen if name is not None])
+    return arrow_rows(batches, chosen, where, setting)
+
+
+def arrow_rows(batches: Iterable[tuple], chosen: Sequence[str | None], where, setting: str) -> Iterator[Row]:
+    """Rows of (Arrow's table, rows read before it, rows in all); None for a column that is None."""
+    for table, read, size in batches:
+        columns = (
+            repeat(None, table.num_rows) if name is None else cells(table.column(name), read + 1, where, setting)
+            for name in chosen
+        )
+        for number, values in enumerate(zip(*columns, strict=True), read + 1):
+            yield Row(number / size, (where, "row", number), values)
 
 
 def _delimited(path: Path, choose: Chooser, setting: str, kind: str, headerless, ragged) -> Iterator[Row]:

@@ -18,7 +18,7 @@ from lit_linformer.data.cache import fingerprint, make_once, read_whole
 from lit_linformer.data.finetuning.split_files import Layout, find_files
 from lit_linformer.data.finetuning.text_tasks import TextTask, as_list, label_of
 from lit_linformer.data.reading import LONGEST_LINE, hub_stamp, load_hub, stamps, text_lines
-from lit_linformer.data.tables import TABLE_FILES, TABLES, column_cells, kind_of, table_rows
+from lit_linformer.data.tables import TABLE_FILES, TABLES, hub_rows, kind_of, table_rows
 from lit_linformer.utils.errors import SettingError, UserError
 
 ALIASES = {"train": ("train",), "validation": ("validation", "dev", "valid", "val"), "test": ("test",)}
@@ -123,9 +123,7 @@ class LabelledSource:
         root = Path(self.source)
         if not root.is_dir():
             raise SettingError(self.setting, self.source, SOURCES, more=", which is not there")
-        folders = [root, *(root / name for name in self._below() if (root / name).is_dir())]
-        # CoLA and cola are one folder where case does not count
-        return list({folder.stat().st_ino: folder for folder in reversed(folders)}.values())[::-1]
+        return [root, *(root / name for name in self._below() if (root / name).is_dir())]
 
     @cached_property
     def _hub_rows(self):
@@ -226,20 +224,17 @@ class LabelledSource:
         self.skipped += 1
 
     def _hub(self, split: str, needs_label: bool):
-        rows, read = self._hub_rows[split], 0
+        rows = self._hub_rows[split]
         place = f"{self.source!r}, split {split}"
         chosen = self._columns(place, rows.column_names, needs_label)
         # class numbers are the data set's own: where it has the task's classes in another order, their names count
         names = getattr(rows.features[chosen[-1]], "names", None) if chosen[-1] else None
         by_name = names is not None and set(names) == set(self.task.labels or ())
-        wanted = [name for name in chosen if name is not None]
-        for table in rows.select_columns(wanted).with_format("arrow").iter(batch_size=1000):  # a view of the file
-            for number, (*texts, label) in enumerate(column_cells(table, chosen, read + 1, place, self.setting), read + 1):
-                if by_name and label is not None and label >= 0:
-                    label = names[label]
-                self.fraction = number / len(rows)
-                yield (place, "row", number), texts, label
-            read += table.num_rows
+        for fraction, where, (*texts, label) in hub_rows(rows, chosen, place, self.setting):
+            self.fraction = fraction
+            if by_name and label is not None and label >= 0:
+                label = names[label]
+            yield where, texts, label
 
     def _whole(self, path: Path) -> str:
         if path.stat().st_size > LONGEST_LINE:

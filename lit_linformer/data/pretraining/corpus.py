@@ -19,8 +19,8 @@ from pathlib import Path
 
 from lit_linformer.data.long_json import PARSED_AT_ONCE, text_of_line
 from lit_linformer.data.notes import note
-from lit_linformer.data.reading import COMPRESSED, cells, hub_stamp, json_object, load_hub, raw_parts, stamps, text_parts
-from lit_linformer.data.tables import TABLE_FILES, kind_of, named_column, table_rows
+from lit_linformer.data.reading import COMPRESSED, hub_stamp, json_object, load_hub, raw_parts, stamps, text_parts
+from lit_linformer.data.tables import TABLE_FILES, hub_rows, kind_of, named_column, table_rows
 from lit_linformer.utils.errors import SettingError, UserError
 
 SUPPORTED = f"text (.txt .text .tokens .md .raw or none), {TABLE_FILES}"
@@ -224,13 +224,10 @@ class Corpus:
 
     def _hub_rows(self, name: str, config: str | None, split: str) -> Iterator[str]:
         rows = load_hub(name, config, split, self.source, self.setting)
-        self.choose(self.source, rows.column_names)
-        rows, read = rows.select_columns([self.column]).with_format("arrow"), 0
-        for table in rows.iter(batch_size=1000):  # a view of the file
-            self.fraction = read / len(rows)
-            for value in cells(table.column(0), read + 1, self.source, self.setting):
-                yield from self._text(value, self.source)
-            read += table.num_rows
+        chosen = self.choose(self.source, rows.column_names)
+        for fraction, _, (value,) in hub_rows(rows, chosen, self.source, self.setting):
+            self.fraction = fraction
+            yield from self._text(value, self.source)
 
     def _text(self, value, where) -> Iterator[str]:
         if isinstance(value, str):
