@@ -3,7 +3,7 @@
 import sys
 import time
 
-SECONDS_BETWEEN_LINES = 10.0
+SECONDS_BETWEEN = {True: 0.1, False: 10.0}  # a bar's changes; lines
 
 
 class Preparing:
@@ -15,7 +15,7 @@ class Preparing:
         self.bar = self.task = None
 
     def __enter__(self):
-        self.started = self.last_line = time.monotonic()
+        self.started = self.told = time.monotonic()
         if self.show and sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
@@ -31,10 +31,12 @@ class Preparing:
     def update(self, new_bytes: int, fraction: float) -> None:
         """new_bytes: done since the last call; fraction: of the whole, 0 to 1."""
         self.bytes, self.fraction = self.bytes + new_bytes, fraction
+        if not self.show or time.monotonic() - self.told < SECONDS_BETWEEN[self.bar is not None]:
+            return
+        self.told = time.monotonic()
         if self.bar is not None:
             self.bar.update(self.task, completed=fraction, speed=self._speed())
-        elif self.show and time.monotonic() - self.last_line > SECONDS_BETWEEN_LINES:
-            self.last_line = time.monotonic()
+        else:
             print(f"{self.title}: {fraction:.0%}, {self._speed()}", file=sys.stderr, flush=True)
 
     def __exit__(self, kind, *_):

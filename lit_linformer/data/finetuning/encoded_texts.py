@@ -6,7 +6,8 @@ windows), L tokens of the longest of them.
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +23,6 @@ from lit_linformer.data.progress_bar import Preparing
 from lit_linformer.data.text_files import FORMAT, Encoded, TextFiles, made_once, write_text_files
 from lit_linformer.data.tokenizer import Tokenizer
 from lit_linformer.model.heads import IGNORED
-
-BATCH_CHARACTERS = 1_000_000  # read at once
 
 
 def make_text_files(cache: Path, source: LabelledSource, split: str, tokenizer: Tokenizer, progress: bool = True) -> Path:
@@ -51,24 +50,18 @@ def make_text_files(cache: Path, source: LabelledSource, split: str, tokenizer: 
 
 
 def _encoded(source: LabelledSource, split: str, tokenizer: Tokenizer, dtype: np.dtype, shown: Preparing) -> Iterator[Encoded]:
-    for batch in _batches(source.rows(split)):
-        texts = [text.strip() for row in batch for text in row.texts]
-        ids = iter(encode_texts(texts, tokenizer, dtype))
-        for row in batch:
-            yield [next(ids) for _ in row.texts], row.label, text_hash(row.texts)
-        shown.update(sum(map(size_of, texts)), source.fraction)
+    read: deque[LabelledRow] = deque()  # and not yet tokenised
 
+    def texts() -> Iterator[str]:
+        for row in source.rows(split):
+            read.append(row)
+            yield from (text.strip() for text in row.texts)
 
-def _batches(rows: Iterable[LabelledRow]) -> Iterator[list[LabelledRow]]:
-    batch, size = [], 0
-    for row in rows:
-        batch.append(row)
-        size += sum(map(len, row.texts))
-        if size >= BATCH_CHARACTERS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
+    ids = encode_texts(texts(), tokenizer, dtype)
+    for first in ids:
+        row = read.popleft()
+        yield [first, *(next(ids) for _ in row.texts[1:])], row.label, text_hash(row.texts)
+        shown.update(sum(map(size_of, row.texts)), source.fraction)
 
 
 def text_hash(texts: tuple[str, ...]) -> int:

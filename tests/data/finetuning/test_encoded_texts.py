@@ -44,7 +44,7 @@ def texts(root):
 
 
 def test_what_is_written_is_read_again(tmp_path, root, texts, tokenizer, monkeypatch):
-    monkeypatch.setattr("lit_linformer.data.finetuning.encoded_texts.BATCH_CHARACTERS", 700)  # many batches
+    monkeypatch.setattr("lit_linformer.data.pieces.BATCH_BYTES", 700)  # many batches
     files = TextFiles(make(tmp_path, root, tokenizer), classes=True)
     ids = [tokenizer.encode(text) for text in texts]
     assert [files.ids(row)[0].tolist() for row in range(files.rows)] == ids
