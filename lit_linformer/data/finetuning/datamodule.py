@@ -21,9 +21,9 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from lit_linformer.data.datamodule import BatchSize, ResumableDataModule, RowLength, Verify, VocabularySize, Workers
 from lit_linformer.data.finetuning.encoded_texts import EncodedTexts, make_text_files
-from lit_linformer.data.finetuning.labelled_rows import SOURCES, LabelledSource
+from lit_linformer.data.finetuning.labelled_rows import EMPTY_TEXTS, SOURCES, LabelledSource
 from lit_linformer.data.finetuning.prompts import read_texts, text_loader
-from lit_linformer.data.finetuning.row_layout import RowLayout
+from lit_linformer.data.finetuning.row_layout import TRUNCATIONS, RowLayout
 from lit_linformer.data.finetuning.splits import Splits, select_rows
 from lit_linformer.data.finetuning.summary import class_hint, cut_hint, of_rows
 from lit_linformer.data.finetuning.text_tasks import chosen_task
@@ -31,7 +31,7 @@ from lit_linformer.data.loader import EvaluationLoader, ResumableLoader
 from lit_linformer.data.summary import Summary
 from lit_linformer.data.text_files import TextFiles, verify_text_files
 from lit_linformer.data.tokenizer import Tokenizer
-from lit_linformer.model.ranges import Count, Natural, Range, Seed, check_ranges
+from lit_linformer.model.ranges import Count, Natural, OneOf, Range, Seed, check_ranges
 from lit_linformer.utils.errors import SettingError, UserError
 
 
@@ -95,14 +95,14 @@ class FineTuningData(ResumableDataModule):
         tokenizer: str | None = None,
         vocab_size: VocabularySize = 8192,
         max_length: RowLength | None = None,
-        truncation: str = "longest_first",
+        truncation: Annotated[str, OneOf(TRUNCATIONS)] = "longest_first",
         max_windows: Annotated[int, Range(least=1, largest=10000)] = 1,
         window_overlap: Natural = 32,
         batch_size: BatchSize = 32,
         global_batch_size: Count | None = None,
         eval_batch_size: BatchSize | None = None,
         limit_train: Count | None = None,
-        empty_texts: str = "error",
+        empty_texts: Annotated[str, OneOf(EMPTY_TEXTS)] = "error",
         num_workers: Workers = 0,
         seed: Seed = 0,
         cache_dir: str = "data/cache",

@@ -52,8 +52,6 @@ class LabelledSource:
         setting: str = "data.source",
     ):
         self.source, self.task, self.cache, self.setting = source, task, cache, setting
-        if empty_texts not in EMPTY_TEXTS:
-            raise SettingError("data.empty_texts", empty_texts, "error, keep")
         self.keep_empty = empty_texts == "keep"
         self.hub: list[str | None] | None = None
         self.skipped = 0  # ragged lines in the split that was read last

@@ -42,16 +42,11 @@ class RowLayout:
     window_overlap: int = 32
 
     def __post_init__(self):
-        if self.truncation not in TRUNCATIONS:
-            raise SettingError("data.truncation", self.truncation, ", ".join(TRUNCATIONS))
         if self.truncation != "longest_first" and not self.pair:
             raise SettingError("data.truncation", self.truncation, "longest_first", when="for a task with one text")
-        if self.max_length < 8:
-            raise SettingError("data.max_length", self.max_length, "8 or more")
-        if self.max_windows < 1 or (self.pair and self.max_windows > 1):
-            allowed, when = ("1", "for pairs of texts") if self.pair else ("1 or more", "")
-            raise SettingError("data.max_windows", self.max_windows, allowed, when=when)
-        if self.max_windows > 1 and not 0 <= self.window_overlap < self.capacity:
+        if self.pair and self.max_windows > 1:
+            raise SettingError("data.max_windows", self.max_windows, "1", when="for pairs of texts")
+        if self.max_windows > 1 and self.window_overlap >= self.capacity:
             raise SettingError(
                 "data.window_overlap",
                 self.window_overlap,

@@ -208,6 +208,7 @@ def test_other_data_on_resume_is_announced(make_data):
         ({"seed": -1}, r"^data.seed is -1; allowed: 0 to 4294967295$"),
         ({"validation_fraction": 1.0}, r"^data.validation_fraction is 1.0; allowed: 0 up to, not including, 1$"),
         ({"empty_texts": "drop"}, r"^data.empty_texts is 'drop'; allowed: error, keep$"),
+        ({"truncation": "longest"}, r"^data.truncation is 'longest'; allowed: longest_first, only_first, only_second$"),
         ({"truncation": "only_first"}, r"^data.truncation is 'only_first'; allowed for a task with one text: longest_first$"),
         ({"max_windows": 2, "task": "RTE"}, r"^data.max_windows is 2; allowed for pairs of texts: 1$"),
         ({"source": ""}, r"^data.source is ''; allowed: a folder"),

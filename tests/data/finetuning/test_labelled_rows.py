@@ -148,8 +148,6 @@ def test_broken_files(tmp_path):
 def test_empty_texts_may_be_kept(tmp_path):
     (tmp_path / "train.tsv").write_text("sentence\tlabel\n\t1\n")
     assert list(LabelledSource(str(tmp_path), SST2, "keep").rows("train")) == [LabelledRow(("",), 1)]
-    with pytest.raises(ValueError, match=r"^data.empty_texts is 'drop'; allowed: error, keep$"):
-        LabelledSource(str(tmp_path), SST2, "drop")
 
 
 def test_qqps_ragged_lines_are_skipped_and_counted(tmp_path):

@@ -116,16 +116,12 @@ def test_a_batch_of_windows_tells_which_text_a_row_belongs_to():
 @pytest.mark.parametrize(
     "settings, message",
     [
-        ({"max_length": 7}, r"^data.max_length is 7; allowed: 8 or more$"),
-        ({"truncation": "longest"}, r"^data.truncation is 'longest'; allowed: longest_first, only_first, only_second$"),
         ({"truncation": "only_second"}, r"^data.truncation is 'only_second'; allowed for a task with one text: longest_first$"),
-        ({"max_windows": 0}, r"^data.max_windows is 0; allowed: 1 or more$"),
         ({"max_windows": 2, "pair": True}, r"^data.max_windows is 2; allowed for pairs of texts: 1$"),
         (
             {"max_windows": 2, "window_overlap": 14},
             r"^data.window_overlap is 14; allowed: 0 up to, not including, 14, the tokens",
         ),
-        ({"max_windows": 2, "window_overlap": -1}, r"^data.window_overlap is -1; allowed: 0"),
     ],
 )
 def test_bad_settings(settings, message):
