@@ -103,7 +103,12 @@ class PretrainingData(ResumableDataModule):
         self.mask_rate, self.whole_word = mask_rate, whole_word
         self.num_workers, self.seed, self.cache_dir = num_workers, seed, Path(cache_dir)
         self.verify, self.text, self.file, self.column = verify, text, file, column
-        self._check()
+        if self.validation_fraction + self.test_fraction >= 1:
+            fractions = f"{self.validation_fraction} + {self.test_fraction}"
+            raise UserError(f"data.validation_fraction + data.test_fraction is {fractions}", "less than 1 in all")
+        if max_length is None:
+            raise SettingError("data.max_length", None, "a number of tokens, or null with model.pretrained")
+        self._check_vocabulary()
 
         sources = {"train": source, "validation": validation_source, "test": test_source}
         names = {"train": "data.source", "validation": "data.validation_source", "test": "data.test_source"}
@@ -111,14 +116,6 @@ class PretrainingData(ResumableDataModule):
         self.holdout = Holdout(self.validation_fraction, self.test_fraction)
         self.blocks: dict[str, TokenBlocks] = {}
         self.folder: Path | None = None
-
-    def _check(self) -> None:
-        if self.validation_fraction + self.test_fraction >= 1:
-            fractions = f"{self.validation_fraction} + {self.test_fraction}"
-            raise UserError(f"data.validation_fraction + data.test_fraction is {fractions}", "less than 1 in all")
-        if self.max_length is None:
-            raise SettingError("data.max_length", None, "a number of tokens, or null with model.pretrained")
-        self._check_vocabulary()
 
     # The tokenizer
 
@@ -172,9 +169,11 @@ class PretrainingData(ResumableDataModule):
             self.blocks[split] = self._open(split)
         self._compare_processes()
 
+    def _blocks(self, split: str, length: int) -> TokenBlocks:
+        return TokenBlocks(self.folder, split, length, self.tokenizer.bos_id, self.tokenizer.pad_id)
+
     def _open(self, split: str) -> TokenBlocks:
-        tokenizer = self.tokenizer
-        blocks = TokenBlocks(self.folder, split, self.max_length, tokenizer.bos_id, tokenizer.pad_id)
+        blocks = self._blocks(split, self.max_length)
         counts = read_meta(self.folder)["splits"]
         if split == "train" and blocks.full == 0:
             raise SettingError(
@@ -224,18 +223,15 @@ class PretrainingData(ResumableDataModule):
 
         split: "validation" or "test", which setup has opened; batch_size: rows a rank and batch, None: data.batch_size.
         """
-        tokenizer = self.tokenizer
-        blocks = TokenBlocks(self.folder, split, max_length, tokenizer.bos_id, tokenizer.pad_id)
-        dataset = MaskedBlocks(blocks, self._masker(VALIDATION_MASK_RATE, VALIDATION_SEED))
         # No workers: a loader that lives for one pass would only start and stop them.
-        return EvaluationLoader(dataset, batch_size or self.batch_size, **{**self._parallel(), "num_workers": 0})
+        return self._held_out(self._blocks(split, max_length), batch_size or self.batch_size, num_workers=0)
 
     def _evaluation(self, split: str):
-        blocks = self.blocks[split]
-        if len(blocks) == 0:
-            return []
+        return self._held_out(self.blocks[split], self.batch_size) if len(self.blocks[split]) else []
+
+    def _held_out(self, blocks: TokenBlocks, batch_size: int, **parallel: int) -> EvaluationLoader:
         dataset = MaskedBlocks(blocks, self._masker(VALIDATION_MASK_RATE, VALIDATION_SEED))
-        return EvaluationLoader(dataset, self.batch_size, **self._parallel())
+        return EvaluationLoader(dataset, batch_size, **{**self._parallel(), **parallel})
 
     def _masker(self, mask_rate: float, seed: int, whole_word: bool = False) -> Masker:
         tokenizer = self.tokenizer

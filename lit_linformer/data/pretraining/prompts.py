@@ -48,17 +48,18 @@ def encode_prompts(prompts: list[Prompt], tokenizer: Tokenizer, max_length: int)
             raise UserError(f"{where} has {len(text):,} characters", f"up to {LONGEST_PROMPT:,}")
         ids = [tokenizer.bos_id, *tokenizer.encode(text), tokenizer.eos_id]
         if tokenizer.mask_id not in ids:
-            if prompt.place:
-                skipped.setdefault(f"without {tokenizer.mask_token}", []).append(prompt)
-                continue
             mask = tokenizer.mask_token
-            raise SettingError(where, shortened(text), f"a text with {mask} where a word is to be filled in")
-        if len(ids) > max_length:
-            if prompt.place:
-                skipped.setdefault(f"longer than data.max_length = {max_length}", []).append(prompt)
-                continue
-            raise UserError(f"{where} has {len(ids)} tokens with bos and eos", f"up to data.max_length = {max_length}")
-        encoded.append({"text": text, "ids": ids, "place": dict(prompt.place)})
+            reason = f"without {mask}"
+            error = SettingError(where, shortened(text), f"a text with {mask} where a word is to be filled in")
+        elif len(ids) > max_length:
+            reason = f"longer than data.max_length = {max_length}"
+            error = UserError(f"{where} has {len(ids)} tokens with bos and eos", f"up to data.max_length = {max_length}")
+        else:
+            encoded.append({"text": text, "ids": ids, "place": dict(prompt.place)})
+            continue
+        if not prompt.place:
+            raise error
+        skipped.setdefault(reason, []).append(prompt)
     _tell(skipped, len(prompts), none_left=not encoded)
     return encoded
 
