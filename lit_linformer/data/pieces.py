@@ -64,8 +64,8 @@ def batches_of(pieces: Iterable[tuple], text: int) -> Iterator[list[tuple]]:
         yield batch
 
 
-def encode_texts(texts: Iterable[str], tokenizer, dtype=np.int64) -> Iterator[np.ndarray]:
-    """Token ids of each text, however long, without bos and eos."""
+def encode_texts(texts: Iterable[str], tokenizer) -> Iterator[np.ndarray]:
+    """Token ids (int64) of each text, however long, without bos and eos."""
 
     def pieces() -> Iterator[tuple[str, bool]]:
         for text in texts:
@@ -77,7 +77,7 @@ def encode_texts(texts: Iterable[str], tokenizer, dtype=np.int64) -> Iterator[np
     for batch in batches_of(pieces(), text=0):
         encodings = tokenizer.encode_plain([piece for piece, _, _ in batch])
         for (_, ends, _), encoding in zip(batch, encodings, strict=True):
-            held.append(np.array(encoding.ids, dtype))
+            held.append(np.array(encoding.ids, np.int64))
             if ends:
                 yield np.concatenate(held) if len(held) > 1 else held[0]
                 held = []

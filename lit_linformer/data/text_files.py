@@ -20,32 +20,39 @@ import numpy as np
 
 from lit_linformer.data.cache import damaged, fingerprint, read_whole
 from lit_linformer.data.checksums import SHARD_BYTES, ShardWriter, make_verified, verify
+from lit_linformer.data.progress_bar import Preparing
 
 FORMAT = 1  # raise it when the files' meaning changes: old caches are then not found
+LABELS = {True: np.int32, False: np.float32}  # by whether they are classes
 FILES = ["ids.bin", "offsets.bin", "hashes.bin", "labels.bin"]
 
 Encoded = tuple[list[np.ndarray], int | float | None, int]  # ids of each text of a row, its label, a hash of its texts
 
 
-def made_once(cache: Path, inputs: dict, make: Callable[[Path], None]) -> Path:
-    """The folder of the files that inputs shape, made by `make(folder)` if it is not there."""
+def make_text_files(
+    cache: Path,
+    inputs: dict,
+    rows: Callable[[Preparing], Iterable[Encoded]],
+    title: str,
+    texts: int,
+    classes: bool,
+    vocab_size: int,
+    progress: bool = True,
+) -> Path:
+    """The folder of a split's files, made if it is not there; inputs: JSON-able description of all that shapes them.
+
+    rows: gives them, and tells the bar how far it is; texts: T, of a row; classes: labels are class numbers, not values.
+    """
+    inputs = {"format": FORMAT} | inputs
+
+    def make(folder: Path) -> None:
+        with Preparing(title, show=progress) as shown:
+            _write(folder, rows(shown), np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32), texts, classes, inputs)
+
     return make_verified(cache / f"texts-{fingerprint(inputs)}", make, FILES)
 
 
-def write_text_files(
-    folder: Path,
-    rows: Iterable[Encoded],
-    dtype: np.dtype,
-    texts: int,
-    classes: bool,
-    inputs: dict,
-    skipped: Callable[[], int] = lambda: 0,
-) -> None:
-    """Writes a split's files.
-
-    texts: T, of a row; classes: labels are class numbers, not values; skipped: tells, when all rows are read, how many lines of
-    the source were left out.
-    """
+def _write(folder: Path, rows: Iterable[Encoded], dtype: np.dtype, texts: int, classes: bool, inputs: dict) -> None:
     offsets, labels, hashes = [0], [], []
     with closing(ShardWriter(folder / "ids.bin")) as file:
         for ids_of_row, label, row_hash in rows:
@@ -60,7 +67,7 @@ def write_text_files(
     arrays = {
         "offsets": np.array(offsets, np.int64),
         "hashes": np.array(hashes, np.uint64),
-        "labels": np.array([none if label is None else label for label in labels], _label_dtype(classes)),
+        "labels": np.array([none if label is None else label for label in labels], LABELS[classes]),
     }
     checksums = {"ids.bin": file.shards}
     for name, array in arrays.items():
@@ -68,18 +75,13 @@ def write_text_files(
             file.write(array)
             file.end_shard()
         checksums[f"{name}.bin"] = file.shards
-    counts = {"rows": len(labels), "tokens": offsets[-1], "skipped": skipped()}
-    meta = {"format": FORMAT, "dtype": dtype.name, "texts": texts, **counts}
+    meta = {"format": FORMAT, "dtype": dtype.name, "texts": texts, "rows": len(labels), "tokens": offsets[-1]}
     (folder / "meta.json").write_text(json.dumps(meta | {"checksums": checksums, "inputs": inputs}, indent=1))
 
 
 def verify_text_files(folder: Path, when: str) -> None:
     """ValueError where the files are not what was written; `when` as `checksums.verify` has it."""
     verify(folder, read_whole(folder / "meta.json"), FILES, when)
-
-
-def _label_dtype(labels) -> type:
-    return np.int32 if labels else np.float32
 
 
 class TextFiles:
@@ -92,7 +94,7 @@ class TextFiles:
         self.dtype = np.dtype(meta["dtype"])
         self.offsets = self._read("offsets", np.int64, self.rows * self.texts + 1)
         self.hashes = self._read("hashes", np.uint64, self.rows)
-        self.labels = self._read("labels", _label_dtype(classes), self.rows)
+        self.labels = self._read("labels", LABELS[classes], self.rows)
         if (folder / "ids.bin").stat().st_size != meta["tokens"] * self.dtype.itemsize:
             raise damaged(folder / "ids.bin", f"it should hold {meta['tokens']:,} tokens")
         self.labelled = bool((self.labels >= 0).all()) if classes else bool(np.isfinite(self.labels).all())

@@ -66,9 +66,9 @@ def test_texts_come_one_by_one_and_in_order(tokenizer, monkeypatch):
     monkeypatch.setattr("lit_linformer.data.pieces.PIECE_CHARACTERS", 40)
     monkeypatch.setattr("lit_linformer.data.pieces.BATCH_BYTES", 300)
     texts = ["", *make_documents(30), "", "x"]
-    encoded = list(encode_texts(texts, tokenizer, np.uint16))
+    encoded = list(encode_texts(texts, tokenizer))
     assert [ids.tolist() for ids in encoded] == [tokenizer.encode(text) for text in texts]
-    assert all(ids.dtype == np.uint16 for ids in encoded)
+    assert all(ids.dtype == np.int64 for ids in encoded)
 
 
 def test_batches_count_bytes():

@@ -20,7 +20,7 @@ import numpy as np
 from lightning.pytorch.utilities import rank_zero_only
 
 from lit_linformer.data.datamodule import BatchSize, ResumableDataModule, RowLength, Verify, VocabularySize, Workers
-from lit_linformer.data.finetuning.encoded_texts import EncodedTexts, make_text_files
+from lit_linformer.data.finetuning.encoded_texts import EncodedTexts, encoded_files
 from lit_linformer.data.finetuning.labelled_rows import EMPTY_TEXTS, SOURCES, LabelledSource
 from lit_linformer.data.finetuning.prompts import read_texts, text_loader
 from lit_linformer.data.finetuning.row_layout import TRUNCATIONS, RowLayout
@@ -178,7 +178,7 @@ class FineTuningData(ResumableDataModule):
     def _folder(self, split: str) -> Path:
         if self.source.find(split) is None:
             raise self.source.missing(split)
-        return make_text_files(self.cache_dir, self.source, split, self.tokenizer)
+        return encoded_files(self.cache_dir, self.source, split, self.tokenizer)
 
     def _prepare(self, split: str) -> None:
         verify_text_files(self._folder(split), self.verify)

@@ -20,16 +20,15 @@ from lit_linformer.data.finetuning.row_layout import RowLayout
 from lit_linformer.data.loader import FILLER
 from lit_linformer.data.pieces import encode_texts, size_of
 from lit_linformer.data.progress_bar import Preparing
-from lit_linformer.data.text_files import FORMAT, Encoded, TextFiles, made_once, write_text_files
+from lit_linformer.data.text_files import Encoded, TextFiles, make_text_files
 from lit_linformer.data.tokenizer import Tokenizer
 from lit_linformer.model.heads import IGNORED
 
 
-def make_text_files(cache: Path, source: LabelledSource, split: str, tokenizer: Tokenizer, progress: bool = True) -> Path:
+def encoded_files(cache: Path, source: LabelledSource, split: str, tokenizer: Tokenizer, progress: bool = True) -> Path:
     """The folder of a split's files, made if it is not there; the tokenizer's whole content is part of its fingerprint."""
     task = source.task
     inputs = {
-        "format": FORMAT,
         "tokenizer": tokenizer.sha256,
         "source": source.stamp(split),
         "split": split,
@@ -38,30 +37,24 @@ def make_text_files(cache: Path, source: LabelledSource, split: str, tokenizer: 
         "keep_empty": source.keep_empty,
     }
 
-    def make(folder: Path) -> None:
-        dtype = np.dtype(np.uint16 if len(tokenizer) <= 1 << 16 else np.uint32)
-        with Preparing(f"Tokenising {source.source}, {split}", show=progress) as shown:
-            rows = _encoded(source, split, tokenizer, dtype, shown)
-            write_text_files(folder, rows, dtype, len(task.columns), bool(task.labels), inputs, lambda: source.skipped)
+    def rows(shown: Preparing) -> Iterator[Encoded]:
+        read: deque[LabelledRow] = deque()  # and not yet tokenised
+
+        def texts() -> Iterator[str]:
+            for row in source.rows(split):
+                read.append(row)
+                yield from (text.strip() for text in row.texts)
+
+        ids = encode_texts(texts(), tokenizer)
+        for first in ids:
+            row = read.popleft()
+            yield [first, *(next(ids) for _ in row.texts[1:])], row.label, text_hash(row.texts)
+            shown.update(sum(map(size_of, row.texts)), source.fraction)
         if source.skipped:
             rank_zero_warn(f"{source.source}: {source.skipped} lines of the {split} split have too few fields: skipped")
 
-    return made_once(cache, inputs, make)
-
-
-def _encoded(source: LabelledSource, split: str, tokenizer: Tokenizer, dtype: np.dtype, shown: Preparing) -> Iterator[Encoded]:
-    read: deque[LabelledRow] = deque()  # and not yet tokenised
-
-    def texts() -> Iterator[str]:
-        for row in source.rows(split):
-            read.append(row)
-            yield from (text.strip() for text in row.texts)
-
-    ids = encode_texts(texts(), tokenizer, dtype)
-    for first in ids:
-        row = read.popleft()
-        yield [first, *(next(ids) for _ in row.texts[1:])], row.label, text_hash(row.texts)
-        shown.update(sum(map(size_of, row.texts)), source.fraction)
+    title = f"Tokenising {source.source}, {split}"
+    return make_text_files(cache, inputs, rows, title, len(task.columns), bool(task.labels), len(tokenizer), progress)
 
 
 def text_hash(texts: tuple[str, ...]) -> int:

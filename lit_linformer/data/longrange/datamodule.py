@@ -9,6 +9,7 @@ Batches as FineTuningData's: input_ids, attention_mask, labels, index; with ``ma
 """
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -24,12 +25,12 @@ from lit_linformer.data.finetuning.summary import of_rows
 from lit_linformer.data.finetuning.text_tasks import TextTask
 from lit_linformer.data.loader import EvaluationLoader, ResumableLoader
 from lit_linformer.data.longrange.pathfinder import DASHES
-from lit_linformer.data.longrange.sources import FROM_FILES, TASKS, GeneratedSource, TextSource
+from lit_linformer.data.longrange.sources import FROM_FILES, TASKS, FileSource, GeneratedSource, TextSource
 from lit_linformer.data.pretraining.masking import VALIDATION_MASK_RATE, VALIDATION_SEED, Masker, masked
 from lit_linformer.data.pretraining.token_files import SPLITS
 from lit_linformer.data.progress_bar import Preparing
 from lit_linformer.data.summary import Summary
-from lit_linformer.data.text_files import FORMAT, TextFiles, made_once, verify_text_files, write_text_files
+from lit_linformer.data.text_files import Encoded, TextFiles, make_text_files, verify_text_files
 from lit_linformer.model.ranges import Count, OneOf, Range, Seed, check_ranges
 from lit_linformer.utils.errors import SettingError, UserError
 
@@ -112,9 +113,9 @@ class LongRangeData(ResumableDataModule):
         if source is not None:
             if name not in FROM_FILES:
                 raise SettingError("data.source", source, "none, for its rows are generated", when=f"with data.task {name}")
-            return FROM_FILES[name](source)
+            return FileSource(name, source)
         if benchmark is None:
-            raise UserError("data.source is not given", f"a folder with {FROM_FILES[name].contents}")
+            raise UserError("data.source is not given", f"a folder with {FROM_FILES[name][0]}")
         counts = (rows or benchmark[0], held_out or benchmark[1], held_out or benchmark[2])
         return GeneratedSource(name, dict(zip(SPLITS, counts, strict=True)), level, seed=0)
 
@@ -143,23 +144,19 @@ class LongRangeData(ResumableDataModule):
         if split not in self.source.splits():
             there = ", ".join(self.source.splits()) or "none"
             raise UserError(f"data.source has no {split} split", f"files of one beside {there}")
-        inputs = {"format": FORMAT, "task": self.task.name, "split": split, "source": self.source.stamp(split)}
+        inputs = {"task": self.task.name, "split": split, "source": self.source.stamp(split)}
 
-        def make(folder: Path) -> None:
-            with Preparing(f"Rows of {self.task.name}, {split}") as shown:
+        def rows(shown: Preparing) -> Iterator[Encoded]:
+            any_row = False
+            for symbols, label in self.source.rows(split):
+                any_row = True
+                shown.update(sum(map(len, symbols)), self.source.fraction)
+                yield [SPECIAL + one.astype(np.uint16) for one in symbols], label, _hash(symbols)
+            if not any_row:
+                raise UserError(f"data.source has no rows in its {split} split", "one or more")
 
-                def rows():
-                    any_row = False
-                    for symbols, label in self.source.rows(split):
-                        any_row = True
-                        shown.update(sum(map(len, symbols)), self.source.fraction)
-                        yield [SPECIAL + one.astype(np.uint16) for one in symbols], label, _hash(symbols)
-                    if not any_row:
-                        raise UserError(f"data.source has no rows in its {split} split", "one or more")
-
-                write_text_files(folder, rows(), np.dtype(np.uint16), self.task.texts, True, inputs)
-
-        return made_once(self.cache_dir, inputs, make)
+        title = f"Rows of {self.task.name}, {split}"
+        return make_text_files(self.cache_dir, inputs, rows, title, self.task.texts, True, self.num_tokens)
 
     def setup(self, stage: str | None = None) -> None:
         if stage == "predict":

@@ -13,12 +13,16 @@ import numpy as np
 from lit_linformer.data.reading import text_lines
 from lit_linformer.utils.errors import SettingError, UserError
 
-OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
+OPERATORS = {
+    "[MIN": min,
+    "[MAX": max,
+    "[MED": lambda numbers: int(np.median(numbers)),
+    "[SM": lambda numbers: sum(numbers) % 10,
+}
 CLOSE = "]"
 SYMBOLS = (*map(str, range(10)), *OPERATORS, CLOSE)
 OPERATOR_SHARE, LEVELS, MOST_ARGUMENTS = 0.25, 10, 10
 LONGER_THAN, SHORTER_THAN = 500, 2000
-FILES = {"train": "train", "validation": "val", "test": "test"}  # as the authors' are called: basic_train.tsv
 
 _NUMBER = {symbol: number for number, symbol in enumerate(SYMBOLS)}
 
@@ -59,7 +63,7 @@ def value(tokens: np.ndarray) -> int:
             operator, *arguments = open_.pop()
             if not arguments or not open_:
                 raise ValueError("it has a bracket too many, or an operator without arguments")
-            token = _apply(operator, arguments)
+            token = OPERATORS[SYMBOLS[operator]](arguments)
         elif token >= 10:
             open_.append([token])
             continue
@@ -69,13 +73,6 @@ def value(tokens: np.ndarray) -> int:
     return open_[0][0]
 
 
-def _apply(operator: int, arguments: list[int]) -> int:
-    name = SYMBOLS[operator]
-    if name == "[MED":
-        return int(np.median(arguments))
-    return {"[MIN": min, "[MAX": max, "[SM": lambda numbers: sum(numbers) % 10}[name](arguments)
-
-
 def generated(split: str, rows: int, seed: int) -> Iterator[tuple[list[np.ndarray], int]]:
     """([tokens], value) of each row, which depends on nothing but its number, the split and the seed."""
     for row in range(rows):
@@ -83,13 +80,13 @@ def generated(split: str, rows: int, seed: int) -> Iterator[tuple[list[np.ndarra
         yield [tokens], value(tokens)
 
 
-def read(folder: Path, split: str, setting: str) -> Iterator[tuple[list[np.ndarray], int]]:
-    """The same of the authors' file, *_train.tsv, *_val.tsv or *_test.tsv: Source, with round brackets, and Target."""
-    found = sorted(folder.glob(f"*_{FILES[split]}.tsv"))
-    if len(found) != 1:
-        there = ", ".join(path.name for path in found) or "none"
-        raise SettingError(setting, folder, f"one *_{FILES[split]}.tsv", more=f", with {there} for the {split} split")
-    for number, line, _ in text_lines(found[0], setting):
+def read(files: list[Path]) -> Iterator[tuple[list[np.ndarray], int]]:
+    """The same of the authors' file, of which a split has one: Source, with round brackets, and Target."""
+    path, *others = files
+    if others:
+        there = " and ".join(each.name for each in files)
+        raise SettingError("data.source", path.parent, "one file for each split", more=f", where {there} are of one split")
+    for number, line, _ in text_lines(path, "data.source"):
         source, tab, target = line.partition("\t")
         if number == 1 and (source, target) == ("Source", "Target"):
             continue
@@ -103,7 +100,7 @@ def read(folder: Path, split: str, setting: str) -> Iterator[tuple[list[np.ndarr
         except (KeyError, ValueError) as error:
             wrong = f"it has {error}" if isinstance(error, KeyError) else error
             raise UserError(
-                f"{setting}: {found[0]}:{number} is no row of ListOps: {wrong}",
+                f"data.source: {path}:{number} is no row of ListOps: {wrong}",
                 f"an expression of {' '.join(SYMBOLS)}, a tab, its value, 0 to 9",
             ) from error
         yield [tokens], int(target)

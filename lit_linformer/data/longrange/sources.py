@@ -4,7 +4,7 @@ A row is ([symbols of each of its texts], label): symbols are numbers from 0, ui
 split was read so far, where it can tell.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,18 +77,18 @@ class TextSource:
 
 
 class FileSource:
-    """Rows of files in a folder."""
+    """Rows of a task's files in a folder, as FROM_FILES has them."""
 
-    contents = ""  # what error messages say that it should hold
     fraction = 0.0
 
-    def __init__(self, source: str):
+    def __init__(self, task: str, source: str):
+        contents, self.names, self.read = FROM_FILES[task]
         self.folder = Path(source)
         if not self.splits():
-            raise SettingError("data.source", source, f"a folder with {self.contents}", more=", where none is found")
+            raise SettingError("data.source", source, f"a folder with {contents}", more=", where none is found")
 
     def files(self, split: str) -> list[Path]:
-        raise NotImplementedError
+        return sorted(self.folder.glob(self.names[split])) if split in self.names else []
 
     def splits(self) -> list[str]:
         return [split for split in SPLITS if self.files(split)]
@@ -96,62 +96,58 @@ class FileSource:
     def stamp(self, split: str):
         return stamps(self.files(split), self.folder)
 
-
-class ListOpsSource(FileSource):
-    """basic_train.tsv, basic_val.tsv and basic_test.tsv."""
-
-    contents = "*_train.tsv, *_val.tsv and *_test.tsv"
-
-    def files(self, split: str) -> list[Path]:
-        return sorted(self.folder.glob(f"*_{listops.FILES[split]}.tsv"))
-
     def rows(self, split: str) -> Rows:
-        return listops.read(self.folder, split, "data.source")
+        return self.read(self.files(split))
 
 
-class RetrievalSource(FileSource):
+def papers(files: list[Path]) -> Rows:
     """Pairs of papers of the ACL Anthology Network: label, two ids, two texts, with tabs between; no header, no quoting."""
-
-    contents = "*.train.tsv, *.eval.tsv and *.test.tsv"
-
-    def files(self, split: str) -> list[Path]:
-        return sorted(self.folder.glob(f"*.{'eval' if split == 'validation' else split}.tsv"))
-
-    def rows(self, split: str) -> Rows:
-        for path in self.files(split):
-            for number, line, _ in text_lines(path, "data.source"):
-                label, *fields = line.split("\t")
-                if len(fields) != 4 or label not in ("0", "1", "0.0", "1.0"):
-                    raise UserError(
-                        f"data.source: {path}:{number} has the label {label!r} and {len(fields)} fields more",
-                        "0 or 1, two ids and two texts, with a tab between each",
-                    )
-                yield [np.frombuffer(text.encode(), np.uint8) for text in fields[2:]], int(float(label))
+    for path in files:
+        for number, line, _ in text_lines(path, "data.source"):
+            label, *fields = line.split("\t")
+            if len(fields) != 4 or label not in ("0", "1", "0.0", "1.0"):
+                raise UserError(
+                    f"data.source: {path}:{number} has the label {label!r} and {len(fields)} fields more",
+                    "0 or 1, two ids and two texts, with a tab between each",
+                )
+            yield [np.frombuffer(text.encode(), np.uint8) for text in fields[2:]], int(float(label))
 
 
-class ImageSource(FileSource):
-    """CIFAR-10's binary version: data_batch_1.bin to data_batch_5.bin and test_batch.bin; pixels as shades of gray."""
+def images(files: list[Path]) -> Rows:
+    """CIFAR-10's binary version, its pixels as shades of gray."""
+    for path in files:
+        with readable(path, "data.source"), open(path, "rb") as file:
+            if path.stat().st_size % CIFAR_BYTES:
+                raise UserError(
+                    f"data.source: {path} has {path.stat().st_size} bytes", f"{CIFAR_BYTES} for each image of 32 × 32"
+                )
+            number = 0
+            while record := file.read(CIFAR_BYTES):
+                label, number = record[0], number + 1
+                if label >= len(CIFAR_CLASSES):
+                    raise UserError(f"data.source: {path}, image {number} has the label {label}", "0 to 9")
+                colours = np.frombuffer(record, np.uint8, offset=1).reshape(3, -1)
+                yield [(GRAY @ colours).round().astype(np.uint8)], label
 
-    contents = "data_batch_1.bin … data_batch_5.bin and test_batch.bin (CIFAR-10's binary version)"
 
-    def files(self, split: str) -> list[Path]:
-        names = {"train": "data_batch_*.bin", "test": "test_batch.bin"}
-        return sorted(self.folder.glob(names[split])) if split in names else []
-
-    def rows(self, split: str) -> Rows:
-        for path in self.files(split):
-            with readable(path, "data.source"), open(path, "rb") as file:
-                if path.stat().st_size % CIFAR_BYTES:
-                    raise UserError(
-                        f"data.source: {path} has {path.stat().st_size} bytes", f"{CIFAR_BYTES} for each image of 32 × 32"
-                    )
-                number = 0
-                while record := file.read(CIFAR_BYTES):
-                    label, number = record[0], number + 1
-                    if label >= len(CIFAR_CLASSES):
-                        raise UserError(f"data.source: {path}, image {number} has the label {label}", "0 to 9")
-                    colours = np.frombuffer(record, np.uint8, offset=1).reshape(3, -1)
-                    yield [(GRAY @ colours).round().astype(np.uint8)], label
+# What a folder should hold, in words and as the names of each split's files, and who reads them.
+FROM_FILES: dict[str, tuple[str, dict[str, str], Callable[[list[Path]], Rows]]] = {
+    "listops": (
+        "*_train.tsv, *_val.tsv and *_test.tsv",
+        {"train": "*_train.tsv", "validation": "*_val.tsv", "test": "*_test.tsv"},
+        listops.read,
+    ),
+    "retrieval": (
+        "*.train.tsv, *.eval.tsv and *.test.tsv",
+        {"train": "*.train.tsv", "validation": "*.eval.tsv", "test": "*.test.tsv"},
+        papers,
+    ),
+    "image": (
+        "data_batch_1.bin … data_batch_5.bin and test_batch.bin (CIFAR-10's binary version)",
+        {"train": "data_batch_*.bin", "test": "test_batch.bin"},
+        images,
+    ),
+}
 
 
 class GeneratedSource:
@@ -176,6 +172,3 @@ class GeneratedSource:
         for number, row in enumerate(made, 1):
             self.fraction = number / count
             yield row
-
-
-FROM_FILES = {"listops": ListOpsSource, "retrieval": RetrievalSource, "image": ImageSource}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lit_linformer.data.finetuning.encoded_texts import EncodedTexts, make_text_files, text_hash
+from lit_linformer.data.finetuning.encoded_texts import EncodedTexts, encoded_files, text_hash
 from lit_linformer.data.finetuning.labelled_rows import LabelledSource
 from lit_linformer.data.finetuning.row_layout import RowLayout
 from lit_linformer.data.finetuning.text_tasks import find_task, own_task
@@ -27,7 +27,7 @@ def layout_of(tokenizer, max_length=64, **settings):
 
 
 def make(cache, root, tokenizer, task=OWN, split="train", **settings):
-    return make_text_files(cache, LabelledSource(str(root), task, **settings), split, tokenizer, progress=False)
+    return encoded_files(cache, LabelledSource(str(root), task, **settings), split, tokenizer, progress=False)
 
 
 @pytest.fixture

@@ -55,7 +55,7 @@ def test_the_authors_files_are_read(made, tmp_path):
     words = [" ".join(listops.SYMBOLS[token] for token in tokens) for tokens, _ in made[:3]]
     lines = ["Source\tTarget", *(f"( ( {text} ) )\t{label}" for text, (_, label) in zip(words, made[:3], strict=True))]
     (tmp_path / "basic_train.tsv").write_text("\r\n".join(lines) + "\r\n")
-    read = list(listops.read(tmp_path, "train", "data.source"))
+    read = list(listops.read([tmp_path / "basic_train.tsv"]))
     assert [(tokens.tolist(), label) for (tokens,), label in read] == [(t.tolist(), label) for t, label in made[:3]]
 
 
@@ -76,4 +76,4 @@ def test_the_authors_files_are_read(made, tmp_path):
 def test_a_broken_line_is_named(line, words, tmp_path):
     (tmp_path / "basic_val.tsv").write_text(f"Source\tTarget\n[MIN 3 4 ]\t3\n{line}\n")
     with pytest.raises(ValueError, match=rf"basic_val.tsv:3 is no row of ListOps: .*{words}.*; allowed: an expression of"):
-        list(listops.read(tmp_path, "validation", "data.source"))
+        list(listops.read([tmp_path / "basic_val.tsv"]))
