@@ -71,20 +71,15 @@ class RecallData(ResumableDataModule):
         self.num_workers, self.seed = num_workers, seed
         self.data_name = f"recall-{max_length}-{pairs}-{distance}-{gap}-{vocab_size}-{rows}-{seed}"
         self.datasets: dict[str, RecallRows] = {}
-        self._check()
-
-    def _check(self) -> None:
-        width = 2 + self.gap
-        most = max(0, (self.max_length - 1 - self.distance) // 2 // width)
-        if self.pairs > most:
-            more = "".join(
-                f", data.{name} = {value}" for name, value in (("distance", self.distance), ("gap", self.gap)) if value
+        most = max(0, (max_length - 1 - distance) // 2 // (2 + gap))
+        if pairs > most:
+            more = "".join(f", data.{name} = {value}" for name, value in (("distance", distance), ("gap", gap)) if value)
+            allowed = f"up to {most} with data.max_length = {max_length}{more}" if most else "a longer data.max_length"
+            raise SettingError("data.pairs", pairs, allowed)
+        if pairs > (vocab_size - SPECIAL) // 3:
+            raise SettingError(
+                "data.vocab_size", vocab_size, f"{3 * pairs + SPECIAL} or more", when=f"with data.pairs = {pairs}"
             )
-            allowed = f"up to {most} with data.max_length = {self.max_length}{more}" if most else "a longer data.max_length"
-            raise SettingError("data.pairs", self.pairs, allowed)
-        if self.pairs > (self.vocab_size - SPECIAL) // 3:
-            least = 3 * self.pairs + SPECIAL
-            raise SettingError("data.vocab_size", self.vocab_size, f"{least} or more", when=f"with data.pairs = {self.pairs}")
 
     @property
     def num_tokens(self) -> int:

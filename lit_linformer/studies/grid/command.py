@@ -20,7 +20,7 @@ import shlex
 from pathlib import Path
 
 from lit_linformer.studies.grid.file import read_grid
-from lit_linformer.studies.grid.run import run_until_stopped
+from lit_linformer.studies.grid.run import run_cells, until_stopped
 from lit_linformer.studies.grid.table import write_table
 from lit_linformer.utils.arguments import FLAG, Setting, parse, several, whole, word
 from lit_linformer.utils.environment import command_line, run_command
@@ -51,7 +51,7 @@ def main(argv: list[str]) -> None:
     command = command_line(["grid", *argv])
     write_table(grid, command)  # by this file `report` knows a grid, be it at work
     try:
-        failed = run_until_stopped(cells, given["jobs"])
+        failed = until_stopped(lambda: run_cells(cells, given["jobs"]))
     finally:
         folder = write_table(grid, command)
     print((folder / "table.md").read_text(encoding="utf-8"), end="", flush=True)

@@ -22,7 +22,9 @@ OURS = ["--name", "--ckpt_path", "--overwrite", "--trainer.default_root_dir"]  #
 
 def read_grid(path: Path, name: str | None = None, arguments: str = "") -> Grid:
     """Reads a grid file; ValueError, in one line, for anything that can be checked before the first cell runs."""
-    spec = _mapping(_load(path), str(path), KEYS)
+    # Every scalar stays text: 1e-3 and on are names here.
+    spec = yaml.load(read_config(path, "a grid file, as conf/paper/table2.yaml"), yaml.BaseLoader)
+    spec = _mapping(spec, str(path), KEYS)
     axes = _mapping(spec.get("axes"), "axes")
     axes = {axis: _mapping(values, f"axes.{axis}") for axis, values in axes.items()}
     table = _mapping(spec.get("table"), "table", TABLE_KEYS)
@@ -88,11 +90,6 @@ def _skipped(entries: Any, axes: dict[str, dict]) -> list[dict[str, str]]:
         for axis, value in _mapping(entry, "skip", axes, kind="axis").items():
             check_choice(f"skip.{axis}", value, axes[axis])
     return entries or []
-
-
-def _load(path: Path) -> Any:
-    # Every scalar stays text: 1e-3 and on are names here.
-    return yaml.load(read_config(path, "a grid file, as conf/paper/table2.yaml"), yaml.BaseLoader)
 
 
 def _mapping(value: Any, where: str, allowed: Any = None, kind: str = "key", empty: bool = False) -> dict[str, Any]:

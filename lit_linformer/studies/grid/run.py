@@ -56,11 +56,6 @@ class RunningCell:
         return last_line(self.cell.log).removeprefix("error: ") or f"exit status {self.process.returncode}"
 
 
-def run_until_stopped(cells: list[Cell], jobs: int) -> list[Cell]:
-    """run_cells, until stopped."""
-    return until_stopped(lambda: run_cells(cells, jobs))
-
-
 def until_stopped(run: Callable[[], Any]) -> Any:
     """Calls ``run``, which Ctrl-C, a closed terminal and a cluster's SIGTERM stop alike."""
 

@@ -1,8 +1,9 @@
 """Validation perplexity against tokens, as in the paper's figure 3, or against training time."""
 
+from collections.abc import Sequence
 from typing import Any
 
-from lit_linformer.studies.report.sources import Group, Run
+from lit_linformer.studies.report.sources import Group
 from lit_linformer.studies.report.times import axis_of
 from lit_linformer.utils.figures import COLOURS, STYLES, open_frame, plain_numbers, widths
 
@@ -11,15 +12,21 @@ UNFINISHED = {"marker": "x", "markersize": 8, "markeredgewidth": 1.8, "linestyle
 MOST_ACROSS = 3
 
 
-def draw_curves(figure_class: Any, groups: list[Group], by: str = "tokens") -> Any:
+def draw_curves(
+    figure_class: Any,
+    groups: list[Group],
+    by: str = "tokens",
+    spent: str = "tokens seen (millions)",
+    teachers: Sequence[float] = (),
+) -> Any:
     """One panel per name and one line per group, its runs thin below their median. None without points.
 
-    ``by`` is the x-axis: tokens, or a column of perplexity.csv with seconds.
+    ``by`` is the x-axis: tokens, which ``spent`` names, or a column of perplexity.csv with seconds. ``teachers`` are levels.
     """
     groups = [group for group in groups if any(run.points(by) for run in group.runs)]
     if not groups:
         return None
-    unit, label = (1e6, "tokens seen (millions)") if by == "tokens" else axis_of(by, groups)
+    unit, label = (1e6, spent) if by == "tokens" else axis_of(by, groups)
     names = list(dict.fromkeys(group.panel for group in groups))
     looks = _looks(groups)
     lines = [next(_line(group.median(by), unit) for group in groups if group.label == label) for label in looks]
@@ -38,6 +45,8 @@ def draw_curves(figure_class: Any, groups: list[Group], by: str = "tokens") -> A
         axes.yaxis.set_tick_params(labelleft=True)
         plain_numbers(axes.yaxis)
         axes.grid(True, alpha=0.25)
+        for number, level in enumerate(teachers):
+            axes.axhline(level, color=TRANSFORMER, linewidth=1, linestyle="--", label="teacher" if number == 0 else None)
         axes.set_xlim(left=0)
         open_frame(axes)
     for axes in panels[len(names) :]:
@@ -49,33 +58,10 @@ def draw_curves(figure_class: Any, groups: list[Group], by: str = "tokens") -> A
         mark = panels[0].plot([], [], color="0.3", **UNFINISHED)[0]
         handles["unfinished run"] = mark
     order = [text for label in looks for text in (label, f"{label} (unfinished)") if text in handles]
-    order += ["unfinished run"] * ("unfinished run" in handles)
-    handles_in_order = [handles[text] for text in order]
-    figure.legend(handles_in_order, order, loc="outside right center", frameon=False, handlelength=3, title=note)
-    return figure
-
-
-def draw_conversions(figure_class: Any, runs: list[Run]) -> Any:
-    """Perplexity against tokens since the conversion, one line per run, and each teacher's level. None without points."""
-    runs = [run for run in runs if run.points()]
-    if not runs:
-        return None
-    figure = figure_class(figsize=(8.5, 4.2), layout="constrained")
-    axes = figure.subplots()
-    thickness, note = widths([_line(run.points(), 1e6) for run in runs], 0.002)
-    for place, run in enumerate(runs):
-        tokens = sorted(run.points())
-        look = {"color": COLOURS[place % 6], "linestyle": STYLES[place % len(STYLES)], "linewidth": thickness[place]}
-        label = run.label if run.finished else f"{run.label} (unfinished)"
-        axes.plot([spent / 1e6 for spent in tokens], [run.points()[spent] for spent in tokens], marker=".", label=label, **look)
-    for number, value in enumerate(sorted({run.teacher for run in runs if run.teacher})):
-        axes.axhline(value, color=TRANSFORMER, linewidth=1, linestyle="--", label="teacher" if number == 0 else None)
-    axes.set(xlabel="tokens spent after the conversion (millions)", ylabel="validation perplexity", yscale="log")
-    plain_numbers(axes.yaxis)
-    axes.grid(True, alpha=0.25)
-    axes.set_xlim(left=0)
-    open_frame(axes)
-    figure.legend(loc="outside right center", frameon=False, handlelength=3, title=note)
+    order += [text for text in ("teacher", "unfinished run") if text in handles]
+    figure.legend(
+        [handles[text] for text in order], order, loc="outside right center", frameon=False, handlelength=3, title=note
+    )
     return figure
 
 

@@ -145,7 +145,9 @@ def conversions(page: Page, runs: list[Run]) -> None:
     from lit_linformer.studies.report import figures
 
     what = f"Validation perplexity against tokens spent after the conversion: {', '.join(run.label for run in runs)}"
-    draw(page, "conversion", what, lambda figure: figures.draw_conversions(figure, runs))
+    groups, levels = [Group(run.label, "", [run]) for run in runs], sorted({run.teacher for run in runs if run.teacher})
+    spent = "tokens spent after the conversion (millions)"
+    draw(page, "conversion", what, lambda figure: figures.draw_curves(figure, groups, spent=spent, teachers=levels))
     page.add(conversion_table(runs), unfinished(runs), run_facts(runs))
     made = (RunRecord(Path(str(run.setting("model.init_args.pretrained")))).conversion for run in runs)
     if commands := list(dict.fromkeys(content["command"] for content in made if content)):

@@ -1,5 +1,6 @@
 """What a study has found: study.md, the best run's config as best.yaml, slices.png and importance.png."""
 
+import io
 import math
 from pathlib import Path
 from typing import Any
@@ -129,8 +130,6 @@ def draw_importance(figure_class: Any, found: dict[str, float], metric: str) -> 
 
 
 def _save(figure: Any, path: Path) -> None:
-    from io import BytesIO
-
-    file = BytesIO()
+    file = io.BytesIO()
     figure.savefig(file, format="png", dpi=120)
     write_bytes(path, file.getvalue())

@@ -219,7 +219,7 @@ def test_stopped_grid_leaves_its_table(tmp_path, monkeypatch):
         assert Path("runs/table2/table.json").is_file()  # from the start
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("lit_linformer.studies.grid.run.run_cells", stopped)
+    monkeypatch.setattr("lit_linformer.studies.grid.command.run_cells", stopped)
     with pytest.raises(KeyboardInterrupt):
         grid(["--config", "grid.yaml"])
     main(["--source", "runs/table2"])
