@@ -1,4 +1,4 @@
-"""What Linformer (arXiv 2006.04768) says: Tables 2 and 3 as data, what it claims, and the operations that its model needs.
+"""What Linformer (arXiv 2006.04768) says: Tables 2 and 3 as data, and what it claims.
 
 Table 3 is inference with layerwise sharing on one 16 GB V100, against a Transformer whose softmax is written out: fused
 attention came later. Memory saved is the ratio of the largest batches that fit.
@@ -56,45 +56,3 @@ FIGURE3 = (
     "better; k = 128 at n = 512 and k = 256 at n = 1024 are nearly on par with the Transformer; layerwise sharing almost "
     "matches none; at a fixed k the final perplexity hardly depends on n."
 )
-
-
-def operations(
-    n: int,
-    hidden_size: int,
-    intermediate_size: int,
-    projection_dim: int | None = None,
-    sharing: str = "layerwise",
-    order: str = "compress_first",
-    local_width: int = 0,
-    projection: str = "linear",
-    attention: str | None = None,
-    num_heads: int = 1,
-) -> float | None:
-    """Floating-point operations a token and layer of the forward pass, matrix products only; projection_dim None: Transformer.
-
-    With a feed-forward of 4 D: 24 D² + 4 n D for the Transformer; 24 D² + 8 k D for project first; 20 D² + 6 k D + 4 D² k/n
-    for compress first with E = F (the last term, W_K and W_V of the k slots, vanishes with k/n); 2 k D more with an F.
-    Another attention or projection counts its own; None where it does not. attention: as attention_words.py reads it.
-    """
-    import torch
-
-    from lit_linformer.model import Encoder, EncoderConfig
-    from lit_linformer.model.flops import forward_flops
-    from lit_linformer.studies.attention_words import kind_settings
-
-    kind = {"projection_dim": projection_dim or 1, "projection": projection, "sharing": sharing, "order": order}
-    kind |= kind_settings(attention or ("full" if projection_dim is None else "linformer"))
-    shape = {"hidden_size": hidden_size, "intermediate_size": intermediate_size, "local_width": local_width}
-    with torch.device("meta"):  # for its formulas alone
-        encoder = Encoder(EncoderConfig(vocab_size=1, max_length=n, num_layers=1, num_heads=num_heads, **shape, **kind))
-    flops = forward_flops(encoder, n)
-    return None if flops is None else flops / n
-
-
-def allowed_ratio(
-    n: int, projection_dim: int | None, hidden_size: int, intermediate_size: int, **shape: str | int
-) -> float | None:
-    """How many times as fast as the Transformer this model would be if each operation took the same time; None: not known."""
-    full = operations(n, hidden_size, intermediate_size, local_width=shape.get("local_width", 0))
-    ours = operations(n, hidden_size, intermediate_size, projection_dim, **shape)
-    return None if ours is None else full / ours

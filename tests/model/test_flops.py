@@ -7,8 +7,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lit_linformer.model import Encoder, EncoderConfig, MaskedLanguageModel, SequenceClassifier
 from lit_linformer.model.flops import forward_flops, training_flops
-from lit_linformer.studies.paper import operations
+from lit_linformer.studies.benchmark.models import operations
 from tests.model.mechanisms import MECHANISMS, MODERNS
+from tests.studies.conftest import settings_of
 
 B, N, M, V = 3, 32, 5, 40
 SHARINGS = ("none", "heads", "headwise", "key-value", "layerwise")
@@ -68,8 +69,9 @@ def test_counts_of_the_convolutions():
 
 
 def test_studies_count_the_same():
+    settings = settings_of("--hidden_size", "768", "--num_heads", "12", "--local_width", "5")
     encoder = Encoder(EncoderConfig(vocab_size=9, num_layers=1, local_width=5, max_length=1024))
-    assert forward_flops(encoder, 1024) == 1024 * operations(1024, 768, 3072, 128, local_width=5)
+    assert forward_flops(encoder, 1024) == 1024 * operations("linformer 128", settings, 1024)
     with torch.device("meta"):
         base = Encoder(EncoderConfig(vocab_size=50000, attention="full"))
     # By hand: 12 layers of 24 D² + 4 n D a token, and the head at 77 of 512 tokens.

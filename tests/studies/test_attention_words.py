@@ -8,8 +8,9 @@ import pytest
 from lit_linformer.model import ATTENTIONS
 from lit_linformer.studies.attention_words import kind_settings
 from lit_linformer.studies.benchmark.layers import main
-from lit_linformer.studies.paper import operations
+from lit_linformer.studies.benchmark.models import operations
 from tests.cli.test_errors import complaint
+from tests.studies.conftest import settings_of
 
 
 def test_settings_of_a_word():
@@ -23,9 +24,10 @@ def test_settings_of_a_word():
 
 
 def test_operations_are_those_of_the_settings():
-    near, far = (operations(64, 32, 64, 8, num_heads=2, attention=f"window:window={window}") for window in (2, 16))
+    settings = settings_of("--hidden_size", "32", "--intermediate_size", "64")
+    near, far = (operations(f"window:window={window} 8", settings, 64) for window in (2, 16))
     assert far - near == 4 * 2 * 32 * (16 - 2)  # 4 (2 w) D a token
-    assert operations(64, 32, 64, num_heads=2, attention="full") == operations(64, 32, 64)
+    assert operations("full", settings, 64) == operations("fused", settings, 64)
 
 
 def test_every_attention_is_measured(tmp_path, monkeypatch):

@@ -4,11 +4,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lit_linformer.studies.benchmark.models import TRANSFORMERS, has_slots
+from lit_linformer.studies.benchmark.models import TRANSFORMERS, has_slots, operations
 from lit_linformer.studies.benchmark.passes import measure_largest_batch, measure_memory, measure_speed, measure_time
 from lit_linformer.studies.benchmark.process import Job, measure
-from lit_linformer.studies.benchmark.tables import SHAPE, progress, with_ratios
-from lit_linformer.studies.paper import operations
+from lit_linformer.studies.benchmark.tables import progress, with_ratios
 from lit_linformer.utils.errors import SettingError
 from lit_linformer.utils.files import json_text, read_json, write_text
 
@@ -69,17 +68,7 @@ def seconds_needed(settings: dict[str, Any], places: list[Place], fused: list[st
 
 def _operations(name: str, settings: dict[str, Any], n: int) -> float:
     """Operations per token and layer of the forward pass; an attention without `flops` counts as the Transformer."""
-    model, _, k = name.partition(" ")
-    shape = {key: settings[key] for key in SHAPE}
-    full = operations(n, **shape)
-    if model in TRANSFORMERS:
-        return full
-    return (
-        operations(
-            n, projection_dim=int(k) if k else None, attention=None if model in ("linformer", "peer") else model, **shape
-        )
-        or full
-    )
+    return operations(name, settings, n) or operations("fused", settings, n)
 
 
 def words(seconds: float) -> str:

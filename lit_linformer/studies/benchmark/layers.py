@@ -18,7 +18,6 @@ figure2.png, table3.png, and the same for TensorBoard.
 """
 
 import importlib.util
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +85,7 @@ def main(argv: list[str]) -> None:
     settings = read_settings(argv)
     from lit_linformer.studies.benchmark import tables
     from lit_linformer.studies.benchmark.cells import finished_cells, measure_cells
+    from lit_linformer.studies.grid.run import until_stopped
 
     folder = Path(settings["output"])
     check_own(folder, FILES, "benchmark.json", "benchmark")
@@ -102,11 +102,7 @@ def main(argv: list[str]) -> None:
     print(tables.headline(data), flush=True)
     for note in data["notes"]:
         print(f"note: {note}", flush=True)
-    try:
-        failed = measure_cells(folder, data)
-    except KeyboardInterrupt:
-        print("stopped; the same command goes on from here", file=sys.stderr, flush=True)
-        raise
+    failed = until_stopped(lambda: measure_cells(folder, data))
     print("\n" + write(folder, data), end="", flush=True)
     if failed:
         raise UserError(
@@ -153,13 +149,11 @@ def _check(settings: dict[str, Any], on_gpu: bool) -> None:
         if settings["intermediate_size"] != 4 * settings["hidden_size"]:
             wide = 4 * settings["hidden_size"]
             raise SettingError("intermediate_size", settings["intermediate_size"], f"4 hidden_size = {wide}", when="with peer")
-    from lit_linformer.studies.benchmark.cells import own_models
-    from lit_linformer.studies.benchmark.models import encoder_config, has_slots
+    from lit_linformer.studies.benchmark.cells import model_names
+    from lit_linformer.studies.benchmark.models import encoder_config
 
-    # These raise ValueError for settings that contradict each other.
-    encoder_config(settings, lengths[-1], dims[0] if dims[0] <= lengths[-1] else None)
-    for path in own_models(settings):
-        encoder_config(settings, lengths[-1], dims[0] if has_slots(path) else None, path)
+    for name in model_names(settings, lengths[-1], ["fused"]):
+        encoder_config(name, settings, lengths[-1])  # ValueError for settings that contradict each other
 
 
 def notes(settings: dict[str, Any]) -> list[str]:

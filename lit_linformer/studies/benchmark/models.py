@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lit_linformer.model import ATTENTIONS, EncoderConfig, EncoderLayer, SelfAttention
+from lit_linformer.model import ATTENTIONS, Encoder, EncoderConfig, EncoderLayer, SelfAttention
 from lit_linformer.model.attention import merge_heads, split_heads
+from lit_linformer.model.flops import forward_flops
 from lit_linformer.studies.attention_words import kind_settings
 from lit_linformer.utils import compat
 
@@ -61,12 +62,24 @@ class Layers(nn.Module):
         return x
 
 
-def encoder_config(settings: dict[str, Any], n: int, projection_dim: int | None, attention: str | None = None) -> EncoderConfig:
-    """The shape that the settings describe; projection_dim None: a Transformer, unless the attention is given."""
+def encoder_config(name: str, settings: dict[str, Any], n: int) -> EncoderConfig:
+    """The shape that the settings describe, of a model that `build` knows."""
+    kind, _, k = name.partition(" ")
+    attention = {**dict.fromkeys(TRANSFORMERS, "full"), "peer": "linformer"}.get(kind, kind)
     shape = ("hidden_size", "num_layers", "num_heads", "intermediate_size", "sharing", "order", "projection", "local_width")
-    described = {key: settings[key] for key in shape} | {"projection_dim": projection_dim or 1}
-    described |= kind_settings(attention or ("full" if projection_dim is None else "linformer"))
-    return EncoderConfig(max_length=n, dropout=0.0, attention_dropout=0.0, **described)
+    described = {key: settings[key] for key in shape} | {"projection_dim": int(k) if k.isdecimal() else 1}
+    return EncoderConfig(max_length=n, dropout=0.0, attention_dropout=0.0, **described | kind_settings(attention))
+
+
+def operations(name: str, settings: dict[str, Any], n: int) -> float | None:
+    """Floating-point operations a token and layer of a model's forward pass, matrix products only; None if it counts none.
+
+    With a feed-forward of 4 D: 24 D² + 4 n D for the Transformer; 24 D² + 8 k D for project first; 20 D² + 6 k D + 4 D² k/n
+    for compress first with E = F (the last term, W_K and W_V of the k slots, vanishes with k/n); 2 k D more with an F.
+    """
+    with torch.device("meta"):  # for its formulas alone
+        flops = forward_flops(Encoder(encoder_config(name, {**settings, "num_layers": 1}, n)), n)
+    return None if flops is None else flops / n
 
 
 def has_slots(attention: str) -> bool:
@@ -88,9 +101,7 @@ def build(name: str, settings: dict[str, Any], n: int, weights: dict[str, Tensor
             D, k, heads = settings["hidden_size"], int(detail), settings["num_heads"]
             model = Linformer(D, n, settings["num_layers"], k=k, heads=heads)
         else:
-            own = None if kind in TRANSFORMERS else kind
-            config = encoder_config(settings, n, int(detail) if own and detail else None, own)
-            model = Layers(config, kind == "written-out", BACKENDS.get(name))
+            model = Layers(encoder_config(name, settings, n), kind == "written-out", BACKENDS.get(name))
             if weights is not None:
                 model.load_state_dict(weights, strict=False, assign=True)
     model = model.to(DTYPES[settings["precision"]]).eval()

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Iterable
 from typing import Any
 
-from lit_linformer.studies.paper import MEMORY_SAVED, TIME_SAVED, allowed_ratio
+from lit_linformer.studies.paper import MEMORY_SAVED, TIME_SAVED
 from lit_linformer.utils.markdown import aligned
 
 VALUES = {"time": "median", "memory": "bytes", "largest_batch": "batch"}
@@ -13,7 +13,6 @@ BASELINES = {"written-out": "written-out attention", "fused": "fused attention",
 
 
 OURS = "linformer"  # what the paper's numbers are of
-SHAPE = ("hidden_size", "intermediate_size", "sharing", "order", "local_width", "projection", "num_heads")
 
 
 def compared(names: Iterable[str]) -> list[str]:
@@ -30,6 +29,8 @@ def column(name: str) -> str:
 
 def with_ratios(cell: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
     """Adds medians and quartiles to a cell, and each model's ratios to the baselines."""
+    from lit_linformer.studies.benchmark.models import operations  # `report`, which shows tables, needs no torch for that
+
     models, n = cell["models"], cell["n"]
     for entry in models.values():
         if "seconds" in entry:
@@ -47,9 +48,8 @@ def with_ratios(cell: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any
             both = entry["status"] == models[other]["status"] == "ok"
             found[baseline] = {"against": other, **(_ratio(cell["kind"], entry, models[other]) if both else {"ratio": None})}
             if cell["kind"] == "time" and baseline != "peer":
-                shape = {key: settings[key] for key in SHAPE}
-                if (allowed := allowed_ratio(n, int(k) if k else None, attention=kind, **shape)) is not None:
-                    found[baseline]["operation_counts"] = allowed
+                if (ours := operations(name, settings, n)) is not None:
+                    found[baseline]["operation_counts"] = operations("fused", settings, n) / ours
             paper = (TIME_SAVED if cell["kind"] == "time" else MEMORY_SAVED).get(n, {}).get(int(k)) if kind == OURS else None
             if paper and baseline == "written-out" and cell["direction"] == "forward":  # all that the paper compared
                 found[baseline]["paper"] = paper

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from lit_linformer.studies.benchmark.layers import main, read_settings
-from lit_linformer.studies.paper import allowed_ratio
+from lit_linformer.studies.benchmark.models import operations
 from tests.helpers import HANGS
 from tests.studies.conftest import SMALL, settings_of
 
@@ -62,7 +62,8 @@ def test_command_measures_writes_and_goes_on(folder, capsys):
                 rounds = [b / a for a, b in zip(ours["seconds"], theirs["seconds"], strict=True)]
                 assert entry["ratio"] == statistics.median(rounds)
                 assert min(rounds) <= entry["quartiles"][0] <= entry["ratio"] <= entry["quartiles"][1] <= max(rounds)
-                assert entry["operation_counts"] == allowed_ratio(cell["n"], int(name.split()[1]), 16, 64)
+                counts = [operations(of, data["settings"], cell["n"]) for of in ("fused", name)]
+                assert entry["operation_counts"] == counts[0] / counts[1]
     check_files(folder)
 
     before = {key: cell["models"] for key, cell in data["cells"].items()}

@@ -6,10 +6,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from lit_linformer.model import SelfAttention
-from lit_linformer.studies.benchmark.models import Layers, WrittenOutAttention, build, encoder_config
+from lit_linformer.studies.benchmark.models import Layers, WrittenOutAttention, build, encoder_config, operations
 from lit_linformer.studies.benchmark.passes import largest, measure_memory, measure_time, peak_memory
 from lit_linformer.studies.benchmark.process import Job, measure
-from lit_linformer.studies.paper import MEMORY_SAVED, TIME_SAVED, allowed_ratio, operations
+from lit_linformer.studies.paper import MEMORY_SAVED, TIME_SAVED
 from tests.studies.conftest import settings_of
 
 
@@ -31,22 +31,23 @@ def test_paper_values():
 def test_operation_counts_are_those_of_the_layers(sharing, order, local_width):
     argv = ["--sharing", sharing, "--order", order, "--local_width", str(local_width), "--intermediate_size", "40"]
     settings = settings_of(*argv, "--num_layers", "2")
-    shape = {"sharing": sharing, "order": order, "local_width": local_width}
     n, x = 64, torch.randn(3, 64, 16)
-    for k, written_out in ((None, False), (None, True), (8, False)):
-        model = Layers(encoder_config(settings, n, k), written_out)
+    for name in ("fused", "written-out", "linformer 8"):
+        model = Layers(encoder_config(name, settings, n), name == "written-out")
         # Of the fused CPU kernel torch counts nothing; the same products, unfused, it counts.
         with FlopCounterMode(display=False) as counter, torch.inference_mode(), sdpa_kernel(SDPBackend.MATH):
             model(x)
-        assert counter.get_total_flops() == operations(n, 16, 40, k, **shape) * x.shape[:2].numel() * 2
+        assert counter.get_total_flops() == operations(name, settings, n) * x.shape[:2].numel() * 2
 
 
 def test_operation_counts_by_the_formulas():
     D, n, k = 768, 1024, 128
-    assert operations(n, D, 4 * D) == 24 * D**2 + 4 * n * D
-    assert operations(n, D, 4 * D, k, order="project_first") == 24 * D**2 + 8 * k * D
-    assert operations(n, D, 4 * D, k) == 20 * D**2 + 6 * k * D + 4 * D**2 * k / n
-    assert allowed_ratio(65536, k, D, 4 * D) == pytest.approx(17.4, abs=0.05)
+    settings = settings_of("--hidden_size", str(D), "--num_heads", "12")
+    assert operations("fused", settings, n) == 24 * D**2 + 4 * n * D
+    assert operations(f"linformer {k}", settings | {"order": "project_first"}, n) == 24 * D**2 + 8 * k * D
+    assert operations(f"linformer {k}", settings, n) == 20 * D**2 + 6 * k * D + 4 * D**2 * k / n
+    full, ours = (operations(name, settings, 65536) for name in ("fused", f"linformer {k}"))
+    assert full / ours == pytest.approx(17.4, abs=0.05)
 
 
 def test_written_out_attention_is_the_same_function():
