@@ -1,6 +1,6 @@
 """Texts, or pairs of texts, to classify, for `predict`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
@@ -38,22 +38,20 @@ def read_texts(
         raise SettingError("data.text_pair", text_pair, "none, for the task has one text a row")
     if pair and len(firsts) != len(seconds):
         raise UserError(f"data.text_pair has {len(seconds)} texts", f"as many as data.text, {len(firsts)}")
-    found = [Prompt(a.where, a.texts + b.texts) for a, b in zip(firsts, seconds, strict=True)] if pair else firsts
-    if file is not None and is_table(file):
-        _check_texts(found)
-        found += _table_texts(file, task, empty_texts)
-    else:
-        found += [] if file is None else _line_texts(file, pair)
-        _check_texts(found)
+    given = [Prompt(a.where, a.texts + b.texts) for a, b in zip(firsts, seconds, strict=True)] if pair else firsts
+    found = list(_checked(given))
+    if file is not None:
+        found += _table_texts(file, task, empty_texts) if is_table(file) else _checked(_line_texts(file, pair))
     if not found:
         raise UserError(*NOTHING)
     return found
 
 
-def _check_texts(prompts: list[Prompt]) -> None:
-    for where, texts, _, _ in prompts:
-        if not all(each.strip() for each in texts):
-            raise UserError(f"{where}: {texts} holds an empty text", "something to classify")
+def _checked(prompts: Iterable[Prompt]) -> Iterator[Prompt]:
+    for prompt in prompts:
+        if not all(each.strip() for each in prompt.texts):
+            raise UserError(f"{prompt.where}: {prompt.texts} holds an empty text", "something to classify")
+        yield prompt
 
 
 def _line_texts(file: str, pair: bool) -> Iterator[Prompt]:

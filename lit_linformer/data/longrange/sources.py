@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from lit_linformer.data.finetuning.labelled_rows import LabelledSource
-from lit_linformer.data.finetuning.text_tasks import TextTask, find_task
+from lit_linformer.data.finetuning.text_tasks import find_task
 from lit_linformer.data.longrange import listops, pathfinder
 from lit_linformer.data.pretraining.token_files import SPLITS
 from lit_linformer.data.reading import readable, stamps, text_lines
@@ -54,25 +54,14 @@ TASKS = {
 }
 
 
-class TextSource:
+class TextSource(LabelledSource):
     """IMDB byte by byte, from any of the layouts that FineTuningData reads (`data.task: IMDB`)."""
 
     def __init__(self, source: str, cache: Path):
-        self.task: TextTask = find_task("IMDB")
-        self.source = LabelledSource(source, self.task, "error", cache)
-
-    @property
-    def fraction(self) -> float:
-        return self.source.fraction
-
-    def splits(self) -> list[str]:
-        return self.source.splits()
-
-    def stamp(self, split: str):
-        return self.source.stamp(split)
+        super().__init__(source, find_task("IMDB"), cache=cache)
 
     def rows(self, split: str) -> Rows:
-        for row in self.source.rows(split):
+        for row in super().rows(split):
             yield [np.frombuffer(text.strip().encode(), np.uint8) for text in row.texts], row.label
 
 
