@@ -14,6 +14,7 @@ Shapes: T texts a row (1, or 2 for pairs).
 import json
 from collections.abc import Callable, Iterable
 from contextlib import closing
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -90,7 +91,7 @@ class TextFiles:
     def __init__(self, folder: Path, classes: bool):
         self.folder = folder
         meta = read_whole(folder / "meta.json")
-        self.rows, self.texts, self._ids = meta["rows"], meta["texts"], None
+        self.rows, self.texts = meta["rows"], meta["texts"]
         self.dtype = np.dtype(meta["dtype"])
         self.offsets = self._read("offsets", np.int64, self.rows * self.texts + 1)
         self.hashes = self._read("hashes", np.uint64, self.rows)
@@ -104,11 +105,12 @@ class TextFiles:
         """(rows, T): tokens of each text, uncut."""
         return np.diff(self.offsets).reshape(self.rows, self.texts)
 
+    @cached_property
+    def _ids(self) -> np.ndarray:
+        return np.memmap(self.folder / "ids.bin", self.dtype, "r") if self.offsets[-1] else np.zeros(0, self.dtype)
+
     def ids(self, row: int) -> list[np.ndarray]:
         """Token ids of a row's texts."""
-        if self._ids is None:
-            file = self.folder / "ids.bin"
-            self._ids = np.memmap(file, self.dtype, "r") if file.stat().st_size else np.zeros(0, self.dtype)
         first = row * self.texts
         return [self._ids[self.offsets[i] : self.offsets[i + 1]] for i in range(first, first + self.texts)]
 
@@ -120,4 +122,4 @@ class TextFiles:
 
     def __getstate__(self):
         # a memmap would be pickled with all that it maps: spawned workers open the file again
-        return self.__dict__ | {"_ids": None}
+        return {name: value for name, value in self.__dict__.items() if name != "_ids"}

@@ -10,7 +10,8 @@ Whatever it is made from, it knows its special tokens by role and never cuts, pa
 import hashlib
 import json
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 
@@ -90,23 +91,17 @@ class Tokenizer:
 
     @classmethod
     def from_file(cls, path) -> "Tokenizer":
-        from tokenizers import Tokenizer as Backend
-
-        return cls._read(Backend.from_file, str(path), str(path))
+        with _refused(path, "a tokenizer.json"):
+            text = Path(path).read_text(encoding="utf-8")
+        return cls.from_str(text, str(path))
 
     @classmethod
     def from_str(cls, text: str, origin: str) -> "Tokenizer":
         """From the text of a tokenizer.json; error messages call it `origin`."""
         from tokenizers import Tokenizer as Backend
 
-        return cls._read(Backend.from_str, text, origin)
-
-    @classmethod
-    def _read(cls, read, content: str, origin: str) -> "Tokenizer":
-        try:
-            backend = read(content)
-        except Exception as error:  # the Rust side raises bare Exception
-            raise SettingError("data.tokenizer", origin, f"a tokenizer.json ({first_line(error)})") from error
+        with _refused(origin, "a tokenizer.json"):
+            backend = Backend.from_str(text)
         return cls(backend, origin)
 
     @cached_property
@@ -157,6 +152,14 @@ def _is_word(character: str) -> bool:
     return character.isalnum() or character == "\ufffd"
 
 
+@contextmanager
+def _refused(origin: object, what: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # the Rust side raises bare Exception
+        raise SettingError("data.tokenizer", str(origin), f"{what} ({first_line(error)})") from error
+
+
 def load_tokenizer(spec: str) -> Tokenizer:
     """Loads tokenizer.json or BERT's vocab.txt, or a folder with one of them or RoBERTa's vocab.json and merges.txt.
 
@@ -184,12 +187,8 @@ def _load_roberta(folder: Path) -> Tokenizer:
     from tokenizers import Tokenizer as Backend
     from tokenizers import models
 
-    try:
+    with _refused(folder, "vocab.json and merges.txt of a byte-level BPE"):
         model = models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
-    except Exception as error:
-        raise SettingError(
-            "data.tokenizer", str(folder), f"vocab.json and merges.txt of a byte-level BPE ({first_line(error)})"
-        ) from error
     backend = _as_roberta(Backend(model))
     _add_special(backend, SPECIAL["bpe"])
     return Tokenizer(backend, str(folder))
@@ -199,14 +198,12 @@ def _load_bert(file: Path) -> Tokenizer:
     from tokenizers import Tokenizer as Backend
     from tokenizers import models
 
-    try:
+    with _refused(file, "a WordPiece vocabulary"):
         model = models.WordPiece.from_file(str(file), unk_token="[UNK]")
         backend = Backend(model)
         tokens = [token for token in backend.get_vocab() if not token.startswith("[")]
         config = file.with_name("tokenizer_config.json")
         lower = json.loads(config.read_text(encoding="utf-8")).get("do_lower_case") if config.is_file() else None
-    except Exception as error:
-        raise SettingError("data.tokenizer", str(file), f"a WordPiece vocabulary ({first_line(error)})") from error
     if lower is None:
         lower = all(token == token.lower() for token in tokens)
     _as_bert(backend, lower)

@@ -1,16 +1,17 @@
 """What labelled rows there are: counts of rows, tokens and labels, and how many rows are cut."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from lit_linformer.data.finetuning.encoded_texts import EncodedTexts
-from lit_linformer.data.finetuning.row_layout import RowLayout
 from lit_linformer.data.finetuning.text_tasks import TextTask, as_list
 from lit_linformer.data.summary import Summary
 
 FEW = 5  # different whole numbers may well be classes
+MOST_WINDOWS = 10_000  # of data.max_windows
 MANY = 0.1  # the share of rows that are cut from which on a hint is due
 
 
@@ -45,7 +46,8 @@ def cut_hint(sets: Mapping[str, EncodedTexts], summary: Summary, longest: int | 
     if longest is not None and longest > layout.max_length:
         ways.append(f"data.max_length up to the model's {longest} cuts fewer")
     if not layout.pair and layout.stride > 0:
-        ways.append(f"data.max_windows {_windows(layout, lengths[:, 0])} reads 95 % of them whole, in windows")
+        windows = np.ceil(np.quantile(replace(layout, max_windows=MOST_WINDOWS).windows(lengths[:, 0]), 0.95))
+        ways.append(f"data.max_windows {windows:.0f} reads 95 % of them whole, in windows")
     if not ways:
         ways.append("a model with a longer model.encoder.max_length cuts fewer (`convert --max_length` makes one)")
     return (
@@ -64,9 +66,3 @@ def class_hint(sets: Mapping[str, EncodedTexts], task: TextTask) -> str | None:
     names = as_list([f"{value:.0f}" for value in values])
     label = task.label_column[0]
     return f"{label} is predicted as a number, for data.labels is not given; as classes with --data.labels '{names}'"
-
-
-def _windows(layout: RowLayout, lengths: np.ndarray) -> int:
-    """How many windows keep 95 % of the texts whole."""
-    over = np.maximum(lengths - layout.capacity, 0)
-    return int(np.ceil(np.quantile(1 + -(-over // layout.stride), 0.95)))

@@ -15,6 +15,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -185,7 +186,6 @@ class TokenBlocks:
         if self.path.stat().st_size != self.tokens * self.dtype.itemsize:
             expected = self.tokens * self.dtype.itemsize
             raise damaged(self.path, f"it has {self.path.stat().st_size:,} bytes of {expected:,}")
-        self._stream = None
 
     def __len__(self) -> int:
         return -(-self.tokens // (self.length - 1))
@@ -204,12 +204,10 @@ class TokenBlocks:
             row[1 : 1 + len(tokens)] = tokens
         return rows
 
-    @property
+    @cached_property
     def stream(self) -> np.ndarray:
         """All tokens, (tokens,), eos behind each document."""
-        if self._stream is None:
-            self._stream = np.memmap(self.path, self.dtype, "r") if self.tokens else np.zeros(0, self.dtype)
-        return self._stream
+        return np.memmap(self.path, self.dtype, "r") if self.tokens else np.zeros(0, self.dtype)
 
     def longest_document(self, eos_id: int, most: int = 1 << 22) -> int:
         """Its tokens, eos included, among the first so many of the split."""
@@ -222,7 +220,7 @@ class TokenBlocks:
 
     def __getstate__(self):
         # a memmap would be pickled with all that it maps: spawned workers open the file again
-        return self.__dict__ | {"_stream": None}
+        return {name: value for name, value in self.__dict__.items() if name != "stream"}
 
 
 def read_meta(folder: Path) -> dict:
