@@ -50,23 +50,20 @@ class DistinctWords:
     def __init__(self, words: re.Pattern):
         self.words, self.bytes = words, 0
         self._seen = bytearray(1 << 23), bytearray(1 << 23)  # a bit for each checksum of 26 bits
-        self._waiting: set[str] = set()
-        self._common: set[str] = set()  # of those that are seen, some that are likely to come again
+        self._waiting: dict[str, None] = {}  # in their order: that of a set differs from process to process
         self._size = 0
 
     def add(self, text: str) -> None:
         """Takes a text in; `bytes` follows every 200,000 characters."""
-        self._waiting.update(text.split(), SPACES.findall(text))
+        self._waiting |= dict.fromkeys([*text.split(), *SPACES.findall(text)])
         self._size += len(text)
         if self._size < 200_000:
             return
         spaced, single = self._seen
-        new = [word for word in self._waiting - self._common if _new(word, spaced)]
-        for word in new:
-            self.bytes += sum(size_of(part) + 1 for part in self.words.findall(word) if _new(part, single))
-        if len(self._common) < 100_000:
-            self._common.update(word for word in new if len(word) < 20)
-        self._waiting, self._size = set(), 0
+        for word in self._waiting:
+            if _new(word, spaced):
+                self.bytes += sum(size_of(part) + 1 for part in self.words.findall(word) if _new(part, single))
+        self._waiting, self._size = {}, 0
 
 
 def _new(word: str, seen: bytearray) -> bool:
