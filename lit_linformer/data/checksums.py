@@ -12,9 +12,9 @@ import os
 import platform
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -75,21 +75,20 @@ def verify(folder: Path, meta: dict, names: list[str], when: str = "once") -> No
         return
     record = _record(folder)
     shards = meta["checksums"]
-    with _one_process_at_a_time(record):
-        known = read_json(record)
-        known = known if isinstance(known, dict) else {}
-        todo = [name for name in names if when == "always" or known.get(name) != _stamp(folder / name)]
-        total = sum((folder / name).stat().st_size for name in todo)
-        try:
-            with Preparing(f"Checking {folder}", show=total > TOLD) as shown:
-                for name in todo:
-                    known.pop(name, None)
-                    stamp = _stamp(folder / name)
-                    _verify(folder / name, shards[name], lambda size: shown.update(size, shown.fraction + size / total))
-                    known[name] = stamp
-        finally:
-            if todo:
-                _write(record, known)
+    known = read_json(record)
+    known = known if isinstance(known, dict) else {}
+    todo = [name for name in names if when == "always" or known.get(name) != _stamp(folder / name)]
+    total = sum((folder / name).stat().st_size for name in todo)
+    try:
+        with Preparing(f"Checking {folder}", show=total > TOLD) as shown:
+            for name in todo:
+                known.pop(name, None)
+                stamp = _stamp(folder / name)
+                _verify(folder / name, shards[name], lambda size: shown.update(size, shown.fraction + size / total))
+                known[name] = stamp
+    finally:
+        if todo:
+            _write(record, known)
 
 
 def make_verified(folder: Path, make: Callable[[Path], None], names: list[str]) -> Path:
@@ -152,15 +151,3 @@ def _stamp(path: Path) -> list[int]:
 def _write(record: Path, known: dict) -> None:
     with suppress(OSError):  # a home that cannot be written to: it is checked again the next time
         write_text(record, json.dumps(known))
-
-
-@contextmanager
-def _one_process_at_a_time(record: Path) -> Iterator[None]:
-    """Of 64 that start at once one checks, and the others find what it has written down; without locks each checks."""
-    from filelock import FileLock
-
-    with ExitStack() as held:
-        with suppress(OSError, NotImplementedError):
-            record.parent.mkdir(parents=True, exist_ok=True)
-            held.enter_context(FileLock(record.with_suffix(".lock")))
-        yield
