@@ -115,24 +115,22 @@ def read_table(folder: Path) -> Grid:
     """The grid that left table.json in a folder; its cells tell values, but cannot be run. ValueError for another file."""
     try:
         table = json.loads((folder / "table.json").read_text(encoding="utf-8"))
-        cells, medians = table["cells"], table["medians"]
+        cells, rows, columns = table["cells"], table["rows"], table["columns"]
         names = [key for key in cells[0] if key not in ("run", "metric", "value")]
         axes = {axis: dict.fromkeys(cell[axis] for cell in cells) for axis in names}
-        rows = table.get("rows") or next(axis for axis in names if set(axes[axis]) <= set(medians))
-        columns = table.get("columns") or next(axis for axis in names if axis != rows)
         return Grid(
             name=table["name"],
-            axes={**axes, rows: dict.fromkeys(medians)},
+            axes={**axes, rows: dict.fromkeys(table["medians"])},
             rows=rows,
             columns=columns,
             metrics={cell[columns]: cell["metric"] for cell in cells},
             scale=table["scale"],
-            decimals=table.get("decimals", 1),
+            decimals=table["decimals"],
             paper={row: {column: f"{value:g}" for column, value in of.items()} for row, of in table["paper"].items()},
             cells=[
                 Cell({axis: cell[axis] for axis in names}, Path(cell["run"]).name, ["fit"], cell["metric"], folder)
                 for cell in cells
             ],
         )
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise UserError(f"{folder}/table.json is no grid's table", "what `python run.py grid` writes") from error
