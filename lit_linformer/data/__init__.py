@@ -7,6 +7,13 @@ below) wait until they are used.
 """
 
 import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # for editors, and for utils/sources.py, which reads from here where each class is defined
+    from lit_linformer.data.finetuning.datamodule import FineTuningData
+    from lit_linformer.data.longrange.datamodule import LongRangeData
+    from lit_linformer.data.pretraining.datamodule import PretrainingData
+    from lit_linformer.data.recall import RecallData
 
 HOMES = {
     "PretrainingData": "pretraining.datamodule",
