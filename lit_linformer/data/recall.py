@@ -85,9 +85,6 @@ class RecallData(ResumableDataModule):
     def num_tokens(self) -> int:
         return self.vocab_size
 
-    def prepare_data(self) -> None:
-        """Nothing: rows are made when they are read."""
-
     def setup(self, stage: str | None = None) -> None:
         if stage == "predict":
             raise UserError("data is RecallData", "PretrainingData or FineTuningData", when="with predict")

@@ -166,23 +166,18 @@ class FineTuningData(ResumableDataModule):
         return self._trained_tokenizer(self.source.source, self.splits.stamp(), self.splits.training_texts)
 
     def prepare_data(self) -> None:
-        trainer = self.trainer
-        if trainer is None:  # `prepare`: everything, and find out now whether training could start
-            for split in self.source.splits():
-                self._prepare(split)
+        stage = self.trainer and self.trainer.state.fn
+        if stage == "predict":
+            return
+        for split in self.splits.needed(stage) if stage else self.source.splits():
+            verify_text_files(self._folder(split), self.verify)
+        if stage is None:  # `prepare`: find out now whether training could start
             self.sets = self._training_sets()
-        elif trainer.state.fn != "predict":
-            for split in self.splits.needed(trainer.state.fn):
-                self._prepare(split)
 
     def _folder(self, split: str) -> Path:
         if self.source.find(split) is None:
             raise self.source.missing(split)
         return encoded_files(self.cache_dir, self.source, split, self.tokenizer)
-
-    def _prepare(self, split: str) -> None:
-        verify_text_files(self._folder(split), self.verify)
-        self._files(split)
 
     def _files(self, split: str) -> TextFiles:
         return TextFiles(self._folder(split), self.text_task.labels is not None)
