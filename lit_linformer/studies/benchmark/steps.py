@@ -228,24 +228,16 @@ def _by_transformers(settings: dict[str, Any], n: int) -> Callable[[], float]:
     rows = [{key: value[row] for key, value in batch.items()} for batch in batches for row in range(len(batch["labels"]))]
     folder = tempfile.mkdtemp()
 
-    class Ticks(TrainerCallback):
-        def __init__(self, clock: Clock):
-            self.clock = clock
-
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            self.clock.tick()
-
     def timed() -> float:
-        clock = Clock(settings)
+        clock, ticks = Clock(settings), TrainerCallback()
+        ticks.on_step_end = clock.tick
         arguments = TrainingArguments(
             output_dir=folder, max_steps=WARM + settings["steps"], per_device_train_batch_size=max(1, settings["tokens"] // n),
             bf16=settings["precision"] == "bf16", torch_compile=settings["compile"], optim="adamw_torch_fused",
             max_grad_norm=1.0, learning_rate=1e-4, report_to=[], save_strategy="no", logging_strategy="no", disable_tqdm=True,
             use_cpu=settings["device"] == "cpu", dataloader_pin_memory=settings["device"] != "cpu",
         )  # fmt: skip
-        trainer = Trainer(
-            model, arguments, train_dataset=rows, data_collator=default_data_collator, callbacks=[Ticks(clock)]
-        )  # fmt: skip
+        trainer = Trainer(model, arguments, train_dataset=rows, data_collator=default_data_collator, callbacks=[ticks])
         with contextlib.redirect_stdout(None):  # it prints a summary
             trainer.train()
         return clock.seconds
