@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-import torch
 from torch.utils.data import Dataset
 
 from lit_linformer.data.datamodule import BatchSize, ResumableDataModule, RowLength, Verify, Workers
@@ -26,7 +25,7 @@ from lit_linformer.data.finetuning.text_tasks import TextTask
 from lit_linformer.data.loader import EvaluationLoader, ResumableLoader
 from lit_linformer.data.longrange.pathfinder import DASHES
 from lit_linformer.data.longrange.sources import FROM_FILES, TASKS, FileSource, GeneratedSource, TextSource
-from lit_linformer.data.pretraining.masking import VALIDATION_MASK_RATE, VALIDATION_SEED, Masker, masked
+from lit_linformer.data.pretraining.masking import VALIDATION_MASK_RATE, VALIDATION_SEED, MaskedBlocks, Masker
 from lit_linformer.data.pretraining.token_files import SPLITS
 from lit_linformer.data.progress_bar import Preparing
 from lit_linformer.data.summary import Summary
@@ -205,25 +204,7 @@ class LongRangeData(ResumableDataModule):
 
     def _masked(self, rows: EncodedTexts, mask_rate: float, seed: int) -> Dataset:
         special = range(SPECIAL)
-        return MaskedRows(rows, Masker(self.num_tokens, special, MASK, mask_rate, seed)) if self.masked else rows
-
-
-class MaskedRows(Dataset):
-    """Rows as batches of masked ones: input_ids (B, L), positions and labels (B, M), attention_mask where there are pads.
-
-    M is a share of L, of the longest row; of a row with fewer candidates the rest is ignored.
-    """
-
-    def __init__(self, rows: EncodedTexts, masker: Masker):
-        self.rows, self.masker = rows, masker
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, keys: list[tuple[int, int]]) -> dict[str, torch.Tensor]:
-        batch = self.rows[keys]
-        found = masked(self.masker, batch["input_ids"].numpy(), keys)
-        return found | {name: batch[name] for name in ("attention_mask",) if name in batch}
+        return MaskedBlocks(rows, Masker(self.num_tokens, special, MASK, mask_rate, seed)) if self.masked else rows
 
 
 def _hash(symbols: list[np.ndarray]) -> int:

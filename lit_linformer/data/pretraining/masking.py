@@ -8,13 +8,13 @@ head that multiplies by the vocabulary for M tokens instead of N).
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
 from lit_linformer.data.loader import FILLER
-from lit_linformer.data.pretraining.token_files import TokenBlocks
 from lit_linformer.model.heads import IGNORED
 
 # Validation masks are the same in every run, whatever training uses: perplexities stay comparable.
@@ -101,27 +101,23 @@ def word_starts(ids: np.ndarray, joins: np.ndarray, ends_word: np.ndarray) -> np
 
 
 class MaskedBlocks(Dataset):
-    """Token blocks with masks. An item is a whole batch, its key the (epoch, index) of every row.
+    """Rows with masks. An item is a whole batch, its key the (epoch, index) of every row; FILLER rows have no labels.
 
     Items hold input_ids (B, N), positions (B, M), labels (B, M; -100 = no target), all int64, and, only where a row has
     pads, attention_mask (B, N) bool: full rows need none, and fused attention is faster without.
+
+    blocks: a data set of such batches without positions and labels.
     """
 
-    def __init__(self, blocks: TokenBlocks, masker: Masker):
+    def __init__(self, blocks: Any, masker: Masker):
         self.blocks, self.masker = blocks, masker
 
     def __len__(self) -> int:
         return len(self.blocks)
 
     def __getitem__(self, keys: list[tuple[int, int]]) -> dict[str, torch.Tensor]:
-        ids = self.blocks.rows([max(int(index), 0) for _, index in keys])
-        real = torch.from_numpy(ids != self.blocks.pad_id)
-        batch = masked(self.masker, ids, keys)
-        return batch if real.all() else batch | {"attention_mask": real}
-
-
-def masked(masker: Masker, ids: np.ndarray, keys: Sequence[tuple[int, int]]) -> dict[str, torch.Tensor]:
-    """What the masker makes of ids (B, N), as tensors; FILLER rows have no labels."""
-    found = masker(ids, [(int(epoch), max(int(index), 0)) for epoch, index in keys])
-    found["labels"][[row for row, (_, index) in enumerate(keys) if index == FILLER]] = IGNORED
-    return {name: torch.from_numpy(array) for name, array in found.items()}
+        batch = self.blocks[keys]
+        found = self.masker(batch["input_ids"].numpy(), [(int(epoch), max(int(index), 0)) for epoch, index in keys])
+        found["labels"][[row for row, (_, index) in enumerate(keys) if index == FILLER]] = IGNORED
+        made = {name: torch.from_numpy(array) for name, array in found.items()}
+        return made | {name: batch[name] for name in ("attention_mask",) if name in batch}

@@ -204,6 +204,14 @@ class TokenBlocks:
             row[1 : 1 + len(tokens)] = tokens
         return rows
 
+    def __getitem__(self, keys: list[tuple[int, int]]) -> dict:
+        """A batch of (epoch, index) of each row: input_ids (B, n) int64, attention_mask where there are pads."""
+        import torch  # which making the files does without
+
+        ids = torch.from_numpy(self.rows([max(int(index), 0) for _, index in keys]))
+        real = ids != self.pad_id
+        return {"input_ids": ids} if real.all() else {"input_ids": ids, "attention_mask": real}
+
     @cached_property
     def stream(self) -> np.ndarray:
         """All tokens, (tokens,), eos behind each document."""
