@@ -101,23 +101,17 @@ class Declared:
     def settings(self) -> dict[str, Setting]:
         """By name, in the order of its definition; a class that takes **settings has its bases' too."""
         found = {setting.name: setting for setting in self.own()}
-        for base in self._bases() if self._hands_on() else ():
+        for base in self._bases():
             found = {**base.settings(), **found}
         return found
-
-    def is_a(self, name: str) -> bool:
-        """Whether it, or a base as far as bases can be read, is called so."""
-        if not isinstance(self.node, ast.ClassDef):
-            return False
-        bases = {base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "") for base in self.node.bases}
-        return name in bases or any(base.is_a(name) for base in self._bases())
 
     def own(self) -> Iterator[Setting]:
         """Those that it names itself."""
         words = _arguments(ast.get_docstring(self.node) or "")
         function = self._function()
         if function is None:
-            for field in self.node.body if self._is_dataclass() else ():
+            dataclass = any("dataclass" in ast.unparse(mark) for mark in self.node.decorator_list)
+            for field in self.node.body if dataclass else ():
                 if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
                     yield self._setting(field.target.id, field.annotation, field.value, words)
             return
@@ -129,9 +123,9 @@ class Declared:
                 yield self._setting(argument.arg, argument.annotation, default, words)
 
     def _setting(self, name: str, kind: ast.expr | None, default: ast.expr | None, words: dict[str, str]) -> Setting:
-        return Setting(name, self.module_literal(default), words.get(name, ""), _allowed(self.module, kind))
+        return Setting(name, self._literal(default), words.get(name, ""), _allowed(self.module, kind))
 
-    def module_literal(self, node: ast.expr | None) -> Any:
+    def _literal(self, node: ast.expr | None) -> Any:
         if node is None:
             return NotGiven
         with contextlib.suppress(ValueError):
@@ -146,13 +140,12 @@ class Declared:
             return self.node
         return next((n for n in self.node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"), None)
 
-    def _hands_on(self) -> bool:
-        function = self._function()
-        return isinstance(self.node, ast.ClassDef) and (function is None or function.args.kwarg is not None)
-
     def _bases(self) -> "Iterator[Declared]":
-        names = [base.id for base in getattr(self.node, "bases", ()) if isinstance(base, ast.Name)]
+        """Those whose settings it takes, too: none of a function, and of a class with an __init__ without **settings."""
         function = self._function()
+        if not isinstance(self.node, ast.ClassDef) or (function is not None and function.args.kwarg is None):
+            return
+        names = [base.id for base in self.node.bases if isinstance(base, ast.Name)]
         if function is not None and function.args.kwarg is not None:  # **optimization: fields of Optimization
             names.append(function.args.kwarg.arg.title())
         for name in reversed(names):
@@ -160,49 +153,37 @@ class Declared:
             if found is not None and isinstance(found[1], ast.ClassDef) and found[1] is not self.node:
                 yield Declared(found[0], found[1])
 
-    def _is_dataclass(self) -> bool:
-        return any(getattr(one, "id", getattr(getattr(one, "func", None), "id", "")) == "dataclass" for one in self._marks())
-
-    def _marks(self) -> list[ast.expr]:
-        return self.node.decorator_list
-
 
 def find(path: str) -> Declared | None:
     """The class or function of a class path; None where no file defines it."""
-    module_name, _, name = path.rpartition(".")
-    place = module(module_name)
-    found = place.find(name) if place is not None else None
+    found = _definition(path)
     if found is None or not isinstance(found[1], ast.ClassDef | ast.FunctionDef):
         return None
     return Declared(found[0], found[1])
+
+
+def _definition(path: str) -> tuple[Module, Node] | None:
+    module_name, _, name = path.rpartition(".")
+    place = module(module_name)
+    return place.find(name) if place is not None else None
 
 
 @functools.cache
 def module(name: str) -> Module | None:
     """None for what is no file of Python in reach."""
     top, *rest = name.split(".")
-    if top == PACKAGE.name:
-        folders = [PACKAGE]
-    else:
-        try:
-            spec = importlib.util.find_spec(top) if top else None  # of a top level nothing is imported
-        except (ImportError, ValueError):
-            return None
-        if spec is None:
-            return None
-        folders = [Path(place) for place in spec.submodule_search_locations or ()]
-        if not folders and not rest and spec.origin:
-            return _parsed(name, Path(spec.origin))
-    for folder in folders:
-        place = folder.joinpath(*rest)
-        for path in (place / "__init__.py", place.with_suffix(".py")):
-            if path.is_file() and (rest or path.name == "__init__.py"):
-                return _parsed(name, path)
-    return None
-
-
-def _parsed(name: str, path: Path) -> Module | None:
-    with contextlib.suppress(OSError, SyntaxError, ValueError):
+    try:
+        spec = importlib.util.find_spec(top) if top else None  # of a top level nothing is imported
+    except (ImportError, ValueError):
+        return None
+    if spec is None:
+        return None
+    places = [Path(folder, *rest) for folder in spec.submodule_search_locations or ()]
+    paths = [path for place in places for path in (place / "__init__.py", place.with_suffix(".py"))]
+    if not rest:
+        paths = [Path(spec.origin or "")]
+    with contextlib.suppress(OSError, SyntaxError, ValueError, StopIteration):
+        path = next(path for path in paths if path.is_file())
         return Module(name, path, ast.parse(path.read_text(encoding="utf-8")))
     return None
 
@@ -225,17 +206,13 @@ def registered(registry: str, package: str = "lit_linformer.model") -> dict[str,
 
 def keys(path: str) -> list[str]:
     """The keys of a dictionary, or the values of a tuple, that stands at the top of a module."""
-    module_name, _, name = path.rpartition(".")
-    place = module(module_name)
-    found = place.find(name) if place is not None else None
+    found = _definition(path)
     return _literals(*found) if found else []
 
 
 def exported(package: str) -> dict[str, Declared]:
     """The classes in a package's __all__, by name."""
-    place = module(package)
-    names = place.find("__all__") if place is not None else None
-    found = ((name, find(f"{package}.{name}")) for name in (_literals(*names) if names else ()))
+    found = ((name, find(f"{package}.{name}")) for name in keys(f"{package}.__all__"))
     return {name: one for name, one in found if one is not None and isinstance(one.node, ast.ClassDef)}
 
 
