@@ -1,10 +1,6 @@
 """What can be said of a run before its data are prepared, which may take hours: what model and trainer need to be built."""
 
-import logging
 import os
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,6 +13,7 @@ from lit_linformer.cli.class_paths import class_of
 from lit_linformer.data.datamodule import check_global_batch, check_row_length
 from lit_linformer.tasks.optim import check_shardable, endless
 from lit_linformer.utils.errors import SettingError, UserError
+from lit_linformer.utils.quiet import quiet
 
 PLAIN = (bool, int, float, str, type(None))
 # Of the thirty strategies that Lightning knows by name, those that are no other one with an option set.
@@ -29,7 +26,7 @@ def check_early(subcommand: str, config: Namespace) -> None:
     """ValueError, in one line, for settings with which the run would be refused once its data are there."""
     trainer, model = config.trainer, config.model
     check_names(trainer)
-    with _quiet():
+    with quiet():  # the one that trains says of the machine what this one would
         built = Trainer(**_plain(trainer), logger=False, enable_checkpointing=False, enable_model_summary=False)
     check_machine(built, trainer.precision)
     if subcommand != "fit":
@@ -105,22 +102,3 @@ def _plain(trainer: Namespace) -> dict[str, Any]:
     """The settings that need no object built: without a strategy of a class, callbacks, loggers."""
     own = ("logger", "enable_checkpointing", "enable_model_summary", "callbacks", "plugins", "profiler")
     return {key: value for key, value in vars(trainer).items() if isinstance(value, PLAIN) and key not in own}
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without what a Trainer says of the machine when it is built: the one that trains says it again."""
-    logger = logging.getLogger("lightning.pytorch")
-    disabled, logger.disabled = logger.disabled, True
-    names = [logging.getLogger(name) for name in logging.root.manager.loggerDict if name.startswith("lightning.pytorch")]
-    levels = [(one, one.level) for one in names]
-    for one in names:
-        one.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.disabled = disabled
-        for one, level in levels:
-            one.setLevel(level)

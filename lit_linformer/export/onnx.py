@@ -1,12 +1,8 @@
 """The onnx format: one graph for any batch and length, run with onnxruntime; 8-bit weights as an option."""
 
-import contextlib
-import io
-import logging
 import statistics
 import time
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -15,6 +11,7 @@ from torch import Tensor
 from lit_linformer.export.graph import Graph, example, traceable
 from lit_linformer.export.safetensors_folder import write_config
 from lit_linformer.runs.trained_model import TrainedModel
+from lit_linformer.utils.quiet import quiet
 
 MODEL, INT8 = "model.onnx", "model.int8.onnx"
 ROUNDS = 9
@@ -77,16 +74,3 @@ def compare_speed(model: TrainedModel, sessions: dict[str, Callable[[Tensor, Ten
         torch.set_num_threads(before)
     shown = ", ".join(f"{name} {1000 * statistics.median(seconds):.1f} ms" for name, seconds in times.items())
     return f"one row of {length} tokens on one thread: {shown}"
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Nothing on stdout, stderr and the log, but errors."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)

@@ -12,10 +12,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from lit_linformer.data import FineTuningData
-from lit_linformer.export.onnx import INT8, MODEL, quiet
+from lit_linformer.export.onnx import INT8, MODEL
 from lit_linformer.runs.trained_model import TrainedModel
 from lit_linformer.tasks.evaluation import BATCH, masked_batches, open_text
 from lit_linformer.utils.errors import UserError
+from lit_linformer.utils.quiet import quiet
 
 ROWS, TEXTS = 64, 256  # measured on; TEXTS for classifiers, whose rows are short
 Logits = Callable[[Tensor, Tensor], Tensor]
