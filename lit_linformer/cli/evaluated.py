@@ -11,8 +11,10 @@ from pathlib import Path
 from jsonargparse import Namespace
 from lightning.pytorch import LightningModule
 
+from lit_linformer.cli.given import typed_words
 from lit_linformer.runs.exported import is_exported
 from lit_linformer.runs.trained_model import find_model, read_model
+from lit_linformer.utils.configs import config_files
 from lit_linformer.utils.errors import SettingError
 
 COMMANDS = ("validate", "test", "predict")
@@ -25,15 +27,15 @@ def evaluated(subcommand: str, argv: list[str], config: Namespace) -> Path | Non
     Without --name what is found lies in runs/pretrained-MODEL, without a config rows are as long as the model's n.
     """
     settings = config.model.get("init_args", Namespace())
-    named = settings.get("pretrained")
-    if subcommand not in COMMANDS or named is None or config.ckpt_path or not typed(argv, "model.pretrained"):
+    named, typed = settings.get("pretrained"), dict(typed_words(argv))
+    if subcommand not in COMMANDS or named is None or config.ckpt_path or "model.pretrained" not in typed:
         return None
     path = Path(named)
     if not is_exported(path):
         config.ckpt_path = str(find_model(path, "model.pretrained"))
-    if config.name == DEFAULT_NAME and not typed(argv, "name"):
+    if config.name == DEFAULT_NAME and "name" not in typed:
         config.name = f"pretrained-{path.resolve().stem}"
-    if not typed(argv, "config") and not typed(argv, "data.max_length") and "init_args" in config.data:
+    if not any(config_files(argv)) and "data.max_length" not in typed and "init_args" in config.data:
         config.data.init_args.max_length = None  # the model's
     return path
 
@@ -54,9 +56,3 @@ def load_exported(module: LightningModule, folder: Path) -> None:
                 more=f", {what} whose weights are not those of {type(module).__name__} as it is set up here ({name})",
             )
     module.net.load_state_dict(stored.weights)
-
-
-def typed(argv: list[str], setting: str) -> bool:
-    """Whether a setting is on the command line, under its short name or its long one."""
-    names = {f"--{setting}", f"--{setting.replace('.', '.init_args.', 1)}"}
-    return any(word.partition("=")[0] in names for word in argv)

@@ -32,10 +32,17 @@ def walk(argv: list[str]) -> Iterator[tuple[str, str, Any]]:
     """(file, key at its top, value) of the --config files, then ("", setting, value) of the command line's other words."""
     for file, content in config_contents(argv):
         yield from ((file, str(key), value) for key, value in content.items())
-    for word, following in itertools.zip_longest(argv, argv[1:], fillvalue=""):
+    for name, text in typed_words(argv):
+        yield "", name, True if text is None else _value(text)
+
+
+def typed_words(argv: list[str]) -> Iterator[tuple[str, str | None]]:
+    """(setting, what was typed, None for nothing) of a command line's words but for --config, under the short names."""
+    for word, following in itertools.zip_longest(argv, argv[1:]):
         name, equals, value = word.partition("=")
-        if name.startswith("--") and name not in ("--config", "--help", "--help_all"):
-            yield "", name[2:], _value(value if equals else "true" if following.startswith("--") else following)
+        if name.startswith("--") and name not in ("--config", "--help", "--help_all", "--print_config"):
+            missing = following is None or following.startswith("--")
+            yield name[2:].replace(".init_args", ""), value if equals else None if missing else following
 
 
 def _value(text: str) -> Any:

@@ -56,7 +56,7 @@ def _named(argv: list[str], given: dict[str, Any]) -> Iterator[tuple[str, str]]:
     current = dict(DEFAULT_CLASSES)
     for file, section, value in walk(argv):
         if not file:
-            yield section.replace(".init_args", ""), ""
+            yield section, ""
         elif isinstance(value, dict) and section in current:
             current[section] = value.get("class_path") or current[section]
             if current[section] != (given.get(section) or DEFAULT_CLASSES[section]):

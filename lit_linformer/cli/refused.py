@@ -15,7 +15,7 @@ import yaml
 from jsonargparse import ArgumentParser
 
 from lit_linformer.cli.class_paths import BASES, CLASSES, find_class, kinds
-from lit_linformer.cli.given import REFERENCE, given_settings
+from lit_linformer.cli.given import REFERENCE, given_settings, typed_words
 from lit_linformer.cli.help import settings_of
 from lit_linformer.cli.quick_checks import nearest
 from lit_linformer.model.errors import shown
@@ -39,7 +39,7 @@ def refused(error: Exception, argv: list[str], parser: Any) -> UserError:
             return told
         if name in BUILT:
             built[name] = list(_classes(value))
-    for name, text in _words(argv):
+    for name, text in typed_words(argv):
         setting, added = name.removesuffix("+"), name.endswith("+")
         within = next((one for one in built if setting.startswith(f"{one}.")), None)
         if within is not None and built[within]:
@@ -123,15 +123,6 @@ def _stray(argv: list[str], types: Types) -> UserError | None:
             meant = f"; did you mean '--{word}'?" if word in types else ""
             return UserError(f"{word!r} is neither a setting nor the value of one{meant}", "--SETTING VALUE")
     return None
-
-
-def _words(argv: list[str]) -> Iterator[tuple[str, str | None]]:
-    """(setting, what was typed) of a command line but for its --config files."""
-    for word, following in zip(argv[1:], [*argv[2:], None], strict=True):
-        name, equals, value = word.partition("=")
-        if name.startswith("--") and name not in ("--config", "--print_config"):
-            missing = following is None or following.startswith("--")
-            yield name[2:].replace(".init_args", ""), value if equals else None if missing else following
 
 
 def _classes(value: Any) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from lit_linformer.convert.families import EMBEDDINGS, FAMILIES, TYPES, Family
@@ -215,16 +217,8 @@ def _weights(folder: Path) -> dict[str, Tensor]:
 def _read(file: Path, folder: Path) -> dict[str, Tensor]:
     try:
         if file.suffix == ".safetensors":
-            from safetensors import SafetensorError
-            from safetensors.torch import load_file
-
-            try:
-                return load_file(file)
-            except SafetensorError as error:
-                raise OSError(error) from error
+            return load_file(file)
         found = torch.load(file, map_location="cpu", weights_only=True)
-    except ModuleNotFoundError as error:
-        raise SettingError("from", folder, "pip install safetensors", more=", which needs safetensors", when="after") from error
     except pickle.UnpicklingError as error:
         raise SettingError(
             "from",
@@ -233,7 +227,7 @@ def _read(file: Path, folder: Path) -> dict[str, Tensor]:
             more=f", whose {file.name} holds other objects than weights and plain values: they are not loaded, for "
             "that may run code",
         ) from error
-    except UNREADABLE as error:
+    except (*UNREADABLE, SafetensorError) as error:
         raise UserError(f"from is {folder}, whose {file.name} cannot be read ({first_line(error)})") from error
     if not isinstance(found, dict) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
         raise SettingError("from", folder, "names and tensors alone", more=f", whose {file.name} is no state dict")

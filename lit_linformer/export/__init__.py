@@ -10,7 +10,7 @@ from typing import Any
 
 def load(folder: str | Path) -> tuple[Any, Any]:
     """The plain PyTorch module, in evaluation mode, and the tokenizer of a folder that `export` wrote as safetensors or
-    huggingface: (MaskedLanguageModel or SequenceClassifier, lit_linformer.data.tokenizer.Tokenizer). Needs safetensors."""
+    huggingface: (MaskedLanguageModel or SequenceClassifier, lit_linformer.data.tokenizer.Tokenizer)."""
     from lit_linformer.export.safetensors_folder import load
 
     return load(folder)

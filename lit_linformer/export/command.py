@@ -56,12 +56,10 @@ FILES = {"config.json", "tokenizer.json", "README.md", "model.safetensors", "mod
 FILES |= {"SHA256SUMS", "perplexity.csv", "perplexity.png"}
 FILES |= {"tokenizer_config.json", "special_tokens_map.json", "generation_config.json"}  # by transformers
 FILES |= {"modules.json", "sentence_bert_config.json", "1_Pooling", "1_Pooling/config.json"}  # for Sentence Transformers
-# What each format needs beyond torch, and how to get it.
+# What a format needs beyond the project's own dependencies, and how to get it.
 NEEDS = {
-    "safetensors": ({"safetensors": "safetensors"}, "safetensors"),
-    "huggingface": ({"transformers": "transformers", "safetensors": "safetensors"}, "'lit-linformer[hf]'"),
-    "onnx": ({name: name for name in ("onnx", "onnxscript", "onnxruntime")}, "'lit-linformer[onnx]'"),
-    "torch": ({}, ""),
+    "huggingface": (("transformers",), "'lit-linformer[hf]'"),
+    "onnx": (("onnx", "onnxscript", "onnxruntime"), "'lit-linformer[onnx]'"),
 }
 # Each has write(model, folder), and logits(model, folder): what was written, as a function of input_ids and attention_mask.
 MODULES = {"safetensors": "safetensors_folder", "huggingface": "huggingface_folder", "onnx": "onnx", "torch": "graph"}
@@ -144,7 +142,7 @@ def describe(model: "TrainedModel") -> str:
 
 def check_installed(form: str) -> None:
     """ValueError, with the pip command, where a format's packages are missing."""
-    packages, extra = NEEDS[form]
+    packages, extra = NEEDS.get(form, ((), ""))
     if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
         raise SettingError(
             "format",

@@ -4,6 +4,7 @@ import copy
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from lit_linformer.export.verify import random_inputs
 from lit_linformer.runs.exported import WEIGHTS
@@ -32,7 +33,5 @@ def round_weights(model: TrainedModel, dtype: str) -> str:
 
 def store_as(folder: Path, dtype: str) -> None:
     """model.safetensors in another type."""
-    from safetensors.torch import load_file, save_file
-
     weights = {name: t.to(DTYPES[dtype]) if t.is_floating_point() else t for name, t in load_file(folder / WEIGHTS).items()}
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from lit_linformer.data.tokenizer import Tokenizer
@@ -13,8 +14,6 @@ from lit_linformer.runs.trained_model import TrainedModel, read_model
 
 def write(model: TrainedModel, folder: Path) -> None:
     """config.json, tokenizer.json and model.safetensors."""
-    from safetensors.torch import save_file
-
     write_config(model, folder)
     weights = {name: tensor.contiguous() for name, tensor in model.net.state_dict().items()}
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})

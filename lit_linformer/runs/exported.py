@@ -10,6 +10,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from lit_linformer.model import EncoderConfig
@@ -73,13 +75,6 @@ def read_config(folder: Path, setting: str = "folder") -> dict[str, Any]:
 
 def read_weights(folder: Path, setting: str = "folder") -> dict[str, Tensor]:
     """The state dict of MaskedLanguageModel or SequenceClassifier, in the type that it is stored in."""
-    try:
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-    except ModuleNotFoundError as error:
-        raise SettingError(
-            setting, folder, "pip install safetensors", more=", which needs safetensors", when="after"
-        ) from error
     check_sums(folder, setting)
     try:
         weights = load_file(folder / WEIGHTS)
