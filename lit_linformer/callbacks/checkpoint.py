@@ -15,7 +15,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from torch import Tensor
 
-from lit_linformer.callbacks.observing import HEADLINE
+from lit_linformer.callbacks.observing import HEADLINE, Stepping
 from lit_linformer.model.ranges import Count, Natural, OneOf, check_ranges
 from lit_linformer.runs.checkpoints import whole_step, write_checkpoint
 from lit_linformer.runs.folder import BEST, remove, replace
@@ -35,7 +35,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         return load_sharded(path) if path.is_dir() else torch.load(path, map_location="cpu", weights_only=True)
 
 
-class LastCheckpoint(Checkpoint):
+class LastCheckpoint(Stepping, Checkpoint):
     """Keeps last.ckpt, written after an optimiser step, and previous.ckpt, the one of an earlier step.
 
     Lightning's ModelCheckpoint may save in the middle of a gradient accumulation, from where no run resumes exactly. And a run
@@ -50,7 +50,6 @@ class LastCheckpoint(Checkpoint):
     def __init__(self, every_n_steps: Count = 500, validation: bool = True):
         check_ranges("last.", LastCheckpoint.__init__, locals())
         self.every_n_steps, self.validation = every_n_steps, validation
-        self._step_before_batch = -1
         self._saved = (-1, False)  # last.ckpt's step, and whether it owes that step's validation
         self._due = False  # before the validation that follows the step, and after it
         self._settled = False
@@ -70,14 +69,10 @@ class LastCheckpoint(Checkpoint):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._saved, self._due = (trainer.global_step, self.owes_validation), self.owes_validation
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        self._step_before_batch = trainer.global_step
-
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         self._settle(trainer)
-        stepped = trainer.global_step != self._step_before_batch
         done = trainer.global_step == trainer.max_steps
-        if stepped and (trainer.global_step % self.every_n_steps == 0 or done):
+        if self.stepped(trainer) and (trainer.global_step % self.every_n_steps == 0 or done):
             self._due = validation_follows(trainer)
             if not self._due:
                 self.save(trainer)

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import Logger
 
 from lit_linformer.callbacks.loggers import Writer, writer_of, writers
-from lit_linformer.callbacks.observing import axis, owes_validation
+from lit_linformer.callbacks.observing import Stepping, axis, owes_validation
 from lit_linformer.utils import compat
 from lit_linformer.utils.errors import UserError, first_line
 from lit_linformer.utils.files import write_text
@@ -18,7 +18,7 @@ IDENTITIES = "loggers.json"
 Identities = dict[str, list[str]]  # {class of a logger: by what those of it find this run again}
 
 
-class Curves(Callback):
+class Curves(Stepping):
     """Opens the loggers when training begins, not before: of a fit that is refused none of them shows an empty run.
 
     Writes a step's points before its checkpoint, not after it, and has what is done again dropped where a logger can.
@@ -34,8 +34,6 @@ class Curves(Callback):
         self.from_0 = False  # a run from before its steps were counted from 1 goes on as it began, its names too
         self._points: dict[str, float] = {}
         self._untrained: dict[str, float] = {}  # what the validation before training has measured
-        self._step = 0  # before the batch that is trained on
-        self._accumulating = False  # whether the last batch ended without a step of the optimiser
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.fast_dev_run:
@@ -79,15 +77,11 @@ class Curves(Callback):
             if trainer.global_step == 0 and self._untrained:
                 writer.points(self._untrained, 0)
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        self._step = trainer.global_step
-
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         for writer in self.writers:
             writer.place = axis(trainer)
         compat.log_train_step_now(trainer)  # Lightning does it again; nothing is written twice
-        self._accumulating = trainer.global_step == self._step
-        if not self._accumulating:
+        if self.stepped(trainer):
             step = None if compat.validation_follows(trainer) else axis(trainer)
             for writer in self.writers:
                 writer.release(step)
@@ -97,7 +91,7 @@ class Curves(Callback):
         # step, written with that, so that a run that continues from the checkpoint drops it. A validation after that step comes
         # first: it would be at the same place.
         for writer in self.writers:
-            writer.holding = self._accumulating and not trainer.sanity_checking
+            writer.holding = not self.stepped(trainer) and not trainer.sanity_checking
             writer.place = axis(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

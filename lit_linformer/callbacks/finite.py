@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from lit_linformer.callbacks.checkpoint import LastCheckpoint
-from lit_linformer.callbacks.observing import say
+from lit_linformer.callbacks.observing import Stepping, say
 from lit_linformer.utils.errors import UserError
 from lit_linformer.utils.weights import all_finite
 
@@ -66,7 +66,7 @@ class LossWatch:
         return (step, worst) if worst else None
 
 
-class Finite(Callback):
+class Finite(Stepping):
     """Ends the run when a loss is not finite, refuses checkpoints of a model that is not, and says when a metric is not.
 
     Of several processes each looks at its own loss, and callbacks/preemption.py ends all of them.
@@ -75,17 +75,12 @@ class Finite(Callback):
     def __init__(self) -> None:
         self.bad: tuple[int, int] | None = None  # the first step with a bad loss here, and its KIND
         self._losses = LossWatch()
-        self._step_before_batch = 0
-
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        self._step_before_batch = trainer.global_step
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         self._losses.note(loss)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        stepped = trainer.global_step != self._step_before_batch
-        found = self._losses.read(self._step_before_batch + 1, stepped, trainer.precision_plugin)
+        found = self._losses.read(self._step_before_batch + 1, self.stepped(trainer), trainer.precision_plugin)
         self.bad = self.bad or found
         if self.bad and trainer.world_size == 1:
             self.refuse(trainer, *self.bad)

@@ -5,7 +5,6 @@
 writes length_sweep.csv (and .png) into the run directory.
 """
 
-import csv
 import itertools
 import time
 import weakref
@@ -24,6 +23,7 @@ from lit_linformer.tasks.perplexity import Perplexity
 from lit_linformer.utils import compat
 from lit_linformer.utils.errors import SettingError, UserError
 from lit_linformer.utils.figures import draw_sweep, figure_class
+from lit_linformer.utils.files import read_rows
 
 COLUMNS = ("step", "tokens", "length", "perplexity", "tokens_per_second", "peak_memory_mib")
 SHORTEST = 8  # as data.max_length
@@ -101,9 +101,9 @@ class LengthSweep(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # A sweep at the end is younger than the last checkpoint: only the file has it.
         path = Path(trainer.default_root_dir) / "length_sweep.csv"
-        if trainer.global_step and path.is_file():
-            in_file = [row for row in _read(path) if row["step"] <= trainer.global_step]
-            self._add([*in_file, *self.rows.values()])
+        if trainer.global_step:
+            in_file = [row | {name: int(row[name]) for name in COLUMNS[:3]} for row in read_rows(path)]
+            self._add([*(row for row in in_file if row["step"] <= trainer.global_step), *self.rows.values()])
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # Not on_validation_end: the checkpoints that are written there must hold these rows.
@@ -240,9 +240,3 @@ def peak_memory(step: Callable[[], Any], pl_module: LightningModule) -> float:
 def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _read(path: Path) -> list[dict[str, float]]:
-    with open(path, newline="", encoding="utf-8") as file:
-        whole = ("step", "tokens", "length")
-        return [{key: (int if key in whole else float)(text) for key, text in row.items()} for row in csv.DictReader(file)]

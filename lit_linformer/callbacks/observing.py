@@ -3,6 +3,7 @@
 import csv
 import io
 import random
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_linformer.utils.files import write_text
 
@@ -45,6 +46,32 @@ def unnoticed(pl_module: LightningModule) -> Iterator[None]:
                 module.training = mode
             np.random.set_state(numpy_state)
             random.setstate(python_state)
+
+
+class Stepping(Callback):
+    """Knows, at the end of a batch, whether the optimiser stepped: in an accumulation only the last batch does that."""
+
+    _step_before_batch = -1
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        self._step_before_batch = trainer.global_step
+
+    def stepped(self, trainer: Trainer) -> bool:
+        return trainer.global_step != self._step_before_batch
+
+
+class Clock:
+    """Seconds since a run began: those of its earlier starts, and those of this one."""
+
+    def __init__(self) -> None:
+        self.before = 0.0
+        self.start()
+
+    def start(self) -> None:
+        self._started = time.monotonic()
+
+    def seconds(self) -> float:
+        return round(self.before + time.monotonic() - self._started, 1)
 
 
 def axis(trainer: Trainer) -> int:

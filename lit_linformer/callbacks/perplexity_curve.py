@@ -1,7 +1,6 @@
 """Records the validation perplexity, or another task's headline: a CSV that a script reads, curves, the best value."""
 
 import math
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_linformer.callbacks.loggers import writers
-from lit_linformer.callbacks.observing import axis, headline, owes_validation, write_csv
+from lit_linformer.callbacks.observing import Clock, axis, headline, owes_validation, write_csv
 from lit_linformer.callbacks.throughput import Throughput
 from lit_linformer.runs.folder import CURVE, PERPLEXITY
 
@@ -28,23 +27,21 @@ class PerplexityCurve(Callback):
 
     def __init__(self) -> None:
         self.rows: list[dict[str, float]] = []
-        self._seconds_before = 0.0
+        self._clock = Clock()
         self._trained_before = {"training_seconds": 0.0, "cpu_seconds": 0.0}
         self._throughput: Throughput | None = None
-        self._started = time.monotonic()
         self._name = ""
 
     def state_dict(self) -> dict[str, Any]:
-        return {"seconds": self._seconds(), "trained": self._trained(), "rows": [dict(row) for row in self.rows]}
+        return {"seconds": self._clock.seconds(), "trained": self._trained(), "rows": [dict(row) for row in self.rows]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._seconds_before = state_dict["seconds"]
+        self._clock.before = state_dict["seconds"]
         self._trained_before = state_dict.get("trained") or dict.fromkeys(self._trained_before, math.nan)  # not known
         self.rows = [dict(row) for row in state_dict["rows"]]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._started = time.monotonic()
-
+        self._clock.start()
         self._throughput = next((found for found in trainer.callbacks if isinstance(found, Throughput)), None)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -78,10 +75,9 @@ class PerplexityCurve(Callback):
         self._name, column, file = name, *FILES.get(name, (name, CURVE))
         known = [one for one in (value, *(row[column] for row in self.rows)) if math.isfinite(one)]
         best = better(known, default=value)
-        seen = {"tokens": tokens} if tokens is not None else {}
-        seconds = round(self._seconds(), 1)
+        row = {"step": trainer.global_step} | ({"tokens": tokens} if tokens is not None else {})
         spent = {name: round(value, 2) for name, value in self._trained().items()}
-        self.rows.append({"step": trainer.global_step, **seen, "seconds": seconds, column: value, "best": best, **spent})
+        self.rows.append({**row, "seconds": self._clock.seconds(), column: value, "best": best, **spent})
         if trainer.is_global_zero:
             if not trainer.fast_dev_run:
                 columns = dict.fromkeys((name for row in self.rows for name in row), math.nan)  # an old run's rows know less
@@ -90,10 +86,6 @@ class PerplexityCurve(Callback):
                 logger.points({f"{name}_best": best}, axis(trainer))
                 if tokens is not None:
                     logger.against_tokens(f"{name}_by_tokens", value, tokens, axis(trainer))
-
-    def _seconds(self) -> float:
-        """Since the run began, resumed ones added up."""
-        return self._seconds_before + time.monotonic() - self._started
 
     def _trained(self) -> dict[str, float]:
         """Seconds in training alone, resumed ones added up; nothing without Throughput."""

@@ -1,6 +1,6 @@
 """predictions.jsonl in the run folder: what `predict` found, and each row that `validate` or `test` classified."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ class PredictionWriter(Callback):
         path = Path(trainer.default_root_dir) / FILE
         order = sorted(range(len(self.records)), key=self._numbers.__getitem__)
         self.records = [self.records[place] for place in order]
-        write_records(path, self.records)
+        write_lines(path, map(json_text, self.records))
         console, count = Console(), len(self.records)
         if not self.records or not all("text" in record and record.keys() & {"top", "value"} for record in self.records):
             console.print(f"{count} predictions → {path}", highlight=False)
@@ -75,7 +75,8 @@ def write_evaluation(trainer: Trainer, pl_module: LightningModule, kind: str) ->
         return
     path = Path(trainer.default_root_dir) / FILE
     sets = zip(data.text_task.splits(kind), results, strict=True)
-    count = write_records(path, (record for split, result in sets for record in evaluated(data, split, result, pl_module)))
+    records = (record for split, result in sets for record in evaluated(data, split, result, pl_module))
+    count = write_lines(path, map(json_text, records))
     print(f"{count:,} rows{_wrong(results, data.text_task)} → {path}", flush=True)
 
 
@@ -93,10 +94,6 @@ def evaluated(data: Any, split: str, result: dict[str, Any], pl_module: Any) -> 
             label = {} if row[1] is None else {"label": task.label_name(row[1])}
             yield {"split": split, **place, **text, **label, **row[2]}
             row = next(rows, None)
-
-
-def write_records(path: Path, records: Iterable[dict[str, Any]]) -> int:
-    return write_lines(path, map(json_text, records))
 
 
 def _wrong(results: list[dict[str, Any]], task: Any) -> str:

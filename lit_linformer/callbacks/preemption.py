@@ -13,12 +13,13 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from lit_linformer.callbacks.checkpoint import LastCheckpoint
 from lit_linformer.callbacks.finite import Finite, NotFinite
+from lit_linformer.callbacks.observing import Stepping
 from lit_linformer.utils import compat
 from lit_linformer.utils.errors import UserError
 from lit_linformer.utils.signals import Stopped, requeue, watch
 
 
-class Preemption(Checkpoint):
+class Preemption(Stepping, Checkpoint):
     """Stops all processes of a run after the same optimiser step: on a signal with last.ckpt written, on a bad loss without.
 
     Not a signal later than the step: that one is finished, and so is a validation that has begun; one that has not is done by
@@ -30,7 +31,6 @@ class Preemption(Checkpoint):
     def __init__(self, finite: Finite) -> None:
         self._agreed = 0
         self._finite = finite
-        self._step_before_batch = -1
         self._group = self._pending = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -49,11 +49,8 @@ class Preemption(Checkpoint):
                     "one checkpoint, in a run directory that all machines see",
                 )
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        self._step_before_batch = trainer.global_step
-
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        if trainer.global_step == self._step_before_batch:
+        if not self.stepped(trainer):
             return
         self._agreed, step, kind = self._agree(self._finite.bad or (0, 0))
         if step:
@@ -68,8 +65,8 @@ class Preemption(Checkpoint):
             self._stop(trainer, owing=True)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        last = trainer.global_step in (self._step_before_batch, trainer.max_steps)  # or within an accumulation
-        if trainer.sanity_checking or last:
+        last = trainer.global_step == trainer.max_steps
+        if trainer.sanity_checking or last or not self.stepped(trainer):  # which is within an accumulation
             return
         if not self._agreed:  # a signal that came during the validation does not wait for one more step
             self._take_answer()

@@ -9,7 +9,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 
 from lit_linformer.callbacks.header import WIDTH, Rows, clock, count, header, wrapped
-from lit_linformer.callbacks.observing import headline
+from lit_linformer.callbacks.observing import Clock, headline
 from lit_linformer.callbacks.pace import Pace
 from lit_linformer.callbacks.perplexity_curve import FILES, PerplexityCurve
 from lit_linformer.callbacks.throughput import Throughput, Totals, brief, cells
@@ -38,7 +38,7 @@ class Progress(ProgressBar):
         self._marked_step = -1
         self._throughput: Throughput | None = None
         self._pace: Pace | None = None
-        self._seconds_before, self._started, self._validation_began = 0.0, time.monotonic(), 0.0
+        self._clock, self._validation_began = Clock(), 0.0
         self._marks: dict[str, tuple[float, int]] = {}  # first, best and last: (metric, step)
 
     def disable(self) -> None:  # Lightning calls this on all ranks but the first
@@ -49,11 +49,11 @@ class Progress(ProgressBar):
 
     def state_dict(self) -> dict[str, Any]:
         marks = {name: list(mark) for name, mark in self._marks.items() if math.isfinite(mark[0])}
-        return {"marks": marks, "seconds": self._seconds()}
+        return {"marks": marks, "seconds": self._clock.seconds()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._marks = {name: (value, step) for name, (value, step) in state_dict["marks"].items()}
-        self._seconds_before = state_dict["seconds"]
+        self._clock.before = state_dict["seconds"]
 
     def print(self, *args: Any, **kwargs: Any) -> None:
         if not self._enabled:
@@ -65,7 +65,7 @@ class Progress(ProgressBar):
         sys.stdout.flush()
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._started = time.monotonic()
+        self._clock.start()
         if self.live and self._enabled:
             from rich.console import Console
 
@@ -166,7 +166,7 @@ class Progress(ProgressBar):
             width = max(map(len, shown.values()))
             rows = [(words, "")]
             rows += [(f"  {name}", f"{text:>{width}} (step {self._marks[name][1]})") for name, text in shown.items()]
-        time_and_speed = [clock(self._seconds())]
+        time_and_speed = [clock(self._clock.seconds())]
         if self._throughput is not None:
             time_and_speed += cells(self._throughput.summary())[:1]
         if tokens := getattr(pl_module, "tokens_seen", 0):
@@ -176,10 +176,6 @@ class Progress(ProgressBar):
     def _values(self) -> list[str]:
         """What stands below the bar, the most telling first."""
         return self._read[:1] + self._validated + self._read[1:]
-
-    def _seconds(self) -> float:
-        """Since the run began, resumed ones added up."""
-        return round(self._seconds_before + time.monotonic() - self._started, 1)
 
     def _mark(self, value: float, step: int, better: Any) -> None:
         self._marks.setdefault("first", (value, step))

@@ -1,12 +1,12 @@
 """The outcome of a run, for scripts: result.json after fit, validate.json and test.json after those."""
 
 import math
-import time
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from lit_linformer.callbacks.observing import Clock
 from lit_linformer.callbacks.throughput import Throughput
 from lit_linformer.model import count_parameters
 from lit_linformer.runs.folder import PRUNED, RESULT, TEST, VALIDATE
@@ -28,14 +28,13 @@ class RunResult(Callback):
         self.environment: dict[str, Any] = {}
         self.best: dict[str, Any] = {}
         self._metrics_before: dict[str, float] = {}
-        self._seconds_before = 0.0
-        self._started = time.monotonic()
+        self._clock = Clock()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best, "seconds": self._seconds()}
+        return {"best": self.best, "seconds": self._clock.seconds()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.best, self._seconds_before = state_dict["best"], state_dict["seconds"]
+        self.best, self._clock.before = state_dict["best"], state_dict["seconds"]
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["metrics"] = self._metrics_before | _metrics(trainer, "")
@@ -45,7 +44,7 @@ class RunResult(Callback):
         self._metrics_before = checkpoint.get("metrics", {})
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._started = time.monotonic()
+        self._clock.start()
         if trainer.is_global_zero:  # a run that continues is not finished
             for name in (RESULT, PRUNED):
                 (Path(trainer.default_root_dir) / name).unlink(missing_ok=True)
@@ -65,7 +64,8 @@ class RunResult(Callback):
         _write(trainer, TEST, {"metrics": _metrics(trainer, "test/"), "command": self.command})
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        result = {"step": trainer.global_step, "tokens": getattr(pl_module, "tokens_seen", None), "seconds": self._seconds()}
+        tokens = getattr(pl_module, "tokens_seen", None)
+        result = {"step": trainer.global_step, "tokens": tokens, "seconds": self._clock.seconds()}
         best = {f"best_{key}": value for key, value in self.best.items()}
         found = [callback.summary() for callback in trainer.callbacks if isinstance(callback, Throughput)]
         speed = {"throughput": found[0]} if found else {}
@@ -75,10 +75,6 @@ class RunResult(Callback):
         made = {"command": self.command, "environment": self.environment}
         metrics = self._metrics_before | _metrics(trainer, "")
         _write(trainer, RESULT, {**result, "metrics": metrics, **best, **speed, **size, **data, **made})
-
-    def _seconds(self) -> float:
-        """Since the run began, resumed ones added up."""
-        return round(self._seconds_before + time.monotonic() - self._started, 1)
 
 
 def _metrics(trainer: Trainer, prefix: str) -> dict[str, float]:

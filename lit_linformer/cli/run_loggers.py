@@ -43,30 +43,28 @@ class RunLoggers:
 
     def __init__(self, given: Any, folder: Path, name: str) -> None:
         given = DEFAULT if given in (None, True) else given or []
-        self._specs = given if isinstance(given, list) else [given]
-        self._kinds = [class_of(spec.class_path, "trainer.logger") for spec in self._specs]
-        self._writers = [writer_of(kind) for kind in self._kinds]
+        specs = given if isinstance(given, list) else [given]
+        self._chosen = [(class_of(spec.class_path, "trainer.logger"), spec) for spec in specs]
+        for kind, _ in self._chosen:
+            writer_of(kind)
         self._folder, self._name = folder, name
 
     def __len__(self) -> int:
-        return len(self._specs)
+        return len(self._chosen)
 
     def build(self, known: Identities) -> list[Logger]:
-        settings = self._settings(known)
+        left = {kind: list(found) for kind, found in known.items()}
+        earlier = [(left.get(kind.__name__) or [None]).pop(0) for kind, _ in self._chosen]
         return [
-            kind(**given, **(spec.get("dict_kwargs") or {}))
-            for kind, spec, given in zip(self._kinds, self._specs, settings, strict=True)
+            kind(**self._settings(kind, spec, identity), **(spec.get("dict_kwargs") or {}))
+            for (kind, spec), identity in zip(self._chosen, earlier, strict=True)
         ]
 
     def shown_by(self) -> list[str]:
         """The commands that show their curves."""
-        lines = [w.shown_by(given, self._folder) for w, given in zip(self._writers, self._settings({}), strict=True)]
+        lines = (writer_of(kind).shown_by(self._settings(kind, spec), self._folder) for kind, spec in self._chosen)
         return [line for line in lines if line is not None]
 
-    def _settings(self, known: Identities) -> list[Settings]:
-        left, settings = {kind: list(found) for kind, found in known.items()}, []
-        for spec, kind, writer in zip(self._specs, self._kinds, self._writers, strict=True):
-            earlier = (left.get(kind.__name__) or [None]).pop(0)
-            given = spec.get("init_args", Namespace()).as_dict()
-            settings.append(writer.settings(given, self._folder, self._name, earlier))
-        return settings
+    def _settings(self, kind: type[Logger], spec: Namespace, earlier: str | None = None) -> Settings:
+        given = spec.get("init_args", Namespace()).as_dict()
+        return writer_of(kind).settings(given, self._folder, self._name, earlier)

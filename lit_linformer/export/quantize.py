@@ -15,6 +15,7 @@ from lit_linformer.data import FineTuningData
 from lit_linformer.export.onnx import INT8, MODEL
 from lit_linformer.runs.trained_model import TrainedModel
 from lit_linformer.tasks.evaluation import BATCH, masked_batches, open_text
+from lit_linformer.tasks.perplexity import Perplexity
 from lit_linformer.utils.errors import UserError
 from lit_linformer.utils.quiet import quiet
 
@@ -95,12 +96,12 @@ def cost(model: TrainedModel, batches: list[dict[str, Tensor]], before: Logits, 
 
 def perplexity(logits: Logits, batches: list[dict[str, Tensor]]) -> float:
     """exp(Σ nll / Σ masked tokens)."""
-    nll, count = 0.0, 0
+    metric = Perplexity()
     for batch in batches:
         at_masks = logits(*_inputs(batch)).take_along_dim(batch["positions"][..., None], dim=1)  # (B, M, V)
-        nll += functional.cross_entropy(at_masks.flatten(0, 1).double(), batch["labels"].flatten(), reduction="sum").item()
-        count += (batch["labels"] >= 0).sum().item()
-    return torch.tensor(nll / count).exp().item()
+        nll = functional.cross_entropy(at_masks.transpose(1, 2).double(), batch["labels"], reduction="none")
+        metric.update(nll, batch["labels"])
+    return metric.compute().item()
 
 
 def _inputs(batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:

@@ -62,6 +62,8 @@ class StoredModel:
 
     @cached_property
     def own_tokenizer(self) -> Tokenizer | None:
+        if isinstance(text := self.checkpoint.get("tokenizer"), str):
+            return Tokenizer.from_str(text, str(self.path))
         return load_tokenizer(self.tokenizer) if self.tokenizer is not None else None
 
     def build(self, setting: str) -> MaskedLanguageModel | SequenceClassifier:
@@ -179,11 +181,8 @@ def open_checkpoint(asked: str | Path, setting: str = "ckpt_path") -> TrainedMod
     """
     stored = read_model(asked, setting)
     path, net = stored.path, stored.build(setting)
-    if isinstance(text := stored.checkpoint.get("tokenizer"), str):
-        tokenizer = Tokenizer.from_str(text, str(path))
-    elif stored.own_tokenizer is not None:
-        tokenizer = stored.own_tokenizer
-    else:
+    tokenizer = stored.own_tokenizer
+    if tokenizer is None:
         raise SettingError(
             setting,
             path,
