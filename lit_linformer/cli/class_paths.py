@@ -1,7 +1,6 @@
 """Classes that a command line or a config names: found, or refused in one line that says why, before jsonargparse sees them."""
 
 import contextlib
-import difflib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from lit_linformer.cli.given import given_settings, walk
 from lit_linformer.cli.often_changed import DEFAULT_CLASSES
 from lit_linformer.cli.short_help import exported
 from lit_linformer.model.registry import Registry, UnknownKind
+from lit_linformer.utils.arguments import meant
 from lit_linformer.utils.errors import SettingError, UserError
 
 BASES = {"model": LightningModule, "data": LightningDataModule, "trainer.callbacks": Callback, "trainer.logger": Logger}
@@ -61,9 +61,7 @@ def _check_name(setting: str, name: str) -> None:
     known = {*ours, *(kind.__name__ for kind in _subclasses(BASES[setting]))}
     if name in known or name.lower() in ("true", "false", "null", "none"):
         return
-    near = difflib.get_close_matches(name, sorted(known), 1)
-    meant = f"; did you mean {near[0]!r}?" if near else ""
-    raise SettingError(setting, name, kinds(setting), more=meant)
+    raise SettingError(setting, name, kinds(setting), more=meant(name, sorted(known)))
 
 
 def kinds(setting: str) -> str:

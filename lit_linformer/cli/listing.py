@@ -99,21 +99,20 @@ def _table(rows: list[tuple[str, ...]], width: int) -> list[str]:
     return [_cut("  " + "  ".join(row[place].ljust(sizes[place]) for place in order).rstrip(), width) for row in rows]
 
 
-def registered(registry: str) -> Callable[..., Iterable[str]]:
+def declared(find: Callable[[], dict[str, sources.Declared]]) -> Callable[..., Iterable[str]]:
     def listed(_: list[Path], alone: bool, width: int) -> Iterable[str]:
-        found = sources.registered(registry).items()
-        return _items([Item(name, one.summary, _settings(one, alone)) for name, one in found], alone, width)
-
-    return listed
-
-
-def exported(package: str) -> Callable[..., Iterable[str]]:
-    def listed(_: list[Path], alone: bool, width: int) -> Iterable[str]:
-        found = sources.exported(f"{sources.PACKAGE.name}.{package}").items()
-        items = [Item(name, one.summary, _settings(one, alone)) for name, one in found if name not in BY_THEMSELVES]
+        items = [Item(name, one.summary, _settings(one, alone)) for name, one in find().items() if name not in BY_THEMSELVES]
         return _items(items, alone, width)
 
     return listed
+
+
+def registered(registry: str) -> Callable[..., Iterable[str]]:
+    return declared(lambda: sources.registered(registry))
+
+
+def exported(package: str) -> Callable[..., Iterable[str]]:
+    return declared(lambda: sources.exported(f"{sources.PACKAGE.name}.{package}"))
 
 
 def _settings(one: sources.Declared, wanted: bool) -> str:

@@ -13,6 +13,7 @@ from lit_linformer.utils.figures import COLOURS, figure_class, open_frame, plain
 
 NOT_ALONE = ("safetensors", "huggingface")  # weights, which a class of the user's own makes a model of; the others are graphs
 ROWS = 24  # of the perplexity table; a longer curve is thinned
+FOLDER = "path/to/this/folder"
 PICTURE, FEWEST = "perplexity.png", 3  # points of a curve that is worth a picture
 
 USE = {
@@ -54,7 +55,7 @@ def write(model: TrainedModel, folder: Path, form: str, notes: list[str]) -> Non
         picture = io.BytesIO()
         _draw(figure, model.curve).savefig(picture, dpi=100, format="png")
         (folder / PICTURE).write_bytes(picture.getvalue())
-    text = card(model, folder_name="path/to/this/folder", form=form, notes=notes, pictured=(folder / PICTURE).is_file())
+    text = card(model, form, notes, pictured=(folder / PICTURE).is_file())
     (folder / "README.md").write_text(text, encoding="utf-8")
 
 
@@ -71,11 +72,11 @@ def _draw(figure_class: Any, curve: list[tuple[int, int, float]]) -> Any:
     return figure
 
 
-def card(model: TrainedModel, folder_name: str, form: str, notes: list[str], pictured: bool = False) -> str:
+def card(model: TrainedModel, form: str, notes: list[str], pictured: bool) -> str:
     """The text of README.md."""
     lines = [*(_hub(model) if form == "huggingface" else []), f"# {plain(model.name)}", "", _lead(model)]
     lines += ["", *_settings(model), "", *_training(model, pictured), *_results(model)]
-    lines += ["", *_use(model, folder_name, form)]
+    lines += ["", *_use(model, form)]
     if own := form in NOT_ALONE and own_classes(model.encoder):
         lines += ["", f"It needs {' and '.join(own)}, which is not in this folder: a module that Python can import."]
     for note in notes:
@@ -144,9 +145,9 @@ def _results(model: TrainedModel) -> list[str]:
     return [*lines, "", "```sh", *dict.fromkeys(command for result in results for command in result["commands"]), "```"]
 
 
-def _use(model: TrainedModel, folder_name: str, form: str) -> list[str]:
+def _use(model: TrainedModel, form: str) -> list[str]:
     e = model.encoder
-    use = USE[form].replace("FOLDER", folder_name).replace("LONGEST", str(e.max_length))
+    use = USE[form].replace("FOLDER", FOLDER).replace("LONGEST", str(e.max_length))
     ids = [model.tokenizer.bos_id, *[model.tokenizer.mask_id] * 3, model.tokenizer.eos_id]
     use = use.replace("SHAPE", f"(B, {model.num_labels})" if model.classifies else f"(B, N, {e.vocab_size})")
     use = use.replace("IDS", str(ids)).replace("PIPELINE", "text-classification" if model.classifies else "fill-mask")
@@ -155,7 +156,7 @@ def _use(model: TrainedModel, folder_name: str, form: str) -> list[str]:
     lines = ["## Use", "", "```python", *use.splitlines(), "```", "", "Rows are " + _layout(model) + ", padded on the right."]
     if form in NOT_ALONE and not model.classifies:
         text = f"The {model.tokenizer.mask_token} of a word."
-        shell = f'python run.py predict --model.pretrained {folder_name} --data.text "{text}"'
+        shell = f'python run.py predict --model.pretrained {FOLDER} --data.text "{text}"'
         lines += ["", "With lit-linformer itself:", "", "```sh", shell, "```"]
     return lines
 

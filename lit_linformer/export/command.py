@@ -103,15 +103,15 @@ def write(model: "TrainedModel", form: str, folder: Path, given: dict[str, Any])
     module = importlib.import_module(f"lit_linformer.export.{MODULES[form]}")
     rounded = []
     if given["dtype"] != "float32":
-        from lit_linformer.export.rounding import round_weights, store_as
+        from lit_linformer.export.rounding import round_weights, store_rounded
 
-        rounded = [round_weights(model, given["dtype"])]
+        rounded = [round_weights(model)]
     module.write(model, folder)
     if rounded:
-        store_as(folder, given["dtype"])
+        store_rounded(folder)
     written = module.logits(model, folder)
     difference = largest_difference(model, written)
-    of = f"the {given['dtype']} weights'" if rounded else "the checkpoint's"
+    of = "the bfloat16 weights'" if rounded else "the checkpoint's"
     lines = [f"largest difference of logits from {of}, on random inputs with padding: {difference:.2g}", *rounded]
     if form == "onnx":
         sessions, measured = {"onnxruntime": written}, []

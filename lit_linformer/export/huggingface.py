@@ -34,6 +34,7 @@ try:
     )
     from transformers import initialization as init
     from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput, SequenceClassifierOutput
+    from transformers.utils import can_return_tuple
 except ImportError as error:
     message = f"lit_linformer.export.huggingface needs transformers 5 ({error}); allowed after: pip install 'lit-linformer[hf]'"
     raise ModuleNotFoundError(message) from error
@@ -125,14 +126,14 @@ class LinformerModel(LinformerPreTrainedModel):
         self.encoder = Encoder(config.encoder())
         self.post_init()
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> BaseModelOutput | tuple:
+    ) -> BaseModelOutput:
         """Encode.
 
         Args:
@@ -141,18 +142,16 @@ class LinformerModel(LinformerPreTrainedModel):
             output_hidden_states: also the embeddings and what each layer gives, (B, N, D) each; of norm="pre" the last is
                 normalised.
             output_attentions: also each layer's maps, (B, H, N, K), or (B, H, N, N) for full attention.
-            return_dict: False for a tuple.
         """
         output_hidden_states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         output_attentions = self.config.output_attentions if output_attentions is None else output_attentions
         with layer_outputs(self.encoder) if output_hidden_states else nullcontext() as states:
             hidden, maps = self.encoder(input_ids, attention_mask, True if output_attentions else ())
-        output = BaseModelOutput(
+        return BaseModelOutput(
             last_hidden_state=hidden,
             hidden_states=(*states[:-1], hidden) if states else None,
             attentions=tuple(maps.values()) or None,
         )
-        return output if _as_dict(self, return_dict) else output.to_tuple()
 
 
 class LinformerForMaskedLM(LinformerPreTrainedModel):
@@ -164,6 +163,7 @@ class LinformerForMaskedLM(LinformerPreTrainedModel):
         self.lm_head = MaskedLMHead(config.encoder())
         self.post_init()
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor,
@@ -171,16 +171,14 @@ class LinformerForMaskedLM(LinformerPreTrainedModel):
         labels: Tensor | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
-        return_dict: bool | None = None,
         **kwargs: Any,
-    ) -> MaskedLMOutput | tuple:
+    ) -> MaskedLMOutput:
         """Logits (B, N, V), and the loss if there are labels (B, N), -100 where there is nothing to predict."""
         found = self.linformer(input_ids, attention_mask, output_hidden_states, output_attentions, return_dict=True)
         features = self.lm_head(found.last_hidden_state)
         logits = nn.functional.linear(features, self.linformer.encoder.tokens.weight, self.lm_head.bias)
         loss = None if labels is None else self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
-        output = MaskedLMOutput(loss=loss, logits=logits, hidden_states=found.hidden_states, attentions=found.attentions)
-        return output if _as_dict(self, return_dict) else output.to_tuple()
+        return MaskedLMOutput(loss=loss, logits=logits, hidden_states=found.hidden_states, attentions=found.attentions)
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
         """As transformers' own; the head's bias grows with zeros, or is cut."""
@@ -204,6 +202,7 @@ class LinformerForSequenceClassification(LinformerPreTrainedModel):
         self.classifier = ClassificationHead(config.encoder(), config.num_labels)
         self.post_init()
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor,
@@ -211,20 +210,14 @@ class LinformerForSequenceClassification(LinformerPreTrainedModel):
         labels: Tensor | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> SequenceClassifierOutput | tuple:
+    ) -> SequenceClassifierOutput:
         """Logits (B, C), and the loss if there are labels (B,): cross entropy, or squared error of a regression."""
         found = self.linformer(input_ids, attention_mask, output_hidden_states, output_attentions, return_dict=True)
         mask = None if attention_mask is None else attention_mask.bool()
         logits = self.classifier(pool(found.last_hidden_state, mask, self.config.pooling))
         loss = None if labels is None else self.loss_function(labels, logits, self.config)
         states = {"hidden_states": found.hidden_states, "attentions": found.attentions}
-        output = SequenceClassifierOutput(loss=loss, logits=logits, **states)
-        return output if _as_dict(self, return_dict) else output.to_tuple()
-
-
-def _as_dict(model: PreTrainedModel, asked: bool | None) -> bool:
-    return model.config.return_dict if asked is None else asked
+        return SequenceClassifierOutput(loss=loss, logits=logits, **states)
 
 
 AutoConfig.register(LinformerConfig.model_type, LinformerConfig, exist_ok=True)

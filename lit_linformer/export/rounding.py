@@ -10,28 +10,26 @@ from lit_linformer.export.verify import random_inputs
 from lit_linformer.runs.exported import WEIGHTS
 from lit_linformer.runs.trained_model import TrainedModel
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
 
 @torch.inference_mode()
-def round_weights(model: TrainedModel, dtype: str) -> str:
+def round_weights(model: TrainedModel) -> str:
     """In place, the tensors staying float32: so it computes with what will be stored. A line that says what it changes."""
     before = copy.deepcopy(model.net)
     for tensor in model.net.state_dict().values():
         if tensor.is_floating_point():
-            tensor.copy_(tensor.to(DTYPES[dtype]))
+            tensor.copy_(tensor.bfloat16())
     largest = change = 0.0
     for ids, mask in random_inputs(model):
         logits = before(ids, mask.bool())
         largest = max(largest, logits.abs().max().item())
         change = max(change, (logits - model.net(ids, mask.bool())).abs().max().item())
     return (
-        f"weights rounded to {dtype}: on the same inputs the logits, of up to {largest:.3g}, change by {change:.2g} at most; "
+        f"weights rounded to bfloat16: on the same inputs the logits, of up to {largest:.3g}, change by {change:.2g} at most; "
         "they are computed in float32"
     )
 
 
-def store_as(folder: Path, dtype: str) -> None:
-    """model.safetensors in another type."""
-    weights = {name: t.to(DTYPES[dtype]) if t.is_floating_point() else t for name, t in load_file(folder / WEIGHTS).items()}
+def store_rounded(folder: Path) -> None:
+    """model.safetensors in bfloat16."""
+    weights = {name: t.bfloat16() if t.is_floating_point() else t for name, t in load_file(folder / WEIGHTS).items()}
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})

@@ -112,12 +112,12 @@ def clip_before_fused_step(optimizer: torch.optim.Optimizer) -> None:
     optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
 
 
-def many_recompilations(limit: int = 64) -> None:
+def many_recompilations() -> None:
     """torch.compile gives up on a function after 8 shapes; a benchmark has more models than that, with one code object.
 
     Newer torch has it as torch.compiler.config.recompile_limit (pytorch/pytorch#164899), 2.8 only here.
     """
-    torch._dynamo.config.recompile_limit = limit
+    torch._dynamo.config.recompile_limit = 64
 
 
 def actions(parser: Any) -> list[Any]:

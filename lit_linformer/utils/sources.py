@@ -189,10 +189,10 @@ def module(name: str) -> Module | None:
 
 
 @functools.cache
-def registered(registry: str, package: str = "lit_linformer.model") -> dict[str, Declared]:
-    """The classes that a registry of a package knows, by name: those with `@REGISTRY.add("NAME")` above them."""
+def registered(registry: str) -> dict[str, Declared]:
+    """The classes that a registry of the model knows, by name: those with `@REGISTRY.add("NAME")` above them."""
     found = {}
-    for path in sorted((PACKAGE.parent / package.replace(".", "/")).rglob("*.py")):
+    for path in sorted((PACKAGE / "model").rglob("*.py")):
         if f"@{registry}.add(" not in path.read_text(encoding="utf-8"):
             continue
         name = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
