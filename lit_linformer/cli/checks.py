@@ -8,8 +8,8 @@ from typing import Annotated, Any, get_args, get_type_hints
 from jsonargparse import Namespace
 from lightning.pytorch import Callback
 
-from lit_linformer.callbacks import LastCheckpoint, Progress, Throughput, best_checkpoint
 from lit_linformer.cli.class_paths import class_of
+from lit_linformer.cli.help import CALLBACKS
 from lit_linformer.model.ranges import Count, Natural, NotNegative, Range, Seed, Share, check_ranges
 from lit_linformer.tasks.base import TrainingModule
 from lit_linformer.tasks.optim import Optimization
@@ -46,7 +46,6 @@ TEXTS = {
     "profiler": ("simple|advanced|pytorch|xla", "simple, advanced, pytorch, xla, or a class_path"),
     "val_check_interval": (rf"-?\d+|{TIME[0]}", f"steps, a share of an epoch, or {TIME[1]}"),
 }
-ALWAYS_THERE = {"best": best_checkpoint, "last": LastCheckpoint, "throughput": Throughput, "progress": Progress}
 
 
 def check_settings(config: Namespace) -> None:
@@ -61,7 +60,7 @@ def check_settings(config: Namespace) -> None:
     for key, (pattern, allowed) in TEXTS.items():
         if isinstance(trainer.get(key), str) and not re.fullmatch(pattern, trainer[key].replace(" ", "")):
             raise SettingError(f"trainer.{key}", trainer[key], allowed)
-    for key, declared in ALWAYS_THERE.items():
+    for key, declared in CALLBACKS.items():
         if key in config:
             check_ranges(f"{key}.", _parameters(declared), dict(vars(config[key])))
     for key in ("model", "data"):

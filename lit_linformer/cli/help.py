@@ -8,12 +8,14 @@ from typing import Any
 from jsonargparse import ArgumentParser, DefaultHelpFormatter
 from lightning.pytorch.cli import LightningArgumentParser
 
-from lit_linformer.callbacks import LastCheckpoint, Progress, Throughput, best_checkpoint
+from lit_linformer import callbacks
 from lit_linformer.cli.class_paths import class_of, classes_given
-from lit_linformer.cli.often_changed import DEFAULT_CLASSES, RUN, TRAINER_DEFAULTS
+from lit_linformer.cli.often_changed import ALWAYS_THERE, DEFAULT_CLASSES, RUN, TRAINER_DEFAULTS
 from lit_linformer.cli.trainer import RunTrainer
 from lit_linformer.model import EncoderConfig
 from lit_linformer.utils import compat
+
+CALLBACKS = {key: getattr(callbacks, path.rpartition(".")[2]) for key, path in ALWAYS_THERE.items()}
 
 
 def settings_help(argv: list[str]) -> str:
@@ -82,7 +84,5 @@ def add_run_arguments(parser: LightningArgumentParser) -> None:
     for name in ("name", "overwrite"):
         default, words = RUN[name]
         parser.add_argument(f"--{name}", type=type(default), default=default, help=words)
-    parser.add_lightning_class_args(best_checkpoint, "best")
-    parser.add_lightning_class_args(LastCheckpoint, "last")  # after best, whose state it keeps
-    parser.add_lightning_class_args(Throughput, "throughput")
-    parser.add_lightning_class_args(Progress, "progress")  # after throughput, which it shows
+    for key, declared in CALLBACKS.items():
+        parser.add_lightning_class_args(declared, key)

@@ -43,10 +43,11 @@ TRAINER: dict[str, tuple[Any, str]] = {
     "limit_test_batches": (None, "Batches of the test, or a share of them, as 0.1."),
     "fast_dev_run": (False, "Run one batch of each split, keep nothing: does it run at all?"),
 }
-# The callbacks that every command has.
+# The callbacks that every command has, each after those whose state it keeps or shows.
 ALWAYS_THERE = {
     "best": "lit_linformer.callbacks.best_checkpoint",
     "last": "lit_linformer.callbacks.LastCheckpoint",
+    "throughput": "lit_linformer.callbacks.Throughput",
     "progress": "lit_linformer.callbacks.Progress",
 }
 SHAPE = (

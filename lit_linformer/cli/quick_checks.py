@@ -15,7 +15,6 @@ from lit_linformer.utils import sources
 from lit_linformer.utils.errors import UserError
 
 TRAINER = "lightning.pytorch.trainer.trainer.Trainer"
-OTHERS = {**ALWAYS_THERE, "throughput": "lit_linformer.callbacks.Throughput"}
 SYNTAX = ("help", "class_path", "init_args", "dict_kwargs", "config")
 NEAR = 0.6  # of 1, how alike two names must be
 
@@ -44,7 +43,7 @@ def known_settings(argv: list[str]) -> dict[str, list[str]]:
     """{section: its settings} for the sections whose settings can be read."""
     given = given_settings(argv)
     classes = {key: _class(key, given.get(key) or path) for key, path in DEFAULT_CLASSES.items()}
-    declared = {key: sources.find(path) for key, path in {**OTHERS, "trainer": TRAINER}.items()} | classes
+    declared = {key: sources.find(path) for key, path in {**ALWAYS_THERE, "trainer": TRAINER}.items()} | classes
     known = {key: [f"{key}.{name}" for name in one.settings()] for key, one in declared.items() if one is not None}
     if "model.encoder" in known.get("model", ()) and (encoder := sources.find(ENCODER)) is not None:
         known["model.encoder"] = [f"model.encoder.{name}" for name in encoder.settings()]

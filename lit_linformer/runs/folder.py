@@ -139,15 +139,12 @@ class Claim:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self.lock = RunLock(folder)
-        except OSError as error:
+        except BaseException as error:
             self._remove_empty()
-            raise UserError(
-                f"name: cannot write into {folder} ({error.strerror or error})",
-                "a folder that is open to writing, see --name and --trainer.default_root_dir",
-            ) from error
-        except BaseException:
-            self._remove_empty()
-            raise
+            if not isinstance(error, OSError):
+                raise
+            allowed = "a folder that is open to writing, see --name and --trainer.default_root_dir"
+            raise UserError(f"name: cannot write into {folder} ({error.strerror or error})", allowed) from error
         self._before = list(own_files(folder))
         self._marker_before = self._marker()
         self._clear = False

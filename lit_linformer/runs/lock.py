@@ -67,8 +67,7 @@ class RunLock:
         if self._descriptor is not None:
             with contextlib.suppress(OSError):
                 self.path.unlink()
-            os.close(self._descriptor)
-            self._descriptor = None
+            self.forget()
 
     def forget(self) -> None:
         """In a forked process: a DataLoader's worker that outlives the run must not hold its lock."""
