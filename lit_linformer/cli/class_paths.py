@@ -35,13 +35,13 @@ def check_class_paths(argv: list[str]) -> None:
 
 
 def classes_given(argv: list[str]) -> dict[str, type]:
-    """{"model": class, "data": class}, as far as the command line or its --config files name them."""
+    """{"model": class, "data": class}: those that the command line or its --config files name, else the default ones."""
     found, settings = {}, given_settings(argv)
-    for key in (key for key in DEFAULT_CLASSES if isinstance(settings.get(key), str)):
-        own = exported(key).get(settings[key])
-        path = settings[key] if own is None else own.path
-        if _is_path(path):
-            found[key] = class_of(path, key)
+    for key, default in DEFAULT_CLASSES.items():
+        name = settings[key] if isinstance(settings.get(key), str) else default
+        own = exported(key).get(name)
+        path = name if own is None else own.path
+        found[key] = class_of(path if _is_path(path) else default, key)
     return found
 
 
@@ -54,14 +54,10 @@ def class_of(path: str, setting: str) -> type:
 
 
 def _check_name(setting: str, name: str) -> None:
-    ours = getattr(OURS.get(setting), "__all__", ())
-    if name in ours:
-        getattr(OURS[setting], name)  # jsonargparse finds by name what has been imported
-        return
-    known = {*ours, *(kind.__name__ for kind in _subclasses(BASES[setting]))}
-    if name in known or name.lower() in ("true", "false", "null", "none"):
-        return
-    raise SettingError(setting, name, kinds(setting), more=meant(name, sorted(known)))
+    # One that is found has been imported with it, and jsonargparse finds by name what has been imported.
+    if find_class(name, setting) is None and name.lower() not in ("true", "false", "null", "none"):
+        known = {*getattr(OURS.get(setting), "__all__", ()), *(kind.__name__ for kind in _subclasses(BASES[setting]))}
+        raise SettingError(setting, name, kinds(setting), more=meant(name, sorted(known)))
 
 
 def kinds(setting: str) -> str:
@@ -73,8 +69,9 @@ def kinds(setting: str) -> str:
 def find_class(name: str, setting: str) -> type | None:
     """The class of a class path, or of a name that stands for one; None for what is none."""
     if name.isidentifier():
-        found = {kind.__name__: kind for kind in _subclasses(BASES[setting])}
-        return getattr(OURS.get(setting), name, None) or found.get(name)
+        if name in getattr(OURS.get(setting), "__all__", ()):
+            return getattr(OURS[setting], name)
+        return next((kind for kind in _subclasses(BASES[setting]) if kind.__name__ == name), None)
     with contextlib.suppress(UserError):
         return class_of(name, setting)
     return None

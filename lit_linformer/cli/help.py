@@ -9,8 +9,8 @@ from jsonargparse import ArgumentParser, DefaultHelpFormatter
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lit_linformer import callbacks
-from lit_linformer.cli.class_paths import class_of, classes_given
-from lit_linformer.cli.often_changed import ALWAYS_THERE, DEFAULT_CLASSES, RUN, TRAINER_DEFAULTS
+from lit_linformer.cli.class_paths import classes_given
+from lit_linformer.cli.often_changed import ALWAYS_THERE, RUN, TRAINER_DEFAULTS
 from lit_linformer.cli.trainer import RunTrainer
 from lit_linformer.model import EncoderConfig
 from lit_linformer.utils import compat
@@ -46,9 +46,7 @@ def _settings_parser(argv: list[str]) -> Any:
     parser.add_argument("--ckpt_path", help=RUN["ckpt_path"][1])
     parser.add_argument("--seed_everything", type=int, default=RUN["seed_everything"][0], help=RUN["seed_everything"][1])
     add_run_arguments(parser)
-    named = classes_given(argv)
-    for key, path in DEFAULT_CLASSES.items():
-        settings = named.get(key) or class_of(path, key)
+    for key, settings in classes_given(argv).items():
         optional = inspect.signature(settings).parameters.get("encoder")
         if optional is None or optional.default is not None:
             parser.add_class_arguments(settings, key)

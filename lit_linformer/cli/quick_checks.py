@@ -10,7 +10,7 @@ from typing import Any
 
 from lit_linformer.cli.given import given_settings, walk
 from lit_linformer.cli.often_changed import ALWAYS_THERE, DEFAULT_CLASSES, ENCODER
-from lit_linformer.cli.short_help import exported
+from lit_linformer.cli.short_help import find
 from lit_linformer.utils import sources
 from lit_linformer.utils.errors import UserError
 
@@ -35,7 +35,7 @@ def check_quickly(argv: list[str]) -> None:
 
 def _class(key: str, path: Any) -> sources.Declared | None:
     """The class, if it is one of this package's."""
-    found = exported(key).get(path) or (sources.find(path) if isinstance(path, str) else None)
+    found = find(key, path)
     return found if found is not None and found.module.name.startswith(f"{sources.PACKAGE.name}.") else None
 
 

@@ -140,10 +140,13 @@ def exported(key: str) -> dict[str, sources.Declared]:
     return sources.exported(f"{sources.PACKAGE.name}.{'tasks' if key == 'model' else key}")
 
 
+def find(key: str, path: Any) -> sources.Declared | None:
+    """The class of a name of the package's own, or of a class path, as far as it stands in a file."""
+    return (exported(key).get(path) or sources.find(path)) if isinstance(path, str) else None
+
+
 def _declared(key: str, path: Any) -> sources.Declared:
-    found = exported(key).get(path) if key in table.DEFAULT_CLASSES else None
-    found = found or (sources.find(path) if isinstance(path, str) else None)
-    if found is None:
+    if (found := find(key, path)) is None:
         raise Unreadable(f"{key} {path}")
     return found
 

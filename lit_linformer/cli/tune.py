@@ -85,12 +85,9 @@ def _search(space: Any, fit: list[str], jobs: int, command: str) -> None:
 def _goal(fit: list[str]) -> tuple[str, str]:
     """The metric by which checkpoints, and so trials, are compared, and min or max."""
     from lit_linformer.callbacks import best_of
-    from lit_linformer.cli.class_paths import check_class_paths, class_of
+    from lit_linformer.cli.class_paths import check_class_paths, classes_given
     from lit_linformer.cli.given import given_settings
-    from lit_linformer.cli.often_changed import DEFAULT_CLASSES
 
     check_class_paths(fit)
     given = given_settings(fit)
-    model = given.get("model") or DEFAULT_CLASSES["model"]
-    path = DEFAULT_CLASSES["model"].rpartition(".")[0] + f".{model}" if model.isidentifier() else model
-    return best_of(class_of(path, "model"), given.get("best.monitor"), given.get("best.mode"))
+    return best_of(classes_given(fit)["model"], given.get("best.monitor"), given.get("best.mode"))

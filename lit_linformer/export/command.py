@@ -78,7 +78,7 @@ def main(argv: list[str]) -> None:
     output = Path(given["output"])
     check_output(output, given["overwrite"])
     check_installed(form)
-    results = read_results(given["results"])
+    results = [read_results(Path(folder)) for folder in given["results"]]
 
     from lit_linformer.runs.trained_model import open_checkpoint
 

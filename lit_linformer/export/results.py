@@ -9,12 +9,8 @@ from lit_linformer.utils.errors import SettingError
 LEFT_OUT = ("train/", "val/loss", "val/score", "test/loss", "test/score")  # score is the mean of the others
 
 
-def read_results(folders: list[str]) -> list[dict[str, Any]]:
-    """{"run", "metrics", "commands"} of each folder; ValueError, in one line, for one without results."""
-    return [_read(Path(folder)) for folder in folders]
-
-
-def _read(folder: Path) -> dict[str, Any]:
+def read_results(folder: Path) -> dict[str, Any]:
+    """{"run", "metrics", "commands"} of a run; ValueError, in one line, for a folder without results."""
     metrics: dict[str, float] = {}
     commands, run = [], RunRecord(folder)
     for found, key in ((run.result, "best_metrics"), (run.validated, "metrics"), (run.tested, "metrics")):

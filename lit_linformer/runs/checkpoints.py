@@ -151,33 +151,29 @@ def checkpoint_path(subcommand: str, asked: str | None, root: Path) -> str | Non
 
     `auto` is `last` if there is one, and else a start from the beginning.
     """
-    if asked is None and subcommand != "fit":
+    fits = subcommand == "fit"
+    if asked is None and fits:
+        return None
+    if asked == "auto" and not fits:
+        raise SettingError("ckpt_path", asked, "best, last, a file", when=f"with {subcommand}")
+    if asked is None:
         found = find_checkpoint(root, "best") or find_checkpoint(root, "last")
         if found is None:
             raise UserError(f"ckpt_path is not given and {root}/checkpoints holds none", "a file, or a --name that has run")
-        check_checkpoint(found, whole=False)
-        print(f"checkpoint: {found}", flush=True)
-        return str(found)
-    if asked == "auto" and subcommand != "fit":
-        raise SettingError("ckpt_path", asked, "best, last, a file", when=f"with {subcommand}")
-    if asked == "auto":  # for a job that a cluster starts again with the same command
-        found = find_checkpoint(root, "last")
-        if found is None:
+    elif asked in ("last", "best", "auto"):  # auto: for a job that a cluster starts again with the same command
+        found = find_checkpoint(root, "best" if asked == "best" else "last")
+        if found is None and asked == "auto":
             _check_nothing_is_lost(root)
-        return str(found) if found is not None else None
-    if asked in ("last", "best"):
-        found = find_checkpoint(root, asked)
+            return None
         if found is None:
-            raise SettingError(
-                "ckpt_path",
-                asked,
-                f"a --name that has run{', or auto, which then starts anew' if subcommand == 'fit' else ''}",
-                more=f", but {root}/checkpoints holds none",
-            )
-        asked = str(found)
-    if asked is not None:
-        check_checkpoint(Path(asked), whole=False)
-    return asked
+            allowed = f"a --name that has run{', or auto, which then starts anew' if fits else ''}"
+            raise SettingError("ckpt_path", asked, allowed, more=f", but {root}/checkpoints holds none")
+    else:
+        found = Path(asked)
+    check_checkpoint(found, whole=False)
+    if asked is None:
+        print(f"checkpoint: {found}", flush=True)
+    return str(found)
 
 
 def _check_nothing_is_lost(root: Path) -> None:

@@ -22,7 +22,7 @@ import yaml
 
 from lit_linformer.runs.lock import LOCK, RunLock
 from lit_linformer.utils.errors import SettingError, UserError
-from lit_linformer.utils.files import write_text
+from lit_linformer.utils.files import read_json, write_text
 
 PROJECT, FORMAT = "lit-linformer", 1
 MARKER, CONFIG, TOKENIZER, CONVERSION = "run.json", "config.yaml", "tokenizer.json", "conversion.json"
@@ -63,19 +63,13 @@ def check_name(name: str) -> str:
 
 def is_run(folder: Path) -> bool:
     """Whether this project trained, or put a converted model, there."""
-    try:
-        marker = json.loads((folder / MARKER).read_text(encoding="utf-8"))
-        return isinstance(marker, dict) and marker.get("project") == PROJECT
-    except FileNotFoundError:
-        pass
-    except (OSError, ValueError):
-        return False
-    try:  # from before there was a marker
+    if isinstance(marker := read_json(folder / MARKER), dict):
+        return marker.get("project") == PROJECT
+    with contextlib.suppress(OSError, ValueError, yaml.YAMLError, RecursionError):  # from before there was a marker
         config = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
         expected = {"trainer", "model", "data"} | (set() if (folder / CONVERSION).is_file() else {"best", "last"})
         return isinstance(config, dict) and expected <= config.keys()
-    except (OSError, ValueError, yaml.YAMLError, RecursionError):
-        return False
+    return False
 
 
 def write_marker(folder: Path, name: str | None = None) -> None:
