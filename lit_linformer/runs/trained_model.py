@@ -41,7 +41,7 @@ class StoredModel:
         encoder: the encoder's settings.
         weights: the state dict of the whole model, encoder and head.
         settings: num_labels and pooling of a classifier; a task's hyper-parameters.
-        tokenizer: what `load_tokenizer` reads; None: the checkpoint carries none and lies beside none.
+        tokenizer: what `load_tokenizer` reads; None: the checkpoint carries none.
         checkpoint: all that the checkpoint holds; empty for an exported folder.
         exported: config.json of an exported folder; empty for a checkpoint.
     """
@@ -105,8 +105,7 @@ def read_model(asked: str | Path, setting: str = "model.pretrained") -> StoredMo
         weights = {n.removeprefix(prefix): t for n, t in checkpoint["state_dict"].items() if n.startswith(prefix)}
         if not weights:
             raise SettingError(setting, path, "a checkpoint of this project", more=", which holds no encoder")
-        beside = path.parent.parent / TOKENIZER
-        tokenizer = str(path) if "tokenizer" in checkpoint and path.is_file() else str(beside) if beside.is_file() else None
+        tokenizer = str(path) if "tokenizer" in checkpoint else None
         stored = StoredModel(path, encoder, weights, checkpoint["hyper_parameters"], tokenizer, checkpoint)
     check_finite(weights, f"{setting} is {path}")
     return stored
@@ -183,12 +182,7 @@ def open_checkpoint(asked: str | Path, setting: str = "ckpt_path") -> TrainedMod
     path, net = stored.path, stored.build(setting)
     tokenizer = stored.own_tokenizer
     if tokenizer is None:
-        raise SettingError(
-            setting,
-            path,
-            "a checkpoint that has one",
-            more=f", which carries no tokenizer and lies in no run directory with a {TOKENIZER}",
-        )
+        raise SettingError(setting, path, "a checkpoint that has one", more=", which carries no tokenizer")
     vocabulary = net.encoder.config.vocab_size
     if len(tokenizer) > vocabulary:
         raise SettingError(setting, path, f"its model's {vocabulary}", more=f": its tokenizer has {len(tokenizer)} tokens")

@@ -40,16 +40,6 @@ def test_a_checkpoint_file_alone_carries_settings_and_tokenizer(run, tmp_path):
     assert source.own_tokenizer.sha256 == load_tokenizer(str(run)).sha256
 
 
-def test_a_checkpoint_without_a_tokenizer_has_the_one_beside_it(run, tmp_path):
-    (tmp_path / "checkpoints").mkdir()
-    checkpoint = load(run / "checkpoints/last.ckpt")
-    del checkpoint["tokenizer"]
-    torch.save(checkpoint, tmp_path / "checkpoints/last.ckpt")
-    assert read_model(tmp_path).tokenizer is None
-    shutil.copy(run / "tokenizer.json", tmp_path)
-    assert read_model(tmp_path).own_tokenizer.sha256 == load_tokenizer(str(run)).sha256
-
-
 def test_settings_without_weights(run):
     torch.manual_seed(0)
     module = SequenceClassification(pretrained=str(run), load_weights=False)
