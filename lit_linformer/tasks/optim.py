@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
-import torch
 from torch import nn
 
 from lit_linformer.model import EncoderLayer
@@ -46,7 +45,7 @@ class Optimization:
         decay_share: of wsd: the share of all steps in which it falls. 0.1 to 0.2 is usual (Hägele et al., 2024).
         power: exponent of the polynomial schedule.
         final_lr_factor: what the rate ends at, as a multiple of lr.
-        optimizer: adamw | muon (of torch 2.9 and later): Muon for the matrices of the encoder's layers, AdamW for the rest. Its
+        optimizer: adamw | muon: Muon for the matrices of the encoder's layers, AdamW for the rest. Its
             steps are scaled to be as long as AdamW's, so that lr and weight_decay suit both.
         muon_lr_factor: learning rate of Muon's matrices, as a multiple of lr.
     """
@@ -72,9 +71,6 @@ class Optimization:
         if self.schedule != "wsd" and self.decay_share is not None:
             with_it = f"with model.schedule={self.schedule!r}"
             raise SettingError("model.decay_share", self.decay_share, "null, for it is wsd's", when=with_it)
-        if self.optimizer == "muon" and not hasattr(torch.optim, "Muon"):
-            lacking = f", which torch {torch.__version__} has not"
-            raise SettingError("model.optimizer", "muon", "adamw, or torch 2.9 or later", more=lacking)
 
     def hyper_parameters(self) -> dict[str, Any]:
         """Plain values, as checkpoints and hparams.yaml hold them."""

@@ -126,12 +126,6 @@ def test_sharded_matrices_are_not_muons():
         model.configure_model()
 
 
-def test_torch_without_muon_says_so(monkeypatch):
-    monkeypatch.delattr(torch.optim, "Muon")
-    with pytest.raises(ValueError, match=r"model.optimizer is 'muon', which torch \S+ has not; allowed: adamw, or torch 2.9"):
-        Optimization(optimizer="muon")
-
-
 def test_warm_up_stable_decay():
     factors = [lr_factor(step, "wsd", 10, 100, final=0.1, decay_share=0.25) for step in range(101)]
     assert factors[0] == pytest.approx(1 / 11) and factors[10:76] == [1.0] * 66
