@@ -14,6 +14,9 @@ from lit_linformer.utils.errors import SettingError, UserError
 from lit_linformer.utils.sources import first_sentence
 
 FLAGS = ("--config", "-c")
+LARGEST = 20_000  # values in a file, every alias written out: the longest config here has 60
+DEEPEST = 50
+TAGS = [f"tag:yaml.org,2002:{kind}" for kind in "null bool int float str seq map timestamp merge value".split()]
 
 
 def config_files(argv: list[str]) -> Iterator[str]:
@@ -72,7 +75,10 @@ def head(path: str | Path) -> Head:
 
 
 def check_configs(argv: list[str]) -> None:
-    """ValueError, in one line, for a --config that is no file with settings by name, each once."""
+    """ValueError, in one line, for a --config that is no file with settings by name, each once, and for endless brackets."""
+    for setting, value in itertools.pairwise(["", *argv]):
+        if _depth(value) > DEEPEST:
+            raise SettingError(setting.lstrip("-"), value[:20], "less", more=f"…, nested deeper than {DEEPEST} levels")
     for name in config_files(argv):
         read_config(Path(name))
 
@@ -83,9 +89,9 @@ def read_config(path: Path, what: str = "a file with settings, as conf/quickstar
         raise SettingError("config", str(path), what, more=", which is no file")
     try:
         text = path.read_text(encoding="utf-8")
+        if _depth(text) > DEEPEST:
+            raise RecursionError
         node = yaml.compose(text, yaml.SafeLoader)
-        if isinstance(node, yaml.MappingNode):
-            _check(node, path)
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is no text in UTF-8: byte {error.start} is {error.object[error.start]:#x}", what) from error
     except yaml.MarkedYAMLError as error:
@@ -95,12 +101,13 @@ def read_config(path: Path, what: str = "a file with settings, as conf/quickstar
     except yaml.YAMLError as error:
         raise UserError(f"{path} is no valid YAML: {' '.join(str(error).split())}", what) from error
     except RecursionError as error:
-        raise UserError(f"{path} is nested too deep", what) from error
+        raise UserError(f"{path} is nested deeper than {DEEPEST} levels", what) from error
     if node is None:
         raise UserError(f"{path} is empty", what)
     if not isinstance(node, yaml.MappingNode):
         kind = "a list" if isinstance(node, yaml.SequenceNode) else f"the text {node.value[:40]!r}"
         raise UserError(f"{path} is {kind}", what)
+    _measure(node, path, {}, 0)
     return text
 
 
@@ -122,19 +129,39 @@ def _reason(lines: list[str], at: int) -> str:
     return ""
 
 
-def _check(node: yaml.Node, path: Path) -> None:
-    """ValueError for what YAML allows, but no config has."""
-    if node.tag not in yaml.SafeLoader.yaml_constructors:
+def _depth(text: str) -> int:
+    """The deepest nesting of brackets, in which YAML's reader takes quadratic time."""
+    depth = deepest = 0
+    for bracket in re.findall(r"[][{}]", text):
+        depth += 1 if bracket in "[{" else -1
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def _measure(node: yaml.Node, path: Path, known: dict[int, int], depth: int) -> int:
+    """How many values a node stands for with its aliases expanded; each node is visited once."""
+    if id(node) in known:
+        return known[id(node)]
+    if depth > DEEPEST:
+        raise UserError(f"{path} is nested deeper than {DEEPEST} levels at line {node.start_mark.line + 1}", "less")
+    known[id(node)] = LARGEST + 1  # an alias inside what it stands for never ends
+    if node.tag not in TAGS:
         raise UserError(f"{path} has the tag {node.tag!r} at line {node.start_mark.line + 1}", "plain YAML")
+    children = []
     if isinstance(node, yaml.MappingNode):
         _check_keys(node, path)
-        for _, value in node.value:
-            _check(value, path)
+        children = [value for _, value in node.value]
     elif isinstance(node, yaml.SequenceNode):
-        for value in node.value:
-            _check(value, path)
+        children = node.value
     elif node.value.count("${") > node.value.count("}"):
         raise UserError(f"{path} opens a ${{ at line {node.start_mark.line + 1} and does not close it", "${NAME}")
+    size = 1 + sum(_measure(child, path, known, depth + 1) for child in children)
+    if size > LARGEST:
+        raise UserError(
+            f"{path} holds more than {LARGEST} values at line {node.start_mark.line + 1} with its aliases written out", "fewer"
+        )
+    known[id(node)] = size
+    return size
 
 
 def _check_keys(node: yaml.MappingNode, path: Path) -> None:
