@@ -42,7 +42,7 @@ class Optimization:
         eps: AdamW's. 1e-6 is RoBERTa's.
         schedule: how the rate falls after its warm-up, until training ends: linear | cosine | polynomial | constant | wsd
             (warm-up, stable, decay: constant, and only in the last steps down, as 1 - √progress).
-        decay_share: of wsd: the share of all steps in which it falls. 0.1 to 0.2 is usual (Hägele et al., 2024).
+        decay_share: of the wsd schedule: the share of all steps in which the rate falls.
         power: exponent of the polynomial schedule.
         final_lr_factor: what the rate ends at, as a multiple of lr.
         optimizer: adamw | muon: Muon for the matrices of the encoder's layers, AdamW for the rest. Its
@@ -60,7 +60,7 @@ class Optimization:
     schedule: Schedule = "linear"
     power: Power = 2.0
     final_lr_factor: Share = 0.0
-    decay_share: DecayShare | None = None
+    decay_share: DecayShare | None = 0.3
     optimizer: Annotated[str, OneOf(OPTIMIZERS)] = "adamw"
     muon_lr_factor: Multiple = 1.0
 
@@ -68,9 +68,6 @@ class Optimization:
         check_ranges("model.", Optimization, vars(self))
         if self.schedule == "wsd" and self.decay_share is None:
             raise SettingError("model.decay_share", None, "more than 0, up to 1", when="with model.schedule='wsd'")
-        if self.schedule != "wsd" and self.decay_share is not None:
-            with_it = f"with model.schedule={self.schedule!r}"
-            raise SettingError("model.decay_share", self.decay_share, "null, for it is wsd's", when=with_it)
 
     def hyper_parameters(self) -> dict[str, Any]:
         """Plain values, as checkpoints and hparams.yaml hold them."""
@@ -178,7 +175,7 @@ def lr_factor(
     total_steps: int,
     final: float = 0.0,
     power: float = 2.0,
-    decay_share: float | None = None,
+    decay_share: float = 0.3,
 ) -> float:
     """What the peak learning rate is multiplied by before optimiser step ``step`` (0 the first).
 
@@ -190,7 +187,9 @@ def lr_factor(
         return (step + 1) / (warmup_steps + 1)
     if schedule == "constant":
         return 1.0
-    start = warmup_steps if decay_share is None else max(warmup_steps, total_steps - round(decay_share * total_steps))
+    start = warmup_steps
+    if schedule == "wsd":
+        start = max(warmup_steps, total_steps - round(decay_share * total_steps))
     progress = min(1.0, max(0, step - start) / max(1, total_steps - start))
     shape = {
         "linear": 1.0 - progress,

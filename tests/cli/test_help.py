@@ -109,7 +109,7 @@ def test_the_page_says_what_one_types_and_what_it_is():
     page = short_help(shlex.split("fit --config conf/quickstart.yaml --model.encoder.projection_dim 16"), 160)
     rows = page.splitlines()
     assert any(row.startswith("  --model.encoder.projection_dim 16") and row.endswith("(default 128)") for row in rows)
-    assert any(row.startswith("  --model.schedule cosine") and "linear | cosine | polynomial | constant" in row for row in rows)
+    assert any(row.startswith("  --model.schedule wsd") and "linear | cosine | polynomial | constant" in row for row in rows)
     assert any(row.startswith("  --model.lr 0.002") and "more than 0, up to 10000 (default 0.001)" in row for row in rows)
     assert any("linear, conv, mean, max, gaussian, or a class of your own" in row for row in rows)
     assert any(row.startswith("  --trainer.callbacks+ NAME") and row.endswith("(now PerplexityCurve)") for row in rows)
