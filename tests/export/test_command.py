@@ -182,7 +182,6 @@ def test_bad_setting(change, expected, pretrained, tmp_path, monkeypatch):
             "needs transformers, not installed here; allowed after: pip install 'lit-linformer[hf]'",
         ),
         ("onnx", "onnxruntime", "needs onnxruntime, not installed here; allowed after: pip install 'lit-linformer[onnx]'"),
-        ("safetensors", "safetensors", "allowed after: pip install safetensors"),
     ],
 )
 def test_missing_extra_names_the_pip_command(form, missing, expected, monkeypatch, tmp_path):
