@@ -162,7 +162,7 @@ def load_hub(name: str, config: str | None, split: str | None, source: str, sett
 
 
 def hub_batches(rows, columns: list[str]) -> Iterator[tuple]:
-    """The same of a split of a Hugging Face data set: Arrow's tables, views of its file."""
+    """(Arrow's table, rows read before it, rows in all) of a split of a Hugging Face data set: views of its file."""
     read = 0
     for table in rows.select_columns(columns).with_format("arrow").iter(batch_size=1000):
         yield table, read, len(rows)

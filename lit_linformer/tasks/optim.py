@@ -45,8 +45,8 @@ class Optimization:
         decay_share: of the wsd schedule: the share of all steps in which the rate falls.
         power: exponent of the polynomial schedule.
         final_lr_factor: what the rate ends at, as a multiple of lr.
-        optimizer: adamw | muon: Muon for the matrices of the encoder's layers, AdamW for the rest. Its
-            steps are scaled to be as long as AdamW's, so that lr and weight_decay suit both.
+        optimizer: adamw | muon: Muon for the matrices of the encoder's layers, AdamW for the rest. Its steps are scaled to be
+            as long as AdamW's, so that lr and weight_decay suit both.
         muon_lr_factor: learning rate of Muon's matrices, as a multiple of lr.
     """
 

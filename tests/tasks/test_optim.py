@@ -108,7 +108,10 @@ def test_muon_goes_on_from_its_state():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"schedule": "wsd", "decay_share": None}, "model.decay_share is null; allowed with model.schedule='wsd': more"),
+        (
+            {"schedule": "wsd", "decay_share": None},
+            "model.decay_share is null; allowed with model.schedule='wsd': more than 0, up to 1",
+        ),
         ({"optimizer": "lion"}, "model.optimizer is 'lion'; allowed: adamw, muon"),
     ],
 )
