@@ -137,6 +137,7 @@ def training(args: argparse.Namespace, name: str) -> list[str]:
 def pretraining(args: argparse.Namespace, done: dict[str, Any], seconds: float) -> list[str]:
     """As many steps, with a rate that falls to 0, as the speed that was measured allows; known from its first start on."""
     words, at = training(args, "pretrain"), max(10, int(seconds - CLOSING))
+    words += "--model.optimizer muon --model.schedule wsd --data.mask_rate 0.3".split()  # conf/pretrain/small.yaml's training
     words += [
         "--trainer.max_time",
         f"00:00:{at // 60:02d}:{at % 60:02d}",

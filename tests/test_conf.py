@@ -17,9 +17,10 @@ ROOT = Path(__file__).parents[1]
 TRAINERS = sorted((ROOT / "conf/trainer").glob("*.yaml"))
 DEBUG = sorted((ROOT / "conf/debug").glob("*.yaml"))
 LOGGERS = sorted((ROOT / "conf/logger").glob("*.yaml"))  # run in tests/callbacks/test_loggers.py
-MODERN = ROOT / "conf/model/modern.yaml"
+MODERN, ADAMW = ROOT / "conf/model/modern.yaml", ROOT / "conf/model/adamw.yaml"
 SQUARES, ON_GPUS = ROOT / "conf/lra/squares.yaml", ROOT / "conf/long/gpu.yaml"
-OVERLAYS = [*DEBUG, *LOGGERS, MODERN, SQUARES, ON_GPUS, ROOT / "conf/finetune/small.yaml", ROOT / "conf/convert/mlm.yaml"]
+OVERLAYS = [*DEBUG, *LOGGERS, MODERN, ADAMW, SQUARES, ON_GPUS]
+OVERLAYS += [ROOT / "conf/finetune/small.yaml", ROOT / "conf/convert/mlm.yaml"]
 DISTILL = ROOT / "conf/convert/distill.yaml"
 GRIDS = [path for path in sorted((ROOT / "conf").rglob("*.yaml")) if "axes" in yaml.safe_load(path.read_text())]
 FINETUNE = sorted(set((ROOT / "conf/finetune").glob("*.yaml")) - {*OVERLAYS, *GRIDS})
@@ -200,6 +201,17 @@ def test_overlay_runs_on_quickstart(path, tmp_path, corpus, cache, monkeypatch):
     log = tmp_path / "out.txt"
     assert run_forked([*argv, "--data.source", str(corpus), "--data.cache_dir", str(cache)], log) == 0, log.read_text()
     assert (tmp_path / f"runs/{yaml.safe_load(path.read_text())['name']}").is_dir()
+
+
+def test_the_plain_recipe_is_trained(tmp_path, corpus, cache, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    log = tmp_path / "out.txt"
+    argv = ["--config", str(ROOT / "conf/pretrain/small.yaml"), "--config", str(ADAMW), *SHRINK]
+    argv += ["--data.source", str(corpus), "--data.cache_dir", str(cache)]
+    assert run_forked(["fit", *argv], log) == 0, log.read_text()
+    settings = yaml.safe_load((tmp_path / "runs/small/config.yaml").read_text())
+    recipe = settings["model"]["init_args"], settings["data"]["init_args"]
+    assert (recipe[0]["optimizer"], recipe[0]["schedule"], recipe[1]["mask_rate"]) == ("adamw", "linear", 0.15)
 
 
 @pytest.mark.parametrize("attention", ["linformer", "lookup", "full"])
