@@ -20,10 +20,12 @@ def failure(error: BaseException, trainer: Trainer) -> UserError | None:
     memory = isinstance(error, RuntimeError) and any(words in message for words in NO_MEMORY)
     if memory or isinstance(error, MemoryError | torch.OutOfMemoryError):
         return _memory(trainer)
-    if isinstance(error, RuntimeError) and (found := WORKER.search(f"{message} {error.__cause__}")):
+    found = WORKER.search(f"{message} {error.__cause__}") if isinstance(error, RuntimeError) else None
+    # The pipe of a process that has just been killed may say so before torch has seen its end.
+    if found or (isinstance(error, ConnectionResetError) and getattr(trainer.datamodule, "num_workers", 0)):
         # torch's handler raises again for each further one that ends, which they all do now, in whatever code is running then.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        return _worker(found[1], trainer)
+        return _worker(found[1] if found else None, trainer)
     return None
 
 

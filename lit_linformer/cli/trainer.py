@@ -22,7 +22,11 @@ class RunTrainer(Trainer):
             failed = False
             return results
         except Exception as error:
-            if (told := failure(error, self)) is None:
+            try:
+                told = failure(error, self)
+            except RuntimeError as again:  # torch's handler, of the next loader whose process has ended
+                told = failure(again, self)
+            if told is None:
                 raise
             raise told from error
         finally:
