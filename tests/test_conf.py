@@ -25,7 +25,7 @@ DISTILL = ROOT / "conf/convert/distill.yaml"
 GRIDS = [path for path in sorted((ROOT / "conf").rglob("*.yaml")) if "axes" in yaml.safe_load(path.read_text())]
 FINETUNE = sorted(set((ROOT / "conf/finetune").glob("*.yaml")) - {*OVERLAYS, *GRIDS})
 RECALL = sorted((ROOT / "conf/recall").glob("*.yaml"))
-LRA = sorted(set((ROOT / "conf/lra").glob("*.yaml")) - {SQUARES})
+LRA = sorted(set((ROOT / "conf/lra").glob("*.yaml")) - {SQUARES, *GRIDS})
 # What the others are at another size, of other data, with another attention; .ci/run runs them all.
 QUICK = ("quickstart", "linformer_base", "small", "sst2", "own", "pretrain")
 SPACES = sorted((ROOT / "conf/tune").glob("*.yaml"))  # run in tests/studies/tune

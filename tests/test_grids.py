@@ -11,11 +11,13 @@ import yaml
 
 from lit_linformer.studies.grid.file import read_grid
 from lit_linformer.studies.grid.measures import Measure
+from tests.data.longrange.files import write_long_range
 from tests.helpers import in_one_process, run_forked
 from tests.test_conf import GRIDS, ROOT, named
 
 FIGURE3 = [path for path in GRIDS if path.name.startswith("figure3")]
 MECHANISMS = sorted((ROOT / "conf/mechanisms").glob("*.yaml"))
+TABLE = ROOT / "conf/lra/table.yaml"
 LONG = [path for path in GRIDS if path.parent.name == "long"]
 
 
@@ -44,6 +46,30 @@ def test_every_mechanism_of_a_grid_trains_and_all_it_measures_is_there(path, tmp
         assert Measure.parse("", f"perplexity.csv perplexity tokens={2 * 2 * length}").read(cell.run_dir) > 1
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("task", list(yaml.safe_load(TABLE.read_text())["axes"]["task"]))
+def test_long_range_arena_is_pretrained_on_and_scored_by_one_command(task, tmp_path, monkeypatch):
+    """Each task's lookup from its own weights, at a step or two of a few rows; n is cut where rows may be cut."""
+    monkeypatch.chdir(tmp_path)
+    os.symlink(ROOT / "conf", "conf")
+    cell = next(cell for cell in read_grid(TABLE).cells if cell.values == {"model": "lookup, self-pretrained", "task": task})
+    source = cell.fit[cell.fit.index("--data.source") + 1] if "--data.source" in cell.fit else None
+    write_long_range(tmp_path, task.lower())
+    shrink = "--data.batch_size 2 --trainer.max_steps 2 --trainer.val_check_interval 2 --trainer.accelerator cpu "
+    shrink += "--data.cache_dir cache"
+    shrink += " --data.source files" if source else " --data.rows 6 --data.held_out_rows 4"
+    shrink += " --model.encoder.max_length 512" if task in ("text", "retrieval") else ""
+    only = ["--only", f"task={task}", "--only", "model=lookup, self-pretrained"]
+    log = tmp_path / "out.txt"
+    assert run_forked(["grid", "--config", "conf/lra/table.yaml", "--arguments", shrink, *only], log) == 0, log.read_text()
+    pretrained = json.loads((cell.pretraining.run_dir / "result.json").read_text())
+    assert "val/perplexity" in pretrained["metrics"]
+    config = yaml.safe_load((cell.run_dir / "config.yaml").read_text())
+    assert config["model"]["init_args"]["pretrained"] == str(cell.pretraining.run_dir)
+    assert cell.value() == json.loads((cell.run_dir / "test.json").read_text())["metrics"]["test/accuracy"]
+    assert None not in [measure.read(cell.run_dir) for measure in read_grid(TABLE).measures.values()]
+
+
 @pytest.mark.parametrize("path", FIGURE3, ids=named)
 def test_a_step_of_figure_3_has_as_many_tokens_in_every_cell(path, monkeypatch):
     monkeypatch.chdir(ROOT)
@@ -51,7 +77,7 @@ def test_a_step_of_figure_3_has_as_many_tokens_in_every_cell(path, monkeypatch):
     for cell in read_grid(path).cells:
         words, settings = cell.fit, {}
         for name, value in itertools.pairwise(words):
-            if name == "--config":
+            if name == "--config" and value != "conf/model/adamw.yaml":
                 config = yaml.safe_load(Path(value).read_text())
                 settings["--data.batch_size"] = config["data"]["init_args"]["batch_size"]
                 settings["--model.encoder.max_length"] = config["model"]["init_args"]["encoder"]["max_length"]

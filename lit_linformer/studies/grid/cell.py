@@ -14,13 +14,14 @@ from lit_linformer.utils.errors import SettingError
 
 @dataclass
 class Cell:
-    """One run: its value on each axis, and the arguments of its `fit`."""
+    """One run: its value on each axis, and the arguments of its `fit`; pretraining: the run whose weights it begins with."""
 
     values: dict[str, str]
     name: str
     fit: list[str]
     metric: str
     root: Path = RUNS
+    pretraining: "Cell | None" = None
 
     @property
     def run_dir(self) -> Path:
@@ -40,7 +41,8 @@ class Cell:
         if run.result:
             return [] if run.tested else tests
         # auto: a run that was killed before its first last.ckpt has nothing to continue from, and starts from scratch.
-        return [[*self.fit, "--ckpt_path", "auto"] if checkpoints(self.run_dir) else self.fit, *tests]
+        fit = [*self.fit, "--ckpt_path", "auto"] if checkpoints(self.run_dir) else self.fit
+        return [*(self.pretraining.left() if self.pretraining else []), fit, *tests]
 
     def value(self) -> float | None:
         """The table's value, at the best validation where that was recorded; None while unfinished."""

@@ -2,7 +2,8 @@
 
 Each cell is a run NAME/SLUG of `fit`, then of `test` where the table shows a test/… value, in a process of its own. It is
 finished when fit has written result.json (test: test.json), so the same command continues where the last one stopped, and
-makes the table when nothing is left to run. The grid file:
+makes the table when nothing is left to run. A cell whose value stands under `pretraining`, on each axis that is named there,
+has a `fit` of those words before, in the place of the axes', as run NAME/SLUG-pretraining, and its weights. The grid file:
 
     name: table2                              # results go to runs/table2/
     arguments: --trainer.precision bf16-mixed # of every cell; the axes override them, --arguments overrides the axes
@@ -14,6 +15,9 @@ makes the table when nothing is left to run. The grid file:
     measures: {tokens/s: result.json throughput.tokens_per_second, at 16: length_sweep.csv perplexity length=16}  # more columns
     paper: {"Linformer, 128": {SST-2: 93.1}}  # shown below the row
     skip: [{model: Transformer, task: IMDB}]  # cells left out
+    pretraining:
+      model: {"Linformer, 128": --config conf/pretrain/small.yaml}
+      task: {SST-2: --data.source texts/, IMDB: --data.source films/}
 """
 
 import shlex

@@ -15,7 +15,7 @@ from lit_linformer.utils.arguments import check_choice, check_number, meant
 from lit_linformer.utils.configs import read_config
 from lit_linformer.utils.errors import SettingError, UserError
 
-KEYS = ["name", "arguments", "axes", "table", "measures", "paper", "skip"]
+KEYS = ["name", "arguments", "axes", "table", "measures", "paper", "skip", "pretraining"]
 TABLE_KEYS = ["rows", "columns", "value", "scale", "decimals"]
 OURS = ["--name", "--ckpt_path", "--overwrite", "--trainer.default_root_dir"]  # the grid finds its runs by these
 
@@ -48,6 +48,9 @@ def read_grid(path: Path, name: str | None = None, arguments: str = "") -> Grid:
     name = check_name(name if name is not None else spec.get("name") or path.stem)
     common, last = split_words("arguments", spec.get("arguments", "")), split_words("--arguments", arguments)
     words = {axis: {key: split_words(f"axes.{axis}.{key}", text) for key, text in axes[axis].items()} for axis in axes}
+    before = _mapping(spec.get("pretraining") or {}, "pretraining", axes, kind="axis", empty=True)
+    before = {axis: _mapping(of, f"pretraining.{axis}", axes[axis], kind="value") for axis, of in before.items()}
+    before = {axis: {key: split_words(f"pretraining.{axis}.{key}", of[key]) for key in of} for axis, of in before.items()}
     return Grid(
         name=name,
         axes=axes,
@@ -58,29 +61,39 @@ def read_grid(path: Path, name: str | None = None, arguments: str = "") -> Grid:
         decimals=int(check_number("table.decimals", table.get("decimals", "1"), whole=True, most=10)),
         paper=paper,
         measures={key: Measure.parse(key, text) for key, text in measures.items()},
-        cells=_cells(name, words, common, last, _skipped(spec.get("skip"), axes), lambda values: metrics[values[columns]]),
+        cells=_cells(name, words, before, common, last, _skipped(spec.get("skip"), axes), lambda of: metrics[of[columns]]),
     )
 
 
-def _cells(name: str, words: dict, common: tuple, last: tuple, skip: list[dict], metric: Any) -> list[Cell]:
-    """The product of the axes. On a command line a --config after a setting would override it, hence all of them go first."""
+def _cells(name: str, words: dict, before: dict, common: tuple, last: tuple, skip: list[dict], metric: Any) -> list[Cell]:
+    """The product of the axes, each with what is to run before it."""
     cells: dict[str, Cell] = {}
     for keys in itertools.product(*words.values()):
         values = dict(zip(words, keys, strict=True))
         if any(left_out.items() <= values.items() for left_out in skip):
             continue
-        parts = [common, *(words[axis][key] for axis, key in values.items()), last]
         slug = "-".join(filter(None, (re.sub("[^a-z0-9]+", "-", key.lower()).strip("-") for key in keys)))
         cell = Cell(values, f"{name}/{slug}", [], metric(values))
-        cell.fit = ["fit", *(word for configs, _ in parts for word in configs), *(word for _, rest in parts for word in rest)]
-        cell.fit += ["--name", cell.name]
+        cell.fit = _fit([common, *(words[axis][key] for axis, key in values.items()), last], cell.name)
+        if before and all(values[axis] in before[axis] for axis in before):
+            cell.pretraining = first = Cell(values, f"{cell.name}-pretraining", [], "")
+            first.fit = _fit([common, *(before[axis][values[axis]] for axis in before), last], first.name)
+            cell.fit += ["--model.pretrained", str(first.run_dir)]
         if not slug or slug in cells:
             other = f"as {cells[slug]} is" if slug else "which is nothing"
             raise UserError(f"axes: the cell {cell} would be run {slug!r}, {other}", "values of different letters or digits")
         cells[slug] = cell
+    if twice := [slug for slug, cell in cells.items() if cell.pretraining and f"{slug}-pretraining" in cells]:
+        raise UserError(f"axes: a cell and the pretraining of {twice[0]!r} would be one run", "other values")
     if not cells:
         raise UserError("skip leaves no cell", "fewer entries")
     return list(cells.values())
+
+
+def _fit(parts: list[tuple[list[str], list[str]]], name: str) -> list[str]:
+    """Pieces of command line as one. A --config after a setting would override it, hence all of them go first."""
+    configs, others = ([word for part in parts for word in part[place]] for place in (0, 1))
+    return ["fit", *configs, *others, "--name", name]
 
 
 def _skipped(entries: Any, axes: dict[str, dict]) -> list[dict[str, str]]:

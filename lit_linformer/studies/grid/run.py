@@ -34,8 +34,9 @@ class RunningCell:
         self.began = time.monotonic()
         self.process: subprocess.Popen | None = None
 
-    def start(self, words: list[str]) -> None:
-        """Starts one command in its own session, so that Ctrl-C reaches only the grid, which stops it with its children."""
+    def start(self, left: list[list[str]]) -> None:
+        """Starts the first of the commands that are left, in its own session: Ctrl-C reaches the grid alone, which stops it."""
+        words, self.left = left[0], len(left)
         if words[0] == "fit":
             (self.cell.run_dir / TEST).unlink(missing_ok=True)  # of the weights before
         self.words = words
@@ -51,8 +52,8 @@ class RunningCell:
         if self.process.returncode < 0:
             return f"ended by {signal.Signals(-self.process.returncode).name}"
         if self.process.returncode == 0:
-            missing = TEST if self.words[0] == "test" else RESULT
-            return f"{self.words[0]} ended, but {self.cell.run_dir} holds no whole {missing}"
+            missing, run = TEST if self.words[0] == "test" else RESULT, self.words[self.words.index("--name") + 1]
+            return f"{self.words[0]} ended, but {self.cell.root / run} holds no whole {missing}"
         return last_line(self.cell.log).removeprefix("error: ") or f"exit status {self.process.returncode}"
 
 
@@ -124,7 +125,7 @@ def run_jobs(
                     break
                 running.append(job)
                 if left := job.cell.left():
-                    job.start(left[0])
+                    job.start(left)
                     goes_on = " goes on" if "--ckpt_path" in left[0] else ""
                     print(f"{job.label}: {left[0][0]}{goes_on} → {job.cell.log}", flush=True)
             for job in list(running):
@@ -132,8 +133,8 @@ def run_jobs(
                     watch(job)
                     continue
                 left = job.cell.left()
-                if job.process is not None and left and left[0][0] != job.words[0]:  # after fit, test
-                    job.start(left[0])
+                if job.process is not None and 0 < len(left) < job.left:  # after fit, test
+                    job.start(left)
                     continue
                 running.remove(job)
                 ended(job)

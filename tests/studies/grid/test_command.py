@@ -106,6 +106,26 @@ def test_what_is_left_of_a_cell(file):
     assert tested.left() == [] and tested.value() == 0.25
 
 
+def test_a_cell_is_pretrained_first(file, capsys):
+    (file.parent / "masked.yaml").write_text("{}")
+    before = "pretraining:\n  model: {Transformer: --config masked.yaml --model.lr 2}\n  task: {SST-2: --data.source a}\n"
+    file.write_text(GRID + before)
+    first, *others = read_grid(file, arguments="--trainer.precision 32-true").cells
+    pretraining = "fit --config masked.yaml --model.lr 2 --data.source a --trainer.precision 32-true".split()
+    pretraining = [*pretraining[:1], "--config", "base.yaml", *pretraining[1:3], "--trainer.max_steps", "5", *pretraining[3:]]
+    pretraining += ["--name", "study/transformer-sst-2-1-pretraining"]
+    assert first.left() == [pretraining, first.fit]
+    assert shlex.join(first.fit).endswith("--name study/transformer-sst-2-1 --model.pretrained runs/" + pretraining[-1])
+    assert [cell.pretraining is not None for cell in others] == [True, True] + [False] * 8  # the other two seeds
+    finish(first.pretraining, result={"metrics": {}})
+    assert first.left() == [first.fit]
+    finish(first, result={"metrics": {"val/accuracy": 0.5}})
+    assert first.left() == [] and first.value() == 0.5
+    main(["--config", "study.yaml", "--print_commands", "true", "--only", "seed=2", "--only", "task=SST-2"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.count("run.py fit") for line in lines] == [2, 1]
+
+
 def test_value_is_that_of_the_best_validation(file):
     cell = read_grid(file).cells[0]
     finish(cell, result={"metrics": {"val/accuracy": 0.5}, "best_step": 3, "best_metrics": {"val/accuracy": 0.75}})
@@ -223,6 +243,13 @@ def test_documented_grid_is_one(tmp_path, monkeypatch):
             "skip names no axis by 'tusk'; did you mean 'task'?; allowed: model, task, seed",
         ),
         ("IMDB, seed: 3", "IMDB, seed: 4", "skip.seed is '4'; allowed: 1, 2, 3"),
+        (
+            "skip:",
+            "pretraining: {modle: {}}\nskip:",
+            "pretraining names no axis by 'modle'; did you mean 'model'?; allowed: mo",
+        ),
+        ("skip:", "pretraining: {seed: {4: ''}}\nskip:", "pretraining.seed names no value by '4'; allowed: 1, 2, 3"),
+        ("skip:", "pretraining: {seed: {3: --name x}}\nskip:", "pretraining.seed.3 holds --name, which the grid sets itself"),
         (
             "- {model: Transformer, task: IMDB, seed: 3}",
             "model: Transformer",
