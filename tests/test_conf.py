@@ -100,6 +100,22 @@ def test_long_range_arena_runs(path, tmp_path, monkeypatch):
     assert len((tmp_path / f"runs/{name}/submission/{task}.tsv").read_text().splitlines()) == 5
 
 
+@pytest.mark.parametrize(
+    ("task", "length", "said"),
+    [
+        ("pathfinder", "1602", "model.encoder.max_length is 1602; allowed where tokens are pixels: 1026, the data's image"),
+        ("listops", "2025", "model.encoder reads images (position image, or projection_init squares), but the rows of"),
+    ],
+)
+def test_positions_of_an_image_ask_for_rows_that_are_one(task, length, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    argv = ["--config", str(ROOT / f"conf/lra/{task}.yaml"), "--model.encoder.position", "image", "--data.rows", "6"]
+    argv += ["--model.encoder.max_length", length, "--data.held_out_rows", "4", "--data.cut", "true"]
+    log = tmp_path / "out.txt"
+    assert run_forked(["fit", *argv, "--trainer.accelerator", "cpu", "--data.cache_dir", "cache"], log) == 2
+    assert log.read_text().splitlines()[-1].startswith(f"error: {said}")
+
+
 @pytest.fixture(scope="module")
 def finetuning(tmp_path_factory, corpus, cache):
     """A folder with a pretrained run, runs/tiny, and data/ with a small set for every task; the session's cache."""
@@ -172,7 +188,7 @@ def test_cells_of_a_grid_are_commands_that_parse(path, finetuning, cache, tmp_pa
     known += "trainer.limit_val_batches data.validation_fraction data.test_fraction trainer.callbacks+ "
     known += "trainer.callbacks.lengths trainer.callbacks.every_n_validations trainer.callbacks.at_end "
     known += "trainer.callbacks.limit_batches data.source model.encoder.local_width model.encoder.norm model.lr "
-    known += "last.every_n_steps data.global_batch_size "
+    known += "last.every_n_steps data.global_batch_size data.task data.cut "
     known += "model.encoder.position model.encoder.feed_forward model.encoder.norm_type model.encoder.bias model.optimizer "
     known += "model.encoder.head_bias model.schedule model.decay_share data.mask_rate trainer.callbacks"
     settings = {name for name in settings if "_options." not in name}

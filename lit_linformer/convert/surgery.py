@@ -11,7 +11,6 @@ from torch import Tensor
 
 from lit_linformer.model import PROJECTIONS, Encoder, EncoderConfig, MaskedLanguageModel, Projection
 from lit_linformer.model.projections import spread
-from lit_linformer.model.starts import FITS
 from lit_linformer.utils.errors import SettingError
 
 
@@ -107,7 +106,7 @@ def to_longer(net: MaskedLanguageModel, max_length: int, positions: str, project
     before = config.max_length
     if max_length <= before:
         raise SettingError("max_length", max_length, f"more than the model's {before} (shorter inputs need no conversion)")
-    if config.position == "image" or config.projection_init in FITS:
+    if config.of_images:
         raise SettingError("max_length", max_length, f"{before}, for it reads images of that size")
     repeated = [*([positions] if net.encoder.positions is not None else []), *([projections] if has_projections(net) else [])]
     if max_length % before and "repeat" in repeated:

@@ -18,7 +18,7 @@ from lit_linformer.data.progress_bar import Preparing
 from lit_linformer.data.summary import Summary
 from lit_linformer.data.tokenizer import Tokenizer, check_vocab_size, load_tokenizer, train_tokenizer
 from lit_linformer.model.ranges import OneOf, Range
-from lit_linformer.utils.errors import SettingError
+from lit_linformer.utils.errors import SettingError, UserError
 
 TRAINED = ("bpe", "wordpiece")  # tokenizers that are trained, not loaded
 VocabularySize = Annotated[int, Range(least=1, largest=2**24)]
@@ -212,6 +212,15 @@ def check_row_length(rows: int, longest: int, of: str = "model.encoder.max_lengt
     if rows > longest:
         instead = ", or data.max_windows more than 1, which reads a longer text in windows" if windows else ""
         raise SettingError("data.max_length", rows, f"up to {of} = {longest}{instead}")
+
+
+def check_image(tokens: int, longest: int) -> None:
+    """Refuses rows that are no images, or images of other than n tokens, for a model whose positions or slots are pixels'."""
+    if not tokens:
+        what = "model.encoder reads images (position image, or projection_init squares), but the rows of data are none"
+        raise UserError(what, "data.task image or pathfinder, or another position and projection_init")
+    if tokens != longest:
+        raise SettingError("model.encoder.max_length", longest, f"{tokens}, the data's image", when="where tokens are pixels")
 
 
 def check_global_batch(rows: int, batch_size: int, devices: int, accumulate: int) -> None:

@@ -19,6 +19,7 @@ from .errors import SettingError, UserError
 from .parts import FEED_FORWARDS, NORM_TYPES, POSITIONS, check_parts, inner_width, make_norm
 from .projection import Projection
 from .ranges import Dropout, Natural, OneOf, Range, check_ranges
+from .starts import FITS
 
 NORMS = ("post", "pre")
 Size = Annotated[int, Range(least=1, largest=2**24)]
@@ -129,6 +130,11 @@ class EncoderConfig:
         if isinstance(self.projection_dim, int):
             return [self.projection_dim] * self.num_layers
         return list(self.projection_dim)
+
+    @property
+    def of_images(self) -> bool:
+        """Whether its tokens are the pixels of an image, and n is that image's."""
+        return self.position == "image" or self.projection_init in FITS
 
 
 class Encoder(nn.Module):

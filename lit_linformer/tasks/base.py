@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningModule
 
-from lit_linformer.data.datamodule import check_row_length
+from lit_linformer.data.datamodule import check_image, check_row_length
 from lit_linformer.data.tokenizer import Tokenizer
 from lit_linformer.model import Encoder, EncoderConfig
 from lit_linformer.runs.trained_model import StoredModel, read_model
@@ -87,6 +87,8 @@ class TrainingModule(LightningModule):
         if isinstance(encoder, Encoder):
             rows, longest = getattr(data, "max_length", 0), encoder.config.max_length
             check_row_length(rows, longest, windows=hasattr(data, "max_windows"))
+            if encoder.config.of_images:
+                check_image(getattr(data, "image_tokens", longest), longest)
         check_same_tokenizer(data, self._pretrained_tokenizer)
 
     def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:

@@ -125,6 +125,11 @@ class LongRangeData(ResumableDataModule):
         return SPECIAL + self.task.symbols
 
     @property
+    def image_tokens(self) -> int:
+        """Of a row that is an image, bos and eos included; 0: rows are none."""
+        return self.task.pixels + 2 if self.task.pixels else 0
+
+    @property
     def num_labels(self) -> int:
         return len(self.task.labels)
 

@@ -33,6 +33,7 @@ class LongTask:
         symbols: How many different ones there are.
         texts: Of a row: 1, or 2 which are to be compared.
         rows: Of train, validation and test where they are generated; None: they are read from files.
+        pixels: Of an image; 0: rows are none.
     """
 
     name: str
@@ -40,6 +41,7 @@ class LongTask:
     symbols: int = 256
     texts: int = 1
     rows: tuple[int, int, int] | None = None
+    pixels: int = 0
 
 
 TASKS = {
@@ -48,8 +50,8 @@ TASKS = {
         LongTask("listops", tuple(map(str, range(10))), len(listops.SYMBOLS), rows=(96_000, 2_000, 2_000)),
         LongTask("text", ("neg", "pos")),
         LongTask("retrieval", ("different", "related"), texts=2),
-        LongTask("image", CIFAR_CLASSES),
-        LongTask("pathfinder", ("two lines", "one line"), rows=(160_000, 20_000, 20_000)),
+        LongTask("image", CIFAR_CLASSES, pixels=1024),
+        LongTask("pathfinder", ("two lines", "one line"), rows=(160_000, 20_000, 20_000), pixels=1024),
     )
 }
 
