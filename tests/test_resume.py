@@ -11,6 +11,7 @@ from lit_linformer.utils.files import read_rows
 from tests.helpers import TINY, assert_same, fit, inside, load, read_log
 
 ROOT = Path(__file__).parents[1]
+MODERN = ["--config", str(ROOT / "conf/model/modern.yaml"), "--trainer.callbacks+", "Averaging"]
 CASES = {
     # 20 rows of 32 tokens make some 30 batches of 4 a pass: kills fall in the middle of it and of an accumulation.
     "plain": [],
@@ -19,9 +20,9 @@ CASES = {
     "bf16": ["--trainer.precision", "bf16-mixed"],
     "many passes": ["--data.batch_size", "64"],
     "whole words": ["--data.whole_word", "true"],
-    "modern": ["--config", str(ROOT / "conf/model/modern.yaml")],
+    "modern": MODERN,
     "modern, two processes": [
-        "--config", str(ROOT / "conf/model/modern.yaml"), "--trainer.strategy", "ddp_fork", "--trainer.devices", "2",
+        *MODERN, "--trainer.strategy", "ddp_fork", "--trainer.devices", "2",
         "--trainer.accumulate_grad_batches", "2", "--model.encoder.attention", "lookup", "--model.encoder.sharing", "none",
     ],
     "two processes": ["--trainer.strategy", "ddp_fork", "--trainer.devices", "2"],

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+from collections.abc import Iterator
 
 import torch
 from lightning.pytorch import Trainer
@@ -20,13 +21,21 @@ def failure(error: BaseException, trainer: Trainer) -> UserError | None:
     memory = isinstance(error, RuntimeError) and any(words in message for words in NO_MEMORY)
     if memory or isinstance(error, MemoryError | torch.OutOfMemoryError):
         return _memory(trainer)
-    found = WORKER.search(f"{message} {error.__cause__}") if isinstance(error, RuntimeError) else None
-    # The pipe of a process that has just been killed may say so before torch has seen its end.
+    # torch's handler raises in whatever code is running, which may fail over that: the chain of errors begins with its words.
+    # Or the pipe of a process that has just been killed says so before torch has seen its end.
+    found = WORKER.search(" ".join(str(one) for one in _chain(error)))
     if found or (isinstance(error, ConnectionResetError) and getattr(trainer.datamodule, "num_workers", 0)):
-        # torch's handler raises again for each further one that ends, which they all do now, in whatever code is running then.
+        # It raises again for each further one that ends, which they all do now.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         return _worker(found[1] if found else None, trainer)
     return None
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, what it was raised from, and so on."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def _memory(trainer: Trainer) -> UserError:

@@ -24,7 +24,7 @@ class RunTrainer(Trainer):
         except Exception as error:
             try:
                 told = failure(error, self)
-            except RuntimeError as again:  # torch's handler, of the next loader whose process has ended
+            except Exception as again:  # torch's handler raised, for the next loader whose process has ended
                 told = failure(again, self)
             if told is None:
                 raise

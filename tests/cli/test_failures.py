@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import re
 import signal
 from types import SimpleNamespace
 
@@ -24,10 +25,12 @@ def test_a_killed_worker_is_one_line_and_the_run_goes_on_exactly(tiny, tmp_path,
 
     with monkeypatch.context() as patched:
         after(patched, MLM, "on_train_batch_start", kill_all)
-        assert fit(tiny, "killed", tmp_path / "killed") == 2
+        status = fit(tiny, "killed", tmp_path / "killed")
     shown = (tmp_path / "killed.out").read_text()
+    assert status == 2, shown
     line = shown.splitlines()[-1]
-    assert line.startswith("error: a process that loads data was ended by the signal 'Killed' (out of memory?) in step ")
+    how = r"(was ended by the signal 'Killed' \(out of memory\?\)|has ended)"  # its pipe may break before torch sees its end
+    assert re.match(rf"error: a process that loads data {how} in step \d+; ", line), shown
     assert line.endswith("data.num_workers is 2; allowed: fewer, or 0; --ckpt_path last goes on") and "Traceback" not in shown
     assert fit(tiny, "killed", tmp_path / "killed", "--ckpt_path", "last") == 0
     assert read_log(tmp_path / "whole.0") == read_log(tmp_path / "killed.0")
