@@ -68,3 +68,33 @@ def test_what_the_allocators_say_is_known(error, said):
     trainer = SimpleNamespace(datamodule=data, strategy=device, state=state, training=False)
     told = failure(error, trainer)
     assert told is None if said is None else str(told).startswith(said)
+
+
+KILLED = RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
+BROKEN = RuntimeError("release unlocked lock")  # what the code says in which torch's handler raised
+BROKEN.__context__ = KILLED
+EXITED = RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly")
+EXITED.__cause__ = KILLED
+
+
+@pytest.mark.parametrize(
+    ("error", "workers", "how"),
+    [
+        (KILLED, 2, "was ended by the signal 'Killed' (out of memory?)"),
+        (BROKEN, 2, "was ended by the signal 'Killed' (out of memory?)"),
+        (EXITED, 2, "was ended by the signal 'Killed' (out of memory?)"),
+        (RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly"), 2, "has ended"),
+        (ConnectionResetError(104, "Connection reset by peer"), 2, "has ended"),
+        (ConnectionResetError(104, "Connection reset by peer"), 0, None),
+    ],
+    ids=["told", "in a lock", "exited, and told", "exited", "its pipe broke", "no worker's pipe"],
+)
+def test_however_a_loaders_end_is_told_it_is_known(error, workers, how):
+    data, state = SimpleNamespace(num_workers=workers), SimpleNamespace(fn=SimpleNamespace(value="validate"))
+    handler = signal.getsignal(signal.SIGCHLD)
+    try:
+        told = failure(error, SimpleNamespace(datamodule=data, state=state))
+    finally:
+        signal.signal(signal.SIGCHLD, handler)
+    line = f"a process that loads data {how} in validate; data.num_workers is 2; allowed: fewer, or 0"
+    assert told is None if how is None else str(told) == line
