@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from .attention import ATTENTIONS, Attention, check_heads
 from .errors import SettingError, UserError
 from .parts import FEED_FORWARDS, NORM_TYPES, POSITIONS, check_parts, inner_width, make_norm
-from .projection import Projection
+from .projection import SHORT_ROWS, Projection
 from .ranges import Dropout, Natural, OneOf, Range, check_ranges
 from .starts import FITS
 
@@ -54,6 +54,9 @@ class EncoderConfig:
         order: compress_first (W_K (E x), fewer operations) | project_first (E (W_K x), the paper's formula).
         mass_bias: keep attention off slots that hold no real token of a short input; full rows don't change. Off, since a
             model trained on full rows did better on short ones without it (docs/LOG.md).
+        short_rows: what E (linear, gaussian, conv) reads in the places up to n that a row has no token for: zeros (the
+            paper's) | mean (of the row's tokens: as if it went on as it is; a model trained on full rows then does better
+            on short ones).
         local_width: width, odd, of a depthwise convolution of each layer's input beside its heads; 0, none, is the paper's.
         norm: post (the paper's) or pre, which trains at higher learning rates.
         norm_type: layer (LayerNorm, the paper's) | rms (RMSNorm: no mean, no bias).
@@ -88,6 +91,7 @@ class EncoderConfig:
     projection_noise: Annotated[float, Range(least=0, most=100)] = 0.0
     order: str = "compress_first"
     mass_bias: bool = False
+    short_rows: Annotated[str, OneOf(SHORT_ROWS)] = "zeros"
     local_width: Natural = 0
     norm: str = "post"
     norm_type: Annotated[str, OneOf(NORM_TYPES)] = "layer"

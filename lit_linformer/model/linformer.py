@@ -56,6 +56,8 @@ class LinformerAttention(Attention):
         mass_bias: add log(mass) to a slot's scores, where mass is the share of |E_j| on real tokens: an empty slot gets no
             attention. Without effect on rows of full length. Off: a model trained on full rows has learnt to spread over
             all slots, and was worse on short ones with it (docs/LOG.md).
+        short_rows: what E (linear, gaussian, conv) reads in the places up to n that a row has no token for: zeros, as in the
+            paper, or the mean of the row's tokens.
         local_width: width w of a ``LocalConvolution`` of x, added to the heads' output before W_O; 0: none.
         dropout: probability with which attention weights are dropped.
         projection_options: further arguments of a projection of your own.
@@ -68,7 +70,7 @@ class LinformerAttention(Attention):
     title, slots, rotary = "Linformer", True, True
     settings = (
         "projection_dim", "sharing", "projection", "projection_init", "projection_noise", "projection_options", "order",
-        "mass_bias",
+        "mass_bias", "short_rows",
     )  # fmt: skip
 
     def __init__(
@@ -83,6 +85,7 @@ class LinformerAttention(Attention):
         projection_noise: float = 0.0,
         order: str = "compress_first",
         mass_bias: bool = False,
+        short_rows: str = "zeros",
         local_width: int = 0,
         dropout: float = 0.0,
         projection_options: dict[str, Any] | None = None,
@@ -107,6 +110,7 @@ class LinformerAttention(Attention):
                 init=projection_init,
                 noise=projection_noise,
                 hidden_size=hidden_size,
+                short_rows=short_rows,
                 **(projection_options or {}),
             )
 
@@ -150,6 +154,7 @@ class LinformerAttention(Attention):
             init=config.projection_init,
             noise=config.projection_noise,
             hidden_size=config.hidden_size,
+            short_rows=config.short_rows,
             **(config.projection_options or {}),
         )
 
@@ -206,7 +211,8 @@ class LinformerAttention(Attention):
         x = zero_pads(x, attention_mask)
         if E.commutes and x.shape[1] < E.projection_dim:
             # Fewer tokens than slots: E (x W) + b is (E x) W + b, with W applied to N rows instead of K.
-            k, v = E(functional.linear(x, self.key.weight)), F(functional.linear(x, self.value.weight))
+            k = E(functional.linear(x, self.key.weight), attention_mask)
+            v = F(functional.linear(x, self.value.weight), attention_mask)
             if self.key.bias is not None:
                 k, v = k + self.key.bias.to(k.dtype), v + self.value.bias.to(v.dtype)
         else:
@@ -259,7 +265,7 @@ class LinformerAttention(Attention):
 
 
 # What make_projection is given here, beside projection_options.
-PROJECTION_ARGUMENTS = {"max_length", "projection_dim", "num_heads", "channels", "init", "noise", "hidden_size"}
+PROJECTION_ARGUMENTS = {"max_length", "projection_dim", "num_heads", "channels", "init", "noise", "hidden_size", "short_rows"}
 
 
 def compresses_first(sharing: str, order: str) -> bool:

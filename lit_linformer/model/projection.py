@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from .errors import SettingError, UserError
 from .registry import Registry
@@ -16,6 +17,8 @@ from .starts import FITS, PROJECTION_INITS
 
 if TYPE_CHECKING:
     from .encoder import EncoderConfig
+
+SHORT_ROWS = ("zeros", "mean")
 
 # What a class says of its forward. A subclass with a forward of its own has to say it again.
 OF_FORWARD = ("commutes", "weighs_tokens", "mass", "flops", "weights_flops", "matrix", "any_length")
@@ -37,6 +40,7 @@ class Projection(nn.Module):
         init: how a learned E, or a kernel, starts: one of starts.PROJECTION_INITS.
         noise: standard deviation of Gaussian noise added to that start.
         hidden_size: D, width of the layer's input; None: what ``channels`` and ``num_heads`` make of it.
+        short_rows: what stands in the places up to n that a row has no token for: zeros, or the mean of its tokens.
     """
 
     commutes = False  # whether E (x W) = (E x) W for every matrix W
@@ -50,11 +54,13 @@ class Projection(nn.Module):
         init: str = "block_mean",
         noise: float = 0.0,
         hidden_size: int | None = None,
+        short_rows: str = "zeros",
     ):
         super().__init__()
         self.check(max_length, projection_dim, init)
         self.max_length, self.projection_dim, self.num_heads, self.channels = max_length, projection_dim, num_heads, channels
         self.init, self.noise, self.hidden_size = init, noise, hidden_size or channels * (num_heads or 1)
+        self.short_rows = short_rows
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -177,6 +183,20 @@ def project(E: Tensor, x: Tensor) -> Tensor:
     if x.dim() == 4:  # one E for all heads: their widths side by side
         return project(E, x.transpose(1, 2).flatten(-2)).unflatten(-1, (x.shape[1], -1)).transpose(1, 2)
     return torch.bmm(E.expand(len(x), -1, -1), x)
+
+
+def missing(x: Tensor, mask: Tensor | None, max_length: int) -> Tensor:
+    """The places up to n without a token, (1 or B, n) bool; x (..., N, C), mask (B, N) bool or None."""
+    real = torch.ones(1, x.shape[-2], dtype=torch.bool, device=x.device) if mask is None else mask
+    return functional.pad(~real, (0, max_length - x.shape[-2]), value=True)
+
+
+def mean_token(x: Tensor, mask: Tensor | None) -> Tensor:
+    """The mean of a row's tokens, (..., 1, C); x (..., N, C), zero at pads, mask (B, N) bool or None."""
+    if mask is None:
+        return x.mean(-2, keepdim=True)
+    count = mask.sum(-1).clamp(min=1).view(-1, *[1] * (x.dim() - 1))
+    return x.sum(-2, keepdim=True) / count.to(x.dtype)
 
 
 def check_dims(config: "EncoderConfig") -> list[int]:

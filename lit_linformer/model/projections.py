@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .errors import SettingError, UserError
-from .projection import PROJECTIONS, Projection, project
+from .projection import PROJECTIONS, Projection, mean_token, missing, project
 from .starts import WINDOW_INITS, initial_matrix
 
 
@@ -37,7 +37,7 @@ class Linear(Projection):
         self.weight = nn.Parameter(E + self.noise * torch.randn_like(E) if self.noise else E)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        return project(self.weight[..., : x.shape[-2]], x)
+        return project(self.weight[..., : x.shape[-2]], x) + beyond(self, x, mask)
 
     def mass(self, x: Tensor, mask: Tensor | None) -> Tensor | None:
         length, exporting = x.shape[-2], torch.compiler.is_exporting()
@@ -58,10 +58,14 @@ class Linear(Projection):
         return real / total
 
     def flops(self, length: int, width: int) -> int:
-        return 2 * self.projection_dim * length * width
+        tokens = 2 * self.projection_dim * length * width
+        return tokens + (2 * self.projection_dim * width if self.short_rows == "mean" and length < self.max_length else 0)
 
     def matrix(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        return self.weight[..., : x.shape[-2]]
+        E = self.weight[..., : x.shape[-2]]
+        if self.short_rows == "zeros":
+            return E
+        return E + self.weight[..., x.shape[-2] :].sum(-1, keepdim=True) / x.shape[-2]
 
     def any_length(self) -> Projection:
         return _AnyLength(self)
@@ -95,6 +99,10 @@ class Convolution(Projection):
         check_windows("projection", kind, max_length, projection_dim)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        if self.short_rows == "mean" and not is_full(self, x, mask):
+            holes = missing(x, mask, self.max_length)
+            holes = holes.view(len(holes), *[1] * (x.dim() - 3), -1, 1)
+            x = torch.where(holes, mean_token(x, mask), functional.pad(x, (0, 0, 0, self.max_length - x.shape[-2])))
         return (windows(self, x, 0.0) * self.weight.unsqueeze(-3)).sum(-2)
 
     def mass(self, x: Tensor, mask: Tensor | None) -> Tensor | None:
@@ -188,7 +196,7 @@ class _AnyLength(Projection):
     """A matrix, traced for every length."""
 
     def __init__(self, of: Linear):
-        super().__init__(of.max_length, of.projection_dim, of.num_heads, of.channels)
+        super().__init__(of.max_length, of.projection_dim, of.num_heads, of.channels, short_rows=of.short_rows)
         if isinstance(of.weight, nn.Parameter):
             self.weight = of.weight
         else:
@@ -200,10 +208,28 @@ class _AnyLength(Projection):
         # Whether a slice of columns is contiguous depends on N = n, and the trace would note it: of a matrix a head a slice of
         # tokens, (n, H, K), of one for all a gathered copy. Either is the faster one in onnxruntime, by a tenth.
         if self.num_heads is not None:
-            return self.by_token[: x.shape[-2]].permute(1, 2, 0) @ x
-        return self.weight.index_select(-1, torch.arange(x.shape[-2], device=x.device)) @ x
+            slots = self.by_token[: x.shape[-2]].permute(1, 2, 0) @ x
+        else:
+            slots = self.weight.index_select(-1, torch.arange(x.shape[-2], device=x.device)) @ x
+        return slots + beyond(self, x, mask)
 
     mass = Linear.mass
+
+
+def beyond(projection: Linear | _AnyLength, x: Tensor, mask: Tensor | None) -> Tensor | float:
+    """What E makes of the places that a row has no token for: (..., K, C), or 0.0."""
+    if projection.short_rows == "zeros" or is_full(projection, x, mask):
+        return 0.0
+    holes = missing(x, mask, projection.max_length).to(projection.weight.dtype)
+    share = torch.einsum("...kn,bn->b...k", projection.weight, holes)  # of each slot: (B, K), or (B, H, K)
+    if x.dim() == 4 and projection.num_heads is None:
+        share = share[:, None]
+    return share[..., None] * mean_token(x, mask)
+
+
+def is_full(projection: Projection, x: Tensor, mask: Tensor | None) -> bool:
+    """Whether all rows are known to have n tokens; while a graph for every length is traced, none is."""
+    return mask is None and x.shape[-2] == projection.max_length and not torch.compiler.is_exporting()
 
 
 def check_windows(setting: str, kind: str, max_length: int, projection_dim: int) -> None:
