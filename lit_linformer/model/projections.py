@@ -58,8 +58,7 @@ class Linear(Projection):
         return real / total
 
     def flops(self, length: int, width: int) -> int:
-        tokens = 2 * self.projection_dim * length * width
-        return tokens + (2 * self.projection_dim * width if self.short_rows == "mean" and length < self.max_length else 0)
+        return 2 * self.projection_dim * length * width
 
     def matrix(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         E = self.weight[..., : x.shape[-2]]
@@ -220,10 +219,13 @@ def beyond(projection: Linear | _AnyLength, x: Tensor, mask: Tensor | None) -> T
     """What E makes of the places that a row has no token for: (..., K, C), or 0.0."""
     if projection.short_rows == "zeros" or is_full(projection, x, mask):
         return 0.0
-    holes = missing(x, mask, projection.max_length).to(projection.weight.dtype)
-    share = torch.einsum("...kn,bn->b...k", projection.weight, holes)  # of each slot: (B, K), or (B, H, K)
-    if x.dim() == 4 and projection.num_heads is None:
-        share = share[:, None]
+    if mask is None:
+        share = projection.weight[..., x.shape[-2] :].sum(-1)  # of each slot, (K,) or (H, K)
+    else:
+        holes = missing(x, mask, projection.max_length).to(projection.weight.dtype)
+        share = torch.einsum("...kn,bn->b...k", projection.weight, holes)  # (B, K) or (B, H, K)
+        if x.dim() == 4 and projection.num_heads is None:
+            share = share[:, None]
     return share[..., None] * mean_token(x, mask)
 
 

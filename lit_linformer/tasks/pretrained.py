@@ -10,7 +10,7 @@ from lit_linformer.runs.trained_model import StoredModel
 from lit_linformer.utils.errors import SettingError, UserError
 
 # What a run may change without becoming another encoder; vocab_size comes from the tokenizer.
-FREE = {"vocab_size", "dropout", "attention_dropout", "activation_checkpointing"}
+FREE = {"vocab_size", "dropout", "attention_dropout", "activation_checkpointing", "short_rows"}
 
 
 def pretrained_encoder(source: StoredModel, asked: EncoderConfig | None, vocab_size: int | None) -> EncoderConfig:

@@ -23,12 +23,13 @@ def make(sharing="headwise", order="compress_first", **options):
     return attention
 
 
-def shared_for(sharing, kind="linear", order="compress_first"):
+def shared_for(sharing, kind="linear", order="compress_first", short_rows="zeros"):
     if sharing != "layerwise":
         return {}
     channels = D if order == "compress_first" else D // H
     init = "split" if kind in ("conv", "gated") else "xavier"
-    return {"shared": make_projection(kind, N, K, channels=channels, init=init, hidden_size=D).double()}
+    made = make_projection(kind, N, K, channels=channels, init=init, hidden_size=D, short_rows=short_rows)
+    return {"shared": made.double()}
 
 
 def by_the_paper(attention, x, E, F):
@@ -76,10 +77,11 @@ def test_compress_first_adds_the_bias_once_a_slot():
     torch.testing.assert_close(attention(x)[0], expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("mass_bias", [False, True])
+@pytest.mark.parametrize("short", [{}, {"mass_bias": True}, {"short_rows": "mean"}], ids=str)
 @pytest.mark.parametrize(("sharing", "kind", "order"), ALL)
-def test_padded_equals_unpadded(sharing, kind, order, mass_bias):
-    attention, extra = make(sharing, order, projection=kind, mass_bias=mass_bias), shared_for(sharing, kind, order)
+def test_padded_equals_unpadded(sharing, kind, order, short):
+    attention = make(sharing, order, projection=kind, **short)
+    extra = shared_for(sharing, kind, order, short.get("short_rows", "zeros"))
     x = torch.randn(B, 7, D, dtype=torch.float64)
     padded = torch.cat([x, torch.full((B, 4, D), 1e6, dtype=torch.float64)], 1)  # whatever stands at pads
     mask = torch.arange(11)[None].expand(B, -1) < 7
@@ -97,7 +99,7 @@ def test_rows_of_a_batch_do_not_mix(sharing):
 def test_row_of_pads_only_stays_finite():
     mask = torch.zeros(B, N, dtype=torch.bool)
     x = torch.randn(B, N, D, dtype=torch.float64)
-    for attention in (make(mass_bias=True), make(), SelfAttention(D, H, N).double()):
+    for attention in (make(mass_bias=True), make(), make(short_rows="mean"), SelfAttention(D, H, N).double()):
         for need_weights in (False, True):
             assert attention(x, mask, need_weights)[0].isfinite().all()
 

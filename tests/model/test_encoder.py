@@ -61,8 +61,8 @@ KINDS |= MECHANISMS
 
 
 SETTINGS = [
-    {"norm": norm, "local_width": width, "mass_bias": mass_bias}
-    for norm, width, mass_bias in (("post", 0, True), ("pre", 3, True), ("pre", 3, False))
+    {"norm": norm, "local_width": width, "mass_bias": mass_bias, "short_rows": short}
+    for norm, width, mass_bias, short in (("post", 0, True, "zeros"), ("pre", 3, True, "mean"), ("pre", 3, False, "mean"))
 ]
 PADDED = {
     f"{name} {' '.join(map(str, more.values()))}": {**kind, **more} for name, kind in KINDS.items() for more in SETTINGS

@@ -49,7 +49,7 @@ def test_counts_are_torchs(settings):
 
 @pytest.mark.parametrize("length", [4, 20])  # fewer tokens than slots, and more
 def test_counts_of_shorter_rows_and_of_a_classifier(length):
-    for settings in ({}, {"sharing": "headwise"}, {"order": "project_first"}, {"attention": "full"}):
+    for settings in ({}, {"short_rows": "mean"}, {"sharing": "headwise"}, {"order": "project_first"}, {"attention": "full"}):
         c = config(**settings)
         model, ids = SequenceClassifier(c, 3), torch.randint(1, V, (B, length))
         assert counted(lambda model=model, ids=ids: model(ids)) == B * forward_flops(model.encoder, length, labels=3)

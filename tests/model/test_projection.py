@@ -16,6 +16,38 @@ def test_makes_k_slots_of_any_length(kind):
         assert projection(torch.randn(2, 3, length, 4)).shape == (2, 3, 10, 4)
 
 
+@pytest.mark.parametrize("kind", ["linear", "gaussian", "conv"])
+@pytest.mark.parametrize("num_heads", [None, 3])
+@pytest.mark.parametrize("width", [(), (3,)], ids=["x", "heads"])
+def test_short_rows_go_on_with_their_mean(kind, num_heads, width):
+    if num_heads and not width:
+        pytest.skip("a matrix a head compresses heads")
+    made = [make_projection(kind, 12, 4, num_heads=num_heads, channels=5, short_rows=how) for how in ("mean", "zeros")]
+    mean, zeros = (projection.double() for projection in made)
+    for tensor in mean.state_dict().values():
+        torch.nn.init.normal_(tensor)
+    zeros.load_state_dict(mean.state_dict())
+    x = torch.randn(3, *width, 7, 5, dtype=torch.float64, requires_grad=True)
+    lengths = [7, 4, 1]
+    mask = torch.arange(7) < torch.tensor(lengths)[:, None]
+    real = mask.view(3, *[1] * len(width), 7, 1)
+    found, unmasked = mean(x * real, mask), mean(x)
+    for b, length in enumerate(lengths):
+        row = x[b : b + 1, ..., :length, :]
+        repeated = [1] * (x.dim() - 2) + [12 - length, 1]
+        expected = zeros(torch.cat([row, row.mean(-2, keepdim=True).repeat(repeated)], -2))
+        torch.testing.assert_close(found[b : b + 1], expected, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(mean(row), expected, rtol=1e-12, atol=1e-12)
+        gradients = [torch.autograd.grad(y.square().sum(), x, retain_graph=True)[0][b] for y in (found[b], expected)]
+        torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(unmasked[0], found[0], rtol=1e-12, atol=1e-12)
+    full = torch.randn(2, *width, 12, 5, dtype=torch.float64)
+    assert torch.equal(mean(full), zeros(full))
+    if kind != "conv":
+        drawn = mean.matrix(x) @ x
+        torch.testing.assert_close(drawn, mean(x), rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("kind", ["conv", "mean", "max", "gated"])
 def test_windows_that_do_not_tile_n_are_refused(kind):
     # A peer's convolution yields 10 slots where k = 8 was asked at n = 30.

@@ -65,6 +65,7 @@ def test_compiled_training_is_the_same_to_rounding(tiny, tmp_path):
         *({"sharing": sharing} for sharing in ("none", "headwise", "key-value")),
         {"activation_checkpointing": True, "local_width": 3, "norm": "pre"},
         {"projection": "mean", "mass_bias": True},
+        {"short_rows": "mean"},
         {"attention": "full"},
         {"attention": "lookup"},
         IMAGE | {"max_length": 36, "projection_dim": 9},

@@ -204,9 +204,9 @@ def test_mlm_takes_encoder_head_and_tokenizer_over(trained):
     net = MLM(pretrained=str(trained / "runs/student")).net
     for name, tensor in net.state_dict().items():
         assert torch.equal(tensor, student["state_dict"][f"net.{name}"])
-    asked = EncoderConfig(**{**vars(net.encoder.config), "dropout": 0.5, "vocab_size": 7})
+    asked = EncoderConfig(**{**vars(net.encoder.config), "dropout": 0.5, "vocab_size": 7, "short_rows": "mean"})
     free = MLM(encoder=asked, pretrained=str(trained / "runs/student")).net.encoder.config
-    assert (free.dropout, free.vocab_size) == (0.5, net.encoder.config.vocab_size)
+    assert (free.dropout, free.vocab_size, free.short_rows) == (0.5, net.encoder.config.vocab_size, "mean")
     with pytest.raises(ValueError, match=r"model.encoder.num_layers is 3, in the checkpoint .* 2; allowed: the same"):
         MLM(encoder=EncoderConfig(**{**vars(net.encoder.config), "num_layers": 3}), pretrained=str(trained / "runs/student"))
     with pytest.raises(ValueError, match=r"data.tokenizer has 999 tokens, model.pretrained=.* \d+; allowed"):
