@@ -37,7 +37,7 @@ class Linear(Projection):
         self.weight = nn.Parameter(E + self.noise * torch.randn_like(E) if self.noise else E)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        return project(self.weight[..., : x.shape[-2]], x) + beyond(self, x, mask)
+        return with_rest(self, project(self.weight[..., : x.shape[-2]], x), x, mask)
 
     def mass(self, x: Tensor, mask: Tensor | None) -> Tensor | None:
         length, exporting = x.shape[-2], torch.compiler.is_exporting()
@@ -210,15 +210,15 @@ class _AnyLength(Projection):
             slots = self.by_token[: x.shape[-2]].permute(1, 2, 0) @ x
         else:
             slots = self.weight.index_select(-1, torch.arange(x.shape[-2], device=x.device)) @ x
-        return slots + beyond(self, x, mask)
+        return with_rest(self, slots, x, mask)
 
     mass = Linear.mass
 
 
-def beyond(projection: Linear | _AnyLength, x: Tensor, mask: Tensor | None) -> Tensor | float:
-    """What E makes of the places that a row has no token for: (..., K, C), or 0.0."""
+def with_rest(projection: Linear | _AnyLength, slots: Tensor, x: Tensor, mask: Tensor | None) -> Tensor:
+    """Slots, (..., K, C), and what E makes of the places up to n that a row of x has no token for, if these hold its mean."""
     if projection.short_rows == "zeros" or is_full(projection, x, mask):
-        return 0.0
+        return slots
     if mask is None:
         share = projection.weight[..., x.shape[-2] :].sum(-1)  # of each slot, (K,) or (H, K)
     else:
@@ -226,7 +226,7 @@ def beyond(projection: Linear | _AnyLength, x: Tensor, mask: Tensor | None) -> T
         share = torch.einsum("...kn,bn->b...k", projection.weight, holes)  # (B, K) or (B, H, K)
         if x.dim() == 4 and projection.num_heads is None:
             share = share[:, None]
-    return share[..., None] * mean_token(x, mask)
+    return slots + share[..., None] * mean_token(x, mask)
 
 
 def is_full(projection: Projection, x: Tensor, mask: Tensor | None) -> bool:
