@@ -100,7 +100,7 @@ class Convolution(Projection):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         if self.short_rows == "mean" and not is_full(self, x, mask):
             holes = missing(x, mask, self.max_length)
-            holes = holes.view(len(holes), *[1] * (x.dim() - 3), -1, 1)
+            holes = holes.view(holes.shape[0], *[1] * (x.dim() - 3), -1, 1)
             x = torch.where(holes, mean_token(x, mask), functional.pad(x, (0, 0, 0, self.max_length - x.shape[-2])))
         return (windows(self, x, 0.0) * self.weight.unsqueeze(-3)).sum(-2)
 
