@@ -61,10 +61,7 @@ class Linear(Projection):
         return 2 * self.projection_dim * length * width
 
     def matrix(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        E = self.weight[..., : x.shape[-2]]
-        if self.short_rows == "zeros":
-            return E
-        return E + self.weight[..., x.shape[-2] :].sum(-1, keepdim=True) / x.shape[-2]
+        return matrix_with_rest(self, self.weight[..., : x.shape[-2]], self.weight.sum(-1))
 
     def any_length(self) -> Projection:
         return _AnyLength(self)
@@ -114,7 +111,8 @@ class Convolution(Projection):
         """The mean over the channels of their kernels."""
         kernel = self.weight.mean(-1)  # (n/k) or (H, n/k)
         columns = kernel.repeat(*[1] * (kernel.dim() - 1), self.projection_dim)
-        return window_tokens(self, x) * columns[..., None, : x.shape[-2]]
+        E = window_tokens(self, x) * columns[..., None, : x.shape[-2]]
+        return matrix_with_rest(self, E, kernel.sum(-1)[..., None])
 
     @torch.no_grad()
     def lengthen(self, old: Projection, how: str) -> None:
@@ -227,6 +225,13 @@ def with_rest(projection: Linear | _AnyLength, slots: Tensor, x: Tensor, mask: T
         if x.dim() == 4 and projection.num_heads is None:
             share = share[:, None]
     return slots + share[..., None] * mean_token(x, mask)
+
+
+def matrix_with_rest(projection: Projection, E: Tensor, sums: Tensor) -> Tensor:
+    """What each of N tokens gives each slot: E's columns, (..., K, N), of rows that sum to ``sums``, (..., K) or (..., 1)."""
+    if projection.short_rows == "zeros":
+        return E
+    return E + (sums - E.sum(-1))[..., None] / E.shape[-1]
 
 
 def is_full(projection: Projection, x: Tensor, mask: Tensor | None) -> bool:
