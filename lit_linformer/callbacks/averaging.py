@@ -22,15 +22,17 @@ class Averaging(Callback):
 
     Args:
         decay: d. In the first t steps it is at most (1 + t)/(10 + t), so that the start is soon forgotten.
+
+    The average of weights in half precision is float32, as they could not hold its small steps.
     """
 
     def __init__(self, decay: Annotated[float, Range(least=0, below=1)] = 0.999):
         check_ranges("Averaging.", Averaging.__init__, locals())
         self.decay = decay
         self._average: list[Tensor] = []
+        self._training: list[Tensor] | None = None  # while the module holds the average: the training's weights
         self._loaded: dict[str, Tensor] = {}
         self._updates, self._step = 0, 0
-        self._inside = False  # whether the module holds the average, and self._average the training's weights
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit" and isinstance(trainer.strategy, ModelParallelStrategy):
@@ -47,8 +49,10 @@ class Averaging(Callback):
         self._loaded = checkpoint.get(AVERAGE, {})  # TrainingModule has put it there; none: that run did not average
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        weights = pl_module.named_parameters()
-        self._average = [self._loaded.get(name, weight).detach().to(weight, copy=True) for name, weight in weights]
+        self._average = []
+        for name, weight in pl_module.named_parameters():
+            exact = torch.promote_types(weight.dtype, torch.float32)
+            self._average.append(self._loaded.get(name, weight).detach().to(weight.device, exact, copy=True))
         self._loaded = {}
 
     @torch.no_grad()
@@ -58,32 +62,34 @@ class Averaging(Callback):
         if trainer.global_step == self._step:
             return  # in the middle of an accumulation
         decay = min(self.decay, (1 + self._updates) / (10 + self._updates))
-        get_ema_multi_avg_fn(decay)(self._average, list(pl_module.parameters()), self._updates)
+        weights = [weight.to(average.dtype) for average, weight in zip(self._average, pl_module.parameters(), strict=True)]
+        get_ema_multi_avg_fn(decay)(self._average, weights, self._updates)
         self._updates, self._step = self._updates + 1, trainer.global_step
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._exchange(pl_module, True)
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._exchange(pl_module, False)
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._exchange(pl_module, True)
+        self._enter(pl_module)
 
     @torch.no_grad()
-    def _exchange(self, pl_module: LightningModule, inside: bool) -> None:
-        if inside == self._inside or not self._average:  # validate alone reads the average from the checkpoint
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._training is not None:
+            for before, weight in zip(self._training, pl_module.parameters(), strict=True):
+                weight.copy_(before)
+            self._training = None
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._enter(pl_module)
+
+    @torch.no_grad()
+    def _enter(self, pl_module: LightningModule) -> None:
+        """Puts the average into the module."""
+        if self._training is not None or not self._average:  # validate alone reads the average from the checkpoint
             return
-        self._inside = inside
+        self._training = [weight.clone() for weight in pl_module.parameters()]
         for average, weight in zip(self._average, pl_module.parameters(), strict=True):
-            before = weight.clone()
             weight.copy_(average)
-            average.copy_(before)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         names = [name for name, _ in pl_module.named_parameters()]
-        of_module = {name: checkpoint["state_dict"][name] for name in names}
-        other = dict(zip(names, self._average, strict=True))
-        average, training = (of_module, other) if self._inside else (other, of_module)
-        checkpoint["state_dict"] |= average
-        checkpoint[TRAINING_WEIGHTS] = training
+        training = [checkpoint["state_dict"][name] for name in names] if self._training is None else self._training
+        checkpoint[TRAINING_WEIGHTS] = dict(zip(names, training, strict=True))
+        checkpoint["state_dict"] |= dict(zip(names, self._average, strict=True))

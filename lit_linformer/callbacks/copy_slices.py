@@ -13,11 +13,11 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.nn import functional
-from torchmetrics import Metric
 
 from lit_linformer.callbacks.observing import axis, write_csv
 from lit_linformer.model.heads import IGNORED
 from lit_linformer.model.ranges import Natural, check_ranges
+from lit_linformer.tasks.perplexity import Exact
 from lit_linformer.utils.errors import UserError
 
 SLICES = (
@@ -97,7 +97,7 @@ class CopySlices(Callback):
             trainer.logger.log_metrics(means, axis(trainer))
 
 
-class SliceSums(Metric):
+class SliceSums(Exact):
     """Σ nll and the number of tokens of each slice, over all ranks."""
 
     full_state_update = False

@@ -1,13 +1,28 @@
 """Perplexity as a torchmetrics metric: exp(Σ nll / Σ masked tokens) over everything that was seen, on all ranks."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
-from torch import Tensor
-from torchmetrics import Metric
+from torch import Tensor, nn
+from torchmetrics import MeanMetric, Metric
 
 from lit_linformer.model.heads import IGNORED
 
 
-class Perplexity(Metric):
+class Exact(Metric):
+    """A metric whose state keeps its dtype, whatever the module's: bf16-true makes all of a module bfloat16, its metrics
+    among them, and a sum of 8 bits soon stops growing."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any) -> nn.Module:
+        return super()._apply(lambda tensor: tensor.to(fn(tensor).device), *args)
+
+
+class Mean(Exact, MeanMetric):
+    """torchmetrics' weighted mean."""
+
+
+class Perplexity(Exact):
     """Token-weighted perplexity from negative log-likelihoods.
 
     torchmetrics' own takes a softmax and then its logarithm, which is inf where the loss is 200, and a mean of batch

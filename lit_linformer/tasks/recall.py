@@ -3,12 +3,11 @@
 from typing import Any
 
 from torch import Tensor
-from torchmetrics import MeanMetric
 
 from lit_linformer.model.heads import IGNORED
 from lit_linformer.tasks.base import Batch
 from lit_linformer.tasks.mlm import MLM, inputs
-from lit_linformer.tasks.perplexity import Perplexity
+from lit_linformer.tasks.perplexity import Mean, Perplexity
 
 
 class Recall(MLM):
@@ -22,7 +21,7 @@ class Recall(MLM):
 
     def __init__(self, **kwargs: Any):
         super().__init__(**kwargs)
-        self.val_accuracy, self.test_accuracy = MeanMetric(), MeanMetric()
+        self.val_accuracy, self.test_accuracy = Mean(), Mean()
 
     def _evaluate(self, batch: Batch, metric: Perplexity, name: str) -> Tensor:
         nll = super()._evaluate(batch, metric, name)

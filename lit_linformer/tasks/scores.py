@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torchmetrics import Metric
 from torchmetrics.functional.classification import (
     binary_f1_score,
     multiclass_accuracy,
@@ -20,6 +19,7 @@ from torchmetrics.functional.classification import (
 from torchmetrics.functional.regression import pearson_corrcoef, spearman_corrcoef
 from torchmetrics.utilities import dim_zero_cat
 
+from lit_linformer.tasks.perplexity import Exact
 from lit_linformer.utils.errors import SettingError
 
 
@@ -48,7 +48,7 @@ def score(name: str, predictions: Tensor, targets: Tensor, num_labels: int) -> f
     raise SettingError("metric", name, "accuracy, f1, matthews, pearson, spearman")
 
 
-class Scores(Metric):
+class Scores(Exact):
     """Collects an evaluation set's predictions.
 
     Args:

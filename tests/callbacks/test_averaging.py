@@ -39,6 +39,27 @@ def test_the_average_is_that_of_the_weights_after_each_step():
         torch.testing.assert_close(checkpoint["state_dict"]["weight"], expected, rtol=1e-12, atol=1e-12)
 
 
+def test_the_average_of_half_precision_is_float32():
+    module, trainer = LightningModule(), SimpleNamespace(global_step=0)
+    module.weight = torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+    averaging = Averaging(decay=0.999)
+    averaging.on_fit_start(trainer, module)
+    module.weight.data.fill_(1.5)
+    for trainer.global_step in range(1, 2001):
+        averaging.on_train_batch_end(trainer, module, None, None, trainer.global_step)
+        if trainer.global_step % 500 == 0:  # a validation loses nothing of it
+            averaging.on_validation_epoch_start(trainer, module)
+            assert module.weight.dtype == torch.bfloat16 and module.weight[0] > 1
+            averaging.on_validation_end(trainer, module)
+    checkpoint = {"state_dict": dict(module.state_dict())}
+    averaging.on_save_checkpoint(trainer, module, checkpoint)
+    share = 1.0
+    for update in range(2000):
+        share *= min(0.999, (1 + update) / (10 + update))
+    assert checkpoint["state_dict"]["weight"][0].item() == pytest.approx(1.5 - 0.5 * share, rel=1e-5)
+    assert checkpoint["training_weights"]["weight"][0] == 1.5
+
+
 @pytest.mark.slow
 def test_training_is_the_same_and_what_reads_the_run_sees_the_average(tiny, tmp_path):
     # Perplexity at the run's end, of the average, is that of last.ckpt as validate, export and predict read it.

@@ -5,7 +5,8 @@ import csv
 import pytest
 import torch
 
-from lit_linformer.tasks.perplexity import Perplexity
+from lit_linformer.tasks.perplexity import Mean, Perplexity
+from lit_linformer.tasks.scores import Scores
 from tests.helpers import run_forked
 
 
@@ -30,6 +31,21 @@ def test_a_million_small_batches_lose_nothing():
     for _ in range(1000):
         metric.update(nll, labels)
     assert metric.compute().log().item() == pytest.approx(float(nll[0, 0]), rel=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_module_of_half_precision_sums_as_exactly(dtype):
+    """As bf16-true and 16-true make one."""
+    module = torch.nn.ModuleDict({"perplexity": Perplexity(), "mean": Mean(), "scores": Scores(["accuracy"], 2)}).to(dtype)
+    for _ in range(2):  # again after the reset, which takes the defaults
+        for _ in range(300):
+            module["perplexity"].update(torch.full((1, 100), 7.7), torch.ones(1, 100, dtype=torch.int64))
+            module["mean"].update(torch.ones(100), torch.full((100,), 1.0))
+        assert module["perplexity"].compute().log().item() == pytest.approx(7.7, rel=1e-6)
+        assert module["mean"].weight == 30_000 and module["mean"].compute() == 1
+        assert module["scores"].loss.dtype == torch.float64
+        for metric in module.values():
+            metric.reset()
 
 
 @pytest.mark.filterwarnings("ignore:The ``compute`` method")
@@ -59,3 +75,12 @@ def test_two_processes_train_like_one_on_the_joined_batch(tiny, tmp_path):
     assert run_forked(["fit", *tiny, "--name", "two", *still, "--data.batch_size", "4", *two]) == 0
     one, two = (perplexities(tmp_path / f"runs/{name}/perplexity.csv") for name in ("one", "two"))
     assert len(one) == 2 and two == pytest.approx(one, rel=1e-4)
+
+
+def test_bf16_true_has_the_perplexity_of_bf16_mixed(tiny, tmp_path):
+    """Of one model, which has not trained yet: the first value of either curve."""
+    for precision in ("bf16-true", "bf16-mixed"):
+        argv = ["fit", *tiny, "--name", precision, "--trainer.precision", precision, "--trainer.max_steps", "1"]
+        assert run_forked(argv) == 0
+    true, mixed = (perplexities(tmp_path / f"runs/{name}/perplexity.csv")[0] for name in ("bf16-true", "bf16-mixed"))
+    assert true == pytest.approx(mixed, rel=0.02)
