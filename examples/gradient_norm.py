@@ -19,22 +19,24 @@ class GradientNorm(Callback):
 
     def __init__(self, power: float = 2.0):
         self.power = power
-        self.largest, self.at_step = 0.0, 0
+        self.largest, self.at_step = torch.zeros(()), torch.zeros((), dtype=torch.int64)
 
     # What is to survive an interruption: it goes into each checkpoint.
 
     def state_dict(self) -> dict[str, Any]:
-        return {"largest": self.largest, "at_step": self.at_step}
+        return {"largest": self.largest.item(), "at_step": self.at_step.item()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.largest, self.at_step = state["largest"], state["at_step"]
+        self.largest, self.at_step = torch.tensor(state["largest"]), torch.tensor(state["at_step"])
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         gradients = [parameter.grad for parameter in pl_module.parameters() if parameter.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients, self.power)
         pl_module.log("train/gradient_norm", norm)
-        if norm > self.largest:
-            self.largest, self.at_step = norm.item(), trainer.global_step + 1
+        # By torch.where, not by `if`, for which a GPU would be waited for in every step.
+        largest, at_step = self.largest.to(norm), self.at_step.to(norm.device)
+        self.at_step = torch.where(norm > largest, trainer.global_step + 1, at_step)
+        self.largest = torch.maximum(norm, largest)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero:

@@ -13,6 +13,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from torch.nn.functional import scaled_dot_product_attention
 
 from lit_linformer.model import SelfAttention
+from lit_linformer.model.errors import UserError
 
 WINDOW = 256
 
@@ -21,7 +22,8 @@ WINDOW = 256
 def near(length: int, device: torch.device) -> BlockMask:
     """Which blocks of the (N, N) scores hold a pair that is near; compiled, so that the scores' mask itself is never made."""
     made = torch.compile(create_block_mask, dynamic=False)
-    return made(lambda b, h, q, k: (q - k).abs() <= WINDOW, None, None, length, length, device=device)
+    with torch.inference_mode(False):  # of a validation, say: training could not use what was made there
+        return made(lambda b, h, q, k: (q - k).abs() <= WINDOW, None, None, length, length, device=device)
 
 
 @functools.cache
@@ -34,7 +36,9 @@ class SlidingWindow(SelfAttention):
 
     title, exact = "sliding window", False
 
-    def forward(self, x: Tensor, attention_mask: None = None, need_weights: bool = False) -> tuple[Tensor, None]:
+    def forward(self, x: Tensor, attention_mask: Tensor | None = None, need_weights: bool = False) -> tuple[Tensor, None]:
+        if attention_mask is not None:
+            raise UserError("a row of the batch has pads", "full rows", when="with SlidingWindow")
         q, k, v = self.heads(x)
         if x.device.type == "cpu" and torch.is_grad_enabled():
             places = torch.arange(x.shape[1])

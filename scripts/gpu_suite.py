@@ -1,6 +1,6 @@
 """All that is to be measured on a GPU, in order of worth, in as many calls of ten minutes as it takes; one page in the end.
 
-    python scripts/gpu_suite.py --source texts/ --tokenizer tokenizer.json --output runs/gpu-suite --minutes 10
+    python scripts/gpu_suite.py --source texts/ --tokenizer tokenizer.json --output runs/gpu-suite --minutes 9.5
 
 The same command again goes on: parts that are done are skipped, one that ran out of time is begun again (the benchmark goes on
 where it was, and so does training). A part that fails stops no other; the next call tries it once more. Needs nothing from the
@@ -36,6 +36,7 @@ from lit_linformer.utils.environment import environment, without_folders  # noqa
 from lit_linformer.utils.files import last_line, read_json  # noqa: E402
 
 RUN = str(ROOT / "run.py")
+STARTED = time.monotonic()
 # Seconds that a part may take, and where its numbers are. Compiling a base model takes up to a minute, once.
 PARTS = {
     "speed": (240, "training.json"),
@@ -49,7 +50,7 @@ PARTS = {
     "roberta": (200, "training.json"),
     "pretrain": (0, "result.json"),  # what is left
 }
-CLOSING = 45  # seconds for export and page after training
+CLOSING = 90  # seconds of a call that are not training: start, first and last validation, export, page
 
 
 def commands(args: argparse.Namespace, seconds: float) -> dict[str, list[str]]:
@@ -137,10 +138,11 @@ def training(args: argparse.Namespace, name: str) -> list[str]:
 def pretraining(args: argparse.Namespace, done: dict[str, Any], seconds: float) -> list[str]:
     """As many steps, with a rate that falls to 0, as the speed that was measured allows; known from its first start on."""
     words, at = training(args, "pretrain"), max(10, int(seconds - CLOSING))
+    until = int(trained(Path(args.output) / "pretrain/checkpoints/last.ckpt")) + at  # max_time counts earlier calls, too
     words += "--model.optimizer muon --model.schedule wsd --data.mask_rate 0.3".split()  # conf/pretrain/small.yaml's training
     words += [
         "--trainer.max_time",
-        f"00:00:{at // 60:02d}:{at % 60:02d}",
+        f"00:{until // 3600:02d}:{until // 60 % 60:02d}:{until % 60:02d}",
         *(["--model.compile", "true"] if not args.tiny else []),
     ]
     measured = [("mechanisms", "lookup 512"), ("speed", "linformer 512")]
@@ -158,6 +160,16 @@ def pretraining(args: argparse.Namespace, done: dict[str, Any], seconds: float) 
     else:
         words += "--model.schedule constant --model.warmup_steps 300".split()
     return [*words, *shlex.split(args.pretrain_arguments)]
+
+
+def trained(checkpoint: Path) -> float:
+    """Seconds of training that a checkpoint has seen, by Lightning's Timer; 0 where there is none."""
+    import torch
+
+    if not checkpoint.exists():
+        return 0.0
+    callbacks = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)["callbacks"]
+    return callbacks.get("Timer", {}).get("time_elapsed", {}).get("train", 0.0)
 
 
 def run(command: list[str], log: Path, limit: float) -> tuple[str, float]:
@@ -191,11 +203,11 @@ def results(part: str, folder: Path) -> Any:
     return read_json(folder / part / PARTS[part][1])
 
 
-def keep_weights(args: argparse.Namespace, folder: Path) -> None:
-    """The pretrained model in bfloat16, cut into pieces."""
+def keep_weights(args: argparse.Namespace, folder: Path, seconds: float) -> None:
+    """The pretrained model in bfloat16, cut into pieces; nothing where that takes longer."""
     target, limit = folder / "page/weights", int(args.piece_mb * 2**20)
     words = ["export", "--ckpt_path", "pretrain", "--format", "safetensors", "--dtype", "bfloat16", "--output", "export"]
-    if run([sys.executable, RUN, *words, "--overwrite", "true"], folder / "export.log", 300)[0] != "ok":
+    if run([sys.executable, RUN, *words, "--overwrite", "true"], folder / "export.log", seconds)[0] != "ok":
         return
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(folder / "export", target)
@@ -209,12 +221,13 @@ def keep_weights(args: argparse.Namespace, folder: Path) -> None:
 
 def measure(args: argparse.Namespace, content: dict[str, Any], folder: Path) -> None:
     """Runs what is left of the parts, as long as there is time."""
-    deadline, parts = time.monotonic() + 60 * args.minutes - 10, content["parts"]
+    deadline, parts = STARTED + 60 * args.minutes - 15, content["parts"]
     for name in (name for name in PARTS if name in args.only):
         before, left = parts.get(name, {}), deadline - time.monotonic()
         finished = name != "pretrain" and before.get("status") in ("ok", "left out")
-        if finished or before.get("failures", 0) > 1 or left < args.least:
-            print(f"{name}: {'no time left' if not finished and left < args.least else before['status']}", flush=True)
+        least = args.least if name != "pretrain" or args.tiny else max(args.least, 2 * CLOSING)
+        if finished or before.get("failures", 0) > 1 or left < least:
+            print(f"{name}: {'no time left' if not finished and left < least else before['status']}", flush=True)
             continue
         if name == "nccl" and processes(args) < 2:
             parts[name] = {"status": "left out", "seconds": 0, "command": "one GPU"}
@@ -231,7 +244,8 @@ def measure(args: argparse.Namespace, content: dict[str, Any], folder: Path) -> 
             lines = (folder / f"{name}.log").read_text(errors="replace").splitlines()[-20:]
             parts[name]["log"] = [without_folders(line) for line in lines]
         if name == "pretrain" and (folder / name / "checkpoints/last.ckpt").exists():
-            keep_weights(args, folder)
+            write_page(content, folder)  # what it has learnt of its speed, should the call end here
+            keep_weights(args, folder, max(10.0, deadline - time.monotonic()) if not args.tiny else 300.0)
         write_page(content, folder)
         print(f"    {status} after {seconds:.0f} s: {last_line(folder / f'{name}.log')[:200]}", flush=True)
 
@@ -241,7 +255,7 @@ def main() -> None:
     parser.add_argument("--source", required=True, help="text to train on: a file, a folder or a glob, as data.source")
     parser.add_argument("--tokenizer", required=True, help="tokenizer.json, or a folder with a tokenizer's files")
     parser.add_argument("--output", default="runs/gpu-suite", help="where all of it goes (default runs/gpu-suite)")
-    parser.add_argument("--minutes", type=float, default=10.0, help="of this call (default 10)")
+    parser.add_argument("--minutes", type=float, default=9.5, help="of this call (default 9.5)")
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS), help="parts to run (default: all)")
     parser.add_argument("--device", default="cuda", help="cuda (default) or cpu, a rehearsal")
     parser.add_argument("--tiny", action="store_true", help="all small: a rehearsal")

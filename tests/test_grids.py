@@ -114,3 +114,17 @@ def test_grids_at_long_n_for_gpus(overlays, devices, tmp_path, monkeypatch):
     assert encoder["encoder"]["hidden_size"] == 768 and encoder["encoder"]["max_length"] == 2048 and encoder["lr"] == 5e-4
     assert (data["batch_size"], data["global_batch_size"], config["trainer"]["devices"]) == (8, 64, devices)
     assert config["trainer"]["precision"] == "bf16-mixed" and bool(config["trainer"]["strategy"] != "auto") == bool(overlays)
+
+
+@pytest.mark.parametrize("figure", ["figure3b", "figure3d"])
+def test_a_step_of_figure_3_has_as_many_tokens_at_every_n(figure, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    base = yaml.safe_load(Path("conf/paper/linformer_base.yaml").read_text())
+    rows, n = base["data"]["init_args"]["global_batch_size"], base["model"]["init_args"]["encoder"]["max_length"]
+    tokens = set()
+    for cell in read_grid(Path(f"conf/paper/{figure}.yaml")).cells:
+        given = {"--data.global_batch_size": rows, "--model.encoder.max_length": n, "--data.batch_size": 1}
+        given |= {name: int(value) for name, value in zip(cell.fit, cell.fit[1:], strict=False) if name in given}
+        tokens.add(given["--data.global_batch_size"] * given["--model.encoder.max_length"])
+        assert given["--data.global_batch_size"] % given["--data.batch_size"] == 0
+    assert tokens == {rows * n}

@@ -204,7 +204,10 @@ def convert(model: "TrainedModel", given: dict[str, Any], folder: Path, where: s
         model.net = conversion.to_longer(model.net, new, *how)
         model.max_length = new
         if "batch_size" in model.data:  # as many tokens a step
-            model.data["batch_size"] = max(1, model.data["batch_size"] * old // new)
+            before, now = model.data["batch_size"], max(1, model.data["batch_size"] * old // new)
+            model.data["batch_size"] = now
+            if model.data.get("global_batch_size"):
+                model.data["global_batch_size"] = model.data["global_batch_size"] // before * now
         measure("made longer", old)
         measure("made longer", new)
     return measured

@@ -141,6 +141,10 @@ class EncoderConfig:
         return self.position == "image" or self.projection_init in FITS
 
 
+# A module of one's own that keeps its arguments, as Lightning's save_hyperparameters() does, has one in its checkpoints.
+torch.serialization.add_safe_globals([EncoderConfig])
+
+
 class Encoder(nn.Module):
     """Token ids to hidden states: ``Encoder(config)(input_ids, attention_mask)``."""
 

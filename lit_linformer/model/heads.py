@@ -133,7 +133,8 @@ class SequenceClassifier(nn.Module):
         if document is None:
             return logits
         sums = logits.new_zeros(num_documents, logits.shape[1]).index_add(0, document, logits)
-        return sums / torch.bincount(document, minlength=num_documents)[:, None]  # type: ignore[arg-type]
+        ones = logits.new_ones(len(document), 1)  # not bincount, for which a GPU stops and a compiled graph breaks
+        return sums / logits.new_zeros(num_documents, 1).index_add(0, document, ones)
 
 
 def pool(hidden: Tensor, attention_mask: Tensor | None, pooling: str) -> Tensor:

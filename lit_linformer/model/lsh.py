@@ -81,7 +81,7 @@ class LshAttention(Attention):
         allowed, bias = self._columns(all_rounds, q.dtype)
         scores = near_scores(q, _normalised(q), allowed, self.chunk, reach)
         scores = scores + bias.flatten(-3, -2)[..., :length, :]
-        weights = functional.dropout(scores.softmax(-1), self.dropout, self.training)
+        weights = functional.dropout(scores.softmax(-1).to(v.dtype), self.dropout, self.training)
         found, total = near_values(weights, v, self.chunk, reach), scores.logsumexp(-1, keepdim=True)
         share = in_order(total, places).softmax(2)  # of each round in the one softmax
         return self.output((share.to(found.dtype) * in_order(found, places)).sum(2), x, attention_mask), None

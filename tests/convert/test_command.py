@@ -50,6 +50,7 @@ def test_a_transformer_becomes_a_linformer_and_longer_in_one_command(pretrained,
     full = tmp_path / "full.yaml"
     full.write_text((pretrained / "config.yaml").read_text())
     argv = ["fit", "--config", str(full), "--name", "full", "--model.encoder.attention", "full", "--trainer.max_steps", "4"]
+    argv += ["--data.global_batch_size", "12"]
     output([*argv, "--trainer.callbacks", "[]"], tmp_path)
     words = ["--attention", "linformer", "--projection_dim", "16", "--max_length", "64", "--source", "validation"]
     shown = convert("runs/full", tmp_path, *words, "--num_rows", "4")
@@ -60,7 +61,8 @@ def test_a_transformer_becomes_a_linformer_and_longer_in_one_command(pretrained,
     assert [f"{row['perplexity']:.2f}" for row in content["perplexity"]] == [value for _, _, value in found]
     model = open_checkpoint(tmp_path / "runs/new")
     assert model.encoder.projection_dim == 32 and model.max_length == model.encoder.max_length == 64
-    assert model.facts["converted_from"] == "full" and model.data["batch_size"] == 2
+    assert model.facts["converted_from"] == "full"
+    assert (model.data["batch_size"], model.data["global_batch_size"]) == (2, 6)
     # The perplexities are those of validate.
     output(
         ["validate", "--config", "runs/full/config.yaml", "--data.batch_size", "4", "--trainer.limit_val_batches", "1"],

@@ -21,6 +21,12 @@ KINDS = {
     "headwise": {"sharing": "headwise"},
     "none": {"sharing": "none"},
     "full": {"attention": "full", "local_width": 5},
+    "lookup": {"attention": "lookup", "short_rows": "mean", "local_width": 5},
+    "window": {"attention": "window"},
+    "coarse": {"attention": "coarse", "attention_options": {"best": 4}},
+    "lsh": {"attention": "lsh"},
+    "nystrom": {"attention": "nystrom"},
+    "sparse": {"attention": "sparse"},
 }
 
 

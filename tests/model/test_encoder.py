@@ -107,6 +107,19 @@ def test_the_state_dict_holds_all_that_a_run_continues_from(options):
     assert torch.equal(first(ids), second(ids))
 
 
+@pytest.mark.parametrize("options", [*MECHANISMS.values(), *MODERNS.values()], ids=[*MECHANISMS, *MODERNS])
+def test_weights_of_half_precision(options):
+    """bf16-true: no part of it may be float32."""
+    encoder = randomised(tiny(**{"norm": "pre", "local_width": 3, **options})).float()
+    ids, mask = torch.randint(0, 50, (2, 13)), torch.arange(13) < torch.tensor([[13], [9]])
+    exact = encoder(ids, mask)[mask]
+    rounded = encoder.bfloat16()(ids, mask)
+    rounded.float()[mask].square().sum().backward()
+    assert rounded.dtype == torch.bfloat16 and all(parameter.grad.isfinite().all() for parameter in encoder.parameters())
+    apart = (rounded.float()[mask] - exact).norm(dim=-1) / exact.norm(dim=-1)
+    assert apart.median() < 0.1
+
+
 @pytest.mark.parametrize("options", [*(MECHANISMS | MODERNS).values(), IMAGE], ids=[*(MECHANISMS | MODERNS), "image"])
 def test_bfloat16_is_near_float32(options):
     encoder = randomised(tiny(**{"norm": "pre", "local_width": 3, **options})).float()
