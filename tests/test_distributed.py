@@ -16,7 +16,7 @@ from lit_linformer.data import PretrainingData
 from lit_linformer.model import EncoderConfig, MaskedLanguageModel
 from lit_linformer.model.linformer import SHARINGS
 from lit_linformer.utils.files import read_rows
-from tests.helpers import HANGS, assert_same, fit, load, output, read_log
+from tests.helpers import HANGS, assert_same, fit, load, output, read_log, run_forked
 from tests.model.mechanisms import IMAGE, MECHANISMS
 
 ROOT = Path(__file__).parents[1]
@@ -205,6 +205,14 @@ def test_learning_rate_goes_with_the_root_of_the_batch(tiny, tmp_path):
         assert rate == pytest.approx(0.01 * (rows / 2) ** 0.5)
 
 
+@pytest.mark.parametrize("epochs", ["null", "1"])
+def test_validations_count_steps_beside_a_global_batch(epochs, tiny, tmp_path):
+    often = ["--trainer.val_check_interval", "3", "--trainer.check_val_every_n_epoch", epochs, "--trainer.max_steps", "7"]
+    assert run_forked(["fit", *tiny, *GLOBAL, *often]) == 0
+    steps = [int(row["step"]) for row in read_rows(tmp_path / "runs/tiny/perplexity.csv")]
+    assert steps == [0, 3, 6]
+
+
 @pytest.mark.parametrize(
     "extra, told",
     [
@@ -215,6 +223,10 @@ def test_learning_rate_goes_with_the_root_of_the_batch(tiny, tmp_path):
         (
             "--data.global_batch_size 8 --trainer.accumulate_grad_batches 3",
             "trainer.accumulate_grad_batches is 3 beside data.global_batch_size = 8; allowed: 1",
+        ),
+        (
+            "--trainer.val_check_interval 00:00:10:00 --trainer.devices 2 --trainer.strategy ddp_fork",
+            "trainer.val_check_interval is '00:00:10:00'; allowed: steps or a share of an epoch",
         ),
         ("--model.lr_batch_size 0", "model.lr_batch_size is 0; allowed: 1 or more"),
         ("--trainer.precision 16-mixed", "trainer.precision is '16-mixed', which accelerator cpu lacks"),

@@ -62,7 +62,7 @@ class ResumableDataModule(LightningDataModule):
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer; loaded, or trained under a lock, at first use."""
+        """The tokenizer; loaded, or trained under a lock, at first use. Where ids come from no text, a subclass has None."""
         if self.tokenizer_name not in TRAINED:
             return load_tokenizer(self.tokenizer_name)
         return self._train_tokenizer()
@@ -161,7 +161,7 @@ class ResumableDataModule(LightningDataModule):
         devices = self._parallel()["world_size"]
         check_global_batch(rows, self.batch_size, devices, trainer.accumulate_grad_batches)
         trainer.accumulate_grad_batches = rows // (self.batch_size * devices)
-        if isinstance(trainer.val_check_interval, int) and trainer.check_val_every_n_epoch is None:
+        if isinstance(trainer.val_check_interval, int):
             trainer.val_check_interval *= trainer.accumulate_grad_batches
         self._divided = True
 
@@ -169,7 +169,8 @@ class ResumableDataModule(LightningDataModule):
         """ValueError where the processes of a run have prepared different data, or are not of one age."""
         if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
             return
-        mine = {"data": self.data_name, "tokenizer": self.tokenizer.sha256[:16], "seed": self.seed}
+        tokenizer = None if self.tokenizer is None else self.tokenizer.sha256[:16]
+        mine = {"data": self.data_name, "tokenizer": tokenizer, "seed": self.seed}
         everyones: list = [None] * torch.distributed.get_world_size()
         torch.distributed.all_gather_object(everyones, mine)
         for name, first in everyones[0].items():

@@ -24,8 +24,8 @@ LEAST_REAL = 0.95  # of the tokens of a batch of a held-out set; the others are 
 WINDOW = 256  # global batches that are sorted by length together; of IMDB at n = 4,096 2 % are pads, with 64 of them 6 %
 
 
-# Lightning replaces a loader's sampler by its own unless it is a DistributedSampler (with several ranks) and a
-# SequentialSampler (with overfit_batches). Ours know their ranks and how to overfit, so they are both.
+# Lightning replaces a loader's sampler by its own, as a plain loader needs it, unless it is a DistributedSampler (with several
+# ranks) and a SequentialSampler (with overfit_batches). Ours know their ranks and how to overfit, so they are both.
 class _Order(SequentialSampler, DistributedSampler):
     def __init__(self):
         pass

@@ -7,9 +7,7 @@ from typing import NamedTuple
 
 from lit_linformer.data.reading import text_lines
 from lit_linformer.data.tables import TABLE_FILES, TABLES, kind_of
-from lit_linformer.utils.errors import SettingError
-
-NOTHING = ("data.text is not given, nor is data.file", "a text or a list of them, or a file (a text a line, or a table)")
+from lit_linformer.utils.errors import SettingError, UserError
 
 
 class Prompt(NamedTuple):
@@ -25,6 +23,14 @@ class Prompt(NamedTuple):
     texts: tuple[str, ...]
     place: Mapping[str, int] = MappingProxyType({})
     label: int | float | None = None
+
+
+def no_prompts(file: str | None) -> UserError:
+    """Where neither data.text nor data.file, as far as it is given, holds a text."""
+    if file is not None:
+        return SettingError("data.file", file, "a file with a text a line, or a table", more=", which holds no text")
+    allowed = "a text or a list of them, or a file (a text a line, or a table)"
+    return UserError("data.text is not given, nor is data.file", allowed)
 
 
 def given_texts(text: str | list[str] | None) -> list[Prompt]:

@@ -91,7 +91,9 @@ class RecallData(ResumableDataModule):
         if stage in ("fit", None):
             self._start_anew()
         for split, rows in (("train", self.num_rows), ("validation", self.validation_rows), ("test", self.validation_rows)):
-            self.datasets[split] = RecallRows(self, split, rows)
+            key = [self.seed if split == "train" else 0, STREAMS[split]]
+            shape = (self.max_length, self.pairs, self.distance, self.gap, self.vocab_size)
+            self.datasets[split] = RecallRows(rows, key, *shape)
 
     def train_dataloader(self) -> ResumableLoader:
         return self._training_loader(self.datasets["train"])
@@ -106,9 +108,9 @@ class RecallData(ResumableDataModule):
 class RecallRows(Dataset):
     """An item is a whole batch, its key the (epoch, index) of every row; an index below 0 is a filler without labels."""
 
-    def __init__(self, data: RecallData, split: str, rows: int):
-        self.data, self.rows = data, rows
-        self.key = [data.seed if split == "train" else 0, STREAMS[split]]
+    def __init__(self, rows: int, key: list[int], max_length: int, pairs: int, distance: int, gap: int, vocab_size: int):
+        self.rows, self.key = rows, key
+        self.max_length, self.pairs, self.distance, self.gap, self.vocab_size = max_length, pairs, distance, gap, vocab_size
 
     def __len__(self) -> int:
         return self.rows
@@ -122,16 +124,16 @@ class RecallRows(Dataset):
 
     def row(self, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """ids (N,), positions of the masks (M,) in ascending order, labels (M,)."""
-        data, draw = self.data, np.random.Generator(np.random.Philox(key=self.key, counter=[0, 0, 0, index]))
-        kind = (data.vocab_size - SPECIAL) // 3  # tokens of each
-        ids = draw.integers(SPECIAL + 2 * kind, data.vocab_size, data.max_length)
+        draw = np.random.Generator(np.random.Philox(key=self.key, counter=[0, 0, 0, index]))
+        kind = (self.vocab_size - SPECIAL) // 3  # tokens of each
+        ids = draw.integers(SPECIAL + 2 * kind, self.vocab_size, self.max_length)
         ids[0] = BOS
-        keys = SPECIAL + draw.choice(kind, data.pairs, replace=False)
-        values = SPECIAL + kind + draw.integers(0, kind, data.pairs)
-        stretch, width = (data.max_length - 1 - data.distance) // 2, 2 + data.gap
-        told, asked = (np.sort(draw.choice(stretch // width, data.pairs, replace=False)) * width for _ in range(2))
-        told, asked = 1 + told, 1 + stretch + data.distance + asked
-        order = draw.permutation(data.pairs)
+        keys = SPECIAL + draw.choice(kind, self.pairs, replace=False)
+        values = SPECIAL + kind + draw.integers(0, kind, self.pairs)
+        stretch, width = (self.max_length - 1 - self.distance) // 2, 2 + self.gap
+        told, asked = (np.sort(draw.choice(stretch // width, self.pairs, replace=False)) * width for _ in range(2))
+        told, asked = 1 + told, 1 + stretch + self.distance + asked
+        order = draw.permutation(self.pairs)
         ids[told], ids[told + width - 1] = keys, values
         ids[asked], ids[asked + width - 1] = keys[order], MASK
         return ids, asked + width - 1, values[order]

@@ -94,14 +94,18 @@ class MLM(TrainingModule):
 
         Of a text from data.file also line, or row: its number there.
         """
-        logits = self(batch["input_ids"], batch["attention_mask"])[batch["rows"], batch["columns"]]
+        rows = batch["rows"].tolist()
+        number = [rows[:index].count(row) for index, row in enumerate(rows)]  # of the mask, in its text
+        positions = batch["columns"].new_zeros(len(batch["input_ids"]), 1 + max(number))
+        positions[rows, number] = batch["columns"]
+        logits = self(batch["input_ids"], batch["attention_mask"], positions)[rows, number]
         chances = logits.float().softmax(-1).topk(min(5, logits.shape[-1]))
-        rows, tokenizer = batch["rows"].tolist(), self.trainer.datamodule.tokenizer
+        tokenizer = self.trainer.datamodule.tokenizer
         return [
             {
                 "text": batch["texts"][row],
                 **batch["places"][row],
-                "mask": 1 + rows[:index].count(row),
+                "mask": 1 + number[index],
                 "top": [{"token": tokenizer.decode([i]), "id": i, "probability": p} for i, p in zip(ids, found, strict=True)],
             }
             for index, (row, ids, found) in enumerate(zip(rows, chances.indices.tolist(), chances.values.tolist(), strict=True))

@@ -1,6 +1,7 @@
 """Recall's rows: each masked value stands behind its key elsewhere, and nothing else tells it; accuracy counts those found."""
 
 import json
+import pickle
 
 import pytest
 import torch
@@ -106,3 +107,12 @@ def test_a_run_trains_resumes_and_tests(tmp_path, monkeypatch):
     assert "test/accuracy" in output(["test", *whole], tmp_path)
     refused = output(["fit", *argv, "--name", "bad", "--data.pairs", "64"], tmp_path, 2)
     assert "error: data.pairs is 64; allowed: up to 31 with data.max_length = 128" in refused
+
+
+def test_rows_go_to_processes_that_are_not_forked():
+    made = data()
+    made.trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    made.trainer.hook = lambda: None  # what no process can be sent
+    rows = made.datasets["train"]
+    again = pickle.loads(pickle.dumps(rows))
+    assert all(torch.equal(one, other) for one, other in zip(rows[[(0, 3)]].values(), again[[(0, 3)]].values(), strict=True))

@@ -11,7 +11,7 @@ from lit_linformer.data.finetuning.row_layout import RowLayout
 from lit_linformer.data.finetuning.text_tasks import TextTask
 from lit_linformer.data.loader import by_length
 from lit_linformer.data.pieces import encode_texts
-from lit_linformer.data.prompts import NOTHING, Prompt, at, given_texts, is_table, shortened, text_prompts
+from lit_linformer.data.prompts import Prompt, at, given_texts, is_table, no_prompts, shortened, text_prompts
 from lit_linformer.data.tokenizer import Tokenizer
 from lit_linformer.utils.errors import SettingError, UserError
 
@@ -43,7 +43,7 @@ def read_texts(
     if file is not None:
         found += _table_texts(file, task, empty_texts) if is_table(file) else _checked(_line_texts(file, pair))
     if not found:
-        raise UserError(*NOTHING)
+        raise no_prompts(file)
     return found
 
 

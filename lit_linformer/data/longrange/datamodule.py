@@ -169,7 +169,7 @@ class LongRangeData(ResumableDataModule):
             self._start_anew()
         wanted = {"validate": ("validation",), "test": ("test",)}.get(stage or "fit", ("train", "validation"))
         self.sets = {split: self._set(split) for split in wanted}
-        self.data_name = self._folder(wanted[0]).name
+        self.data_name = self.sets[wanted[0]].files.folder.name
         self._compare_processes()
 
     def _set(self, split: str) -> EncodedTexts:
@@ -208,8 +208,8 @@ class LongRangeData(ResumableDataModule):
         return EvaluationLoader(rows, self.eval_batch_size, lengths=self.sets[split].lengths, **self._parallel())
 
     def _masked(self, rows: EncodedTexts, mask_rate: float, seed: int) -> Dataset:
-        special = range(SPECIAL)
-        return MaskedBlocks(rows, Masker(self.num_tokens, special, MASK, mask_rate, seed)) if self.masked else rows
+        masker = Masker(self.num_tokens, range(SPECIAL), MASK, mask_rate, seed)
+        return MaskedBlocks(rows, masker, unequal=True) if self.masked else rows
 
 
 def _hash(symbols: list[np.ndarray]) -> int:

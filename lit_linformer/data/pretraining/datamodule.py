@@ -22,6 +22,7 @@ from lit_linformer.data.pretraining.token_files import (
     SPLITS,
     Holdout,
     TokenBlocks,
+    least_fraction,
     make_token_files,
     read_meta,
     verify_token_files,
@@ -167,6 +168,8 @@ class PretrainingData(ResumableDataModule):
         self._make_token_files()
         for split in STAGES[stage] if stage else STAGES["fit"]:
             self.blocks[split] = self._open(split)
+            if stage in ("validate", "test") and not len(self.blocks[split]):
+                raise SettingError(f"data.{split}_fraction", 0, f"more, or data.{split}_source", when=f"with {stage}")
         self._compare_processes()
 
     def _blocks(self, split: str, length: int) -> TokenBlocks:
@@ -175,6 +178,11 @@ class PretrainingData(ResumableDataModule):
     def _open(self, split: str) -> TokenBlocks:
         blocks = self._blocks(split, self.max_length)
         counts = read_meta(self.folder)["splits"]
+        documents = sum(count["documents"] for count in counts.values())
+        if split == "train" and not counts["train"]["documents"]:
+            more = ", which holds nothing to train with" if documents != 1 else ", which is one document, and that is held out"
+            allowed = "several documents: lines between blank ones, or as data.document_start begins them"
+            raise SettingError("data.source", self.corpora["train"].source, allowed, more=more)
         if split == "train" and blocks.full == 0:
             raise SettingError(
                 "data.max_length",
@@ -184,11 +192,12 @@ class PretrainingData(ResumableDataModule):
             )
         fraction = getattr(self, f"{split}_fraction", 0.0)
         if fraction > 0 and len(blocks) == 0:
-            documents = sum(count["documents"] for count in counts.values())
+            least = least_fraction(documents, self.validation_fraction if split == "test" else 0.0)
+            enough = f"{least:g} or more" if least else "more"
             raise SettingError(
                 f"data.{split}_fraction",
                 fraction,
-                f"more, or data.{split}_source (or data.document_start, if there should be more documents)",
+                f"{enough}, or data.{split}_source (or data.document_start, if there should be more documents)",
                 more=f", which holds out none of {documents} documents",
             )
         return blocks

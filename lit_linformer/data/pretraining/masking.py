@@ -3,8 +3,8 @@
 A pure function of (seed, epoch, index): masks change with every pass over the data, and yet a resumed run, another
 number of workers or of processes sees exactly the same ones. No state is kept anywhere.
 
-Shapes: B rows, N tokens a row, M masked positions a row (the same in every row: static shapes, and a language-model
-head that multiplies by the vocabulary for M tokens instead of N).
+Shapes: B rows, N tokens a row, M masked positions a row (the same in every row of a batch: static shapes, and a
+language-model head that multiplies by the vocabulary for M tokens instead of N).
 """
 
 from collections.abc import Sequence
@@ -53,16 +53,31 @@ class Masker:
         """M for blocks of `length` tokens."""
         return max(1, round(self.mask_rate * length))
 
-    def __call__(self, ids: np.ndarray, keys: Sequence[tuple[int, int]]) -> dict[str, np.ndarray]:
+    def __call__(
+        self, ids: np.ndarray, keys: Sequence[tuple[int, int]], lengths: np.ndarray | None = None
+    ) -> dict[str, np.ndarray]:
         """Masks a batch.
 
         Args:
             ids: (B, N) int64, changed in place. Position 0 must hold a special token (bos): fillers point to it.
             keys: (epoch, index) of each row.
+            lengths: (B,) tokens of each row before its pads, where N is that of the batch's longest row: each row is then
+                masked as if it were alone, with an M of its own and fillers up to the batch's. None: N is always the same.
 
         Returns:
-            input_ids (B, N), positions (B, M) in ascending order, labels (B, M).
+            input_ids (B, N), positions (B, M) in ascending order, labels (B, M); M is the longest row's.
         """
+        if lengths is None:
+            return self._full_rows(ids, keys)
+        m = self.count(int(lengths.max()))
+        positions, labels = np.zeros((len(ids), m), np.int64), np.full((len(ids), m), IGNORED, np.int64)
+        for row, length in enumerate(lengths.tolist()):
+            found = self._full_rows(ids[row : row + 1, :length], keys[row : row + 1])
+            first = m - found["labels"].shape[1]
+            positions[row, first:], labels[row, first:] = found["positions"], found["labels"]
+        return {"input_ids": ids, "positions": positions, "labels": labels}
+
+    def _full_rows(self, ids: np.ndarray, keys: Sequence[tuple[int, int]]) -> dict[str, np.ndarray]:
         length = ids.shape[1]
         m = self.count(length)
         chance = np.stack([random_numbers(self.seed, epoch, index, length + 2 * m) for epoch, index in keys])
@@ -106,18 +121,22 @@ class MaskedBlocks(Dataset):
     Items hold input_ids (B, N), positions (B, M), labels (B, M; -100 = no target), all int64, and, only where a row has
     pads, attention_mask (B, N) bool: full rows need none, and fused attention is faster without.
 
-    blocks: a data set of such batches without positions and labels.
+    Args:
+        blocks: A data set of such batches without positions and labels.
+        masker: Masks them.
+        unequal: Whether N differs from batch to batch, as that of the longest row: masks must not depend on it.
     """
 
-    def __init__(self, blocks: Any, masker: Masker):
-        self.blocks, self.masker = blocks, masker
+    def __init__(self, blocks: Any, masker: Masker, unequal: bool = False):
+        self.blocks, self.masker, self.unequal = blocks, masker, unequal
 
     def __len__(self) -> int:
         return len(self.blocks)
 
     def __getitem__(self, keys: list[tuple[int, int]]) -> dict[str, torch.Tensor]:
         batch = self.blocks[keys]
-        found = self.masker(batch["input_ids"].numpy(), [(int(epoch), max(int(index), 0)) for epoch, index in keys])
+        lengths = batch["attention_mask"].sum(1).numpy() if self.unequal and "attention_mask" in batch else None
+        found = self.masker(batch["input_ids"].numpy(), [(int(epoch), max(int(index), 0)) for epoch, index in keys], lengths)
         found["labels"][[row for row, (_, index) in enumerate(keys) if index == FILLER]] = IGNORED
         made = {name: torch.from_numpy(array) for name, array in found.items()}
         return made | {name: batch[name] for name in ("attention_mask",) if name in batch}

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 from lit_linformer.data.loader import by_length
 from lit_linformer.data.notes import first_few, note
 from lit_linformer.data.pretraining.corpus import Corpus
-from lit_linformer.data.prompts import NOTHING, Prompt, at, given_texts, is_table, shortened, text_prompts
+from lit_linformer.data.prompts import Prompt, at, given_texts, is_table, no_prompts, shortened, text_prompts
 from lit_linformer.data.tables import table_rows
 from lit_linformer.data.tokenizer import Tokenizer
 from lit_linformer.utils.errors import SettingError, UserError
@@ -23,7 +23,7 @@ def read_prompts(text: str | list[str] | None, file: str | None, column: str) ->
     if file is not None:
         prompts += _table_prompts(file, column) if is_table(file) else text_prompts(file)
     if not prompts:
-        raise UserError(*NOTHING)
+        raise no_prompts(file)
     return prompts
 
 

@@ -12,6 +12,7 @@ They are made in shards of 100 MB of text: a preparation that was killed continu
 
 import hashlib
 import json
+import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -43,12 +44,24 @@ class Holdout:
         self.validation, self.test = validation_fraction, validation_fraction + test_fraction
 
     def split(self, number: int) -> str:
-        digest = hashlib.blake2b(number.to_bytes(8, "little"), digest_size=8).digest()
-        chance = int.from_bytes(digest, "little") / 2**64
+        chance = _chance(number)
         return "validation" if chance < self.validation else "test" if chance < self.test else "train"
 
     def training(self, documents: Iterable[str]) -> Iterator[str]:
         return (document for i, document in enumerate(documents) if self.split(i) == "train")
+
+
+def _chance(number: int) -> float:
+    digest = hashlib.blake2b(number.to_bytes(8, "little"), digest_size=8).digest()
+    return int.from_bytes(digest, "little") / 2**64
+
+
+def least_fraction(documents: int, before: float = 0.0) -> float | None:
+    """The least share, of one percent's precision, that holds out one of so many documents or more; ``before``: the shares of
+    the splits that come before. None: none does."""
+    chances = [chance for chance in map(_chance, range(documents)) if chance >= before]
+    least = math.ceil(100 * (min(chances) - before)) / 100 if chances else 1.0
+    return least if 0 < least < 1 else None
 
 
 def make_token_files(

@@ -10,7 +10,9 @@ from lit_linformer.data import LongRangeData
 from lit_linformer.data.longrange import listops, pathfinder
 from lit_linformer.data.longrange.datamodule import BOS, EOS, MASK, PAD, SPECIAL
 from lit_linformer.data.longrange.sources import CIFAR_CLASSES, GRAY
+from lit_linformer.model.heads import IGNORED
 from tests.data.longrange.files import write_long_range
+from tests.data.recorder import Recorder, recorded, trainer
 
 
 @pytest.fixture(scope="module")
@@ -147,3 +149,43 @@ def test_files_that_are_broken_are_named(task, name, content, said, cache, tmp_p
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=said):
         data(cache, task, "test", source=str(tmp_path))
+
+
+@pytest.mark.parametrize("stage", ["validate", "test"])
+def test_a_split_without_files_is_evaluated_alone(stage, cache, tmp_path):
+    folder = write_long_range(tmp_path, "image")
+    settings = {"source": str(folder), "max_length": 1026, "validation_fraction": 0.3}
+    fitted, alone = data(cache, "image", **settings), data(cache, "image", stage, **settings)
+    if stage == "validate":
+        assert rows_of(alone.val_dataloader()) == rows_of(fitted.val_dataloader())
+    else:
+        assert len(rows_of(alone.test_dataloader())) == len(alone.sets["test"])
+
+
+def masks_of(made, batch_size):
+    """{symbols and masks of a row before its pads: (positions, labels)}."""
+    made.eval_batch_size, found = batch_size, {}
+    for batch in made.val_dataloader():
+        for ids, positions, labels in zip(batch["input_ids"], batch["positions"], batch["labels"], strict=True):
+            real = labels != IGNORED
+            found[tuple(ids[ids != PAD].tolist())] = positions[real].tolist(), labels[real].tolist()
+    return found
+
+
+def test_masks_do_not_depend_on_the_rows_beside(cache):
+    made = data(cache, masked=True)
+    alone = masks_of(made, 1)
+    assert len({len(ids) for ids in alone}) > 1 and alone == masks_of(made, 5)
+    for ids, (positions, _) in alone.items():
+        assert len(positions) == max(1, round(0.15 * len(ids))) and max(positions) < len(ids)
+
+
+def test_two_processes_read_each_row_once(cache, tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    for name, devices in (("one", {}), ("two", {"devices": 2, "strategy": "ddp_fork"})):
+        (tmp_path / name).mkdir()
+        trainer(max_steps=2, num_sanity_val_steps=-1, **devices).fit(Recorder(tmp_path / name), data(cache))
+    lines = {name: recorded(tmp_path / name, "validation", rank) for name, rank in (("one", 0), ("two", 1))}
+    lines["two"] += recorded(tmp_path / "two", "validation", 0)
+    first, both = ({index for line in lines[name] for index in line["index"] if index >= 0} for name in ("one", "two"))
+    assert first == both == set(range(5))

@@ -185,7 +185,7 @@ def test_bad_settings_are_refused_when_the_object_is_built(make, settings, messa
         ),
         (
             {"validation_fraction": 1e-9},
-            r"^data.validation_fraction is 1e-09, which holds out none of 200 documents; allowed: more",
+            r"^data.validation_fraction is 1e-09, which holds out none of 200 documents; allowed: 0.01 or more, or",
         ),
         ({"source": "no/such/file.txt"}, r"^data.source is 'no/such/file.txt', which is not there; allowed"),
         ({"test_source": "no/such/file.txt"}, r"^data.test_source is 'no/such/file.txt', which is not there; allowed"),
@@ -225,3 +225,28 @@ def test_other_data_on_resume_is_announced(make):
     with pytest.warns(UserWarning, match=r"the checkpoint saw other data \(tokens-0123, now tokens-"):
         data.load_state_dict({"samples": 40, "tokens": "tokens-0123"})
     assert data.train_dataloader().samples == 40
+
+
+@pytest.mark.parametrize(("split", "stage"), [("validation", "validate"), ("test", "test")])
+def test_a_split_that_is_not_there_is_not_evaluated(make, split, stage):
+    data = make(**{f"{split}_fraction": 0.0})
+    with pytest.raises(ValueError, match=f"^data.{split}_fraction is 0; allowed with {stage}: more, or data.{split}_source"):
+        data.setup(stage)
+
+
+def test_the_least_share_that_holds_out_a_document(tmp_path, make):
+    text = tmp_path / "few.txt"
+    text.write_text("\n\n".join(f"document {number} " * 30 for number in range(12)))
+    with pytest.raises(ValueError, match=r"holds out none of 12 documents; allowed: 0.1 or more, or data.validation_source"):
+        make(source=str(text), validation_fraction=0.05, test_fraction=0.0).prepare_data()
+    data = make(source=str(text), validation_fraction=0.1, test_fraction=0.0, max_length=16)
+    data.prepare_data()
+    data.setup("validate")
+    assert len(data.blocks["validation"])
+
+
+def test_one_document_that_is_held_out(tmp_path, make):
+    text = tmp_path / "one.txt"
+    text.write_text("a line of it\n" * 500)
+    with pytest.raises(ValueError, match=r"^data.source is .*, which is one document, and that is held out; allowed: several"):
+        make(source=str(text), validation_fraction=0.05, test_fraction=0.05).prepare_data()
