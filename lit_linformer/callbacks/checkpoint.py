@@ -4,8 +4,11 @@ A run's checkpoints/ holds last.ckpt (the newest), previous.ckpt (the one before
 best-STEP-METRIC.ckpt. runs/checkpoints.py finds them again.
 """
 
+import io
 import os
+import pickle
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,7 +24,7 @@ from lit_linformer.runs.checkpoints import whole_step, write_checkpoint
 from lit_linformer.runs.folder import BEST, remove, replace
 from lit_linformer.runs.sharded import load_sharded
 from lit_linformer.utils.compat import validation_follows
-from lit_linformer.utils.errors import SettingError
+from lit_linformer.utils.errors import SettingError, UserError
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -65,6 +68,10 @@ class LastCheckpoint(Stepping, Checkpoint):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.owes_validation = state_dict["owes_validation"]
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        for part in (pl_module, trainer.datamodule):
+            check_loadable(type(part).__name__, getattr(part, "hparams", {}))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._saved, self._due = (trainer.global_step, self.owes_validation), self.owes_validation
@@ -143,6 +150,18 @@ class LastCheckpoint(Stepping, Checkpoint):
             best.drop_others()
 
 
+def check_loadable(name: str, kept: Mapping[str, Any]) -> None:
+    """UserError for what save_hyperparameters() of the class ``name`` has kept and no checkpoint is loaded with."""
+    for key, value in kept.items():
+        file = io.BytesIO()
+        try:
+            torch.save(value, file)
+            torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+        except (pickle.PicklingError, pickle.UnpicklingError, AttributeError, TypeError) as error:
+            what = f"{name}'s save_hyperparameters() keeps {key}, a {type(value).__name__}"
+            raise UserError(what, f"plain values (dataclasses.asdict makes them), or ignore=['{key}']") from error
+
+
 class MissingMetric(SettingError):
     of_all_processes = True  # the first one says it
 
@@ -172,18 +191,25 @@ class BestCheckpoint(ModelCheckpoint):
         self._trainer = trainer
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # Before training only training's metrics may be lacking, whose names are not known.
-        due = trainer.state.fn == "fit" and (not trainer.sanity_checking or self.monitor.startswith("val"))
-        if self.save_top_k and due and self.monitor not in trainer.callback_metrics:
-            logged = [name for name in trainer.callback_metrics if not (trainer.sanity_checking and name.startswith("train"))]
-            raise MissingMetric(
-                "best.monitor",
-                self.monitor,
-                f"{', '.join(logged) or 'a metric that it logs (there is none)'}, with --best.monitor or as its `headline`; "
-                "or --best.keep 0 for no best checkpoint",
-                more=f", which {type(pl_module).__name__} does not log in its validation",
-            )
+        if trainer.state.fn == "fit":
+            self._check_monitors(trainer, type(pl_module).__name__)
         super().on_validation_end(trainer, pl_module)
+
+    def _check_monitors(self, trainer: Trainer, module: str) -> None:
+        """MissingMetric where this callback, or one that ends training early, waits for what validation does not log."""
+        # Before training, of several validation sets Lightning gives no metrics, and training's names are not known.
+        if trainer.sanity_checking and isinstance(trainer.val_dataloaders, Sequence | Mapping):
+            return
+        known = [name for name in trainer.callback_metrics if not (trainer.sanity_checking and name.startswith("train"))]
+        logged = ", ".join(known) or "a metric that it logs (there is none)"
+        wanted = [("best.monitor", self.monitor)] if self.save_top_k else []
+        wanted += [("EarlyStopping.monitor", one.monitor) for one in trainer.early_stopping_callbacks if one.strict]
+        for setting, metric in wanted:
+            if metric in trainer.callback_metrics or (trainer.sanity_checking and not metric.startswith("val")):
+                continue
+            if setting == "best.monitor":
+                logged += ", with --best.monitor or as its `headline`; or --best.keep 0 for no best checkpoint"
+            raise MissingMetric(setting, metric, logged, more=f", which {module} does not log in its validation")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """The best ones of the history, in their present folder, as far as they exist."""
@@ -224,10 +250,21 @@ def _best_callbacks(trainer: Trainer) -> list[BestCheckpoint]:
 
 
 def best_of(model: type, monitor: str | None, mode: str | None) -> tuple[str, str]:
-    """best.monitor and best.mode, with what the user left out: the headline of the model's class, if it declares one."""
+    """best.monitor and best.mode, with what the user left out: the headline of the model's class, if it declares one.
+
+    Of another metric mode is min where it is a loss or a perplexity; of others SettingError asks for it.
+    """
     name, _, _, better = getattr(model, "headline", HEADLINE)
     monitor = monitor or name
-    return monitor, mode or ("max" if monitor == name and better is max else "min")
+    if mode is None and monitor == name:
+        mode = "max" if better is max else "min"
+    if mode is None and ("loss" in monitor or "perplexity" in monitor):
+        mode = "min"
+    if mode is None:
+        raise SettingError(
+            "best.mode", None, "max where higher is better, min where lower is", when=f"with best.monitor {monitor}"
+        )
+    return monitor, mode
 
 
 def best_checkpoint(
@@ -237,7 +274,7 @@ def best_checkpoint(
 
     Args:
         monitor: the logged metric that decides; none: the headline of the model's class.
-        mode: min, or max where higher is better; none: as the headline says, else min.
+        mode: min, or max where higher is better; none: as the headline says, and min of a loss or a perplexity.
         keep: how many are kept; 0 for none.
     """
     check_ranges("best.", best_checkpoint, locals())

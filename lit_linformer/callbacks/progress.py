@@ -83,7 +83,7 @@ class Progress(ProgressBar):
         super().on_train_start(trainer, pl_module)
         self._throughput = next((found for found in trainer.callbacks if isinstance(found, Throughput)), None)
         self._marked, self._marked_step = Totals(), trainer.global_step
-        steps = trainer.max_steps if trainer.max_steps > 0 else trainer.estimated_stepping_batches
+        steps = trainer.estimated_stepping_batches
         total = None if steps == float("inf") else int(steps)
         known = self._pace.validation if self._pace is not None else 0.0  # of the one before training
         seconds = time.monotonic if self._throughput is None else lambda: self._throughput.totals().seconds

@@ -12,6 +12,7 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers.logger import DummyLogger
+from lightning.pytorch.profilers import PassThroughProfiler
 from torch.multiprocessing import ProcessExitedException
 
 from lit_linformer.callbacks import (
@@ -126,6 +127,8 @@ class LinformerCLI(LightningCLI):
         monitor, mode = best_of(class_of(config.model.class_path, "model"), config.best.monitor, config.best.mode)
         config.best.monitor, config.best.mode = monitor, mode
         self.as_given = config.clone()
+        if self.subcommand == "predict":
+            config.trainer.use_distributed_sampler = False  # each process predicts all, and the first one writes them
         self.evaluated = evaluated(self.subcommand, self.argv, config)
         check_name(config.name)
         # Not written back into the config: with the run's config.yaml as --config, another --name is another folder.
@@ -165,6 +168,8 @@ class LinformerCLI(LightningCLI):
                 super().instantiate_classes()
             except Exception as error:
                 raise unwrapped(error) from None
+            if self.subcommand == "predict" and not _predicts(type(self.model)):
+                raise UserError(f"model is {type(self.model).__name__}", "a class with predict_step", when="with predict")
             if self.evaluated is not None and not self.config_init[self.subcommand].ckpt_path:
                 load_exported(self.model, self.evaluated)
             return
@@ -183,7 +188,15 @@ class LinformerCLI(LightningCLI):
         config.callbacks = [*_listed(config.callbacks), *written.get(self.subcommand, [result, EvaluationWriter()])]
         check_once(config.callbacks)
         self.config[self.subcommand] = self.as_given  # what the run directory's config.yaml holds
-        trainer = super().instantiate_trainer(**kwargs)
+        try:
+            trainer = super().instantiate_trainer(**kwargs)
+        except RuntimeError as error:
+            if "more than one stateful callback" not in str(error):
+                raise
+            kept = f"trainer.callbacks has a ModelCheckpoint with monitor {best.monitor}, as the run has one itself"
+            raise UserError(kept, "--best.keep N, which keeps the N best") from error
+        if not isinstance(trainer.profiler, PassThroughProfiler) and trainer.profiler.filename is None:
+            trainer.profiler.dirpath, trainer.profiler.filename = self.run_dir, "profile"  # fit-profile.txt, not a log's line
         check_machine(trainer, config.precision)
         for callback in trainer.callbacks:
             if isinstance(callback, RunConfig):
@@ -218,6 +231,10 @@ class LinformerCLI(LightningCLI):
             return
         for line in closing_lines(self.run_dir, self.model, self.datamodule, self.loggers.shown_by()):
             print(line, flush=True)
+
+
+def _predicts(model: type) -> bool:
+    return any(getattr(model, name) is not getattr(LightningModule, name) for name in ("predict_step", "forward"))
 
 
 def _prepared(cache: Path) -> set[str]:

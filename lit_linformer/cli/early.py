@@ -31,6 +31,10 @@ def check_early(subcommand: str, config: Namespace) -> None:
     check_machine(built, trainer.precision)
     if subcommand != "fit":
         return
+    if isinstance(trainer.val_check_interval, str) and built.num_devices * built.num_nodes > 1:
+        # Each looks at a clock of its own, and would wait for the others in a validation that they have not begun.
+        allowed = "steps or a share of an epoch, on which several processes agree"
+        raise SettingError("trainer.val_check_interval", trainer.val_check_interval, allowed)
     settings, data = (vars(part.get("init_args", Namespace())) for part in (model, config.data))
     if isinstance(trainer.strategy, str) and data.get("global_batch_size") and data.get("batch_size"):
         devices = built.num_devices * built.num_nodes

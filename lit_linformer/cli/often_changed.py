@@ -11,7 +11,6 @@ ENCODER = "lit_linformer.model.EncoderConfig"
 DEFAULT_CLASSES = {"model": "lit_linformer.tasks.MLM", "data": "lit_linformer.data.PretrainingData"}
 # What app.py gives to Lightning instead of its own defaults.
 TRAINER_DEFAULTS: dict[str, Any] = {
-    "use_distributed_sampler": False,  # the loader shards by itself, resumably
     "enable_model_summary": False,
     "num_sanity_val_steps": -1,  # the untrained model's perplexity, where the curve starts
     "max_epochs": -1,
@@ -26,7 +25,7 @@ RUN: dict[str, tuple[Any, str]] = {
 TRAINER: dict[str, tuple[Any, str]] = {
     "max_steps": (-1, "Optimiser steps; -1: no limit."),
     "max_epochs": (-1, "Passes over the training data; -1: no limit."),
-    "max_time": (None, "Time after which training ends, as 00:08:00:00 for eight hours."),
+    "max_time": (None, "Time after which training ends, that of its earlier starts included: 00:08:00:00 for eight hours."),
     "val_check_interval": (None, "Training batches between validations, or a share of an epoch, as 0.5."),
     "check_val_every_n_epoch": (1, "null where val_check_interval counts batches across epochs."),
     "accumulate_grad_batches": (1, "Batches of an optimiser step."),

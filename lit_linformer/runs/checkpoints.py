@@ -148,6 +148,7 @@ def _find_best(run_dir: Path) -> Path | None:
 
 def checkpoint_path(subcommand: str, asked: str | None, root: Path) -> str | None:
     """A file for ckpt_path: `last` and `best` are looked up in the run directory; evaluation without one takes the best.
+    Of another run's folder, too, fit takes the last and evaluation the best.
 
     `auto` is `last` if there is one, and else a start from the beginning.
     """
@@ -170,8 +171,10 @@ def checkpoint_path(subcommand: str, asked: str | None, root: Path) -> str | Non
             raise SettingError("ckpt_path", asked, allowed, more=f", but {root}/checkpoints holds none")
     else:
         found = Path(asked)
+        if (found / "checkpoints").is_dir():  # a run's folder
+            found = find_checkpoint(found, "last" if fits else "best") or find_checkpoint(found, "last") or found
     check_checkpoint(found, whole=False)
-    if asked is None:
+    if asked is None or found.parent.parent == Path(asked):
         print(f"checkpoint: {found}", flush=True)
     return str(found)
 

@@ -95,7 +95,8 @@ class TrainingModule(LightningModule):
         loss = self.training_loss(batch)
         self.count(batch)
         self.log("train/loss", loss.detach())
-        self.log("train/lr", self.optimizers().param_groups[0]["lr"])
+        # As a tensor here, not on the GPU: for a number Lightning would wait until it is there.
+        self.log("train/lr", torch.tensor(self.optimizers().param_groups[0]["lr"]))
         return loss
 
     def training_loss(self, batch: Batch) -> torch.Tensor:
@@ -174,8 +175,6 @@ class TrainingModule(LightningModule):
         return optimizer
 
     def _total_steps(self) -> int:
-        if self.trainer.max_steps > 0:
-            return self.trainer.max_steps
         steps = self.trainer.estimated_stepping_batches
         if steps == float("inf") and self.optimization.schedule != "constant":
             raise endless(self.optimization.schedule, self.trainer.max_steps)

@@ -5,12 +5,18 @@ import os
 import random
 import signal
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from lightning.pytorch import LightningModule
 
-from lit_linformer.callbacks import AtomicCheckpointIO
+from lit_linformer.callbacks import AtomicCheckpointIO, best_of
+from lit_linformer.callbacks.checkpoint import check_loadable
+from lit_linformer.model import EncoderConfig
 from lit_linformer.runs.checkpoints import check_checkpoint, find_checkpoint
+from lit_linformer.tasks import MLM, SequenceClassification
 
 
 def save_for_ever(path):
@@ -72,3 +78,29 @@ def test_unwritable_folder_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="cannot write the checkpoint"):
         AtomicCheckpointIO().save_checkpoint({}, tmp_path / "file" / "last.ckpt")
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "found"),
+    [
+        (MLM, (None, None), ("val/perplexity", "min")),
+        (SequenceClassification, (None, None), ("val/score", "max")),
+        (SequenceClassification, ("val/loss", None), ("val/loss", "min")),
+        (SequenceClassification, ("val/accuracy", "max"), ("val/accuracy", "max")),
+        (LightningModule, (None, None), ("val/perplexity", "min")),
+    ],
+)
+def test_what_is_best(model, given, found):
+    assert best_of(model, *given) == found
+
+
+def test_whether_more_is_better_is_asked_where_it_is_not_known():
+    with pytest.raises(ValueError, match=r"^best.mode is null; allowed with best.monitor val/accuracy: max where higher"):
+        best_of(SequenceClassification, "val/accuracy", None)
+
+
+def test_what_no_checkpoint_is_loaded_with_is_refused():
+    check_loadable("Own", {"encoder": EncoderConfig(), "lr": 1e-3, "sizes": [1, 2], "none": None})
+    for value in (Path("texts"), SimpleNamespace(a=1), lambda: 1):
+        with pytest.raises(ValueError, match=r"^Own's save_hyperparameters\(\) keeps odd, a \w+; allowed: plain values"):
+            check_loadable("Own", {"lr": 1e-3, "odd": value})

@@ -44,4 +44,5 @@ def test_it_is_a_command(study, tmp_path):
     assert found[4][0] == 2 and found[4][1].startswith("error: run is 'runs/b', which holds no perplexity.csv; allowed: ")
     for name, (status, printed) in zip(("my_ideas.other", "study", "os.path"), (found[5], *found[7:]), strict=True):
         assert status == 2 and printed.startswith(f"error: the command is '{name}'; allowed: fit, "), (name, printed)
-    assert found[6] == (2, "error: No module named 'nowhere_to_be_found'\n")
+    place = f"({tmp_path}/my_ideas/broken.py, line 1; --traceback shows more)"
+    assert found[6] == (2, f"error: No module named 'nowhere_to_be_found' {place}\n")

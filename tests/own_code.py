@@ -1,0 +1,63 @@
+"""A module and data as someone who knows Lightning, and not this project, writes them; and mistakes that one makes there."""
+
+import json
+from pathlib import Path
+
+import torch
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
+from torch.utils.data import DataLoader, TensorDataset
+
+from lit_linformer.model import Encoder, EncoderConfig
+
+
+class Plain(LightningModule):
+    """Keeps its arguments, logs val_loss, and writes down which rows it is given, a file a process."""
+
+    def __init__(self, encoder: EncoderConfig | None = None, rate: float = 1e-2, folder: str = "seen"):
+        super().__init__()
+        self.save_hyperparameters()
+        self.net, self.folder = Encoder(encoder), Path(folder)
+
+    def loss(self, stage, rows):
+        self.folder.mkdir(exist_ok=True)
+        with open(self.folder / f"{stage}.{self.global_rank}", "a") as file:
+            print(json.dumps(rows[:, 0].tolist()), file=file)
+        return self.net(rows).square().mean()
+
+    def training_step(self, batch, batch_idx):
+        return self.loss("train", batch[0])
+
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        self.log("val_loss", self.loss("validation", batch[0]))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=self.hparams.rate)
+
+
+class Rows(LightningDataModule):
+    """Sixteen rows to train with, eight to validate with, each begun by its number; plain loaders, several to validate with."""
+
+    def __init__(self, sets: int = 1):
+        super().__init__()
+        self.sets = sets
+
+    def loader(self, rows, shuffle=False):
+        ids = torch.arange(rows)[:, None].repeat(1, 6)
+        return DataLoader(TensorDataset(ids), batch_size=2, shuffle=shuffle)
+
+    def train_dataloader(self):
+        return self.loader(16, shuffle=True)
+
+    def val_dataloader(self):
+        return self.loader(8) if self.sets == 1 else [self.loader(8) for _ in range(self.sets)]
+
+
+class Unpacks(Plain):
+    def training_step(self, batch, batch_idx):
+        one, two, three = batch  # of a batch of one
+        return self.loss("train", one + two + three)
+
+
+class Raises(Callback):
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        int("three")

@@ -1,0 +1,106 @@
+"""A LightningModule and a LightningDataModule that know nothing of this project: tests/own_code.py."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests import own_code
+from tests.helpers import fit, load, output, read_log
+
+CONFIG = """
+seed_everything: 0
+name: own
+trainer: {accelerator: cpu, devices: 1, max_epochs: 2, log_every_n_steps: 1}
+model:
+  class_path: tests.own_code.Plain
+  init_args:
+    encoder: {vocab_size: 20, max_length: 8, hidden_size: 8, num_layers: 1, num_heads: 2, projection_dim: 4}
+data: {class_path: tests.own_code.Rows}
+"""
+BEST = ["--best.monitor", "val_loss"]
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("own.yaml").write_text(CONFIG)
+    return ["--config", "own.yaml"]
+
+
+def refused(argv, tmp_path):
+    """The line with which a command ends."""
+    line = output(argv, tmp_path, status=2).splitlines()[-1]
+    assert line.startswith("error: ")
+    return line
+
+
+def test_what_save_hyperparameters_keeps_is_loaded_again(own, tmp_path):
+    output(["fit", *own, *BEST], tmp_path)
+    assert load(tmp_path / "runs/own/checkpoints/last.ckpt")["hyper_parameters"]["encoder"].vocab_size == 20
+    assert "val_loss" in output(["validate", "--config", "runs/own/config.yaml"], tmp_path)
+    assert "checkpoints/best-" in output(["validate", *own, *BEST, "--ckpt_path", "runs/own"], tmp_path)  # its best
+    assert "resuming" in output(["fit", *own, *BEST, "--ckpt_path", "last", "--trainer.max_epochs", "3"], tmp_path)
+
+
+def test_a_class_that_cannot_predict_is_refused(own, tmp_path):
+    output(["fit", *own, *BEST], tmp_path)
+    line = refused(["predict", "--config", "runs/own/config.yaml"], tmp_path)
+    assert line == "error: model is Plain; allowed with predict: a class with predict_step"
+
+
+def rows_seen(stage, rank):
+    return [row for line in Path(f"seen/{stage}.{rank}").read_text().splitlines() for row in json.loads(line)]
+
+
+def test_the_rows_of_plain_loaders_are_divided_among_processes(own, tmp_path):
+    output(["fit", *own, *BEST, "--trainer.devices", "2", "--trainer.strategy", "ddp_fork"], tmp_path)
+    for stage, rows, passes in (("train", 16, 2), ("validation", 8, 3)):
+        seen = [rows_seen(stage, rank) for rank in range(2)]
+        assert sorted(seen[0] + seen[1]) == sorted(list(range(rows)) * passes), stage
+
+
+def test_an_early_stop_by_what_is_not_logged_is_refused_before_training(own, tmp_path):
+    stop = ["--trainer.callbacks+", "EarlyStopping", "--trainer.callbacks.monitor"]
+    told = refused(["fit", *own, *BEST, *stop, "val_los"], tmp_path)
+    assert "EarlyStopping.monitor is 'val_los', which Plain does not log in its validation; allowed: val_loss" in told
+    assert not Path("seen/train.0").exists()
+    output(["fit", *own, *BEST, *stop, "val_loss"], tmp_path)
+
+
+def test_several_validation_sets(own, tmp_path):
+    best = ["--data.sets", "2", "--best.monitor", "val_loss/dataloader_idx_1"]
+    output(["fit", *own, *best], tmp_path)
+    assert list(Path("runs/own/checkpoints").glob("best-*"))
+
+
+def test_a_profile_is_a_file_of_the_run(own, tmp_path):
+    output(["fit", *own, *BEST, "--trainer.profiler", "simple"], tmp_path)
+    assert "run_training_batch" in Path("runs/own/fit-profile.txt").read_text()
+
+
+def test_a_second_checkpoint_of_the_best_is_refused(own, tmp_path):
+    second = ["--trainer.callbacks+", "ModelCheckpoint", "--trainer.callbacks.monitor", "val_loss"]
+    assert "trainer.callbacks has a ModelCheckpoint with monitor val_loss" in refused(["fit", *own, *BEST, *second], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("extra", "what", "where"),
+    [
+        (["--model", "tests.own_code.Unpacks"], "not enough values to unpack (expected 3, got 1)", "one, two, three"),
+        (["--trainer.callbacks+", "tests.own_code.Raises"], "invalid literal for int() with base 10: 'three'", 'int("three")'),
+    ],
+)
+def test_a_mistake_in_own_code_says_where_it_is(extra, what, where, own, tmp_path):
+    number = 1 + next(i for i, line in enumerate(Path(own_code.__file__).read_text().splitlines()) if where in line)
+    line = refused(["fit", *own, *BEST, *extra], tmp_path)
+    assert line == f"error: {what} ({own_code.__file__}, line {number}; --traceback shows more)"
+
+
+def test_the_schedule_ends_where_epochs_do(tiny, tmp_path):
+    """Of max_steps and max_epochs the one that comes first: the rate's last value is that of the last step."""
+    ends = ["--trainer.max_steps", "1000", "--trainer.max_epochs", "1", "--trainer.check_val_every_n_epoch", "1"]
+    ends += ["--trainer.val_check_interval", "1.0", "--model.schedule", "linear"]
+    assert fit(tiny, "own", tmp_path / "log", *ends) == 0
+    rates = [line["lr"] for line in read_log(tmp_path / "log.0").values()]
+    assert len(rates) > 10 and 0 <= rates[-1] < 0.15 * max(rates)
