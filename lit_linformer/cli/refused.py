@@ -143,6 +143,8 @@ def takes(hint: Any, value: Any) -> bool:
         return True
     parser = ArgumentParser(add_help=False, exit_on_error=False)
     parser.add_argument("--value", type=hint)
+    if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):  # a class's argument is read as YAML whatever its type
+        value = yaml.safe_load(value)
     try:
         parser.parse_args([f"--value={value}"]) if isinstance(value, str) else parser.parse_object({"value": value})
     except Exception:
