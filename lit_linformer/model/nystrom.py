@@ -81,10 +81,9 @@ class NystromAttention(Attention):
         of_landmarks, reading = self.attend(mean_q, k, v, real, need_weights)
         with torch.autocast(x.device.type, enabled=False):
             inverse = self._inverse(mean_q, mean_k, there)
+        # Where all landmarks are there no bias says so: the fastest kernels take none.
         full = attention_mask is None and x.shape[1] == self.max_length
-        among = (
-            None if full else as_bias(there[:, :, None], q.dtype)
-        )  # no bias, where all are there: the fastest kernels take none
+        among = None if full else as_bias(there[:, :, None], q.dtype)
         context, writing = self.attend(q, mean_k, inverse.to(of_landmarks.dtype) @ of_landmarks, among, need_weights)
         maps = None if writing is None or reading is None else writing @ inverse.to(writing.dtype) @ reading
         return self.output(context, x, attention_mask), maps
