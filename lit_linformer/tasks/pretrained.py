@@ -36,7 +36,7 @@ def pretrained_encoder(source: StoredModel, asked: EncoderConfig | None, vocab_s
             raise SettingError(
                 f"model.encoder.{field.name}",
                 wanted,
-                "the same (--model.encoder null takes the checkpoint's settings over)",
+                "the same (--model.encoder null --data.max_length N takes the checkpoint's settings over)",
                 more=f", in the checkpoint {source.path} {there!r}",
             )
     return replace(asked, vocab_size=source.encoder.vocab_size)
