@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import Callback, LightningDataModule, LightningModule
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, loggers
 from lightning.pytorch.loggers import Logger
 
 from lit_linformer import data, tasks
@@ -18,10 +18,14 @@ from lit_linformer.utils.errors import SettingError, UserError
 
 BASES = {"model": LightningModule, "data": LightningDataModule, "trainer.callbacks": Callback, "trainer.logger": Logger}
 OURS = {"model": tasks, "data": data}
+LOGGERS = ", ".join(sorted(set(loggers.__all__) - {"Logger"}))
 # What they are made of, where Lightning's type says it in the language of types.
 CLASSES = {
     "model": f"{', '.join(tasks.TASKS)}, or the class path of a LightningModule, as my_ideas.Denoising",
     "data": f"{', '.join(data.__all__)}, or the class path of a LightningDataModule, as my_ideas.Sequences",
+    "trainer.logger": f"the name of a Logger that is built in ({LOGGERS}), or the class path of one, as my_module.MyLogger",
+    "trainer.callbacks": "the name of a Callback that is built in (`python run.py list callbacks` shows ours), or the "
+    "class path of one, as my_module.MyCallback",
 }
 
 
