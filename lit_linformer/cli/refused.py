@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import yaml
 from jsonargparse import ArgumentParser
 
-from lit_linformer.cli.class_paths import BASES, CLASSES, find_class, kinds
+from lit_linformer.cli.class_paths import BASES, OURS, find_class, kinds
 from lit_linformer.cli.given import REFERENCE, given_settings, typed_words
 from lit_linformer.cli.help import settings_of
 from lit_linformer.cli.quick_checks import nearest
@@ -25,7 +25,7 @@ from lit_linformer.utils.configs import config_files
 from lit_linformer.utils.errors import SettingError, UserError
 
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", dict: "a mapping, as {name: value}"}
-BUILT = set(BASES) - set(CLASSES)  # settings whose classes have settings of their own, beside the model's and the data's
+BUILT = set(BASES) - set(OURS)  # settings whose classes have settings of their own, beside the model's and the data's
 Types = dict[str, Any]
 
 
