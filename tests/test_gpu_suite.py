@@ -31,7 +31,7 @@ def suite():
 
 
 @pytest.mark.slow
-def test_gpu_suite_rehearsed_on_a_cpu(tiny, tmp_path, corpus, cache):
+def test_gpu_suite_rehearsed_on_a_cpu(suite, tiny, tmp_path, corpus, cache):
     """Every part; then the same command has only training to go on with."""
     output(["fit", *tiny, "--name", "tokenizer", "--trainer.max_steps", "1"], tmp_path)
     words = ["--source", corpus, "--tokenizer", "runs/tokenizer/tokenizer.json", "--output", "suite", "--device", "cpu"]
@@ -56,6 +56,7 @@ def test_gpu_suite_rehearsed_on_a_cpu(tiny, tmp_path, corpus, cache):
     (page / "weights/model.safetensors").write_bytes(b"".join(piece.read_bytes() for piece in pieces))
     filled = output(["predict", "--model.pretrained", str(page / "weights"), "--data.text", "the <mask> is here"], tmp_path)
     assert "the " in filled and " is here" in filled
+    assert suite.trained(tmp_path / "suite/pretrain/checkpoints/last.ckpt") > 0 == suite.trained(tmp_path / "none.ckpt")
     again = script("gpu_suite.py", *words)
     assert again.count(", at most ") == 1 and "pretrain, at most " in again and "table3: ok" in again
 
