@@ -53,6 +53,9 @@ def check(command, folder, cache):
             extra += ["--trainer.max_epochs", "1", "--trainer.accelerator", "cpu"]
         elif "convert" in command[2]:
             extra += ["--trainer.max_steps", "2", "--trainer.val_check_interval", "2", "--data.validation_fraction", "0.1"]
+        elif "--model.pretrained" in command:  # which has its encoder's settings, too
+            extra += ["--trainer.max_steps", "2", "--trainer.val_check_interval", "2", "--data.validation_fraction", "0.1"]
+            extra += ["--model.warmup_steps", "1", "--data.batch_size", "2", "--data.global_batch_size", "null"]
         elif command[0] == "fit" and command[2].startswith("runs/"):
             extra += ["--trainer.max_steps", "2", "--trainer.val_check_interval", "2", "--model.warmup_steps", "1"]
         elif command[2].startswith("conf/"):
