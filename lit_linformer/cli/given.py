@@ -67,6 +67,8 @@ def _put(found: dict[str, Any], key: str, value: Any) -> None:
                 del found[name]
         found[key] = value
     elif not isinstance(value, dict) or key.count(".") > 2:
+        for name in [name for name in found if value is None and name.startswith(f"{key}.")]:
+            del found[name]
         found[key] = value
     elif section in CLASSES or key == section:
         path = value.get("class_path")

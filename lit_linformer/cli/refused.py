@@ -34,8 +34,10 @@ def refused(error: Exception, argv: list[str], parser: Any) -> UserError:
     types = _types(parser) | settings_of(argv)
     built: dict[str, list[tuple[str, dict[str, Any]]]] = {}  # {setting: [(class path, its settings)]}, of those with classes
     files = [word for file in config_files(argv) for word in ("--config", file)]
+    given = given_settings(argv)
+    nulls = {name for name, value in given.items() if value is None}
     for name, value in given_settings(files).items():
-        if told := _refused(name, value, types) or _no_reference(name, value, types):
+        if told := _refused(name, value, types) or _no_reference(name, given.get(name, value), types, nulls):
             return told
         if name in BUILT:
             built[name] = list(_classes(value))
@@ -75,7 +77,8 @@ def _refused(name: str, value: Any, types: Types) -> UserError | None:
         return None if known and list(_classes(value)) else SettingError(name, value, kinds(name))
     section = next((one for one in types if one.startswith(f"{name}.")), None)
     if section is not None and types.get(name) is None:
-        return None if isinstance(value, dict) else SettingError(name, value, f"its settings by name, as {section}")
+        settings = value == "null" or isinstance(value, dict)
+        return None if settings else SettingError(name, value, f"its settings by name, as {section}")
     owner = name
     while owner and owner not in types:
         owner = owner.rpartition(".")[0]
@@ -107,10 +110,12 @@ def _refused_within(setting: str, path: str, values: dict[str, Any]) -> UserErro
     return None
 
 
-def _no_reference(name: str, value: Any, types: Types) -> UserError | None:
-    """Of a ${setting} that is not there: another class, the user's own say, may have no such setting."""
+def _no_reference(name: str, value: Any, types: Types, nulls: set[str]) -> UserError | None:
+    """Of a ${setting} that is not there: another class, the user's own say, may have none such, or it is within a null."""
     for to in (found[1] for found in REFERENCE.finditer(str(value))):
         setting = to.replace(".init_args", "")
+        if null := next((one for one in nulls if setting.startswith(f"{one}.")), None):
+            return UserError(f"{name} refers to {setting}, and {null} is null", f"a value of its own, --{name} VALUE")
         if ":" not in to and not to.startswith(".") and setting not in types:
             own = f" (or give {name}, which refers to it, a value of its own)"
             return UserError(f"${{{to}}} in the config names no setting{nearest(setting, list(types))}{own}")

@@ -49,7 +49,9 @@ def check_checkpoint(path: Path, setting: str = "ckpt_path", whole: bool = True)
     except pickle.UnpicklingError as error:
         raise SettingError(setting, path, OURS, more=FOREIGN) from error
     except UNREADABLE as error:
-        raise UserError(f"{setting} is {path}, which is truncated or no checkpoint: {first_line(error)}") from error
+        whole = path.is_dir() or zipfile.is_zipfile(path)
+        reason = first_line(error) if whole else "it is no whole zip file, which torch.save writes"
+        raise UserError(f"{setting} is {path}, which is truncated or no checkpoint: {reason}") from error
     steps = checkpoint.get("global_step") if isinstance(checkpoint, dict) else None
     if not isinstance(steps, int) or ("state_dict" not in checkpoint and not path.is_dir()):
         raise SettingError(setting, path, OURS, more=", which holds no training state")

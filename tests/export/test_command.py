@@ -135,7 +135,7 @@ def test_nothing_is_left_where_an_export_differs(pretrained, tmp_path, monkeypat
     [
         ({"ckpt_path": "nowhere"}, "ckpt_path is nowhere, which does not exist; allowed: a run directory"),
         ({"ckpt_path": "."}, "ckpt_path is ., a folder without checkpoints/; allowed: a run"),
-        ({"ckpt_path": "text.ckpt"}, "ckpt_path is text.ckpt, which is truncated or no checkpoint"),
+        ({"ckpt_path": "text.ckpt"}, "ckpt_path is text.ckpt, which is truncated or no checkpoint: it is no whole zip file"),
         ({"ckpt_path": "pickled.ckpt"}, "ckpt_path is pickled.ckpt, which holds other objects than weights"),
         ({"ckpt_path": "other.ckpt"}, "ckpt_path is other.ckpt, which holds no training state; allowed"),
         ({"ckpt_path": "strange.ckpt"}, "ckpt_path is strange.ckpt, whose weights are of another model"),
