@@ -1,5 +1,6 @@
 """Validation perplexity against tokens, as in the paper's figure 3, or against training time."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from lit_linformer.utils.figures import COLOURS, STYLES, open_frame, plain_numbe
 TRANSFORMER = COLOURS[-1]  # black, as in the benchmark's figures; the others share the rest
 UNFINISHED = {"marker": "x", "markersize": 8, "markeredgewidth": 1.8, "linestyle": "none"}
 MOST_ACROSS = 3
+FAR_ABOVE = 20  # times all that comes later: a perplexity before training, of which the y-axis shows where the curve comes from
 
 
 def draw_curves(
@@ -49,6 +51,10 @@ def draw_curves(
             axes.axhline(level, color=TRANSFORMER, linewidth=1, linestyle="--", label="teacher" if number == 0 else None)
         axes.set_xlim(left=0)
         open_frame(axes)
+    curves = [run.points(by) for group in groups for run in group.runs]
+    later = max((y for points in curves for spent, y in points.items() if spent), default=math.inf)
+    if max(points.get(0, 0.0) for points in curves) > FAR_ABOVE * later:
+        panels[0].set_ylim(top=1.3 * later)
     for axes in panels[len(names) :]:
         axes.set_visible(False)
     for axes in panels[::across]:

@@ -114,6 +114,16 @@ def test_curves_are_medians_over_tokens_and_say_what_is_unfinished(tmp_path):
     assert draw_curves(Figure, [Group("none", "", [Run(tmp_path / "nothing", "none")])]) is None
 
 
+@pytest.mark.parametrize(("start", "top"), [(9000.0, 78.0), (900.0, 1000.0)])
+def test_a_start_far_above_all_later_points_leaves_the_picture(start, top, tmp_path):
+    from matplotlib.figure import Figure
+
+    run = write_run(tmp_path / "a", [(0, 0, start), (10, 2_000_000, 60.0), (20, 4_000_000, 20.0)], seconds=(0, 3, 5))
+    for by in ("tokens", "cpu_seconds"):
+        (axes,) = draw_curves(Figure, [Group("a", "", [run])], by).axes
+        assert axes.get_ylim()[0] < 20 and axes.get_ylim()[1] == pytest.approx(top, rel=0.2)
+
+
 def test_of_equal_curves_the_thinner_lies_on_the_thicker_and_the_legend_says_so(tmp_path):
     from matplotlib.figure import Figure
 
