@@ -135,12 +135,12 @@ class LookupAttention(SlotsAndTokens):
     ) -> tuple[Tensor, Tensor]:
         """One softmax over slots and neighbours, for h heads of sorted tokens: (B, 2, h, N, d), and its weights."""
         to_slots, length = self.slot_scores(q, slot_k, bias), q.shape[-2]
-        to_tokens = chunked(q, self.chunk) @ beside(chunked(k, self.chunk)).transpose(-1, -2) * q.shape[-1] ** -0.5
-        to_tokens = to_tokens + strength
+        scaled = chunked(q * q.shape[-1] ** -0.5, self.chunk)
+        to_tokens = scaled @ beside(chunked(k, self.chunk)).transpose(-1, -2) + strength
         to_tokens = to_tokens.masked_fill(~same, torch.finfo(q.dtype).min / 2).flatten(3, 4)[..., :length, :]
         weights = torch.cat([to_slots, to_tokens], -1).softmax(-1)
         dropped = functional.dropout(weights, self.dropout, self.training)
-        of_slots, of_tokens = dropped[..., : slot_k.shape[-2]], dropped[..., slot_k.shape[-2] :]
+        of_slots, of_tokens = dropped.split([slot_k.shape[-2], dropped.shape[-1] - slot_k.shape[-2]], -1)
         found = chunked(of_tokens, self.chunk) @ beside(chunked(v, self.chunk))
         return of_slots @ slot_v + found.flatten(3, 4)[..., :length, :], weights
 

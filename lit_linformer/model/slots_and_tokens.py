@@ -71,7 +71,7 @@ class SlotsAndTokens(LinformerAttention):
 
     def slot_scores(self, q: Tensor, slot_k: Tensor, bias: Tensor | None) -> Tensor:
         """q kᵀ/√d + bias of the slots, (…, N, K)."""
-        scores = q @ slot_k.transpose(-1, -2) * q.shape[-1] ** -0.5
+        scores = q * q.shape[-1] ** -0.5 @ slot_k.transpose(-1, -2)
         return scores if bias is None else scores + bias
 
     def slot_bias(
