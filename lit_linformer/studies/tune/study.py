@@ -39,9 +39,10 @@ REFUSED = 2  # exit status of a run that said in one line why it ends
 class RunningTrial(RunningCell):
     """A trial that is running."""
 
-    def __init__(self, cell: Cell, label: str, trial: Trial, known: set[int]):
+    def __init__(self, cell: Cell, label: str, trial: Trial):
         super().__init__(cell, label)
-        self.trial, self.known = trial, known
+        self.trial = trial
+        self.known: set[int] = set()  # steps that the study was told of
         self.looked = False
         self.pruned: str | None = None  # why
 
@@ -119,7 +120,8 @@ class Study:
             study_id = self._storage.get_study_id_from_name(self.optuna.study_name)
             trial_id = self._storage.get_trial_id_from_study_id_trial_number(study_id, number)
             with contextlib.suppress(BlockingIOError):
-                return self._claim(Trial(self.optuna, trial_id))
+                if job := self._claim(Trial(self.optuna, trial_id)):
+                    return job
         return None
 
     def _new(self) -> RunningTrial | None:
@@ -130,14 +132,19 @@ class Study:
         self.optuna.sampler = TPESampler(seed=count)
         return self._claim(self.optuna.ask())
 
-    def _claim(self, trial: Trial) -> RunningTrial:
-        """BlockingIOError where another process runs it. What was drawn for it before stays."""
+    def _claim(self, trial: Trial) -> RunningTrial | None:
+        """BlockingIOError where another process runs it, None where one ended it. What was drawn for it before stays."""
         words = {axis.setting: axis.word(_draw(trial, axis)) for axis in self.space.axes}
         shown = {setting: f"{setting.rpartition('.')[2]} {word}" for setting, word in words.items()}
         cell = Cell(shown, f"{self.space.name}/{run_name(trial.number)}", [], self.metric)
         cell.fit = [*self.fit, *(part for name, word in words.items() for part in (f"--{name}", word)), "--name", cell.name]
-        known = set(self.optuna.get_trials(deepcopy=False)[trial.number].intermediate_values)
-        job = RunningTrial(cell, f"[{trial.number + 1}/{self.space.trials}] {cell}", trial, known)
+        job = RunningTrial(cell, f"[{trial.number + 1}/{self.space.trials}] {cell}", trial)
+        # Read only now that its log is locked: until then the process that ran it could end it.
+        told = self.optuna.get_trials(deepcopy=False)[trial.number]
+        if told.state != TrialState.RUNNING:
+            job.log.close()
+            return None
+        job.known = set(told.intermediate_values)
         self._own.add(trial.number)
         return job
 

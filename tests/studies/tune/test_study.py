@@ -116,6 +116,23 @@ def test_what_a_killed_process_left_is_taken_up_and_what_another_runs_is_not(tmp
     taken.log.close()
 
 
+def test_a_trial_that_ends_while_another_process_reaches_for_it_is_left_alone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_space(trials=1)
+    one, other = (Study(read_space(Path("space.yaml"), None, None), ["fit"], "val/perplexity", "min") for _ in range(2))
+    job = next(one.todo())
+    finished(job.cell.run_dir, 60)
+    claim = other._claim
+
+    def late(trial):
+        run_jobs(iter([job]), 1, one.ended, one.watch)
+        return claim(trial)
+
+    monkeypatch.setattr(other, "_claim", late)
+    assert next(other.todo(), "over") == "over"
+    assert [trial.state for trial in one.trials()] == [TrialState.COMPLETE]
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
