@@ -1,5 +1,7 @@
 """Slots, and beside them the tokens that have the same neighbour. Shapes as in attention.py; c chunk, M = ⌈N/c⌉."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import torch
@@ -111,11 +113,14 @@ class LookupAttention(SlotsAndTokens):
         bias = None if bias is None else bias.expand(-1, self.num_heads, -1, -1).unflatten(1, (2, -1))
         strength = self.strength.to(q.dtype).view(1, 2, -1, 1, 1, 1)
         parts, same = (q, k, v, slot_k, slot_v, strength, bias), neighbours.same[:, :, None]
-        if need_weights or x.shape[1] <= LONG or not torch.is_grad_enabled():
+        if need_weights or x.shape[1] <= LONG:
             context, weights = self._attend(*parts, same)
-        else:  # as fused attention does: weights of a long row are not kept but made again, one pair of heads at a time
+        else:  # one pair of heads at a time; their weights are not kept but made again, as fused attention does
+            attend: Callable = self._attend
+            if torch.is_grad_enabled():
+                attend = partial(checkpoint, self._attend, use_reentrant=False)
             pairs = ([None if part is None else part[:, :, head : head + 1] for part in parts] for head in range(q.shape[2]))
-            found = [checkpoint(self._attend, *pair, same, use_reentrant=False)[0] for pair in pairs]
+            found = [attend(*pair, same)[0] for pair in pairs]
             context, weights = torch.cat(found, 2), None
         context = in_order(context.transpose(2, 3).flatten(3), neighbours.back)  # (B, 2, N, D/2)
         context = context.unflatten(-1, (self.num_heads // 2, -1)).transpose(2, 3).flatten(1, 2)
