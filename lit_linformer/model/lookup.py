@@ -16,6 +16,7 @@ from .linformer import LinformerAttention
 from .projection import Projection
 from .ranges import Count, Range, check_ranges
 from .slots_and_tokens import SlotsAndTokens
+from .window import WindowAttention
 
 if TYPE_CHECKING:
     from .encoder import EncoderConfig
@@ -33,7 +34,7 @@ class Neighbours(NamedTuple):
 
 
 @ATTENTIONS.add("lookup")
-class LookupAttention(SlotsAndTokens):
+class LookupAttention(WindowAttention):
     """The Linformer's attention, which in some layers also looks up where else in the row a token's neighbour occurs.
 
     In one softmax, for token i of head h, over the slots j and the tokens t of N_h(i),
@@ -53,6 +54,7 @@ class LookupAttention(SlotsAndTokens):
         every: that number.
         chunk: c.
         strength: what b_h, learnt, starts as.
+        window: w, even, of ``WindowAttention``, which the other layers then are; 0: they see slots alone.
     """
 
     title, rotary = "Linformer with lookup", True
@@ -64,11 +66,12 @@ class LookupAttention(SlotsAndTokens):
         every: Count = 2,
         chunk: Annotated[int, Range(least=1, most=2**12)] = 16,
         strength: Annotated[float, Range(least=-100, most=100)] = 2.0,
+        window: Annotated[int, Range(least=0, most=2**16)] = 0,
         **more: Any,
     ):
-        super().__init__(*shape, **more)
+        super().__init__(*shape, window=window, **more)
         check_halves("lookup", self.num_heads)
-        self.sees_tokens, self.chunk = looks_up, chunk
+        self.looks_up, self.sees_tokens, self.chunk = looks_up, looks_up or window > 0, chunk
         self.strength = nn.Parameter(torch.full((self.num_heads,), float(strength))) if looks_up else None
 
     @classmethod
@@ -87,8 +90,8 @@ class LookupAttention(SlotsAndTokens):
 
     @classmethod
     def columns(cls, config: "EncoderConfig", layer: int, length: int) -> int:
-        kind = super() if cls.arguments(config, layer)["looks_up"] else LinformerAttention
-        return kind.columns(config, layer, length)
+        seen = cls.arguments(config, layer)["looks_up"] or _option(config, "window", 0)
+        return (super() if seen else LinformerAttention).columns(config, layer, length)
 
     def forward(
         self,
@@ -99,8 +102,9 @@ class LookupAttention(SlotsAndTokens):
         neighbours: Neighbours | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """As LinformerAttention's; neighbours: of the row's ids. Maps are of slots, then of tokens: (B, H, N, K + N)."""
-        if not self.sees_tokens:
-            return LinformerAttention.forward(self, x, attention_mask, need_weights, shared)
+        if not self.looks_up:
+            kind = WindowAttention if self.sees_tokens else LinformerAttention
+            return kind.forward(self, x, attention_mask, need_weights, shared)
         if neighbours is None:
             raise UserError(
                 "attention is lookup, which needs the ids: pass neighbours=lookup.neighbours(input_ids, mask, chunk)"
@@ -168,9 +172,12 @@ class LookupAttention(SlotsAndTokens):
         return maps.transpose(2, 3).flatten(1, 2)
 
     # A class with a forward of its own says again what it costs.
-    flops, fixed_flops = SlotsAndTokens.flops, SlotsAndTokens.fixed_flops
+    flops = SlotsAndTokens.flops  # type: ignore[assignment]
+    fixed_flops = SlotsAndTokens.fixed_flops  # type: ignore[assignment]
 
     def token_flops(self, length: int) -> int:
+        if not self.looks_up:
+            return super().token_flops(length)
         return 12 * -(-length // self.chunk) * self.chunk**2 * self.hidden_size
 
 

@@ -1,9 +1,10 @@
-"""Every mechanism beside linformer, lookup and full, for the tests that hold for all of them: EncoderConfig's settings."""
+"""Every mechanism beside linformer, plain lookup and full, for the tests that hold for all of them: EncoderConfig's settings."""
 
 MECHANISMS = {
     "sparse": {"attention": "sparse", "attention_options": {"stride": 4, "reach": 3}},
     "window": {"attention": "window", "attention_options": {"window": 4}},
     "window, project first": {"attention": "window", "order": "project_first", "attention_options": {"window": 2}},
+    "lookup, window": {"attention": "lookup", "attention_options": {"chunk": 4, "window": 4}},
     "dynamic": {"projection": "dynamic"},
     "long-short": {
         "attention": "window", "projection": "dynamic", "sharing": "heads", "order": "project_first",

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from lit_linformer.model import Encoder, EncoderConfig, LookupAttention, make_projection
+from lit_linformer.model import Encoder, EncoderConfig, LookupAttention, WindowAttention, make_projection
 from lit_linformer.model.lookup import neighbours
 
 B, D, H, LONGEST, K = 3, 16, 4, 24, 3
@@ -114,10 +114,12 @@ def test_which_layers_look_up_and_what_is_refused():
         return [layer.attention.sees_tokens for layer in encoder(attention_options=options).layers]
 
     assert layers() == [True, False, True, False, True] and layers(every=4) == [True, False, False, False, True]
-    assert layers(every=1) == [True] * 5
+    assert layers(every=1) == [True] * 5 and layers(window=4) == [True] * 5
+    assert [layer.attention.looks_up for layer in encoder(attention_options={"window": 4}).layers] == layers()
     for options, said in (
         ({"attention_options": {"every": 0}}, "attention_options.every is 0; allowed: 1 or more"),
         ({"attention_options": {"chunk": 0}}, "attention_options.chunk is 0; allowed: 1 to 4096"),
+        ({"attention_options": {"window": 3}}, "attention_options.window is 3; allowed: an even number"),
         ({"attention_options": {"every": "two"}}, "attention_options.every is 'two'; allowed: a whole number"),
         (
             {"attention_options": {"reach": 3}},
@@ -129,6 +131,17 @@ def test_which_layers_look_up_and_what_is_refused():
             encoder(**options)
     with pytest.raises(ValueError, match="attention is lookup, which needs the ids"):
         make()(torch.randn(1, 5, D, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_the_other_layers_see_a_window_where_one_is_asked_for(padded):
+    layer, window = make(looks_up=False, window=4), WindowAttention(D, H, LONGEST, K, sharing="none", window=4).double()
+    window.load_state_dict(layer.state_dict())
+    ids, x = torch.randint(0, 8, (B, 20)), torch.randn(B, 20, D, dtype=torch.float64)
+    mask = torch.arange(20) < torch.tensor([[20], [11], [1]]) if padded else None
+    for found, expected in zip(layer(x, mask, True, neighbours=neighbours(ids, mask, 4)), window(x, mask, True), strict=True):
+        assert torch.equal(found, expected)
+    assert layer.flops(20) == window.flops(20) > make(looks_up=False).flops(20)
 
 
 def test_all_layers_share_an_E_and_a_copied_token_is_found():
