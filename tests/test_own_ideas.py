@@ -63,7 +63,7 @@ def test_draws_or_says_that_there_are_no_slots(here, tmp_path):
     pytest.importorskip("matplotlib")
     argv = ["draw", "--text", "a b", "--output", str(tmp_path / "slots.png"), "--ckpt_path"]
     assert "slot 0: " in output([*argv, "runs/salient", "--slots", "8"], tmp_path) and (tmp_path / "slots.png").is_file()
-    expected = "whose attention is 'my_ideas.Window'; allowed: linformer, coarse, lookup, window, or one that has `matrix`"
+    expected = "whose attention is 'my_ideas.Window'; allowed: linformer, coarse, window, lookup, or one that has `matrix`"
     assert expected in complaint([*argv, "runs/window"], tmp_path)
 
 
@@ -128,7 +128,7 @@ def test_a_checkpoint_elsewhere_says_what_is_missing_and_runs_nothing_that_it_na
 def test_unknown_names_list_what_there_is(tiny, tmp_path):
     line = complaint(["fit", *tiny, "--model.encoder.projection", "pool"], tmp_path)
     assert "projection is 'pool'; allowed: linear, conv, mean, max, gaussian, dynamic, gated, or the path of a subclass" in line
-    assert "attention is 'hyena'; allowed: linformer, coarse, full, lookup, lsh, nystrom, sparse, window, or" in complaint(
+    assert "attention is 'hyena'; allowed: linformer, coarse, full, window, lookup, lsh, nystrom, sparse, or" in complaint(
         ["fit", *tiny, "--model.encoder.attention", "hyena"], tmp_path
     )
 

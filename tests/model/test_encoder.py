@@ -261,7 +261,7 @@ def test_dropout_acts_only_in_training():
         ({"sharing": "all"}, "sharing is 'all'; allowed: none, heads, headwise"),
         (
             {"attention": "hyena"},
-            "attention is 'hyena'; allowed: linformer, coarse, full, lookup, lsh, nystrom, sparse, window, or the path of",
+            "attention is 'hyena'; allowed: linformer, coarse, full, window, lookup, lsh, nystrom, sparse, or the path of",
         ),
         ({"order": "any"}, "order is 'any'; allowed: compress_first, project_first"),
         ({"dropout": 1.0}, "dropout is 1.0; allowed: 0 up to"),
