@@ -1,4 +1,4 @@
-"""Every mechanism beside linformer, plain lookup and full, for the tests that hold for all of them: EncoderConfig's settings."""
+"""Every mechanism but linformer, plain lookup and full, for the tests that hold for all of them: EncoderConfig's settings."""
 
 MECHANISMS = {
     "sparse": {"attention": "sparse", "attention_options": {"stride": 4, "reach": 3}},

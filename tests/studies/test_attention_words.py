@@ -47,7 +47,8 @@ def test_every_attention_is_measured(tmp_path, monkeypatch):
 def test_a_name_that_there_is_not(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     line = complaint(["benchmark", "--models", "windw:window=4"], tmp_path)
-    assert "models is 'windw'; did you mean 'window'?; allowed: written-out, fused, linformer, coarse, window, lookup, lsh" in line
+    names = "written-out, fused, linformer, coarse, window, lookup, lsh"
+    assert f"models is 'windw'; did you mean 'window'?; allowed: {names}" in line
     assert "attention_options.window is 5; allowed: an even number" in complaint(
         ["benchmark", "--models", "window:window=5"], tmp_path
     )
