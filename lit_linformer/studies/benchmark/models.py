@@ -78,8 +78,8 @@ def operations(name: str, settings: dict[str, Any], n: int) -> float | None:
     for compress first with E = F (the last term, W_K and W_V of the k slots, vanishes with k/n); 2 k D more with an F.
     """
     with torch.device("meta"):  # for its formulas alone
-        flops = forward_flops(Encoder(encoder_config(name, {**settings, "num_layers": 1}, n)), n)
-    return None if flops is None else flops / n
+        flops = forward_flops(Encoder(encoder_config(name, settings, n)), n)
+    return None if flops is None else flops / n / settings["num_layers"]
 
 
 def has_slots(attention: str) -> bool:

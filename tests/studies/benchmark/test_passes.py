@@ -32,7 +32,7 @@ def test_operation_counts_are_those_of_the_layers(sharing, order, local_width):
     argv = ["--sharing", sharing, "--order", order, "--local_width", str(local_width), "--intermediate_size", "40"]
     settings = settings_of(*argv, "--num_layers", "2")
     n, x = 64, torch.randn(3, 64, 16)
-    for name in ("fused", "written-out", "linformer 8"):
+    for name in ("fused", "written-out", "linformer 8", "lookup 8", "lookup:window=4 8"):
         model = Layers(encoder_config(name, settings, n), name == "written-out")
         # Of the fused CPU kernel torch counts nothing; the same products, unfused, it counts.
         with FlopCounterMode(display=False) as counter, torch.inference_mode(), sdpa_kernel(SDPBackend.MATH):
