@@ -103,8 +103,7 @@ class LookupAttention(WindowAttention):
     ) -> tuple[Tensor, Tensor | None]:
         """As LinformerAttention's; neighbours: of the row's ids. Maps are of slots, then of tokens: (B, H, N, K + N)."""
         if not self.looks_up:
-            kind = WindowAttention if self.sees_tokens else LinformerAttention
-            return kind.forward(self, x, attention_mask, need_weights, shared)
+            return super().forward(x, attention_mask, need_weights, shared)
         if neighbours is None:
             raise UserError(
                 "attention is lookup, which needs the ids: pass neighbours=lookup.neighbours(input_ids, mask, chunk)"

@@ -40,6 +40,8 @@ class SlotsAndTokens(LinformerAttention):
         shared: Projection | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """As LinformerAttention's. Maps are of slots, then of tokens: (B, H, N, K + N)."""
+        if not self.sees_tokens:
+            return super().forward(x, attention_mask, need_weights, shared)
         self.check_length(x)
         q = split_heads(self.queries(x), self.num_heads)
         (slot_k, slot_v), (k, v) = self.keys_and_values(x, attention_mask, shared)

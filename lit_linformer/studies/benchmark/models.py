@@ -74,8 +74,9 @@ def encoder_config(name: str, settings: dict[str, Any], n: int) -> EncoderConfig
 def operations(name: str, settings: dict[str, Any], n: int) -> float | None:
     """Floating-point operations a token and layer of a model's forward pass, matrix products only; None if it counts none.
 
-    With a feed-forward of 4 D: 24 D² + 4 n D for the Transformer; 24 D² + 8 k D for project first; 20 D² + 6 k D + 4 D² k/n
-    for compress first with E = F (the last term, W_K and W_V of the k slots, vanishes with k/n); 2 k D more with an F.
+    The mean of the layers, which may differ (lookup's do). With a feed-forward of 4 D: 24 D² + 4 n D for the Transformer;
+    24 D² + 8 k D for project first; 20 D² + 6 k D + 4 D² k/n for compress first with E = F (the last term, W_K and W_V of the k
+    slots, vanishes with k/n); 2 k D more with an F.
     """
     with torch.device("meta"):  # for its formulas alone
         flops = forward_flops(Encoder(encoder_config(name, settings, n)), n)
