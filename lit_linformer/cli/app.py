@@ -34,7 +34,7 @@ from lit_linformer.cli.class_paths import check_class_paths, class_of
 from lit_linformer.cli.closing import closing_lines
 from lit_linformer.cli.early import check_early, check_machine
 from lit_linformer.cli.evaluated import evaluated, load_exported
-from lit_linformer.cli.given import given_settings
+from lit_linformer.cli.given import for_parser, given_settings
 from lit_linformer.cli.help import RangesInWords, add_run_arguments
 from lit_linformer.cli.often_changed import DEFAULT_CLASSES, TRAINER_DEFAULTS
 from lit_linformer.cli.quick_checks import no_encoder
@@ -50,7 +50,6 @@ from lit_linformer.runs.folder import TOKENIZER, Claim, check_name, own_files
 from lit_linformer.runs.place import given_run, run_folder, seen_from
 from lit_linformer.runs.trained_model import read_model
 from lit_linformer.tasks.pretrained import pretrained_encoder
-from lit_linformer.utils.configs import configs_first
 from lit_linformer.utils.environment import command_line
 from lit_linformer.utils.errors import SettingError, UserError, user_error
 from lit_linformer.utils.signals import is_first_process
@@ -78,7 +77,7 @@ class LinformerCLI(LightningCLI):
                 seed_everything_default=0,
                 subclass_mode_model=True,
                 subclass_mode_data=True,
-                args=configs_first(argv),
+                args=for_parser(argv),
                 auto_configure_optimizers=False,
                 load_from_checkpoint_support=False,
             )

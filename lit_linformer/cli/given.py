@@ -10,10 +10,12 @@ from typing import Any
 
 import yaml
 
-from lit_linformer.utils.configs import check_configs, config_contents
+from lit_linformer.utils.configs import check_configs, config_contents, config_files, configs_first
 
 REFERENCE = re.compile(r"\$\{([^}]*)\}")
 CLASSES = ("model", "data")
+KINDS = ("model.encoder.attention", "model.encoder.projection")
+OPTIONS = tuple(f"{kind}_options" for kind in KINDS)  # each kind's own
 
 
 def given_settings(argv: list[str]) -> dict[str, Any]:
@@ -28,10 +30,19 @@ def given_settings(argv: list[str]) -> dict[str, Any]:
     return {key: _resolved(value, found) for key, value in found.items()}
 
 
+def for_parser(argv: list[str]) -> list[str]:
+    """The command line with its --config first, and without options that they give an attention which it replaces."""
+    words, end = configs_first(argv), 1 + 2 * len([*config_files(argv)])
+    words[end:end] = [word for name in _outdated(argv) for word in (f"--{name}", "null")]
+    # jsonargparse refuses null for what lies in the encoder.
+    return ["{}" if word == "null" and name[2:] in OPTIONS else word for name, word in itertools.pairwise(["", *words])]
+
+
 def walk(argv: list[str]) -> Iterator[tuple[str, str, Any]]:
     """(file, key at its top, value) of the --config files, then ("", setting, value) of the command line's other words."""
     for file, content in config_contents(argv):
         yield from ((file, str(key), value) for key, value in content.items())
+    yield from (("", name, None) for name in _outdated(argv))
     for name, text in typed_words(argv):
         yield "", name, True if text is None else _value(text)
 
@@ -43,6 +54,18 @@ def typed_words(argv: list[str]) -> Iterator[tuple[str, str | None]]:
         if name.startswith("--") and name not in ("--config", "--help", "--help_all", "--print_config"):
             missing = following is None or following.startswith("--")
             yield name[2:].replace(".init_args", ""), value if equals else None if missing else following
+
+
+def _outdated(argv: list[str]) -> Iterator[str]:
+    """The options that --config files give for one kind where the command line names another."""
+    given: dict[str, Any] = {}
+    for _, content in config_contents(argv):
+        for key, value in content.items():
+            _put(given, str(key), value)
+    typed = dict(typed_words(argv))
+    for kind, options in zip(KINDS, OPTIONS, strict=True):
+        if kind in typed and kind in given and typed[kind] != given[kind] and any(name.startswith(options) for name in given):
+            yield options
 
 
 def _value(text: str) -> Any:
@@ -66,8 +89,8 @@ def _put(found: dict[str, Any], key: str, value: Any) -> None:
             for name in [name for name, old in found.items() if name.startswith(f"{key}.") and REFERENCE.search(str(old))]:
                 del found[name]
         found[key] = value
-    elif not isinstance(value, dict) or key.count(".") > 2:
-        for name in [name for name in found if value is None and name.startswith(f"{key}.")]:
+    elif not isinstance(value, dict) or key.count(".") > 2 or key in OPTIONS:
+        for name in [name for name in found if (value is None or key in OPTIONS) and name.startswith(f"{key}.")]:
             del found[name]
         found[key] = value
     elif section in CLASSES or key == section:

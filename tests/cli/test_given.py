@@ -1,0 +1,51 @@
+"""What --config files and a command line give together."""
+
+import shlex
+
+import pytest
+import yaml
+
+from lit_linformer.cli.given import for_parser, given_settings
+from tests.helpers import output
+
+OPTIONS = "model.encoder.attention_options"
+
+
+@pytest.mark.parametrize(
+    ("line", "options"),
+    [
+        ("", {"window": 16}),
+        ("--model.encoder.attention lookup", {"window": 16}),
+        (f"--{OPTIONS}.chunk 8", {"window": 16, "chunk": 8}),
+        (f"--{OPTIONS} null", {}),
+        ("--model.encoder.attention full", {}),
+        ("--model.init_args.encoder.attention=full", {}),
+        (f"--model.encoder.attention window --{OPTIONS}.dual_norm true", {"dual_norm": True}),
+        (f"--{OPTIONS}.dual_norm true --model.encoder.attention window", {"dual_norm": True}),
+        (f"--model.encoder.attention lsh --{OPTIONS} '{{rounds: 3}}'", {"rounds": 3}),
+        ("--model.encoder.attention full --model.encoder.attention lookup", {"window": 16}),
+        ("--config chunk.yaml", {"chunk": 8}),
+        ("--config chunk.yaml --model.encoder.attention lsh", {}),
+    ],
+)
+def test_options_of_an_attention_go_with_it(line, options, tmp_path):
+    """An attention of the command line's does not get those that the files give another one."""
+    first = _written(tmp_path / "window.yaml", {"attention": "lookup", "attention_options": {"window": 16}})
+    later = _written(tmp_path / "chunk.yaml", {"attention_options": {"chunk": 8}})
+    argv = ["fit", "--config", "conf/pretrain/small.yaml", "--config", first, *shlex.split(line.replace("chunk.yaml", later))]
+    found = yaml.safe_load(output([*argv, "--print_config"], tmp_path))
+    assert (found["model"]["init_args"]["encoder"]["attention_options"] or {}) == options
+    known = given_settings(argv)  # the same, read without the parser
+    nested = {name.removeprefix(f"{OPTIONS}."): value for name, value in known.items() if name.startswith(f"{OPTIONS}.")}
+    assert (known.get(OPTIONS) or {}) | nested == options
+
+
+def test_options_of_files_that_name_no_attention_stay(tmp_path):
+    overlay = _written(tmp_path / "rounds.yaml", {"attention_options": {"rounds": 2}})
+    words = ["fit", "--config", overlay, "--model.encoder.attention", "lsh"]
+    assert for_parser(words) == words
+
+
+def _written(path, encoder):
+    path.write_text(yaml.safe_dump({"model": {"init_args": {"encoder": encoder}}}))
+    return str(path)
