@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from lit_linformer.runs.folder import CONVERSION, check_name, foreign_files, is_run
 from lit_linformer.runs.place import run_folder
-from lit_linformer.utils.arguments import FLAG, Setting, check_choice, check_device, choice, listed, parse, whole, word
+from lit_linformer.utils.arguments import FLAG, Setting, check_choice, check_device, choice, listed, mapping, parse, whole, word
 from lit_linformer.utils.environment import command_line
 from lit_linformer.utils.errors import SettingError, UserError
 
@@ -37,6 +37,9 @@ SETTINGS = {
     ),
     "name": Setting(word("NAME"), "what is written is runs/NAME", required=True),
     "attention": Setting(word("NAME"), "linformer gives a Transformer E and F; or a class path (default: as it is)"),
+    "attention_options": Setting(
+        mapping("{NAME: VALUE}"), "as model.encoder.attention_options: with attention=lookup '{window: 32}' (default: none)"
+    ),
     "projection_dim": Setting(listed(whole("K", 1)), "with attention=linformer: k, or one a layer (default: n/4)"),
     "sharing": Setting(word("HOW"), "which E and F are one and the same, as model.encoder.sharing (default: none)"),
     "projection": Setting(word("KIND"), "as model.encoder.projection (default: linear)"),
@@ -99,9 +102,10 @@ def _check(given: dict[str, Any]) -> None:
         if key in given and key not in read:
             kind = f"with attention={given['attention']}" if "attention" in given else "without attention"
             raise SettingError(key, given[key], "with --attention linformer", more=f" {kind}")
-    for key in ("positions", "projections"):
-        if key in given and "max_length" not in given:
-            raise SettingError(key, given[key], "with --max_length", more=" without max_length")
+    needs = {"positions": "max_length", "projections": "max_length", "attention_options": "attention"}
+    for key, other in needs.items():
+        if key in given and other not in given:
+            raise SettingError(key, given[key], f"with --{other}", more=f" without {other}")
     if given.get("projection_init") in FILLS and "source" not in given:
         raise SettingError(
             "projection_init",
@@ -192,7 +196,7 @@ def convert(model: "TrainedModel", given: dict[str, Any], folder: Path, where: s
     if given.get("attention") not in (None, model.encoder.attention):
         _change_attention(model, given, None if data is None else data.blocks[split])
         measure(f"as a {_said(model.encoder, given)}", old)
-    elif "attention" in given and any(key in given for key in WITH_LINFORMER):
+    elif "attention" in given and any(key in given for key in (*WITH_LINFORMER, "attention_options")):
         raise SettingError("attention", given["attention"], "a Transformer", more=f", and {given['from']} is one already")
     if "projections" in given and not conversion.has_projections(model.net):
         raise SettingError("projections", given["projections"], "for a Linformer", more=f", but {given['from']} has none")
@@ -228,6 +232,7 @@ def _change_attention(model: "TrainedModel", given: dict[str, Any], blocks: Any)
         )
     settings = {"sharing": "none", "projection": "linear", "projection_dim": max(1, model.encoder.max_length // 4)}
     settings = {key: given.get(key, value) for key, value in settings.items() if key in kind.settings}
+    settings["attention_options"] = given.get("attention_options")
     start, rows = given.get("projection_init", START), None
     if start in conversion.FILLS:
         import torch

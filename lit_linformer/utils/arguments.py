@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import yaml
+
 from lit_linformer.utils.errors import SettingError, UserError
 
 MANY = 2**31 - 1  # the largest count; larger ones overflow somewhere below
@@ -122,6 +124,11 @@ def word(name: str) -> Kind:
     return Kind(name)
 
 
+def mapping(name: str) -> Kind:
+    """Settings by name, as YAML has them: {window: 16}."""
+    return Kind(name, _check_mapping)
+
+
 def several(kind: Kind) -> Kind:
     """Words of a kind, each as it stands: --run runs/a runs/b, or --run runs/a --run runs/b."""
     return replace(kind, several=True)
@@ -151,6 +158,14 @@ def check_choice(where: str, value: Any, allowed: Collection[str]) -> str:
     if not isinstance(value, str) or value not in allowed:
         raise SettingError(where, value, ", ".join(allowed), more=meant(str(value), allowed))
     return value
+
+
+def _check_mapping(where: str, text: str) -> dict[str, Any]:
+    with contextlib.suppress(yaml.YAMLError, RecursionError):
+        value = yaml.safe_load(text)
+        if isinstance(value, dict) and all(isinstance(name, str) for name in value):
+            return value
+    raise SettingError(where, text, "settings by name, as '{window: 16}'")
 
 
 def meant(word: str, known: Iterable[str]) -> str:

@@ -91,6 +91,9 @@ WORDS = {
     "--attention linformer --projection conv --projection_dim 5": r"projection_dim \(k\) is 5, but projection='conv' works on",
     "--attention linformer --projection_init svd": r"projection_init is 'svd' without source; allowed",
     "--attention linformer --projection_init best": r"projection_init is 'best'; allowed: block_mean, split",
+    '--attention_options {"window":4}': r"attention_options is \{'window': 4\} without attention; allowed: with --attention",
+    "--attention lookup --attention_options window": r"attention_options is 'window'; allowed: settings by name, as",
+    '--attention lookup --attention_options {"width":4}': r"attention_options names 'width'; allowed with attention=lookup: ",
     "--attention linformr": r"attention is 'linformr'; did you mean 'linformer'\?; allowed",
     "--max_length 16": r"max_length is 16; allowed: more than the model's 32",
     "--max_length 40": r"max_length is 40; allowed where something is repeated: a multiple of the model's 32",
@@ -106,6 +109,14 @@ WORDS = {
 def test_settings_that_do_not_go(words, roberta, tmp_path):
     refused(["convert", "--from", str(roberta), "--name", "new", *words.split()], tmp_path, WORDS[words])
     assert not (tmp_path / "runs/new").exists()
+
+
+def test_options_of_the_attention(roberta, tmp_path):
+    convert(roberta, tmp_path, "--attention", "lookup", "--projection_dim", "8", "--attention_options", "{window: 4, every: 1}")
+    model = open_checkpoint(tmp_path / "runs/new")
+    assert (model.encoder.attention, model.encoder.attention_options) == ("lookup", {"window": 4, "every": 1})
+    assert [layer.attention.looks_up for layer in model.net.encoder.layers] == [True, True]
+    assert {layer.attention.window for layer in model.net.encoder.layers} == {4}
 
 
 def test_what_stands_there_is_kept(roberta, pretrained, finetuned, tmp_path):
