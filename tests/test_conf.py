@@ -266,7 +266,7 @@ def test_transformer_config_differs_from_linformers_in_attention_alone(kind):
     linformer.pop("name"), transformer.pop("name")
     assert linformer == transformer
     different = {key for key in encoders[0] | encoders[1] if encoders[0].get(key) != encoders[1].get(key)}
-    assert different <= {"attention", "projection_dim", "sharing", "projection_init", "short_rows"}
+    assert different <= {"attention", "attention_options", "projection_dim", "sharing", "projection_init", "short_rows"}
 
 
 def test_paper_configs_are_the_papers_model():

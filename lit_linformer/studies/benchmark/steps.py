@@ -27,7 +27,7 @@ from lit_linformer.utils import compat
 RECOMMENDED = {"projection_init": "block_mean", "local_width": 5, "norm": "pre"}
 OURS = {
     "linformer": RECOMMENDED,
-    "lookup": {**RECOMMENDED, "attention": "lookup"},
+    "lookup": {**RECOMMENDED, "attention": "lookup", "attention_options": {"window": 16}},
     "linformer-paper": {"projection_init": "xavier", "local_width": 0, "norm": "post"},
     "transformer": {**RECOMMENDED, "attention": "full"},
 }
