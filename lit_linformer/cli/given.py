@@ -39,7 +39,10 @@ def for_parser(argv: list[str]) -> list[str]:
 
 
 def walk(argv: list[str]) -> Iterator[tuple[str, str, Any]]:
-    """(file, key at its top, value) of the --config files, then ("", setting, value) of the command line's other words."""
+    """(file, key at its top, value) of the --config files, then ("", setting, value) of the command line's other words.
+
+    None before these for the options that ``for_parser`` leaves behind.
+    """
     for file, content in config_contents(argv):
         yield from ((file, str(key), value) for key, value in content.items())
     yield from (("", name, None) for name in _outdated(argv))
