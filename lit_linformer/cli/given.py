@@ -33,7 +33,7 @@ def given_settings(argv: list[str]) -> dict[str, Any]:
 def for_parser(argv: list[str]) -> list[str]:
     """The command line with its --config first, and without options that they give an attention which it replaces."""
     words, end = configs_first(argv), 1 + 2 * len([*config_files(argv)])
-    words[end:end] = [word for name in _outdated(argv) for word in (f"--{name}", "null")]
+    words[end:end] = [word for name in _outdated(_in_files(argv), argv) for word in (f"--{name}", "{}")]
     # jsonargparse refuses null for what lies in the encoder.
     return ["{}" if word == "null" and name[2:] in OPTIONS else word for name, word in itertools.pairwise(["", *words])]
 
@@ -43,9 +43,8 @@ def walk(argv: list[str]) -> Iterator[tuple[str, str, Any]]:
 
     None before these for the options that ``for_parser`` leaves behind.
     """
-    for file, content in config_contents(argv):
-        yield from ((file, str(key), value) for key, value in content.items())
-    yield from (("", name, None) for name in _outdated(argv))
+    yield from (files := _in_files(argv))
+    yield from (("", name, None) for name in _outdated(files, argv))
     for name, text in typed_words(argv):
         yield "", name, True if text is None else _value(text)
 
@@ -59,12 +58,15 @@ def typed_words(argv: list[str]) -> Iterator[tuple[str, str | None]]:
             yield name[2:].replace(".init_args", ""), value if equals else None if missing else following
 
 
-def _outdated(argv: list[str]) -> Iterator[str]:
+def _in_files(argv: list[str]) -> list[tuple[str, str, Any]]:
+    return [(file, str(key), value) for file, content in config_contents(argv) for key, value in content.items()]
+
+
+def _outdated(files: list[tuple[str, str, Any]], argv: list[str]) -> Iterator[str]:
     """The options that --config files give for one kind where the command line names another."""
     given: dict[str, Any] = {}
-    for _, content in config_contents(argv):
-        for key, value in content.items():
-            _put(given, str(key), value)
+    for _, key, value in files:
+        _put(given, key, value)
     typed = dict(typed_words(argv))
     for kind, options in zip(KINDS, OPTIONS, strict=True):
         if kind in typed and kind in given and typed[kind] != given[kind] and any(name.startswith(options) for name in given):
