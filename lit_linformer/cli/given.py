@@ -35,7 +35,11 @@ def for_parser(argv: list[str]) -> list[str]:
     words, end = configs_first(argv), 1 + 2 * len([*config_files(argv)])
     words[end:end] = [word for name in _outdated(_in_files(argv), argv) for word in (f"--{name}", "{}")]
     # jsonargparse refuses null for what lies in the encoder.
-    return ["{}" if word == "null" and name[2:] in OPTIONS else word for name, word in itertools.pairwise(["", *words])]
+    none = {f"--{name}=null": f"--{name}={{}}" for name in OPTIONS}
+    return [
+        "{}" if word == "null" and name[2:] in OPTIONS else none.get(word, word)
+        for name, word in itertools.pairwise(["", *words])
+    ]
 
 
 def walk(argv: list[str]) -> Iterator[tuple[str, str, Any]]:

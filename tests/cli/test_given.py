@@ -18,6 +18,7 @@ OPTIONS = "model.encoder.attention_options"
         ("--model.encoder.attention lookup", {"window": 16}),
         (f"--{OPTIONS}.chunk 8", {"window": 16, "chunk": 8}),
         (f"--{OPTIONS} null", {}),
+        (f"--{OPTIONS}=null", {}),
         ("--model.encoder.attention full", {}),
         ("--model.init_args.encoder.attention=full", {}),
         (f"--model.encoder.attention window --{OPTIONS}.dual_norm true", {"dual_norm": True}),
