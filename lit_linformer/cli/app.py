@@ -29,6 +29,7 @@ from lit_linformer.callbacks import (
     best_of,
 )
 from lit_linformer.callbacks.header import wrapped
+from lit_linformer.cli.carried import carry_over
 from lit_linformer.cli.checks import check_once, check_settings
 from lit_linformer.cli.class_paths import check_class_paths, class_of
 from lit_linformer.cli.closing import closing_lines
@@ -42,14 +43,10 @@ from lit_linformer.cli.refused import refused, unwrapped
 from lit_linformer.cli.run_config import RunConfig
 from lit_linformer.cli.run_loggers import RunLoggers, RunParser
 from lit_linformer.cli.trainer import RunTrainer
-from lit_linformer.data.datamodule import TRAINED
 from lit_linformer.data.summary import data_rows
-from lit_linformer.model import EncoderConfig
 from lit_linformer.runs.checkpoints import checkpoint_path, lies_in
-from lit_linformer.runs.folder import TOKENIZER, Claim, check_name, own_files
+from lit_linformer.runs.folder import Claim, check_name, own_files
 from lit_linformer.runs.place import given_run, run_folder, seen_from
-from lit_linformer.runs.trained_model import read_model
-from lit_linformer.tasks.pretrained import pretrained_encoder
 from lit_linformer.utils.environment import command_line
 from lit_linformer.utils.errors import SettingError, UserError, user_error
 from lit_linformer.utils.signals import is_first_process
@@ -151,11 +148,8 @@ class LinformerCLI(LightningCLI):
             if config.overwrite:
                 _keep_sources(config, self.run_dir)
             self.claim.start_anew(config.overwrite, asked == "auto")
+        carry_over(self.subcommand, self.argv, config)
         model = config.model.get("init_args", {})
-        if model.get("pretrained") or "load_weights" in model:  # what fine-tunes takes its own checkpoint for the pretrained
-            _carry_over(config)
-        elif self.subcommand == "predict" and (self.run_dir / TOKENIZER).is_file() and "init_args" in config.data:
-            config.data.init_args.tokenizer = str(self.run_dir / TOKENIZER)  # the corpus need not be here
         if self.subcommand == "fit" and "encoder" in model and not (model.encoder or model.get("pretrained")):
             raise UserError(*no_encoder("load_weights" in model))  # before a tokenizer is trained for it
         if self.subcommand != "prepare":
@@ -246,24 +240,6 @@ def _keep_sources(config: Namespace, root: Path) -> None:
     for name, source in (settings | {"ckpt_path": config.ckpt_path}).items():
         if source is not None and Path(source).resolve().is_relative_to(root.resolve()) and any(own_files(root)):
             raise SettingError(name, Path(source), "another --name", more=", which --overwrite true would delete")
-
-
-def _carry_over(config: Namespace) -> None:
-    """What a pretrained model says about the data. A checkpoint of the run itself needs no other one."""
-    model, data = config.model.init_args, config.data.get("init_args", Namespace())
-    if config.get("ckpt_path"):
-        model.pretrained = config.ckpt_path
-        if "load_weights" in model:
-            model.load_weights = False
-    source = read_model(model.pretrained) if model.pretrained else None
-    if source is not None and model.encoder:
-        pretrained_encoder(source, EncoderConfig(**vars(model.encoder)), None)
-    own = (None,) if "load_weights" in model else (None, *TRAINED)  # a new tokenizer would be of no use to old weights
-    if "tokenizer" in data and data.get("tokenizer") in own and source is not None:
-        data.tokenizer = source.tokenizer or data.tokenizer
-    if data.get("max_length") is None:
-        encoder = source.encoder if source is not None else model.encoder
-        data.max_length = None if encoder is None else encoder.max_length
 
 
 def _listed(one_or_more: Any) -> list:

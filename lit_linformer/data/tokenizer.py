@@ -112,6 +112,18 @@ class Tokenizer:
     def _config(self) -> dict:
         return json.loads(self.backend.to_str())
 
+    def same_ids(self, other: "Tokenizer") -> bool:
+        """Whether both turn texts into the same ids; what an export adds (bos and eos, no white space at the ends) aside."""
+        return self._splits == other._splits
+
+    @cached_property
+    def _splits(self) -> dict:
+        kept = self._config | {"post_processor": None}
+        parts = (kept["normalizer"] or {}).get("normalizers") or [{}]
+        if parts[0].get("type") == "Strip":
+            kept["normalizer"] = parts[1] if len(parts) == 2 else None
+        return kept
+
     @cached_property
     def byte_level(self) -> bool:
         return '"ByteLevel"' in json.dumps(self._config["pre_tokenizer"])

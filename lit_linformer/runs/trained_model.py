@@ -7,7 +7,7 @@ tokenizer and what is known of its training.
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -28,6 +28,9 @@ from lit_linformer.utils.environment import versions
 from lit_linformer.utils.errors import SettingError
 from lit_linformer.utils.files import read_rows
 from lit_linformer.utils.weights import check_finite
+
+if TYPE_CHECKING:
+    from lit_linformer.data.finetuning.text_tasks import TextTask
 
 COLUMNS = ("step", "tokens", "perplexity")
 
@@ -65,6 +68,22 @@ class StoredModel:
         if isinstance(text := self.checkpoint.get("tokenizer"), str):
             return Tokenizer.from_str(text, str(self.path))
         return load_tokenizer(self.tokenizer) if self.tokenizer is not None else None
+
+    @cached_property
+    def data(self) -> dict[str, Any]:
+        """The run's data settings, {"class_path": …, "init_args": {…}}; empty where they are not known."""
+        return config_of(self.checkpoint, self.path, "ckpt_path").get("data") or {}
+
+    @property
+    def labels(self) -> tuple[str, ...] | None:
+        """Names of a classifier's classes, in the order of their numbers; None where they are not known."""
+        if self.exported:
+            labels = tuple(self.exported.get("labels") or (self.exported.get("id2label") or {}).values())
+            labels = () if labels == tuple(f"LABEL_{i}" for i in range(len(labels))) else labels
+        else:
+            task = task_of(str(self.data.get("class_path")), self.data.get("init_args") or {})
+            labels = () if task is None else task.labels or ()
+        return labels if len(labels) == self.settings.get("num_labels") != 1 else None
 
     def build(self, setting: str) -> MaskedLanguageModel | SequenceClassifier:
         """MaskedLanguageModel or SequenceClassifier, float32, in evaluation mode."""
@@ -188,18 +207,18 @@ def open_checkpoint(asked: str | Path, setting: str = "ckpt_path") -> TrainedMod
         raise SettingError(setting, path, f"its model's {vocabulary}", more=f": its tokenizer has {len(tokenizer)} tokens")
     data = config_of(stored.checkpoint, path, setting).get("data") or {}
     settings = data.get("init_args") or {}
-    # In the huggingface format max_length is none of this project's settings.
-    longest = (settings if "model_type" in stored.exported else settings | stored.exported).get("max_length")
+    longest = (settings | stored.exported).get("max_length")
     longest = min(longest, net.encoder.config.max_length) if isinstance(longest, int) else net.encoder.config.max_length
     beside = path.parent.parent
-    model = TrainedModel(beside.name if path.parent.name == "checkpoints" else path.stem, net, tokenizer, longest)
+    name = beside.name if path.parent.name == "checkpoints" else path.stem
+    model = TrainedModel(name, net, tokenizer, longest, stored.labels)
     if stored.exported:
         model.name = stored.path.resolve().name
         _add_exported(model, stored)
         return model
     model.data = {"class_path": str(data.get("class_path", "")), **settings}
     if model.classifies:
-        _add_task(model)
+        _add_task(model, task_of(model.data["class_path"], settings))
     _add_facts(model, stored.checkpoint, beside)
     return model
 
@@ -209,24 +228,24 @@ def _add_exported(model: TrainedModel, stored: StoredModel) -> None:
     config = stored.exported
     model.facts = {"version": version()} | (config.get("lit_linformer") or {})
     model.curve = _curve(read_rows(stored.path / PERPLEXITY))
-    if not model.classifies:
-        return
-    labels = config.get("labels") or list((config.get("id2label") or {}).values())
-    named = len(labels) == model.num_labels > 1 and labels != [f"LABEL_{i}" for i in range(len(labels))]
-    model.labels, model.pair = tuple(labels) if named else None, bool(config.get("pair", False))
+    if model.classifies:
+        model.pair = bool(config.get("pair", False))
 
 
-def _add_task(model: TrainedModel) -> None:
-    """Names of the classes, from the task that the run's data settings name."""
+def task_of(class_path: str, settings: dict[str, Any]) -> "TextTask | None":
+    """The task that data settings name or describe; None for those of other data modules than FineTuningData."""
     from lit_linformer.data.finetuning.text_tasks import find_task, own_task
 
-    data = model.data
-    if not data["class_path"].endswith("FineTuningData"):
-        return
-    task = find_task(data["task"]) if data.get("task") else own_task(data["columns"], data["label_column"], data["labels"])
-    model.facts["task"], model.pair = task.name, len(task.columns) == 2
-    if task.labels is not None and len(task.labels) == model.num_labels:
-        model.labels = task.labels
+    if not class_path.endswith("FineTuningData"):
+        return None
+    if settings.get("task"):
+        return find_task(settings["task"])
+    return own_task(settings["columns"], settings["label_column"], settings["labels"]) if settings.get("columns") else None
+
+
+def _add_task(model: TrainedModel, task: "TextTask | None") -> None:
+    if task is not None:
+        model.facts["task"], model.pair = task.name, len(task.columns) == 2
 
 
 def _add_facts(model: TrainedModel, checkpoint: dict, run: Path) -> None:

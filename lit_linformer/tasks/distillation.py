@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from lit_linformer.data.datamodule import check_row_length
+from lit_linformer.data.tokenizer import Tokenizer
 from lit_linformer.model import MaskedLanguageModel
 from lit_linformer.model.encoder import layer_outputs
 from lit_linformer.model.flops import forward_flops
@@ -25,7 +26,8 @@ from lit_linformer.tasks.pretrained import load_masked_model
 from lit_linformer.utils.errors import SettingError, UserError
 
 WEIGHTS = ("logits_weight", "hidden_weight", "labels_weight")
-CHECKED: dict[str, MaskedLanguageModel] = {}  # teachers that `check_early` has read, until setup takes them: each is read once
+# Teachers that `check_early` has read, until setup takes them: each is read once.
+CHECKED: dict[str, tuple[MaskedLanguageModel, Tokenizer | None]] = {}
 Weight = Annotated[float, Range(least=0, largest=1e6)]
 
 
@@ -77,7 +79,8 @@ class Distillation(MLM):
         if stage != "fit":
             return  # what is trained needs no teacher, which may be gone
         checked = CHECKED.pop(self.teacher_name, None)
-        self._teacher = (read_teacher(self.teacher_name) if checked is None else checked,)
+        net, tokenizer = read_teacher(self.teacher_name) if checked is None else checked
+        self._teacher = (net,)
         mine, theirs = self.net.encoder.config, self.teacher.encoder.config
         for name in ("vocab_size", *(("num_layers", "hidden_size") if self.weights[1] else ())):
             if getattr(mine, name) != getattr(theirs, name):
@@ -87,7 +90,15 @@ class Distillation(MLM):
                     f"the same{', or hidden_weight 0' if name != 'vocab_size' else ''}",
                     more=f", whose {name} is {getattr(theirs, name)}, the model's {getattr(mine, name)}",
                 )
-        check_row_length(getattr(self.trainer.datamodule, "max_length", 0), theirs.max_length, "the teacher's max_length")
+        data = self.trainer.datamodule
+        if tokenizer is not None and data.tokenizer is not None and not tokenizer.same_ids(data.tokenizer):
+            raise SettingError(
+                "model.teacher",
+                Path(self.teacher_name),
+                "one of the same tokenizer (--data.tokenizer takes the teacher's checkpoint, whose own it then is)",
+                more=f", which was trained with another tokenizer than data.tokenizer={data.tokenizer_name!r}",
+            )
+        check_row_length(getattr(data, "max_length", 0), theirs.max_length, "the teacher's max_length")
 
     def on_fit_start(self) -> None:
         self.teacher.to(self.device, self.net.encoder.tokens.weight.dtype)
@@ -140,12 +151,13 @@ def _check_terms(teacher: str | None, weights: Sequence[float]) -> None:
         raise UserError("model.teacher is not given", "a run or a checkpoint, the model that is to be learnt from")
 
 
-def read_teacher(path: str) -> MaskedLanguageModel:
-    """In evaluation mode, without gradients; ValueError, in one line, for anything but a masked language model."""
+def read_teacher(path: str) -> tuple[MaskedLanguageModel, Tokenizer | None]:
+    """In evaluation mode, without gradients, and its tokenizer, if it carries one; ValueError, in one line, for anything but a
+    masked language model."""
     source = read_model(path, "model.teacher")
     net = MaskedLanguageModel(source.encoder)
     load_masked_model(net, source, "model.teacher", path)
-    return net.eval().requires_grad_(False)
+    return net.eval().requires_grad_(False), source.own_tokenizer
 
 
 def _terms(

@@ -52,7 +52,7 @@ def load_masked_model(net: MaskedLanguageModel, source: StoredModel, setting: st
 def check_same_tokenizer(data: Any, own: Tokenizer | None) -> None:
     """ValueError where a data module's tokenizer is another than the pretrained model's own."""
     tokenizer = getattr(data, "tokenizer", None)
-    if own is not None and tokenizer is not None and tokenizer.sha256 != own.sha256:
+    if own is not None and tokenizer is not None and not tokenizer.same_ids(own):
         raise UserError(
             f"data.tokenizer={data.tokenizer_name!r} is another tokenizer than the one that model.pretrained was trained with",
             "that one (leave data.tokenizer out)",

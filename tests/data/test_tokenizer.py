@@ -186,3 +186,19 @@ def test_words_are_whole_whatever_the_merges(tokenizer):
         words[-1].append(i)
     assert [word for word in (tokenizer.decode(word).strip() for word in words) if word] == text.split()
     assert len(ids) > len(words)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece"])
+def test_same_ids_whatever_an_export_added(kind, documents):
+    from tokenizers import normalizers, processors
+
+    own, others = train_tokenizer(kind, documents, 400), train_tokenizer(kind, documents, 300)
+    exported = Tokenizer.from_str(own.to_str(), "exported")
+    parts = [normalizers.Strip(), *([exported.backend.normalizer] if exported.backend.normalizer else [])]
+    exported.backend.normalizer = normalizers.Sequence(parts)
+    bos, eos = (own.backend.id_to_token(i) for i in (own.bos_id, own.eos_id))
+    ends = [(bos, own.bos_id), (eos, own.eos_id)]
+    exported.backend.post_processor = processors.TemplateProcessing(single=f"{bos} $A {eos}", special_tokens=ends)
+    assert exported.sha256 != own.sha256
+    assert own.same_ids(exported) and exported.same_ids(own)
+    assert not own.same_ids(others) and not exported.same_ids(others)

@@ -223,3 +223,29 @@ def test_another_tokenizer_is_refused(distill, tmp_path, trained):
     (tmp_path / "other.json").write_text(json.dumps(tokenizer))
     line = complaint(["fit", *distill, "--name", "new", "--data.tokenizer", "other.json"], tmp_path)
     assert "is another tokenizer than the one that model.pretrained was trained with" in line
+
+
+def test_a_teacher_of_another_tokenizer_is_refused(distill, tmp_path, corpus):
+    """Of as many tokens, which are other words."""
+    other = corpus.read_text().translate(str.maketrans("abcdefghijklm", "nopqrstuvwxyz"))
+    (tmp_path / "other.txt").write_text(other)
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    output(
+        ["fit", "--config", "tiny.yaml", "--data.source", "other.txt", "--trainer.max_steps", "4", "--name", "stranger"],
+        tmp_path,
+    )
+    sizes = [
+        len(json.loads((tmp_path / f"runs/{run}/tokenizer.json").read_text())["model"]["vocab"])
+        for run in ("stranger", "student")
+    ]
+    assert sizes[0] == sizes[1]
+    line = complaint(["fit", *distill, "--name", "new", "--model.teacher", "runs/stranger"], tmp_path)
+    assert "model.teacher is runs/stranger, which was trained with another tokenizer than data.tokenizer=" in line
+
+
+def test_an_export_of_the_pretrained_model_has_its_tokenizer(distill, tmp_path):
+    """The huggingface format puts bos and eos into tokenizer.json, which turns texts into the same ids."""
+    output("export --ckpt_path runs/student --format huggingface --output exported".split(), tmp_path)
+    assert (tmp_path / "exported/tokenizer.json").read_text() != (tmp_path / "runs/student/tokenizer.json").read_text()
+    words = ["--model.pretrained", "exported", "--data.tokenizer", "runs/student/tokenizer.json", "--trainer.max_steps", "1"]
+    assert run_forked(["fit", *distill, *words, "--model.warmup_steps", "0", "--name", "of-the-export"]) == 0

@@ -1,0 +1,95 @@
+"""What a checkpoint settles for the command that continues or evaluates it: its tokenizer, its pooling, its classes."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from lit_linformer.runs.checkpoints import find_checkpoint
+from tests.cli.test_errors import complaint
+from tests.helpers import load, output, run_forked, write_corpus
+
+
+@pytest.fixture
+def grown(put, tmp_path, cache, monkeypatch):
+    """A copy of a run whose text has grown since: arguments that read the new text."""
+    monkeypatch.chdir(tmp_path)
+    put("tiny")
+    text = write_corpus(tmp_path / "text.txt")
+    text.write_text(text.read_text() + "\n" + "quite other words than before them are here\n\n" * 60)
+    return ["--config", "runs/tiny/config.yaml", "--data.source", str(text), "--data.cache_dir", str(cache)]
+
+
+def tokenizer_of(run):
+    return json.loads(load(run / "checkpoints/last.ckpt")["tokenizer"])
+
+
+@pytest.mark.parametrize("command", ["validate", "test"])
+def test_a_text_that_has_grown_is_read_with_the_runs_tokenizer(command, grown, tmp_path):
+    """A new one would give the old weights other words' numbers."""
+    run = tmp_path / "runs/tiny"
+    output([command, *grown], tmp_path)
+    measured = json.loads((run / f"{command}.json").read_text())["metrics"]
+    output([command, *grown, "--data.tokenizer", str(run / "tokenizer.json")], tmp_path)
+    named = json.loads((run / f"{command}.json").read_text())["metrics"]
+    assert measured == named
+    # Of a checkpoint alone, too.
+    shutil.copy(find_checkpoint(run, "best"), tmp_path / "alone.ckpt")
+    output([command, *grown, "--ckpt_path", "alone.ckpt", "--name", "alone"], tmp_path)
+    assert json.loads((run.with_name("alone") / f"{command}.json").read_text())["metrics"] == measured
+
+
+def test_a_run_continues_with_its_tokenizer(grown, tmp_path):
+    run = tmp_path / "runs/tiny"
+    before = tokenizer_of(run)
+    assert run_forked(["fit", *grown, "--ckpt_path", "last", "--trainer.max_steps", "14"], tmp_path / "log.txt") == 0
+    assert tokenizer_of(run) == before == json.loads((run / "tokenizer.json").read_text())
+    assert load(run / "checkpoints/last.ckpt")["global_step"] == 14
+    assert "tokenizer: bpe" in (run / "config.yaml").read_text()
+    assert "the checkpoint saw other data" in (tmp_path / "log.txt").read_text()
+
+
+def test_a_checkpoint_without_tokenizer_has_the_one_beside_it(grown, tmp_path):
+    run = tmp_path / "runs/tiny"
+    output(["validate", *grown], tmp_path)
+    measured = json.loads((run / "validate.json").read_text())["metrics"]
+    for path in (run / "checkpoints").glob("*.ckpt"):
+        checkpoint = torch.load(path, weights_only=True)
+        del checkpoint["tokenizer"]
+        torch.save(checkpoint, path)
+    output(["validate", *grown], tmp_path)
+    assert json.loads((run / "validate.json").read_text())["metrics"] == measured
+
+
+def test_predict_asks_the_checkpoints_tokenizer_not_the_folders(grown, tmp_path):
+    run = tmp_path / "runs/tiny"
+    argv = ["predict", *grown, "--data.text", "a <mask> b", "--name", "other", "--ckpt_path", "runs/tiny/checkpoints/last.ckpt"]
+    output(argv, tmp_path)
+    expected = (tmp_path / "runs/other/predictions.jsonl").read_text()
+    (tmp_path / "runs/other/tokenizer.json").write_text("{}")
+    (run / "tokenizer.json").unlink()
+    output(argv, tmp_path)
+    assert (tmp_path / "runs/other/predictions.jsonl").read_text() == expected
+    assert "bad.json" in complaint([*argv, "--data.tokenizer", "bad.json"], tmp_path)
+
+
+@pytest.mark.parametrize("command", ["validate", "predict"])
+def test_a_classifier_is_used_as_it_was_trained(command, finetuned, cache, tmp_path, monkeypatch):
+    monkeypatch.chdir(finetuned.parents[1])
+    text = ["--data.text", "a good film"] if command == "predict" else []
+    argv = [command, "--config", "runs/task/config.yaml", "--data.cache_dir", str(cache), *text]
+    line = complaint([*argv, "--model.pooling", "first"], tmp_path)
+    assert "model.pooling is 'first'; allowed: mean, as " in line and line.endswith(".ckpt was trained")
+    own = ["--data.source", "glue/SST-2", "--data.task", "null", "--data.columns", "[sentence]", "--data.labels"]
+    line = complaint([*argv, *own, "[positive, negative]"], tmp_path)
+    assert "data.labels is ['positive', 'negative']; allowed: ['negative', 'positive'], the classes of " in line
+    output([*argv, *own, "[negative, positive]"], tmp_path)
+    # Where it only starts another one, both are free.
+    words = ["--model.pooling", "first", "--trainer.max_steps", "1", "--model.pretrained", "runs/task"]
+    assert (
+        run_forked(
+            ["fit", *argv[1:5], *own, "[positive, negative]", *words, "--data.tokenizer", "null", "--name", f"of-{command}"]
+        )
+        == 0
+    )
