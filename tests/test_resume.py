@@ -8,7 +8,8 @@ import pytest
 
 from lit_linformer.runs.checkpoints import check_checkpoint
 from lit_linformer.utils.files import read_rows
-from tests.helpers import TINY, assert_same, fit, inside, load, read_log
+from tests.cli.test_errors import complaint
+from tests.helpers import TINY, assert_same, fit, inside, load, read_log, run_forked
 
 ROOT = Path(__file__).parents[1]
 MODERN = ["--config", str(ROOT / "conf/model/modern.yaml"), "--trainer.callbacks+", "Averaging"]
@@ -88,6 +89,42 @@ def test_command_line_wins_on_resume_and_says_so(tiny, tmp_path):
     output = log.with_suffix(".out").read_text()
     for announced in ("resuming at step 5", "model.lr: 0.01 → 0.003", "trainer.max_steps: 5 → 9"):
         assert announced in output
+
+
+@pytest.mark.parametrize(
+    "change",
+    [["--trainer.accumulate_grad_batches", "2"], ["--data.batch_size", "32"], ["--data.batch_size", "8"]],
+    ids=" ".join,
+)
+def test_a_run_continues_with_other_rows_a_step(change, tiny, tmp_path):
+    """Each step has all of its rows, though it was begun in the middle of a pass, and more than half of one."""
+    # Its checkpoint is from after a validation: one from before it Lightning takes for a pass's end.
+    constant = [*tiny, "--data.batch_size", "16", "--model.schedule", "constant", "--model.warmup_steps", "0"]
+    constant += ["--trainer.val_check_interval", "20"]
+    assert fit(constant, "run", tmp_path / "run", "--trainer.max_steps", "20") == 0
+    assert fit(constant, "run", tmp_path / "run", *change, "--trainer.max_steps", "40", "--ckpt_path", "last") == 0
+    batches, rows = (2, 32) if "accumulate" in change[0] else (1, int(change[1]))
+    lines = list(read_log(tmp_path / "run.0").values())[20:]
+    assert len(lines) == 20 * batches and all(len(line["inputs"]) * batches == rows * 32 for line in lines)
+    assert load(tmp_path / "runs/run/checkpoints/last.ckpt")["seen"]["tokens"] == 20 * 16 * 32 + 20 * rows * 32
+    samples = load(tmp_path / "runs/run/checkpoints/last.ckpt")["PretrainingData"]["samples"]
+    assert samples == 20 * 16 + 20 * rows
+
+
+def test_a_run_of_passes_is_not_continued_with_other_rows_a_step(tiny, tmp_path):
+    """Half of a pass is no whole number of its steps, and the rate falls by steps."""
+    passes = [*tiny, "--trainer.max_steps", "-1", "--trainer.max_epochs", "1"]
+    assert fit(passes, "run", tmp_path / "run", kill_at=7) == -9
+    again = ["fit", *passes, "--name", "run", "--ckpt_path", "last", "--data.batch_size"]
+    assert (
+        "error: a step has 8 rows, in the checkpoint 4, and trainer.max_epochs counts passes; allowed: as many (data.glob"
+        in (line := complaint([*again, "8"], tmp_path))
+    ), line
+    assert run_forked([*again, "2", "--data.global_batch_size", "4"]) == 0
+    whole = [*passes, "--data.batch_size", "2", "--data.global_batch_size", "4"]
+    assert fit(whole, "whole", tmp_path / "whole") == 0
+    steps = [load(tmp_path / f"runs/{name}/checkpoints/last.ckpt")["global_step"] for name in ("run", "whole")]
+    assert steps[0] == steps[1] > 20
 
 
 def test_truncated_last_falls_back_to_previous(put, tiny, tmp_path):

@@ -192,8 +192,8 @@ class TrainingModule(LightningModule):
                 restored["betas"], restored["eps"] = tuple(self.optimization.betas), self.optimization.eps
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        accumulate = self.trainer.accumulate_grad_batches
-        checkpoint["seen"] = {"batches": self.batches_seen, "tokens": self.tokens_seen, "accumulate": accumulate}
+        seen = {"batches": self.batches_seen, "tokens": self.tokens_seen}
+        checkpoint["seen"] = seen | {"accumulate": self.trainer.accumulate_grad_batches, "rows": self._rows()}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         seen = checkpoint.get("seen", {})
@@ -213,20 +213,34 @@ class TrainingModule(LightningModule):
         if self.attached and self.trainer.precision == "64-true":
             self.double()  # Lightning does so after it has loaded the weights, which would lose half of their digits
 
+    def _rows(self) -> int:
+        """Rows of an optimiser step; micro-batches, where the data module does not tell."""
+        trainer = self.trainer
+        return getattr(trainer.datamodule, "rows_per_step", trainer.world_size * trainer.accumulate_grad_batches)
+
     def _recount(self, checkpoint: dict[str, Any], seen: dict[str, int]) -> None:
         """Micro-batches are counted in those of this run: on other devices a step may be another number of them.
 
-        Lightning, too, counts micro-batches, and would make the first step of a run that continues of too few.
+        Lightning, too, counts micro-batches, and would make the first step of a run that continues of too few. Where a step has
+        other rows than before, what is done of a pass over the data is no whole number of steps, and a pass is begun anew.
         """
         before, now = seen.get("accumulate"), self.trainer.accumulate_grad_batches
-        if self.trainer.state.fn != "fit" or before in (None, now):
+        rows = self._rows()
+        steps_differ = seen.get("rows", rows) != rows
+        if self.trainer.state.fn != "fit" or before is None or not (steps_differ or before != now):
             return
+        if steps_differ and self.trainer.max_epochs not in (None, -1):
+            raise UserError(
+                f"a step has {rows} rows, in the checkpoint {seen['rows']}, and trainer.max_epochs counts passes",
+                f"as many (data.global_batch_size {seen['rows']}), or trainer.max_steps without trainer.max_epochs",
+            )
         seen["batches"] = seen["batches"] // before * now
         progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
-        for counts in (progress["total"], progress["current"]):
-            done = counts["processed"] // before * now
+        for name in ("total", "current"):
+            counts = progress[name]
+            done = 0 if name == "current" and steps_differ else counts["processed"] // before * now
             unfinished = counts["processed"] - counts["completed"]  # 1 where the checkpoint was written at a batch's end
-            counts.update({name: done for name in counts}, completed=done - unfinished)
+            counts.update({count: done for count in counts}, completed=done - unfinished)
 
 
 def check_fit(mine: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
