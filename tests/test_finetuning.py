@@ -115,7 +115,7 @@ def test_checkpoint_of_another_number_of_classes_or_tokenizer(task, learnt, pret
     shutil.copytree(learnt / "runs", tmp_path / "runs")
     argv = ["validate", *task, "--data.task", "null", "--data.columns", "[sentence]", "--data.labels", '["0", "1", "2"]']
     shown = output([*argv, "--data.source", "glue/SST-2", "--ckpt_path", "last"], tmp_path, status=2)
-    assert "error: the checkpoint does not fit this model: net.head.output" in shown
+    assert "error: data.labels is ['0', '1', '2']; allowed: ['negative', 'positive'], the classes of runs/task" in shown
     wider = ["--ckpt_path", "last", "--model.encoder.hidden_size", "32"]
     assert "error: model.encoder.hidden_size is 32, in the checkpoint" in output(["fit", *task, *wider], tmp_path, status=2)
     (tmp_path / "sst2.yaml").write_text(re.sub(r"    encoder:\n(      .*\n)+", "", CONFIG))

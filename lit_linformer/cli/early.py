@@ -29,6 +29,8 @@ def check_early(subcommand: str, config: Namespace) -> None:
     with quiet():  # the one that trains says of the machine what this one would
         built = Trainer(**_plain(trainer), logger=False, enable_checkpointing=False, enable_model_summary=False)
     check_machine(built, trainer.precision)
+    if subcommand == "validate" and trainer.limit_val_batches == 0:  # as a run's config may have it
+        raise SettingError("trainer.limit_val_batches", 0, "null, or more than 0", when="with validate")
     if subcommand != "fit":
         return
     if isinstance(trainer.val_check_interval, str) and built.num_devices * built.num_nodes > 1:

@@ -26,6 +26,7 @@ from lit_linformer.utils.errors import SettingError, UserError
 
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", dict: "a mapping, as {name: value}"}
 BUILT = set(BASES) - set(OURS)  # settings whose classes have settings of their own, beside the model's and the data's
+CLASS = ("class_path", "init_args", "dict_kwargs")
 Types = dict[str, Any]
 
 
@@ -40,6 +41,8 @@ def refused(error: Exception, argv: list[str], parser: Any) -> UserError:
         if told := _refused(name, value, types) or _no_reference(name, given.get(name, value), types, nulls):
             return told
         if name in BUILT:
+            if beside := _beside_class_path(value):
+                return UserError(f"{name} has {beside} beside class_path", "under init_args")
             built[name] = list(_classes(value))
     for name, text in typed_words(argv):
         setting, added = name.removesuffix("+"), name.endswith("+")
@@ -135,6 +138,11 @@ def _classes(value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
         path = one.get("class_path") if isinstance(one, dict) else one
         if isinstance(path, str):
             yield path, dict((one.get("init_args") or {}) if isinstance(one, dict) else {})
+
+
+def _beside_class_path(value: Any) -> str | None:
+    listed = value if isinstance(value, list) else [value]
+    return next((key for one in listed if isinstance(one, dict) for key in one if key not in CLASS), None)
 
 
 def _types(parser: Any) -> Types:

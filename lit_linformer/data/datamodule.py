@@ -202,7 +202,8 @@ class ResumableDataModule(LightningDataModule):
             self._loader.load_state_dict(state)
         here = self.state_dict().get("tokens")
         if here and state.get("tokens", here) != here:
-            rank_zero_warn(f"the checkpoint saw other data ({state['tokens']}, now {here}): order and text differ")
+            differs = "order and text differ, and it may have trained on what is held out here"
+            rank_zero_warn(f"the checkpoint saw other data ({state['tokens']}, now {here}): {differs}")
 
 
 def check_row_length(rows: int, longest: int, of: str = "model.encoder.max_length", windows: bool = False) -> None:

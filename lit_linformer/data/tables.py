@@ -215,12 +215,12 @@ def _advice(fields: list[str], kind: str) -> str:
         if line.count(found):
             usual = "commas" if kind == "csv" else "tabs"
             return f"; its first line looks divided by {separators[found]}, and a .{kind} file is divided by {usual}"
-    if any(not field or len(field) > 40 or _is_number(field) for field in fields):
+    if any(not field or len(field) > 40 or is_number(field) for field in fields):
         return "; its first line looks like a row: the first line names the columns"
     return ""
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
     try:
         float(text)
     except ValueError:

@@ -46,6 +46,7 @@ class LinformerConfig(PreTrainedConfig):
     Args:
         max_position_embeddings: EncoderConfig's max_length.
         pooling: of classifiers, first or mean.
+        longest_row, pair: TrainedModel's max_length, and of classifiers its pair.
         lit_linformer: what is known of the training: version, step, tokens, perplexity …
     """
 

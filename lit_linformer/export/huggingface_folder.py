@@ -47,10 +47,10 @@ def as_transformers(model: TrainedModel) -> LinformerPreTrainedModel:
     """The same weights in transformers' classes."""
     ids = {f"{role}_token_id": getattr(model.tokenizer, f"{role}_id") for role in ("bos", "pad", "eos")}
     settings = dict(vars(model.encoder))
-    settings["max_position_embeddings"] = settings.pop("max_length")
+    settings["max_position_embeddings"], settings["longest_row"] = settings.pop("max_length"), model.max_length
     if model.classifies:
         labels = model.labels or [f"LABEL_{i}" for i in range(model.num_labels)]
-        settings |= {"pooling": model.net.pooling, "id2label": dict(enumerate(labels))}
+        settings |= {"pooling": model.net.pooling, "pair": model.pair, "id2label": dict(enumerate(labels))}
         settings |= {"label2id": {label: i for i, label in enumerate(labels)}}
         if model.num_labels == 1:
             settings["problem_type"] = "regression"  # or pipelines would squash the value

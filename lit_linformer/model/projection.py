@@ -152,8 +152,10 @@ class Projection(nn.Module):
         """
         mine, theirs = self.state_dict(), old.state_dict()
         if changed := [name for name in mine if mine[name].shape != theirs[name].shape]:
-            kind = PROJECTIONS.name(type(self))
-            raise SettingError("projection", kind, "one that has `lengthen`", more=f", whose {changed[0]} depends on n")
+            kind, allowed, on = PROJECTIONS.name(type(self)), "one that has `lengthen`", "n"
+            if how == "repeat":  # with which k grows, too
+                allowed, on = f"--projections interpolate, which keeps k, or {allowed}", "n or k"
+            raise SettingError("projection", kind, allowed, more=f", whose {changed[0]} depends on {on}")
         self.load_state_dict(theirs)
 
     def fill(self, E: Tensor) -> None:

@@ -36,12 +36,17 @@ class SparseAttention(Attention):
     def __init__(self, *shape: Any, stride: Count | None = None, reach: Count | None = None, **more: Any):
         super().__init__(*shape, **more)
         check_halves("sparse", self.num_heads)
-        self.stride = min(self.max_length, stride or round(math.sqrt(self.max_length)))
-        self.reach = min(self.max_length, reach or self.stride)
+        self.stride, self.reach = _pattern(self.max_length, stride, reach)
 
     @classmethod
     def check(cls, config: "EncoderConfig") -> None:
         check_halves(config.attention, config.num_heads)
+
+    @classmethod
+    def lengthened(cls, config: "EncoderConfig", max_length: int, how: str) -> dict[str, Any]:
+        options = config.attention_options or {}
+        trained = _pattern(config.max_length, options.get("stride"), options.get("reach"))
+        return {"attention_options": options | dict(zip(("stride", "reach"), trained, strict=True))}
 
     def forward(
         self, x: Tensor, attention_mask: Tensor | None = None, need_weights: bool = False
@@ -85,3 +90,9 @@ class SparseAttention(Attention):
         each = -(-length // self.stride)
         of_heads = near_flops(length, self.reach, self.reach, 1) + 4 * self.stride * each**2
         return self.linear_flops(length, length) + of_heads * self.hidden_size // 2
+
+
+def _pattern(max_length: int, stride: int | None, reach: int | None) -> tuple[int, int]:
+    """l and r, of n and of what the settings say."""
+    stride = min(max_length, stride or round(math.sqrt(max_length)))
+    return stride, min(max_length, reach or stride)

@@ -67,7 +67,7 @@ def read_config(folder: Path, setting: str = "folder") -> dict[str, Any]:
         encoder["max_length"] = config["max_position_embeddings"]
         classifies = "LinformerForSequenceClassification" in (config.get("architectures") or [])
         config |= {"encoder": encoder, "task": "sequence-classification" if classifies else "masked-lm"}
-        config |= {"num_labels": len(config.get("id2label") or ("", ""))}
+        config |= {"num_labels": len(config.get("id2label") or ("", "")), "max_length": config.get("longest_row")}
     if not isinstance(config, dict) or not isinstance(config.get("encoder"), dict) or "task" not in config:
         raise SettingError(setting, folder, "what export wrote", more=f", whose {CONFIG} is another project's")
     return config

@@ -68,12 +68,13 @@ def main(argv: list[str]) -> None:
 def read_texts(path: Path, column: str) -> list[str]:
     """A table's column, or lines. ValueError for a blank one, for rows of vectors are told apart by their number alone."""
     from lit_linformer.data.finetuning.labelled_rows import LabelledSource
-    from lit_linformer.data.finetuning.text_tasks import own_task
+    from lit_linformer.data.finetuning.text_tasks import TextTask
     from lit_linformer.data.reading import text_lines
     from lit_linformer.data.tables import TABLES, kind_of
 
     if kind_of(path) in TABLES and path.is_file():
-        rows = LabelledSource(str(path), own_task([column]), setting="file").texts("train", needs_label=False)
+        task = TextTask("texts", ((column,),), label_column=())
+        rows = LabelledSource(str(path), task, setting="file").texts("train", needs_label=False)
         return [text for _, (text,), _ in rows]
     texts = []
     for number, line, _ in text_lines(path, "file"):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.test_errors import complaint
 from tests.helpers import HANGS, fit, load, output
 
 ROOT = Path(__file__).parents[2]
@@ -75,6 +76,11 @@ def test_validate_and_test_take_the_best_checkpoint(trained, tiny, tmp_path):
     assert "best-00000007" in shown and float(measured) == pytest.approx(best, rel=1e-9)
     assert "test/perplexity" in output(["test", *tiny, "--ckpt_path", "last"], tmp_path)
     assert load(tmp_path / "runs/tiny/checkpoints/last.ckpt")["global_step"] == 12
+
+
+def test_validate_is_asked_for_some_of_the_text(trained, tiny, tmp_path):
+    line = complaint(["validate", *tiny, "--trainer.limit_val_batches", "0"], tmp_path)
+    assert "trainer.limit_val_batches is 0; allowed with validate: null, or more than 0" in line
 
 
 def test_predict_fills_every_mask(trained, tiny, tmp_path):

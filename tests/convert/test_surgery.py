@@ -176,8 +176,18 @@ def test_what_has_no_weights_or_fixed_ones_gets_longer_too(projection, how):
     assert made(rows(2, 24)).isfinite().all() and made.encoder.config.projection_dim == (8 if how == "repeat" else 4)
 
 
-def test_a_longer_transformer_is_the_same_on_short_inputs_if_positions_are_repeated():
-    net = model(attention="full")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"attention": "full"},
+        {"attention": "sparse"},
+        {"attention": "sparse", "attention_options": {"reach": 2}},
+        {"attention": "sparse", "attention_options": {"stride": 4}},
+    ],
+    ids=["full", "sparse", "reach", "stride"],
+)
+def test_a_longer_transformer_is_the_same_on_short_inputs_if_positions_are_repeated(settings):
+    net = model(**settings)
     made = to_longer(net, 24, "repeat", "repeat")
     assert torch.equal(made(rows()), net(rows()))
 
@@ -191,3 +201,7 @@ def test_lengths_that_do_not_go():
     ):
         to_longer(net, 20, "interpolate", "repeat")
     assert to_longer(net, 20, "interpolate", "interpolate").encoder.config.max_length == 20
+    net = model(projection_dim=4, projection="dynamic")
+    with pytest.raises(ValueError, match=r"weight depends on n or k; allowed: --projections interpolate, which keeps k, or"):
+        to_longer(net, 24, "repeat", "repeat")
+    assert to_longer(net, 24, "repeat", "interpolate")(rows(length=24)).isfinite().all()

@@ -68,8 +68,9 @@ def test_a_labelled_row_that_is_too_long_is_refused(short, tmp_path, suffix):
 @pytest.mark.parametrize("kind", ["folders", "parquet"])
 def test_a_labelled_text_that_is_too_long_is_refused(short, tmp_path, kind):
     if kind == "folders":
-        (tmp_path / "train/a").mkdir(parents=True)
-        (tmp_path / "train/a/1.txt").write_text("one\n" * 50)
+        for label in ("a", "b"):
+            (tmp_path / "train" / label).mkdir(parents=True)
+            (tmp_path / "train" / label / "1.txt").write_text("one\n" * 50)
     else:
         pyarrow.parquet.write_table(pyarrow.table({"text": ["x" * 200], "label": ["a"]}), tmp_path / "train.parquet")
     with pytest.raises(ValueError, match=r", row 1 has a text of more than 100 bytes; allowed: up to that"):

@@ -131,6 +131,9 @@ def test_classes_and_columns_are_asked_for_with_those_that_are_there(tmp_path):
         ValueError, match=r"line 2: label is 'good'; allowed: a finite number .*, here --data.labels '\[bad,good\]'$"
     ):
         list(LabelledSource(str(path), own_task(["text"])).rows("train"))
+    scores = write(tmp_path, "scores.csv", [("fine", "4.5"), ("bad", "n/a"), ("so so", "3")])
+    with pytest.raises(ValueError, match=r"label is 'n/a'; allowed: a finite number \(.*\)$"):  # no classes that are numbers
+        list(LabelledSource(str(scores), own_task(["text"])).rows("train"))
     with pytest.raises(ValueError, match=r"^data.columns is not given; allowed: .* 'id', 'text', 'label', 'more'$"):
         chosen_task(None, None, "label", None, None, str(path))
 

@@ -1,6 +1,7 @@
 """`export` as a user runs it: every format, what it prints and leaves, and what it refuses."""
 
 import hashlib
+import importlib
 import json
 import re
 from dataclasses import asdict
@@ -60,6 +61,21 @@ def test_folder_comes_back_as_plain_pytorch_and_starts_a_fine_tuning(form, kind,
     again = open_checkpoint(tmp_path / "out")  # what export, convert and draw read
     assert again.facts.pop("exported").startswith(f"python run.py export --ckpt_path …/{run.name} --format {form}")
     assert again.labels == model.labels and again.facts == model.facts and again.curve == model.curve
+
+
+@pytest.mark.parametrize("form", ["safetensors", "huggingface"])
+def test_a_folder_knows_its_longest_row_and_whether_a_row_has_two_texts(form, finetuned, tmp_path):
+    pytest.importorskip(NEEDED[form])
+    model = open_checkpoint(finetuned)
+    model.max_length, model.pair = 24, True  # of a model of 32 tokens, trained on pairs of up to 24
+    importlib.import_module(f"lit_linformer.export.{form}_folder").write(model, tmp_path)
+    again = open_checkpoint(tmp_path)
+    assert (again.max_length, again.encoder.max_length, again.pair) == (24, 32, True)
+    path = tmp_path / "config.json"
+    earlier = {key: value for key, value in json.loads(path.read_text()).items() if key not in ("longest_row", "pair")}
+    path.write_text(json.dumps(earlier))  # as it was written before there were these keys
+    again = open_checkpoint(tmp_path)
+    assert (again.max_length, again.pair) == (32 if form == "huggingface" else 24, False)
 
 
 def test_fine_tuning_from_an_exported_folder(pretrained, tmp_path, cache, monkeypatch):

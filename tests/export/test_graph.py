@@ -5,6 +5,7 @@ import pytest
 from lit_linformer.export import graph
 from lit_linformer.export.verify import largest_difference
 from tests.export.models import NAMES, VARIANTS, model_of
+from tests.model.mechanisms import MECHANISMS
 
 SLOW = [pytest.param(settings, marks=pytest.mark.slow) for settings in VARIANTS[1:-1]]
 
@@ -15,3 +16,15 @@ def test_one_program_for_every_length_whatever_the_model(settings, tmp_path, mon
     model = model_of(settings, classes=3)
     graph.write(model, tmp_path)
     assert largest_difference(model, graph.logits(model, tmp_path)) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["lsh", "sparse"])
+def test_a_masked_model_whose_program_has_other_logits_at_pads(name, tmp_path, monkeypatch):
+    """It attends to all pairs, the model in chunks: they agree at tokens, and pads are nothing that is read."""
+    monkeypatch.setattr(graph, "write_config", lambda model, folder: None)
+    model = model_of(MECHANISMS[name])
+    graph.write(model, tmp_path)
+    written = graph.logits(model, tmp_path)
+    assert largest_difference(model, written) < 1e-5
+    with pytest.raises(ValueError, match="the export differs from the checkpoint by"):
+        largest_difference(model, lambda ids, mask: written(ids, mask) + 0.01 * mask[..., None])

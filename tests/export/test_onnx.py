@@ -8,11 +8,14 @@ import torch
 from lit_linformer.export.verify import largest_difference, random_inputs
 from lit_linformer.runs.trained_model import open_checkpoint
 from tests.export.models import VARIANTS, export, model_of
+from tests.model.mechanisms import MECHANISMS
 
-SLOW = [pytest.param(VARIANTS[number], marks=pytest.mark.slow) for number in (0, -2, -1)]
+SLOW = [VARIANTS[0], *VARIANTS[-2:], MECHANISMS["lsh"], MECHANISMS["sparse"]]
+SLOW = [pytest.param(settings, marks=pytest.mark.slow) for settings in SLOW]
+NAMES = ["key-value", "full", "modern lookup", "lookup", "lsh", "sparse"]
 
 
-@pytest.mark.parametrize("settings", [VARIANTS[4], *SLOW], ids=["key-value", "full", "modern lookup", "lookup"])
+@pytest.mark.parametrize("settings", [VARIANTS[4], *SLOW], ids=NAMES)
 def test_onnx_graph_for_every_length(settings, tmp_path, monkeypatch):
     pytest.importorskip("onnxruntime")
     from lit_linformer.export import onnx

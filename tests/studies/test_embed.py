@@ -100,4 +100,8 @@ def test_a_blank_line_is_refused(pretrained, tmp_path, monkeypatch):
     argv = ["embed", "--ckpt_path", str(pretrained), "--file", "texts.csv", "--output", "a.npy", "--column", "review"]
     assert "file: " in (line := complaint(argv, tmp_path)) and "texts.csv, line 3" in line
     assert "texts.csv has no column 'text'" in (line := complaint(argv[:-2], tmp_path)) and "'id', 'review'" in line, line
+    assert "data." not in line  # no settings of this command
     assert not (tmp_path / "a.npy").exists()
+    (tmp_path / "texts.csv").write_text("id,label\n1,one\n2,two\n")
+    output([*argv[:-1], "label"], tmp_path)  # a column like any other: no labels are read
+    assert np.load(tmp_path / "a.npy").shape[0] == 2

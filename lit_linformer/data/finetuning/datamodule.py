@@ -190,7 +190,9 @@ class FineTuningData(ResumableDataModule):
             self._start_anew()
             self.sets = self._training_sets()
         elif stage == "validate":
-            self.sets = self._validation_sets()
+            # Held-out rows stand beside those that train, whose name tells whether a checkpoint saw others.
+            self.sets = self._validation_sets() if self.splits.validation()[0] else self._training_sets()
+            self.sets.pop("train", None)
         else:
             self.sets = {split: self._set(split, self._files(split), by_length=True) for split in self.splits.needed("test")}
             for split, rows in self.sets.items():

@@ -18,7 +18,7 @@ from lit_linformer.data.cache import fingerprint, make_once, read_whole
 from lit_linformer.data.finetuning.split_files import Layout, find_files
 from lit_linformer.data.finetuning.text_tasks import TextTask, as_list, label_of
 from lit_linformer.data.reading import LONGEST_LINE, hub_stamp, load_hub, stamps, text_lines
-from lit_linformer.data.tables import TABLE_FILES, TABLES, hub_rows, kind_of, table_rows
+from lit_linformer.data.tables import TABLE_FILES, TABLES, hub_rows, is_number, kind_of, table_rows
 from lit_linformer.utils.errors import SettingError, UserError
 
 ALIASES = {"train": ("train",), "validation": ("validation", "dev", "valid", "val"), "test": ("test",)}
@@ -52,6 +52,7 @@ class LabelledSource:
         setting: str = "data.source",
     ):
         self.source, self.task, self.cache, self.setting = source, task, cache, setting
+        self.of_data = setting.startswith("data.")  # and other settings of data are the words to use
         self.keep_empty = empty_texts == "keep"
         self.hub: list[str | None] | None = None
         self.skipped = 0  # ragged lines in the split that was read last
@@ -91,6 +92,11 @@ class LabelledSource:
         if len(found) > 1:
             names = " and ".join(layout.name for layout in found)
             raise SettingError(self.setting, self.source, "once", more=f", which has the {split} split twice, in {names}")
+        if split == "train" and found and found[0].kind == "folders":
+            there = {file.parent.name for file in found[0].files}
+            if missing := ", ".join(repr(name) for name in classes if name not in there):
+                allowed = "a folder of .txt files for each class"
+                raise UserError(f"{self.setting}: {found[0].name} has no texts of {missing}", allowed)
         return found[0] if found else None
 
     def missing(self, split: str, instead: str = "") -> ValueError:
@@ -172,11 +178,12 @@ class LabelledSource:
             raise UserError(f"{self.setting}: {_at(where)}: {error}{self._names_there()}") from error
 
     def _names_there(self) -> str:
-        """For the error of a label that is no number: what classes the training rows name."""
+        """For the error of a label that is no number: what classes the training rows name; nothing if one is a number."""
         if self.task.labels is not None or self.find("train") is None:
             return ""
         found = sorted({str(value) for _, _, value in self.texts("train", needs_label=False) if value not in (None, "")})
-        return f", here --data.labels '{as_list(found)}'" if len(found) <= MOST_NAMES else ""
+        names = len(found) <= MOST_NAMES and not any(map(is_number, found))
+        return f", here --data.labels '{as_list(found)}'" if names else ""
 
     def texts(self, split: str, needs_label: bool | None = None) -> Iterator[tuple[tuple, tuple[str, ...], object]]:
         """((file, "line", number), texts, label as it is written) of a split's rows.
@@ -196,9 +203,8 @@ class LabelledSource:
                     kind = "nothing" if text is None else type(text).__name__
                     raise UserError(f"{self.setting}: {_at(where)}: {column[0]!r} is {kind}", "text")
                 if not self.keep_empty and (not text or text.isspace()):
-                    raise UserError(
-                        f"{self.setting}: {_at(where)}: {column[0]!r} is empty", "text, or none with data.empty_texts keep"
-                    )
+                    keeping = ", or none with data.empty_texts keep" if self.of_data else ""
+                    raise UserError(f"{self.setting}: {_at(where)}: {column[0]!r} is empty", f"text{keeping}")
             yield where, tuple(texts), value
 
     def _read(self, layout: Layout, needs_label: bool) -> Iterator[tuple[tuple, Sequence, object]]:
@@ -249,9 +255,9 @@ class LabelledSource:
             found = next((name for name in aliases if name in names), None)
             is_label = aliases == self.task.label_column
             if found is None and (needs_label or not is_label):
-                setting = "data.label_column" if is_label else "data.columns"
+                chosen_by = f" (data.{'label_column' if is_label else 'columns'})" if self.of_data else ""
                 raise UserError(
-                    f"{self.setting}: {where} has no column {' or '.join(map(repr, aliases))} ({setting})",
+                    f"{self.setting}: {where} has no column {' or '.join(map(repr, aliases))}{chosen_by}",
                     f"those that are there, {', '.join(map(repr, names))}",
                 )
             chosen.append(found)

@@ -89,7 +89,9 @@ class Splits:
         if stage == "test":
             return self.task.splits("test")
         validation, _ = self.validation()
-        return validation or ["train"] if stage == "validate" else ["train", *validation, *self._others(validation)]
+        if stage == "validate" and validation:
+            return validation
+        return ["train", *validation, *self._others(validation)]
 
     def _others(self, validation: list[str]) -> list[str]:
         """Splits whose texts are not to be in training."""

@@ -16,6 +16,7 @@ from lit_linformer.data.tables import TABLES, column_names, kind_of
 from lit_linformer.utils.errors import SettingError, UserError
 
 CLASSIFICATION_METRICS, REGRESSION_METRICS = ("accuracy", "f1", "matthews"), ("pearson", "spearman")
+LARGEST = (2 - 2**-23) * 2.0**127  # number of float32, which labels are stored as
 
 
 @dataclass(frozen=True)
@@ -211,11 +212,13 @@ def _class(value, labels: tuple[str, ...]) -> int | None:
 def _number(value, allowed: tuple[float, float] | None) -> float | None:
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # the last of an int that no float holds
         number = math.nan
     if allowed is None:
         if not math.isfinite(number):
             raise SettingError("label", value, "a finite number (give data.labels for names of classes)")
+        if abs(number) > LARGEST:
+            raise SettingError("label", value, "a finite number in 32 bits, so up to 3.4e38")
         return number
     if number == -1:
         return None

@@ -78,6 +78,11 @@ class Corpus:
         root = Path(self.source)
         return stamp | {"files": stamps(self.files(), root if root.is_dir() else None)}
 
+    @property
+    def local(self) -> bool:
+        """Whether it is read from files of the user's own."""
+        return self.source != "embedded" and not self.hub
+
     def files(self) -> list[Path]:
         """The files of a local source, sorted."""
         root = Path(self.source)
@@ -96,7 +101,7 @@ class Corpus:
 
     def files_read(self) -> str | None:
         """Which files a folder or a glob stands for, in one line; None for another source."""
-        if self.source == "embedded" or self.hub or Path(self.source).is_file():
+        if not self.local or Path(self.source).is_file():
             return None
         files = self.files()
         by_suffix = ", ".join(
@@ -104,11 +109,13 @@ class Corpus:
         )
         size = sum(path.stat().st_size for path in files) / 1e6
         told = f"{self.setting} {self.source}: {len(files)} file{'s' * (len(files) > 1)} ({by_suffix}), {size:,.1f} MB"
-        about = sorted({path.name for path in files if path.stem.upper() in ABOUT})
-        texts = Counter(_suffix(path) for path in files if path.name not in about)
-        if about and texts and Path(self.source).is_dir():
-            pattern = Path(self.source) / "**" / f"*{max(texts, key=texts.__getitem__)}"
-            told += f"; {', '.join(about)} among them, which a pattern may leave out: {self.setting} '{pattern}'"
+        about = [path for path in files if path.stem.upper() in ABOUT]
+        texts = Counter(_suffix(path) for path in files if path.stem.upper() not in ABOUT)
+        most = max(texts, key=texts.__getitem__, default="")
+        # A pattern without suffix, or with one of theirs, would not leave them out.
+        if about and most and most not in map(_suffix, about) and Path(self.source).is_dir():
+            pattern, names = Path(self.source) / "**" / f"*{most}", ", ".join(sorted({path.name for path in about}))
+            told += f"; {names} among them, which a pattern may leave out: {self.setting} '{pattern}'"
         return told
 
     def _documents(self) -> Iterator[str]:

@@ -121,6 +121,7 @@ class PretrainingData(ResumableDataModule):
     # The tokenizer
 
     def _train_tokenizer(self) -> Tokenizer:
+        self._check_held_out()  # `fit` asks for the tokenizer first, which may take long
         corpus = self.corpora["train"]
         # it learns from training documents only
         inputs = {"source": corpus.stamp(), "holdout": [self.holdout.validation, self.holdout.test]}
@@ -145,6 +146,7 @@ class PretrainingData(ResumableDataModule):
         if trainer is not None and trainer.state.fn == "predict":
             return  # the tokenizer is made when it is first asked for
         if trainer is None or trainer.state.fn == "fit":
+            self._check_held_out()
             for told in filter(None, (corpus.files_read() for corpus in self.corpora.values())):
                 note(told)
         self._make_token_files()
@@ -154,6 +156,15 @@ class PretrainingData(ResumableDataModule):
         if trainer is None:  # `prepare`: find out now whether training could start
             for split in STAGES["fit"]:
                 self._open(split)
+
+    def _check_held_out(self) -> None:
+        """ValueError where a file of validation or test is trained on, too."""
+        files = {split: corpus.files() for split, corpus in self.corpora.items() if corpus.local}
+        trained = {path.resolve() for path in files.pop("train", [])}
+        for split, paths in files.items():
+            if both := [path for path in paths if path.resolve() in trained]:
+                corpus, allowed = self.corpora[split], "text that is not trained on, or null, for a share of data.source"
+                raise SettingError(corpus.setting, corpus.source, allowed, more=f", and data.source reads {both[0]}, too")
 
     def _make_token_files(self) -> None:
         self.folder = make_token_files(self.cache_dir, self.corpora, self.holdout, self.tokenizer)

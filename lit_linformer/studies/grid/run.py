@@ -162,8 +162,12 @@ def _report(cell: Cell, label: str, seconds: float | None, failed: list[Cell]) -
         print(f"{label}: failed: {error}", flush=True)
     with contextlib.suppress(OSError), open(cell.log, encoding="utf-8", errors="replace") as file:
         fits = [line for line in file if line.startswith("$ ") and "run.py fit " in line]
-        if fits and shlex.join(cell.fit) not in fits[-1]:
-            print(f"  warning: it ran with other settings than the grid's; to run it again delete {cell.run_dir}", flush=True)
+        begun = max((at for at, line in enumerate(fits) if "--ckpt_path" not in line), default=0)
+        other = sum(shlex.join(cell.fit) not in line for line in fits[begun:])
+        if other:
+            ran = "it" if other == len(fits[begun:]) else "a part of it"
+            again = f"to run it again delete {cell.run_dir}"
+            print(f"  warning: {ran} ran with other settings than the grid's; {again}", flush=True)
 
 
 def _stop(running: list[RunningCell]) -> None:

@@ -186,6 +186,14 @@ def test_other_data_on_resume_is_announced(make_data):
     assert ready(make_data(limit_train=20)).state_dict()["tokens"] != data.state_dict()["tokens"]
 
 
+def test_validating_rows_that_a_checkpoint_trained_on_is_announced(make_data):
+    trained = ready(make_data(validation_fraction=0.1)).state_dict()
+    same, more = (ready(make_data(validation_fraction=fraction), "validate") for fraction in (0.1, 0.5))
+    assert same.sets.keys() == more.sets.keys() == {"validation"} and same.state_dict()["tokens"] == trained["tokens"]
+    with pytest.warns(UserWarning, match="saw other data .* it may have trained on what is held out here"):
+        more.load_state_dict(trained)
+
+
 # What it refuses
 
 

@@ -6,7 +6,7 @@ import pyarrow.parquet
 import pytest
 
 from lit_linformer.data.finetuning.labelled_rows import LabelledRow, LabelledSource
-from lit_linformer.data.finetuning.text_tasks import find_task
+from lit_linformer.data.finetuning.text_tasks import find_task, own_task
 from tests.data.finetuning.glue import FILES, write_glue
 from tests.data.finetuning.test_labelled_rows import OWN, ROWS, as_dicts, read, write_json
 
@@ -92,6 +92,22 @@ def test_a_split_that_is_there_twice(tmp_path):
     (tmp_path / "train" / "pos").mkdir(parents=True)
     with pytest.raises(ValueError, match=r"the train split twice, in .*train.jsonl and .*train; allowed: once"):
         LabelledSource(str(tmp_path), OWN).splits()
+
+
+def test_a_class_without_training_texts(tmp_path):
+    task = own_task(["text"], labels=["neg", "so so", "pos"])
+    for split, classes in (("train", ["neg", "pos", "other"]), ("test", ["pos"])):
+        for name in classes:
+            (tmp_path / split / name).mkdir(parents=True)
+            (tmp_path / split / name / "1.txt").write_text("a film")
+    source = LabelledSource(str(tmp_path), task)
+    assert list(source.rows("test")) == [LabelledRow(("a film",), 2)]  # few texts may be of one class
+    with pytest.raises(ValueError, match=r"^data.source: .*/train has no texts of 'so so'; allowed: a folder .* each class$"):
+        source.splits()
+    (tmp_path / "train" / "so so").mkdir()
+    (tmp_path / "train" / "neg" / "1.txt").unlink()
+    with pytest.raises(ValueError, match=r"/train has no texts of 'neg', 'so so'; allowed"):
+        list(LabelledSource(str(tmp_path), task).rows("train"))
 
 
 def test_a_lost_shard(tmp_path):

@@ -90,6 +90,7 @@ STARS = own_task(["text"], labels=["1", "2", "3", "4", "5"])
         (find_task("STS-B"), -1.0, None),
         (own_task(["text"]), -1.0, -1.0),  # a value like any other
         (own_task(["text"]), None, None),
+        (own_task(["text"]), -3.4e38, -3.4e38),
     ],
 )
 def test_labels(task, value, label):
@@ -117,6 +118,9 @@ def test_names_as_a_setting_takes_them():
         (find_task("STS-B"), 5.1, r"^label is 5.1; allowed: a number from 0 to 5$"),
         (own_task(["text"]), "inf", r"^label is 'inf'; allowed: a finite number"),
         (own_task(["text"]), "good", r"^label is 'good'; allowed: a finite number \(give data.labels"),
+        (own_task(["text"]), "1e39", r"^label is '1e39'; allowed: a finite number .* up to 3.4e38$"),
+        (own_task(["text"]), -3.5e38, r"^label is -3.5e\+38; allowed: a finite number .* up to 3.4e38$"),
+        pytest.param(own_task(["text"]), 10**309, r"^label is 10+; allowed: a finite number", id="no float at all"),
     ],
 )
 def test_bad_labels(task, value, message):

@@ -76,6 +76,15 @@ def test_a_folder_says_which_files_are_read(tmp_path):
     assert Corpus(str(tmp_path / "a.txt")).files_read() is Corpus("embedded").files_read() is None
 
 
+@pytest.mark.parametrize("suffix", [".md", ""])
+def test_no_pattern_is_advised_that_would_leave_them_in(tmp_path, suffix):
+    for name in ("a", "b", "README"):
+        (tmp_path / f"{name}{suffix}").write_text("x" * 100_000)
+    (tmp_path / "NOTICE.txt").write_text("x" * 100_000)
+    kind = suffix or "without suffix"
+    assert Corpus(str(tmp_path)).files_read() == f"data.source {tmp_path}: 4 files (3 {kind}, 1 .txt), 0.4 MB"
+
+
 def test_wikitext_without_document_start_gets_a_hint(tmp_path, capsys):
     text = "".join(f" = Title {i} = \n \n = = Section = = \n \n Text = of it . \n \n" for i in range(4))
     (tmp_path / "wiki.tokens").write_text(text)

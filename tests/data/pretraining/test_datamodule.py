@@ -121,6 +121,28 @@ def test_sources_of_their_own_for_validation_and_test(make, tmp_path):
     assert blocks.rows([0])[0, 1 : 1 + blocks.tokens].tolist() == expected
 
 
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_held_out_text_that_is_trained_on_is_refused(make, tmp_path, documents, tokenizer, split):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    tokenizer.save(tmp_path / "tokenizer.json")
+    for number in range(2):
+        (folder / f"{number}.txt").write_text("\n\n".join(documents[50 * number : 50 * number + 50]))
+    (tmp_path / "link.txt").symlink_to(folder / "1.txt")
+    for source, held_out in ((folder, folder / "1.txt"), (folder / "1.txt", tmp_path / "link.txt"), (folder, folder / "*.txt")):
+        settings = {"source": str(source), f"{split}_source": str(held_out)}
+        data = make(**settings, tokenizer=str(tmp_path / "tokenizer.json"))
+        message = rf"^data.{split}_source is '.*', and data.source reads .*\.txt, too; allowed: text that is not trained on, or"
+        with pytest.raises(ValueError, match=message):
+            data.prepare_data()  # `prepare`
+        with pytest.raises(ValueError, match=message):
+            trainer(max_steps=1).fit(Recorder(tmp_path), data)
+        with pytest.raises(ValueError, match=message):
+            _ = make(**settings).tokenizer  # before it is trained
+        getattr(trainer(), "validate" if split == "validation" else "test")(Recorder(tmp_path), data)  # which train on nothing
+    make(source=str(folder / "0.txt"), **{f"{split}_source": str(folder / "1.txt")}).prepare_data()
+
+
 @pytest.mark.parametrize("stage", ["validate", "test"])
 def test_each_stage_stands_alone(make, tmp_path, stage):
     getattr(trainer(), stage)(Recorder(tmp_path), make())

@@ -197,9 +197,13 @@ def test_warns_of_a_cell_that_ran_with_other_settings(file, capsys):
     finish_all(grid, [0.5] * 11)
     grid.cells[0].log.write_text(f"$ python run.py {shlex.join(grid.cells[0].fit)} --ckpt_path last\nfine\n")
     grid.cells[1].log.write_text("$ python run.py fit --config other.yaml\nfine\n")
+    fit = f"$ python run.py {shlex.join(grid.cells[2].fit)}"
+    grid.cells[2].log.write_text(f"$ python run.py fit --config other.yaml\nkilled\n{fit} --ckpt_path auto\nfine\n")
+    grid.cells[3].log.write_text(f"$ python run.py fit --config other.yaml\n$ python run.py {shlex.join(grid.cells[3].fit)}\n")
     assert run_cells(grid.cells) == []
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 12 and "warning" in lines[2] and "delete runs/study/transformer-sst-2-2" in lines[2]
+    assert len(lines) == 13 and "delete runs/study/transformer-sst-2-2" in lines[2]
+    assert "warning: it ran with other settings" in lines[2] and "warning: a part of it ran with other settings" in lines[4]
 
 
 def test_documented_grid_is_one(tmp_path, monkeypatch):
