@@ -106,6 +106,8 @@ def run_forked(argv: list[str], log: Path | None = None, timeout: float = HANGS)
             sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
         from lit_linformer.cli import main
 
+        # A fork has none of its parent's threads: torch makes its pool anew here, before threads of a library race to.
+        torch.set_num_threads(torch.get_num_threads())
         main(argv)
         sys.stdout.flush()
 

@@ -114,10 +114,11 @@ class Tokenizer:
 
     def same_ids(self, other: "Tokenizer") -> bool:
         """Whether both turn texts into the same ids; what an export adds (bos and eos, no white space at the ends) aside."""
-        return self._splits == other._splits
+        return self.splits == other.splits
 
     @cached_property
-    def _splits(self) -> dict:
+    def splits(self) -> dict:
+        """What of tokenizer.json decides a text's ids."""
         kept = self._config | {"post_processor": None}
         parts = (kept["normalizer"] or {}).get("normalizers") or [{}]
         if parts[0].get("type") == "Strip":

@@ -76,7 +76,8 @@ def test_predict_asks_the_checkpoints_tokenizer_not_the_folders(grown, tmp_path)
 
 @pytest.mark.parametrize("command", ["validate", "predict"])
 def test_a_classifier_is_used_as_it_was_trained(command, finetuned, cache, tmp_path, monkeypatch):
-    monkeypatch.chdir(finetuned.parents[1])
+    shutil.copytree(finetuned.parents[1], tmp_path / "copy")  # validate.json is written beside the run
+    monkeypatch.chdir(tmp_path / "copy")
     text = ["--data.text", "a good film"] if command == "predict" else []
     argv = [command, "--config", "runs/task/config.yaml", "--data.cache_dir", str(cache), *text]
     line = complaint([*argv, "--model.pooling", "first"], tmp_path)
