@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from lit_linformer.export.verify import random_inputs
+from lit_linformer.export.verify import random_inputs, read
 from lit_linformer.runs.exported import WEIGHTS
 from lit_linformer.runs.trained_model import TrainedModel
 
@@ -20,9 +20,10 @@ def round_weights(model: TrainedModel) -> str:
             tensor.copy_(tensor.bfloat16())
     largest = change = 0.0
     for ids, mask in random_inputs(model):
-        logits = before(ids, mask.bool())
+        real = mask.bool()
+        logits, rounded = (read(model, net(ids, real), real) for net in (before, model.net))
         largest = max(largest, logits.abs().max().item())
-        change = max(change, (logits - model.net(ids, mask.bool())).abs().max().item())
+        change = max(change, (logits - rounded).abs().max().item())
     return (
         f"weights rounded to bfloat16: on the same inputs the logits, of up to {largest:.3g}, change by {change:.2g} at most; "
         "they are computed in float32"

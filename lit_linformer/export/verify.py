@@ -24,18 +24,21 @@ def random_inputs(model: TrainedModel) -> Iterator[tuple[Tensor, Tensor]]:
         yield ids, (torch.arange(length) < lengths).long()
 
 
+def read(model: TrainedModel, logits: Tensor, real: Tensor) -> Tensor:
+    """Those that are read: of a masked language model (B, N, vocab_size) at real tokens (B, N), of a classifier all.
+
+    At pads a program that attends to all pairs has others than the model.
+    """
+    return logits if model.classifies else logits[real]
+
+
 @torch.inference_mode()
 def largest_difference(model: TrainedModel, other: Callable[[Tensor, Tensor], Tensor]) -> float:
-    """Largest absolute difference of the logits; ValueError where it is more than TOLERANCE allows.
-
-    Of a masked language model at real tokens: a program that attends to all pairs has others at pads, which nothing reads.
-    """
+    """Largest absolute difference of the logits that are read; ValueError where it is more than TOLERANCE allows."""
     worst = 0.0
     for ids, mask in random_inputs(model):
         real = mask.bool()
-        expected, found = model.net(ids, real), other(ids, mask)
-        if not model.classifies:
-            expected, found = expected[real], found[real]
+        expected, found = (read(model, logits, real) for logits in (model.net(ids, real), other(ids, mask)))
         worst = max(worst, _difference("the export differs from the checkpoint", expected, found, ids))
     return worst
 

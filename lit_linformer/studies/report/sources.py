@@ -99,8 +99,9 @@ class Group:
 
     @property
     def used(self) -> list[Run]:
-        """The finished runs, or all if none is finished."""
-        return [run for run in self.runs if run.finished and run.curve] or [run for run in self.runs if run.curve]
+        """The finished of the validated runs, or all of these if none is finished; where none was validated, the finished."""
+        validated, finished = [run for run in self.runs if run.curve], [run for run in self.runs if run.finished]
+        return [run for run in validated if run in finished] or validated or finished
 
     @property
     def transformer(self) -> bool:

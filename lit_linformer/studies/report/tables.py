@@ -112,7 +112,8 @@ def run_facts(runs: list[Run], command: str | None = None) -> str:
     amounts = ["one run" if len(begun) == 1 else f"{len(begun)} runs"]
     for key, unit, show in (("step", "steps", number), ("tokens", "M tokens", millions)):
         if known := [run.last(key) for run in begun if run.last(key)]:
-            amounts.append(f"{_spread(known, show)} {unit}{' each' if len(begun) > 1 else ''}")
+            of = "" if len(begun) == 1 else " each" if len(known) == len(begun) else f" each of {len(known)}"
+            amounts.append(f"{_spread(known, show)} {unit}{of}")
     amounts.append(f"{sum(run.last('seconds') or 0 for run in begun):,.0f} seconds{' together' if len(begun) > 1 else ''}")
     commands = [command] if command else [run.result.get("command") for run in begun]
     shapes = list(filter(None, map(_shape, begun)))

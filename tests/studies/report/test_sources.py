@@ -197,6 +197,19 @@ def test_run_that_reached_its_last_step_is_finished_without_a_result(tmp_path):
     assert [row["step"] for row in Run(tmp_path / "cut", "cut").curve] == [99]
 
 
+def test_a_finished_run_without_a_validation_keeps_its_steps_and_a_failed_one_is_not_counted(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_run(Path("runs/validated"), [(10, 1000, 60.0)])
+    for name, finished in (("never", True), ("failed", False)):
+        write_run(Path("runs") / name, [(100, 2_000_000, 60.0)], finished=finished)
+        (tmp_path / "runs" / name / "perplexity.csv").write_text("step,tokens,seconds,perplexity,best\n")
+    main([])
+    page = Path("runs/report/report.md").read_text()
+    assert tables(page)["runs/never"] == ["runs/never", "2.00", "100", "10", "–", "–"]
+    assert tables(page)["runs/failed"] == ["runs/failed", *"–––––"]
+    assert "budget: 3 runs, 55 (10–100) steps each of 2, " in page
+
+
 def test_what_cannot_be_read_is_left_out_unless_it_was_asked_for(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_run(Path("runs/a"), [(10, 1000, 60.0)])
