@@ -53,10 +53,11 @@ def write_page(content: dict[str, Any], folder: Path) -> list[str]:
         value = found(parts.get(part, {}).get("results"), keys)
         reached = "not measured" if value is None else f"{value:,.4g}" if value < 1000 else f"{value:,.0f}"
         goals.append([f"{least:,g}", reached, words])
-    states = [["part", "state", "seconds", ""]]
+    states = [["part", "state", "seconds", "hardware", ""]]
     for name, part in parts.items():
         said = (part.get("log") or [""])[-1] if part["status"] != "ok" else part["results"] if name == "tests" else ""
-        states.append([name, part["status"], f"{part['seconds']:.0f}", said.strip("= ").replace("|", "\\|")])
+        where = part.get("hardware", "")
+        states.append([name, part["status"], f"{part['seconds']:.0f}", where, said.strip("= ").replace("|", "\\|")])
     place = ", ".join(f"{key} {value}" for key, value in content["environment"].items())
     text = f"# What a GPU measured\n\n{place}\n\n`{content['command']}`\n\n{aligned(goals)}\n{aligned(states)}"
     for name, title in TITLES.items():

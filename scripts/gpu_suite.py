@@ -238,6 +238,7 @@ def measure(args: argparse.Namespace, content: dict[str, Any], folder: Path) -> 
         status, seconds = run(command, folder / f"{name}.log", limit)
         told = without_folders(shlex.join(["python", *command[1:]]))
         parts[name] = {**parts.get(name, {}), "status": status, "command": told, "results": results(name, folder)}
+        parts[name]["hardware"] = content["environment"]["hardware"]  # calls may land on different cards
         parts[name]["seconds"] = round(before.get("seconds", 0) + seconds, 1)
         parts[name]["failures"] = before.get("failures", 0) + (status == "failed")
         if status != "ok":

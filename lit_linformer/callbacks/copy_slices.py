@@ -25,6 +25,7 @@ SLICES = (
 )  # fmt: skip
 OTHER = len(SLICES) - 1
 COLUMNS = ("step", "tokens", "slice", "share", "nll", "perplexity")
+AT_A_TIME = 2**22  # comparisons of two tokens
 
 
 class CopySlices(Callback):
@@ -133,6 +134,12 @@ def copy_slices(ids: Tensor, positions: Tensor, labels: Tensor, mask_id: int, ne
     Returns:
         (B, M) int64.
     """
+    width = max(1, AT_A_TIME // ids.numel())  # masked tokens of a row: a long row has many, and each is compared with all tokens
+    parts = zip(positions.split(width, 1), labels.split(width, 1), strict=True)
+    return torch.cat([_slices(ids, *part, mask_id, near, frequent) for part in parts], 1)
+
+
+def _slices(ids: Tensor, positions: Tensor, labels: Tensor, mask_id: int, near: int, frequent: int) -> Tensor:
     place = torch.arange(ids.shape[1], device=ids.device)
     again = (ids[:, None] == labels[..., None]) & (place != positions[..., None])  # (B, M, N)
     elsewhere = again & ((place - positions[..., None]).abs() > near)

@@ -1,5 +1,6 @@
 """Records how a fine-tuning run scores: scores.csv, the confusion matrix, and GLUE's submission files."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,8 @@ class TaskScores(Callback):
         self.rows.append({"step": trainer.global_step, "epoch": trainer.current_epoch, **scores})
         if not trainer.is_global_zero or trainer.fast_dev_run:
             return
-        write_csv(Path(trainer.default_root_dir) / SCORES, list(self.rows[0]), self.rows)
+        columns = dict.fromkeys((name for row in self.rows for name in row), math.nan)  # of a run that goes on with other metrics
+        write_csv(Path(trainer.default_root_dir) / SCORES, list(columns), (columns | row for row in self.rows))
         labels = trainer.datamodule.text_task.labels
         shown = writers(trainer)
         for name, result in pl_module.results.items() if labels is not None and shown else ():
@@ -47,7 +49,8 @@ class TaskScores(Callback):
         for file, result in zip(task.submission, pl_module.results.values(), strict=True):
             path = root / "submission" / file
             path.parent.mkdir(parents=True, exist_ok=True)
-            lines = [f"{row}\t{word}\n" for row, word in enumerate(submission(result["predictions"], task))]
+            words = zip(result["index"].tolist(), submission(result["predictions"], task), strict=True)
+            lines = [f"{row}\t{word}\n" for row, word in words]
             path.write_text("index\tprediction\n" + "".join(lines), encoding="utf-8")
             note = "" if result["scores"] else " (the test set has no labels: no scores here)"
             print(f"{len(lines)} predictions → {path}{note}", flush=True)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_linformer.model import PROJECTIONS, Encoder, EncoderConfig, MaskedLanguageModel, Projection
+from lit_linformer.model import ATTENTIONS, PROJECTIONS, Encoder, EncoderConfig, MaskedLanguageModel, Projection
 from lit_linformer.model.projections import spread
 from lit_linformer.utils.errors import SettingError
 
@@ -31,6 +31,9 @@ def to_linformer(
     if net.encoder.config.position == "rotary":
         settings = {"order": "project_first", **settings}  # as each key is turned before E mixes it
     config = replace(net.encoder.config, attention=attention, projection_init=init, **settings)
+    if start in FILLS and not config.attention_kind.slots:
+        takes = ", ".join(name for name, kind in ATTENTIONS.items() if kind.slots)
+        raise SettingError("projection_init", start, f"with attention={takes}", more=f" with attention={attention!r}")
     if start in FILLS and PROJECTIONS.find(config.projection).fill is Projection.fill:
         takes = ", ".join(name for name, kind in PROJECTIONS.items() if kind.fill is not Projection.fill)
         raise SettingError("projection_init", start, f"with projection={takes}", more=f" with projection={config.projection!r}")

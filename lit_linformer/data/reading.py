@@ -21,8 +21,8 @@ MOST_XZ_MEMORY = 150_000_000  # bytes
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-def raw_parts(path: Path, setting: str) -> Iterator[tuple[int, bytes, int, bool]]:
-    """(number from 1, line, bytes of the file read so far, whole?), decompressed according to the file's name.
+def raw_parts(path: Path, setting: str) -> Iterator[tuple[int, bytes, int, bool, bool]]:
+    """(number from 1, line, bytes of the file read so far, whole?, its end?), decompressed according to the file's name.
 
     A line of more than LONGEST_LINE bytes comes in parts, all with its number, none of them whole.
     """
@@ -30,15 +30,15 @@ def raw_parts(path: Path, setting: str) -> Iterator[tuple[int, bytes, int, bool]
         number, begins, mark = 1, True, BYTE_ORDER_MARK
         while line := stream.readline(LONGEST_LINE):
             ends = len(line) < LONGEST_LINE or line.endswith(b"\n")
-            yield number, line.removeprefix(mark), raw.tell(), begins and ends
+            yield number, line.removeprefix(mark), raw.tell(), begins and ends, ends
             number, begins, mark = number + ends, ends, b""
         if not begins:  # the file ends where a part was full
-            yield number, b"", raw.tell(), False
+            yield number, b"", raw.tell(), False, True
 
 
 def raw_lines(path: Path, setting: str) -> Iterator[tuple[int, bytes, int]]:
     """The same of a file without such lines."""
-    for number, line, position, whole in raw_parts(path, setting):
+    for number, line, position, whole, _ in raw_parts(path, setting):
         if not whole:
             raise UserError(f"{setting}: {path}, line {number} is longer than {LONGEST_LINE:,} bytes", "lines up to that")
         yield number, line, position
@@ -56,8 +56,7 @@ def text_lines(path: Path, setting: str) -> Iterator[tuple[int, str, int]]:
 def text_parts(path: Path, setting: str) -> Iterator[tuple[str, int, bool]]:
     """(line, bytes read so far, whole?); a line of more than LONGEST_LINE bytes comes in parts, cut after white space."""
     decoder, rest, before = codecs.getincrementaldecoder("utf-8")(), "", 0
-    for number, line, position, whole in raw_parts(path, setting):
-        ends = len(line) < LONGEST_LINE or line.endswith(b"\n")
+    for number, line, position, whole, ends in raw_parts(path, setting):
         try:
             text = line.decode() if whole else rest + decoder.decode(line, ends)
         except UnicodeDecodeError as error:

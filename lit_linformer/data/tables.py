@@ -111,6 +111,8 @@ def _parquet(path: Path, choose: Chooser, setting: str) -> Iterator[Row]:
 
     def columns(names: list[str]) -> list[str]:
         chosen[:] = choose(path, names)
+        if twice := [name for name in chosen if name is not None and names.count(name) > 1]:
+            raise UserError(f"{setting}: {path} has two columns {twice[0]!r}", "one of that name")
         return [name for name in chosen if name is not None]
 
     return arrow_rows(parquet_batches(path, columns, setting), chosen, path, setting)

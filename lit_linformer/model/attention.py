@@ -1,4 +1,4 @@
-"""Multi-head attention: the base of every kind. The kinds are in linformer.py and full.py.
+"""Multi-head attention: the base of every kind. The kinds are in full.py, linformer.py, lookup.py and so on, a file each.
 
 Shapes: B batch, N tokens (N <= n = max_length), K = k projected slots, H heads, D hidden width, d = D/H head width, w width of
 the local convolution. Names as in the paper (section 4): x input, q, k, v queries, keys, values, E and F the projections.

@@ -50,7 +50,7 @@ class EncoderConfig:
         projection_init: how a learned E starts: block_mean (slot j is the mean of window j) | split (of a part of it,
             another for each head: for sharing=none) | strided (slot j is one token) | normal (N(0, 1/k)) | xavier (the
             authors' code) | squares (slot j is the mean of square j of an image, n as for position=image).
-        projection_noise: standard deviation of Gaussian noise added to that start.
+        projection_noise: standard deviation of Gaussian noise added to that start, of linear and conv.
         order: compress_first (W_K (E x), fewer operations) | project_first (E (W_K x), the paper's formula).
         mass_bias: keep attention off slots that hold no real token of a short input; full rows don't change. Off, since a
             model trained on full rows did better on short ones without it (docs/LOG.md).
@@ -70,7 +70,7 @@ class EncoderConfig:
         dropout: probability, on embeddings and on what each sublayer adds.
         attention_dropout: probability, on attention weights.
         initializer_range: standard deviation of the start of linear and embedding weights.
-        layer_norm_eps: epsilon of every norm.
+        layer_norm_eps: epsilon of the encoder's norms.
         activation_checkpointing: recompute each layer in the backward pass instead of keeping its activations.
         causal: false; each slot mixes all positions, so no mask hides later tokens. Older configs and checkpoints name it.
     """

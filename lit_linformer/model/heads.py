@@ -63,15 +63,20 @@ class MaskedLanguageModel(nn.Module):
         return functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
 
     def nll(self, input_ids: Tensor, positions: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Negative log-likelihood of each label, (B, M) float32 in nats, 0 where a label is IGNORED: what perplexity sums.
+        """Negative log-likelihood of each label, (B, M) float32 in nats, 0 where a label is IGNORED: what perplexity sums."""
+        return label_nll(self.exact_logits(input_ids, positions, attention_mask), labels)
 
-        The logits are computed in float32 whatever the autocast: rounded to bfloat16 they move the perplexity.
-        """
+    def exact_logits(self, input_ids: Tensor, positions: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """Logits (B, M, V) float32, whatever the autocast: rounded to bfloat16 they move the perplexity, and many are equal."""
         features = self.features(input_ids, attention_mask, positions)
         with torch.autocast(features.device.type, enabled=False):
             bias = None if self.head.bias is None else self.head.bias.float()
-            logits = functional.linear(features.float(), self.encoder.tokens.weight.float(), bias)
-            return functional.cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
+            return functional.linear(features.float(), self.encoder.tokens.weight.float(), bias)
+
+
+def label_nll(logits: Tensor, labels: Tensor) -> Tensor:
+    """Negative log-likelihood of labels (B, M) in nats, of logits (B, M, V): (B, M), 0 where a label is IGNORED."""
+    return functional.cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
 
 
 class ClassificationHead(nn.Module):

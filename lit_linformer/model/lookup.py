@@ -116,7 +116,7 @@ class LookupAttention(WindowAttention):
         bias = None if bias is None else bias.expand(-1, self.num_heads, -1, -1).unflatten(1, (2, -1))
         strength = self.strength.to(q.dtype).view(1, 2, -1, 1, 1, 1)
         parts, same = (q, k, v, slot_k, slot_v, strength, bias), neighbours.same[:, :, None]
-        if need_weights or x.shape[1] <= LONG:
+        if need_weights or torch.compiler.is_exporting() or x.shape[1] <= LONG:  # one exported program serves every length
             context, weights = self._attend(*parts, same)
         else:  # one pair of heads at a time; their weights are not kept but made again, as fused attention does
             attend: Callable = self._attend

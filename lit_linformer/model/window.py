@@ -31,7 +31,7 @@ class WindowAttention(SlotsAndTokens):
     Args:
         hidden_size, …: as LinformerAttention's.
         window: w, even.
-        dual_norm: whether there are the two LayerNorms.
+        dual_norm: whether there are the two LayerNorms; they are that whatever the encoder's norm_type, with torch's epsilon.
     """
 
     title = "Linformer with window"
@@ -40,7 +40,10 @@ class WindowAttention(SlotsAndTokens):
         super().__init__(*shape, **more)
         check_even("window", window)
         self.window = window
-        self.token_norm, self.slot_norm = (nn.LayerNorm(self.hidden_size) if dual_norm else None for _ in range(2))
+        biased = self.key.bias is not None
+        self.token_norm, self.slot_norm = (
+            nn.LayerNorm(self.hidden_size, bias=biased) if dual_norm else None for _ in range(2)
+        )
 
     @classmethod
     def check(cls, config: "EncoderConfig") -> None:

@@ -135,14 +135,6 @@ class Distillation(MLM):
             self._teacher_value = value
         self.log("val/teacher_perplexity", self._teacher_value)
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        super().on_save_checkpoint(checkpoint)
-        checkpoint["teacher_perplexity"] = self._teacher_value
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        super().on_load_checkpoint(checkpoint)
-        self._teacher_value = checkpoint.get("teacher_perplexity")
-
 
 def _check_terms(teacher: str | None, weights: Sequence[float]) -> None:
     if not any(weights):

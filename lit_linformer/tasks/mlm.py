@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lit_linformer.model import EncoderConfig, MaskedLanguageModel
 from lit_linformer.model.flops import training_flops
+from lit_linformer.model.heads import label_nll
 from lit_linformer.model.ranges import Count, Natural, check_ranges
 from lit_linformer.tasks.base import Batch, TrainingModule
 from lit_linformer.tasks.perplexity import Perplexity
@@ -84,8 +85,13 @@ class MLM(TrainingModule):
         self._evaluate(batch, self.test_perplexity, "test/perplexity")
 
     def _evaluate(self, batch: Batch, metric: Perplexity, name: str) -> Tensor:
-        nll = self.net.nll(*inputs(batch))
-        metric.update(nll, batch["labels"])
+        ids, positions, labels, mask = inputs(batch)
+        return self._score(self.net.exact_logits(ids, positions, mask), labels, metric, name)
+
+    def _score(self, logits: Tensor, labels: Tensor, metric: Perplexity, name: str) -> Tensor:
+        """Logs what logits (B, M, V) are worth; returns the labels' negative log-likelihoods (B, M)."""
+        nll = label_nll(logits, labels)
+        metric.update(nll, labels)
         self.log(name, metric, prog_bar=True)
         return nll
 

@@ -5,8 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from lit_linformer.model.heads import IGNORED
-from lit_linformer.tasks.base import Batch
-from lit_linformer.tasks.mlm import MLM, inputs
+from lit_linformer.tasks.mlm import MLM
 from lit_linformer.tasks.perplexity import Mean, Perplexity
 
 
@@ -23,11 +22,9 @@ class Recall(MLM):
         super().__init__(**kwargs)
         self.val_accuracy, self.test_accuracy = Mean(), Mean()
 
-    def _evaluate(self, batch: Batch, metric: Perplexity, name: str) -> Tensor:
-        nll = super()._evaluate(batch, metric, name)
-        ids, positions, labels, mask = inputs(batch)
-        right = self.net(ids, mask, positions).argmax(-1) == labels
+    def _score(self, logits: Tensor, labels: Tensor, metric: Perplexity, name: str) -> Tensor:
+        right = logits.argmax(-1) == labels
         accuracy = self.val_accuracy if metric is self.val_perplexity else self.test_accuracy
         accuracy.update(right.float(), (labels != IGNORED).float())
         self.log(name.replace("perplexity", "accuracy"), accuracy, prog_bar=True)
-        return nll
+        return super()._score(logits, labels, metric, name)

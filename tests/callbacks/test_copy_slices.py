@@ -46,7 +46,9 @@ def slice_of(row, place, label, near, frequent):
     return f"{kind}_{'frequent' if label < frequent else 'rare'}"
 
 
-def test_slices_are_what_their_definition_says():
+@pytest.mark.parametrize("at_a_time", [2**22, 1, 60 * 50 * 5])
+def test_slices_are_what_their_definition_says(at_a_time, monkeypatch):
+    monkeypatch.setattr("lit_linformer.callbacks.copy_slices.AT_A_TIME", at_a_time)
     torch.manual_seed(0)
     ids = torch.randint(5, 40, (60, 50))
     positions = torch.stack([torch.randperm(50)[:12].sort().values for _ in range(60)])

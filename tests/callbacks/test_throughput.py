@@ -61,6 +61,12 @@ def test_validation_and_checkpoints_are_no_training_time(monkeypatch):
     assert callback.summary()["tokens_per_second"] == pytest.approx(2 * 2 * 32 / 2.0)  # without the first window
 
 
+def test_a_run_that_ends_with_its_first_window_has_a_speed(tiny, tmp_path):
+    output(["fit", *tiny, "--name", "run", "--trainer.max_steps", "3", "--trainer.log_every_n_steps", "3"], tmp_path)
+    result = json.loads((tmp_path / "runs/run/result.json").read_text())["throughput"]
+    assert result["tokens_per_second"] > 0 and result["gflops_per_token"] > 0
+
+
 def test_training_does_not_notice(corpus, cache):
     weights = []
     for callbacks in ([], [Throughput()]):

@@ -48,6 +48,11 @@ def test_a_long_line_is_cut_into_documents(short, tmp_path, name, end):
     assert all(part.endswith(" ") for part in parts[:-1]) or " " not in LONG[name]
 
 
+def test_a_long_line_behind_a_byte_order_mark(short, tmp_path):
+    (tmp_path / "a.txt").write_bytes(("\ufeff" + LONG["one word"]).encode())  # the first part is cut within a character
+    assert "".join(Corpus(str(tmp_path))) == LONG["one word"]
+
+
 def test_what_is_not_utf8_in_a_long_line_is_named_by_its_place(short, tmp_path):
     (tmp_path / "a.txt").write_bytes(b"one\n" + b"x" * 250 + b"\xff" + b"x" * 30)
     with pytest.raises(ValueError, match=r"a.txt, line 2 is not UTF-8: byte 0xff at its position 250; allowed"):

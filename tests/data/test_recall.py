@@ -73,7 +73,10 @@ def test_accuracy_is_the_share_of_values_found(tmp_path):
     model = Recall(encoder=EncoderConfig(**shape, projection_dim=8, dropout=0.0, attention_dropout=0.0)).eval()
     torch.nn.init.normal_(model.net.encoder.tokens.weight)
     trainer = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, default_root_dir=tmp_path)
+    batches = []
+    model.net.encoder.register_forward_hook(lambda *_: batches.append(1))
     (found,) = trainer.validate(model, data(validation_rows=40), verbose=False)
+    assert len(batches) == len(data(validation_rows=40).val_dataloader())  # each is read once
     right = asked = 0
     for batch in data(validation_rows=40).val_dataloader():
         values = model.net(batch["input_ids"], None, batch["positions"]).argmax(-1)

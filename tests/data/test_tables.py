@@ -123,6 +123,13 @@ def test_bad_tables(tmp_path, name, content, message):
     assert str(caught.value).startswith("data.source") and "\n" not in str(caught.value)
 
 
+def test_two_columns_of_one_name_in_parquet(tmp_path):
+    columns = [pyarrow.array(["a"]), pyarrow.array(["b"]), pyarrow.array(["good"])]
+    pyarrow.parquet.write_table(pyarrow.Table.from_arrays(columns, names=["text", "text", "label"]), tmp_path / "t.parquet")
+    with pytest.raises(ValueError, match=r"t.parquet has two columns 'text'; allowed: one of that name$"):
+        list(LabelledSource(str(tmp_path / "t.parquet"), OWN).rows("train"))
+
+
 def test_classes_and_columns_are_asked_for_with_those_that_are_there(tmp_path):
     from lit_linformer.data.finetuning.text_tasks import chosen_task
 

@@ -4,6 +4,7 @@ import pytest
 
 from lit_linformer.export import graph
 from lit_linformer.export.verify import largest_difference
+from lit_linformer.model import lookup
 from tests.export.models import NAMES, VARIANTS, model_of
 from tests.model.mechanisms import MECHANISMS
 
@@ -14,6 +15,15 @@ SLOW = [pytest.param(settings, marks=pytest.mark.slow) for settings in VARIANTS[
 def test_one_program_for_every_length_whatever_the_model(settings, tmp_path, monkeypatch):
     monkeypatch.setattr(graph, "write_config", lambda model, folder: None)
     model = model_of(settings, classes=3)
+    graph.write(model, tmp_path)
+    assert largest_difference(model, graph.logits(model, tmp_path)) < 1e-5
+
+
+def test_lookup_is_one_program_for_rows_that_it_reads_by_pairs_of_heads(tmp_path, monkeypatch):
+    """Which it does to save memory: of more than LONG tokens, here 8 of up to 16."""
+    monkeypatch.setattr(graph, "write_config", lambda model, folder: None)
+    monkeypatch.setattr(lookup, "LONG", 8)
+    model = model_of(MECHANISMS["lookup, window"] | {"num_layers": 2})
     graph.write(model, tmp_path)
     assert largest_difference(model, graph.logits(model, tmp_path)) < 1e-5
 

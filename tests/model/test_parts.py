@@ -7,7 +7,7 @@ from lit_linformer.model import Encoder, EncoderConfig, LinformerAttention, Mask
 from lit_linformer.model.linformer import SHARINGS
 from lit_linformer.model.parts import ImagePositions, rotated
 from lit_linformer.model.projection import make_projection
-from tests.model.mechanisms import MODERN, MODERNS
+from tests.model.mechanisms import MECHANISMS, MODERN, MODERNS
 
 N, D, H, K = 12, 16, 4, 3
 BASE = 100.0
@@ -99,7 +99,10 @@ def test_geglu_has_as_many_parameters():
     torch.testing.assert_close(layer._inner(h), expected)
 
 
-@pytest.mark.parametrize("options", [{"attention": "full"}, {"sharing": "headwise"}], ids=["full", "linformer"])
+WITHOUT_BIASES = {"full": {"attention": "full"}, "linformer": {"sharing": "headwise"}, "long-short": MECHANISMS["long-short"]}
+
+
+@pytest.mark.parametrize("options", WITHOUT_BIASES.values(), ids=WITHOUT_BIASES)
 def test_without_biases_there_are_none(options):
     net = MaskedLanguageModel(config(**options, norm="pre", bias=False, head_bias=False))
     assert not [name for name in net.state_dict() if name.endswith("bias")]

@@ -109,9 +109,24 @@ def test_a_killed_distillation_resumes_bit_for_bit(distill, tmp_path):
     assert fit(distill, "killed", tmp_path / "killed", "--ckpt_path", "last") == 0
     assert read_log(tmp_path / "whole.0") == read_log(tmp_path / "killed.0")
     whole, killed = (load(tmp_path / f"runs/{name}/checkpoints/last.ckpt") for name in ("whole", "killed"))
-    for part in ("state_dict", "optimizer_states", "teacher_perplexity"):
+    for part in ("state_dict", "optimizer_states"):
         assert_same(whole[part], killed[part], part)
-    assert whole["teacher_perplexity"] is not None
+    of_teacher = [teacher_of(tmp_path / f"runs/{name}") for name in ("whole", "killed")]
+    assert of_teacher[0] == of_teacher[1] > 1
+
+
+def teacher_of(run):
+    return json.loads((run / "result.json").read_text())["metrics"]["val/teacher_perplexity"]
+
+
+def test_a_run_that_goes_on_with_another_teacher_tells_of_that_one(distill, tmp_path):
+    output(["fit", *distill, "--name", "new"], tmp_path)
+    before = teacher_of(tmp_path / "runs/new")
+    more = ["--ckpt_path", "last", "--trainer.max_steps", "13", "--model.teacher", "runs/student"]
+    output(["fit", *distill, "--name", "new", *more], tmp_path)
+    output(["validate", "--config", "runs/student/config.yaml", *distill[2:6]], tmp_path)
+    found = json.loads((tmp_path / "runs/student/validate.json").read_text())["metrics"]["val/perplexity"]
+    assert teacher_of(tmp_path / "runs/new") == pytest.approx(found, rel=1e-5) != pytest.approx(before, rel=1e-3)
 
 
 def test_a_loss_that_is_nan_ends_the_run(distill, tmp_path):

@@ -194,8 +194,9 @@ def _class(value, labels: tuple[str, ...]) -> int | None:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     text = str(value)
-    if text in labels:
-        return labels.index(text)
+    for name in (text, text.lower()) if isinstance(value, bool) else (text,):  # JSON's true is Python's True
+        if name in labels:
+            return labels.index(name)
     if isinstance(value, bool):
         text = str(int(value))
     allowed = ", ".join(map(repr, labels))

@@ -169,7 +169,6 @@ class LongRangeData(ResumableDataModule):
             self._start_anew()
         wanted = {"validate": ("validation",), "test": ("test",)}.get(stage or "fit", ("train", "validation"))
         self.sets = {split: self._set(split) for split in wanted}
-        self.data_name = self.sets[wanted[0]].files.folder.name
         self._compare_processes()
 
     def _set(self, split: str) -> EncodedTexts:
@@ -180,6 +179,9 @@ class LongRangeData(ResumableDataModule):
         if held_out and split != "test":
             chosen = select_rows(files.hashes, self.validation_fraction)
             rows = chosen.train if split == "train" else chosen.held_out
+            self.data_name = f"{files.folder.name}-{hashlib.sha256(chosen.train.tobytes()).hexdigest()[:8]}"
+        elif split == "train":
+            self.data_name = files.folder.name
         beside = self.max_length - self.layout.capacity  # bos and eos
         longest = beside + int(files.lengths[rows].sum(1).max())
         if not self.cut and longest > self.max_length:

@@ -1,7 +1,9 @@
 """Pathfinder (Linsley et al., 2018; Long Range Arena, Tay et al., 2021): do the two dots end one dashed line, or two?
 
 Drawn with the numbers of Long Range Arena's images of 32 × 32 pixels. What its authors do not say in numbers is ours: two
-lines never come closer than CLEARANCE, so that who follows a line from dot to dot always arrives at the right one.
+lines never come closer than CLEARANCE, so that who follows a line from dot to dot always arrives at the right one. The dots are
+always the beginning of one line and the end of one, as in the authors' images: two beginnings, which are APART, would be known
+by their distance.
 
 Coordinates are pixels, (row, column), the image's corner at (0, 0).
 """
@@ -52,9 +54,9 @@ def drawing(draw: np.random.Generator, level: str) -> tuple[np.ndarray, list[np.
         for _ in range(OTHER_DASHES // short):
             if (line := _line(draw, short, lines)) is not None:
                 lines.append(line)
-        ends = [line[[0, -1], [0, 1]] for line in lines[:2]]  # (2, 2) each
         one = int(draw.integers(2))
-        dots = ends[one] if label else np.stack([ends[0][draw.integers(2)], ends[1][draw.integers(2)]])
+        other = one if label else 1 - one
+        dots = np.stack([lines[one][0, 0], lines[other][-1, 1]])  # where one begins, and where it or the other ends
         if np.linalg.norm(dots[0] - dots[1]) > 2 * DOT + 1:  # else they would be one
             return _image(lines, dots), lines, dots, label
 

@@ -201,11 +201,11 @@ class Corpus:
 
     def _json_rows(self, path: Path, done: int, total: int) -> Iterator[str]:
         for number, parts in groupby(raw_parts(path, self.setting), key=itemgetter(0)):
-            _, line, position, whole = next(parts)
+            _, line, position, whole, _ = next(parts)
             self.fraction = (done + position) / total
             where = f"{path}:{number}"
             if not whole or len(line) > PARSED_AT_ONCE:
-                yield from self._long_row(chain([line], (part for _, part, _, _ in parts)), where)
+                yield from self._long_row(chain([line], (part for _, part, *_ in parts)), where)
             elif not line.isspace():
                 row = json_object(line, where, self.setting)
                 self.choose(where, row)

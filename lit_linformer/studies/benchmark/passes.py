@@ -65,12 +65,12 @@ def peak_memory(action: Callable[[], Any], device: str = "cpu") -> int:
     """
     gc.collect()
     if device != "cpu":
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
         action()
-        torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated() - before
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
     with contextlib.suppress(AttributeError, OSError):  # glibc only: hand back what is free, or action would reuse it unseen
         ctypes.CDLL(None).malloc_trim(0)
     try:

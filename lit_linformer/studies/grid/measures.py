@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import math
 import shlex
 import statistics
 from dataclasses import dataclass
@@ -65,7 +66,8 @@ def medians(measures: dict[str, Measure], run_dirs: list[Path]) -> dict[str, flo
     found = {}
     for name, measure in measures.items():
         values = [value for run_dir in run_dirs if (value := measure.read(run_dir)) is not None]
-        found[name] = statistics.median(values) if values else None
+        nan = any(map(math.isnan, values))  # has no place in an order
+        found[name] = math.nan if nan else statistics.median(values) if values else None
     return found
 
 

@@ -35,7 +35,8 @@ def summary(grid: Grid) -> dict[str, Any]:
     places = dict.fromkeys((cell.values[grid.rows], cell.values[grid.columns]) for cell in grid.cells)
     measured = []
     for row, column in places if grid.measures else ():
-        runs = [cell.run_dir for cell in grid.cells if (cell.values[grid.rows], cell.values[grid.columns]) == (row, column)]
+        here = [cell for cell in grid.cells if (cell.values[grid.rows], cell.values[grid.columns]) == (row, column)]
+        runs = [cell.run_dir for cell in here if not cell.left()]
         measured.append({"row": row, "column": column, "values": measures.medians(grid.measures, runs)})
     return {
         "name": grid.name,

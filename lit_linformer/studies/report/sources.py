@@ -83,9 +83,11 @@ class Run(RunRecord):
         """What perplexity depends on besides the model: two runs are comparable only if all of it agrees."""
         file = self.folder / TOKENIZER
         tokenizer = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
-        names = ("source", "validation_source", "validation_fraction", "mask_rate", "whole_word")
+        names = ("source", "validation_source", "validation_fraction", "column", "document_start", "max_length")
         found = (self.setting(f"data.init_args.{name}") for name in names)
-        return (*map(str, found), tokenizer, str(self.setting("trainer.limit_val_batches")))
+        limit = self.setting("trainer.limit_val_batches")
+        batch = None if limit in (None, 1.0) else self.setting("data.init_args.batch_size")  # the batches that are read
+        return (*map(str, found), tokenizer, str(limit), str(batch))
 
 
 @dataclass

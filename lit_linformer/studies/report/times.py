@@ -17,6 +17,8 @@ def clock_of(groups: list[Group]) -> str | None:
     one_thread = places and all(
         place.get("threads") == 1 and place.get("processes", 1) == 1 and "cpu" not in place for place in places
     )
+    if len({place.get("hardware") for place in places}) > 1:
+        return None
     for clock in CLOCKS if one_thread else ["training_seconds"]:
         if sum(any(group.median(clock)) for group in groups) > 1:
             return clock
@@ -44,7 +46,7 @@ def time_table(groups: list[Group], clock: str) -> str:
     lines = [["run", label.partition("(")[2].rstrip(")"), "tokens, millions", "perplexity", f"÷ {plain(against.label)}"]]
     for group in groups:
         within = {seconds: value for seconds, value in group.median(clock).items() if seconds <= end}
-        if group.panel != against.panel or not within:
+        if group.panel != against.panel or not group.comparable(against) or not within:
             continue
         seconds, value = list(within.items())[-1]
         tokens = max(tokens for tokens, at in group.at(clock).items() if at <= seconds)

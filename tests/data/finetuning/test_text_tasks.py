@@ -86,6 +86,9 @@ STARS = own_task(["text"], labels=["1", "2", "3", "4", "5"])
         (find_task("SST-2"), None, None),
         (STARS, 5, 4),  # a name, not a number
         (STARS, "1", 0),
+        (own_task(["text"], labels=["true", "false"]), True, 0),  # JSON's, which Python writes True
+        (own_task(["text"], labels=["False", "True"]), True, 1),
+        (own_task(["text"], labels=["bad", "good"]), True, 1),
         (find_task("STS-B"), "3.800", 3.8),
         (find_task("STS-B"), -1.0, None),
         (own_task(["text"]), -1.0, -1.0),  # a value like any other

@@ -33,6 +33,9 @@ def test_labels_are_found_by_following_the_line(level):
     for number in range(40):
         image, lines, dots, label = pathfinder.drawing(np.random.default_rng([7, number]), level)
         assert follow(lines, dots) == label
+        begins, ends = ([tuple(line[at]) for line in lines[:2]] for at in ((0, 0), (-1, 1)))
+        one, other = begins.index(tuple(dots[0])), ends.index(tuple(dots[1]))  # two beginnings would be APART
+        assert (one == other) == label
         assert [len(line) for line in lines[:2]] == [pathfinder.DASHES[level]] * 2
         assert image.shape == (SIDE, SIDE) and image.max() == 255  # the dots
         labels.append(label)

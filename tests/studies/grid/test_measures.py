@@ -48,6 +48,9 @@ def test_a_second_table_of_medians_over_seeds(tmp_path, monkeypatch):
         speed = {"throughput": {"tokens_per_second": 1000.0 * (number + 1)}, "metrics": {"val/perplexity": 9.0}}
         (cell.run_dir / "result.json").write_text(json.dumps(speed))
         (cell.run_dir / "perplexity.csv").write_text(f"step,tokens,perplexity\n1,100,{20 + number}\n2,200,9\n")
+    unfinished = grid.cells[3].run_dir  # many 16 2: is not counted
+    unfinished.mkdir(parents=True)
+    (unfinished / "perplexity.csv").write_text("step,tokens,perplexity\n1,100,500\n")
     folder = write_table(grid, "command")
     table = json.loads((folder / "table.json").read_text())
     places = [(entry["row"], entry["column"]) for entry in table["measured"]]
@@ -55,6 +58,7 @@ def test_a_second_table_of_medians_over_seeds(tmp_path, monkeypatch):
     assert table["measured"][0]["values"] == {"early": 20.5, "rare": None, "tokens/s": 1500.0}
     lines = [line.split() for line in measured(table).splitlines()]
     assert lines[2] == ["|", "few", "|", "16", "|", "20.5", "|", "–", "|", "1,500", "|"]
+    assert table["measured"][1]["values"]["early"] == 22.0
     assert measured(table) in (folder / "table.md").read_text() and read_table(folder).name == grid.name
 
 

@@ -171,6 +171,30 @@ def test_ratio_is_to_a_transformer_that_saw_the_same(tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("settings", "comparable"),
+    [
+        ({"mask_rate": 0.3, "whole_word": True}, True),  # of training; validation has its own masks
+        ({"document_start": "^ = "}, False),
+        ({"column": "body"}, False),
+        ({"max_length": 128}, False),
+        ({"batch_size": 4}, True),
+        ({"batch_size": 4, "limit": 20}, False),  # 20 batches are other rows
+    ],
+)
+def test_perplexities_of_other_validation_text_do_not_compare(settings, comparable, tmp_path):
+    limit = settings.pop("limit", 1.0)
+    runs = []
+    for name, changed in (("one", {}), ("other", settings)):
+        run = write_run(tmp_path / name, [(10, 1000, 60.0)])
+        config = yaml.safe_load((run.folder / "config.yaml").read_text())
+        config["data"]["init_args"] |= {"batch_size": 8, **changed}
+        config["trainer"]["limit_val_batches"] = limit
+        (run.folder / "config.yaml").write_text(yaml.safe_dump(config))
+        runs.append(Run(run.folder, name))
+    assert (runs[0].text == runs[1].text) == comparable
+
+
 def test_other_runs_have_a_panel_of_their_own_and_say_if_they_do_not_compare(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_run(Path("runs/a"), [(10, 1000, 60.0), (20, 2000, 30.0)])

@@ -40,3 +40,17 @@ def test_the_better_model_in_the_same_time(tmp_path, monkeypatch):
     assert clock_of(groups) == "training_seconds"
     old = Group("old", "", [write_run(tmp_path / "old", points)])
     assert clock_of([old, groups[0]]) is None
+    groups[1].runs[0].result["environment"] |= {"threads": 1, "hardware": "another"}
+    assert clock_of(groups) is None  # whose seconds are others
+
+
+def test_a_run_on_another_text_is_in_no_equal_time(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    points = [(0, 0, 900.0), (10, 2_000_000, 50.0)]
+    write_run(Path("runs/full"), points, "full", seconds=(0, 3600))
+    write_run(Path("runs/ours"), points, seconds=(0, 1800))
+    write_run(Path("runs/other"), points, source="another.txt", seconds=(0, 1800))
+    main([])
+    lines = tables(Path("runs/report/report.md").read_text().partition("At equal")[2].split("\n\n")[1])
+    assert lines.keys() == {"run", "runs/full", "runs/ours"}
