@@ -134,7 +134,8 @@ def copy_slices(ids: Tensor, positions: Tensor, labels: Tensor, mask_id: int, ne
     Returns:
         (B, M) int64.
     """
-    width = max(1, AT_A_TIME // ids.numel())  # masked tokens of a row: a long row has many, and each is compared with all tokens
+    # So many masked tokens of each row at once: a long row has many, and each is compared with all tokens.
+    width = max(1, AT_A_TIME // ids.numel())
     parts = zip(positions.split(width, 1), labels.split(width, 1), strict=True)
     return torch.cat([_slices(ids, *part, mask_id, near, frequent) for part in parts], 1)
 

@@ -42,6 +42,7 @@ class OwedValidation(Callback):
         if owes_validation(trainer):
             trainer.validating = True
             trainer.fit_loop.epoch_loop.val_loop.run()
+            compat.forget_validation(trainer)
             trainer.training = True
 
 

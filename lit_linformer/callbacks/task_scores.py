@@ -33,7 +33,8 @@ class TaskScores(Callback):
         self.rows.append({"step": trainer.global_step, "epoch": trainer.current_epoch, **scores})
         if not trainer.is_global_zero or trainer.fast_dev_run:
             return
-        columns = dict.fromkeys((name for row in self.rows for name in row), math.nan)  # of a run that goes on with other metrics
+        # Of all rows: a run may go on with other metrics.
+        columns = dict.fromkeys((name for row in self.rows for name in row), math.nan)
         write_csv(Path(trainer.default_root_dir) / SCORES, list(columns), (columns | row for row in self.rows))
         labels = trainer.datamodule.text_task.labels
         shown = writers(trainer)

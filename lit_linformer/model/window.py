@@ -41,9 +41,7 @@ class WindowAttention(SlotsAndTokens):
         check_even("window", window)
         self.window = window
         biased = self.key.bias is not None
-        self.token_norm, self.slot_norm = (
-            nn.LayerNorm(self.hidden_size, bias=biased) if dual_norm else None for _ in range(2)
-        )
+        self.token_norm, self.slot_norm = (nn.LayerNorm(self.hidden_size, bias=biased) if dual_norm else None for _ in range(2))
 
     @classmethod
     def check(cls, config: "EncoderConfig") -> None:

@@ -51,6 +51,7 @@ SET_IN = {
     "lightning.pytorch.Trainer": ("_signal_connector", "own_signal_handlers"),
     "lightning.pytorch.loops.fit_loop._FitLoop": ("_data_fetcher", "validation_follows"),
     "lightning.pytorch.loops.training_epoch_loop._TrainingEpochLoop": ("_batches_that_stepped", "count_step_before"),
+    "lightning.pytorch.loops.evaluation_loop._EvaluationLoop": ("_has_run", "forget_validation"),
     "lightning.pytorch.strategies.DDPStrategy": ("_timeout", "timeout"),
     "lightning.pytorch.strategies.ModelParallelStrategy": ("_data_parallel_size", "shard_over_all"),
 }
@@ -80,6 +81,14 @@ def count_step_before(trainer: Any) -> None:
     loop = trainer.fit_loop.epoch_loop
     if len(trainer.optimizers) == 1 and loop._batches_that_stepped == trainer.global_step - 1:
         loop._batches_that_stepped += 1
+
+
+def forget_validation(trainer: Any) -> None:
+    """After one before the first step of a run that goes on: the epoch loop then begins as it does without.
+
+    At a pass's end it would count as done before it has begun, and so would each later pass, without a step.
+    """
+    trainer.fit_loop.epoch_loop.val_loop._has_run = False
 
 
 def log_train_step_now(trainer: Any) -> None:

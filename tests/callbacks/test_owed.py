@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 
 import pytest
 import yaml
@@ -9,6 +10,8 @@ import yaml
 from lit_linformer.utils.files import read_rows
 from tests.callbacks.test_curves import curves
 from tests.helpers import TINY, assert_same, load, output, run_forked
+
+TERM = int(signal.SIGTERM)
 
 
 @pytest.fixture
@@ -51,6 +54,32 @@ def test_killed_within_its_last_validation_it_does_that(ending, tmp_path):
     output(killed, tmp_path)
     assert steps(tmp_path / "runs/tiny") == [0, 7, 9]
     assert [step for step, _ in curves(tmp_path / "runs/tiny")["val/perplexity"]] == [0, 7, 9]
+
+
+PASS = {  # of 6 steps here; by steps there is a validation in its middle, too
+    "by epochs": "--trainer.max_steps -1 --trainer.max_epochs 3 --trainer.val_check_interval 1.0",
+    "by steps": "--trainer.max_steps 15 --trainer.val_check_interval 3",
+}
+
+
+@pytest.mark.parametrize("signalled", [False, True], ids=["killed", "signalled"])
+@pytest.mark.parametrize("end", PASS)
+def test_stopped_in_a_validation_at_the_end_of_a_pass_it_goes_on(end, signalled, ending, tmp_path):
+    ending += ["--trainer.check_val_every_n_epoch", "1" if end == "by epochs" else "null"]
+    words = [*ending, "--data.batch_size", "64", *PASS[end].split(), "--last.every_n_steps", "6"]
+    output([*words, "--name", "whole"], tmp_path)
+    stop = "tests.helpers.KillAt --trainer.callbacks.hook on_validation_batch_start --trainer.callbacks.step 6"
+    if signalled:
+        stop = "tests.helpers.SendSignal --trainer.callbacks.marker sent --trainer.callbacks.at 6"
+        stop += f" --trainer.callbacks.number {TERM}"
+    words += ["--name", "part"]
+    assert run_forked([*words, "--trainer.callbacks+", *stop.split()], tmp_path / "log") == (128 + TERM if signalled else -9)
+    output([*words, "--ckpt_path", "last"], tmp_path)
+    whole, part = tmp_path / "runs/whole", tmp_path / "runs/part"
+    assert steps(whole) == steps(part) and steps(whole)[-1] == json.loads((part / "result.json").read_text())["step"]
+    ended = [load(run / "checkpoints/last.ckpt") for run in (whole, part)]
+    assert_same(ended[0]["state_dict"], ended[1]["state_dict"])
+    assert_same(curves(whole)["train/loss"], curves(part)["train/loss"])
 
 
 def test_an_end_by_epochs_too_unless_told(ending, tmp_path):

@@ -120,7 +120,7 @@ def test_a_model_of_images_is_for_their_size_alone(of_image):
 def test_only_a_matrix_can_be_made_of_singular_vectors():
     with pytest.raises(ValueError, match=r"projection_init is 'svd' with projection='conv'; allowed: with projection=linear"):
         to_linformer(model(attention="full"), "svd", rows(), projection_dim=4, sharing="none", projection="conv")
-    with pytest.raises(ValueError, match=r"projection_init is 'svd' with attention='nystrom'; allowed: with attention=linformer"):
+    with pytest.raises(ValueError, match=r"'svd' with attention='nystrom'; allowed: with attention=linformer"):
         to_linformer(model(attention="full"), "svd", rows(), attention="nystrom", projection_dim=4)
 
 

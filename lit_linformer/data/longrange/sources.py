@@ -156,7 +156,8 @@ class GeneratedSource:
         return list(self.counts)
 
     def stamp(self, split: str):
-        return ["generated", VERSIONS[self.name], self.name, self.counts[split], self.level if self.name == "pathfinder" else None, self.seed]
+        level = self.level if self.name == "pathfinder" else None
+        return ["generated", VERSIONS[self.name], self.name, self.counts[split], level, self.seed]
 
     def rows(self, split: str) -> Rows:
         count = self.counts[split]
