@@ -1,18 +1,21 @@
 """What a trained model settles for a run that continues it, starts from it or evaluates it: tokenizer, row length, classes."""
 
 from pathlib import Path
+from typing import Any
 
 from jsonargparse import Namespace
+from lightning.pytorch.utilities import rank_zero_warn
 
 from lit_linformer.cli.evaluated import COMMANDS
 from lit_linformer.cli.given import typed_words
 from lit_linformer.data.datamodule import TRAINED
+from lit_linformer.data.tokenizer import load_tokenizer
 from lit_linformer.model import EncoderConfig
-from lit_linformer.runs.checkpoints import carried_tokenizer
+from lit_linformer.runs.checkpoints import check_checkpoint, config_of
 from lit_linformer.runs.folder import TOKENIZER
 from lit_linformer.runs.trained_model import StoredModel, read_model, task_of
 from lit_linformer.tasks.pretrained import pretrained_encoder
-from lit_linformer.utils.errors import SettingError, UserError
+from lit_linformer.utils.errors import SettingError
 
 
 def carry_over(subcommand: str, argv: list[str], config: Namespace) -> None:
@@ -21,20 +24,34 @@ def carry_over(subcommand: str, argv: list[str], config: Namespace) -> None:
     if model.get("pretrained") or "load_weights" in model:  # what fine-tunes takes its own checkpoint for the pretrained
         _of_pretrained(subcommand, config)
     elif config.get("ckpt_path") and "tokenizer" in data:
+        path, typed = Path(config.ckpt_path), {name for name, _ in typed_words(argv)}
+        checkpoint = check_checkpoint(path, whole=False)
+        _check_masked_model(checkpoint, path, config.model.class_path)
+        beside = path.parent.parent / TOKENIZER
+        theirs = path if isinstance(checkpoint.get("tokenizer"), str) else beside if beside.is_file() else None
         # The text that a tokenizer was trained on may have changed since; for predict none of its files need be here.
-        gone = subcommand == "predict" and "data.tokenizer" not in dict(typed_words(argv))
-        if data.tokenizer in TRAINED or gone:
-            data.tokenizer = _tokenizer_of(Path(config.ckpt_path)) or data.tokenizer
+        if data.tokenizer in TRAINED or (subcommand == "predict" and "data.tokenizer" not in typed):
+            _check_trained_alike(checkpoint, path, data, typed)
+            data.tokenizer = data.tokenizer if theirs is None else str(theirs)
+        elif theirs is not None and not load_tokenizer(data.tokenizer).same_ids(load_tokenizer(str(theirs))):
+            allowed = f"the one that {path} was trained with (leave data.tokenizer out)"
+            raise SettingError("data.tokenizer", data.tokenizer, allowed)
 
 
-def _tokenizer_of(checkpoint: Path) -> str | None:
-    """What `load_tokenizer` reads: the checkpoint, or the tokenizer.json of its run; None where there is neither."""
-    try:
-        carried_tokenizer(checkpoint, "ckpt_path")
-        return str(checkpoint)
-    except UserError:
-        beside = checkpoint.parent.parent / TOKENIZER
-        return str(beside) if beside.is_file() else None
+def _check_masked_model(checkpoint: dict[str, Any], path: Path, class_path: str) -> None:
+    """SettingError for a classifier's checkpoint where one of this project's language models is asked for."""
+    if class_path.startswith("lit_linformer.tasks.") and "num_labels" in (checkpoint.get("hyper_parameters") or {}):
+        allowed = f"one of {class_path.rpartition('.')[2]} (a classifier's run has a config.yaml of its own)"
+        raise SettingError("ckpt_path", path, allowed, more=", which is a classifier")
+
+
+def _check_trained_alike(checkpoint: dict[str, Any], path: Path, data: Namespace, typed: set[str]) -> None:
+    """SettingError where another tokenizer is asked for, by name or size, than the checkpoint has: it would not be made."""
+    stored = (config_of(checkpoint, path, "ckpt_path").get("data") or {}).get("init_args") or {}
+    for name in ("tokenizer", "vocab_size"):
+        if f"data.{name}" in typed and stored.get(name, data.get(name)) != data.get(name):
+            allowed = f"{stored[name]}, as {path} was trained; or a run of another --name"
+            raise SettingError(f"data.{name}", data.get(name), allowed)
 
 
 def _of_pretrained(subcommand: str, config: Namespace) -> None:
@@ -64,7 +81,12 @@ def _check_same_task(source: StoredModel, model: Namespace, data: Namespace) -> 
     if model.pooling != pooling:
         raise SettingError("model.pooling", model.pooling, f"{pooling}, as {source.path} was trained")
     asked, trained = task_of(data.class_path, vars(data.get("init_args", Namespace()))), source.labels
-    if asked is not None and asked.labels is not None and trained is not None and asked.labels != trained:
-        raise SettingError(
-            "data.labels", list(asked.labels), f"{list(trained)}, the classes of {source.path} in the order of their numbers"
-        )
+    if asked is None or asked.labels is None or trained is None or asked.labels == trained:
+        return
+    order = f"{list(trained)}, the classes of {source.path} in the order of their numbers"
+    if len(asked.labels) != len(trained) or set(asked.labels) == set(trained):
+        given = data.init_args.get("task")
+        more = f", whose classes are {list(asked.labels)}" if given else ""
+        raise SettingError("data.task" if given else "data.labels", given or list(asked.labels), order, more=more)
+    # Another task of the same meaning, perhaps: negative and positive, neg and pos.
+    rank_zero_warn(f"{source.path} was trained with the classes {list(trained)}; here they stand for {list(asked.labels)}")

@@ -34,8 +34,10 @@ class ResumableDataModule(LightningDataModule):
     """A data module whose training stream is one sequence of samples, counted in its state.
 
     A subclass sets tokenizer_name, vocab_size, batch_size, global_batch_size, num_workers, seed, cache_dir and verify, and
-    `data_name` once it knows what it reads: a checkpoint tells by it whether a resumed run sees the same data, and the
-    processes of a run whether they all do. Its setup begins a fit with `_start_anew` and ends with `_compare_processes`.
+    `data_name` once it knows what it trains on: a checkpoint tells by it whether a resumed run sees the same data, and the
+    processes of a run whether they all do; and `held_out_name` where validation is a share of what would else train: by that a
+    checkpoint tells whether it trained on some of it. Its setup begins a fit with `_start_anew` and ends with
+    `_compare_processes`.
     """
 
     tokenizer_name: str
@@ -50,6 +52,7 @@ class ResumableDataModule(LightningDataModule):
     def __init__(self):
         super().__init__()
         self.data_name: str | None = None
+        self.held_out_name: str | None = None
         self._loader: ResumableLoader | None = None
         self._samples = 0
         self._divided = False
@@ -170,7 +173,7 @@ class ResumableDataModule(LightningDataModule):
         if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
             return
         tokenizer = None if self.tokenizer is None else self.tokenizer.sha256[:16]
-        mine = {"data": self.data_name, "tokenizer": tokenizer, "seed": self.seed}
+        mine = {"data": self.data_name or self.held_out_name, "tokenizer": tokenizer, "seed": self.seed}
         everyones: list = [None] * torch.distributed.get_world_size()
         torch.distributed.all_gather_object(everyones, mine)
         for name, first in everyones[0].items():
@@ -194,16 +197,20 @@ class ResumableDataModule(LightningDataModule):
 
     def state_dict(self) -> dict:
         samples = self._loader.samples if self._loader is not None else self._samples
-        return {"samples": samples} | ({"tokens": self.data_name} if self.data_name else {})
+        names = {"tokens": self.data_name, "held_out": self.held_out_name}
+        return {"samples": samples} | {key: name for key, name in names.items() if name}
 
     def load_state_dict(self, state: dict) -> None:
         self._samples = int(state["samples"])
         if self._loader is not None:
             self._loader.load_state_dict(state)
-        here = self.state_dict().get("tokens")
-        if here and state.get("tokens", here) != here:
-            differs = "order and text differ, and it may have trained on what is held out here"
-            rank_zero_warn(f"the checkpoint saw other data ({state['tokens']}, now {here}): {differs}")
+        mine = self.state_dict()
+        for key in ("tokens", "held_out"):
+            here = mine.get(key)
+            if here and state.get(key, here) != here:
+                differs = "order and text differ, and it may have trained on what is held out here"
+                rank_zero_warn(f"the checkpoint saw other data ({state[key]}, now {here}): {differs}")
+                break
 
 
 def check_row_length(rows: int, longest: int, of: str = "model.encoder.max_length", windows: bool = False) -> None:

@@ -11,6 +11,7 @@ The files hold every text whole; it is cut when it is read, so another max_lengt
 Shapes: T texts a row (1, or 2 for pairs).
 """
 
+import hashlib
 import json
 from collections.abc import Callable, Iterable
 from contextlib import closing
@@ -113,6 +114,10 @@ class TextFiles:
         """Token ids of a row's texts."""
         first = row * self.texts
         return [self._ids[self.offsets[i] : self.offsets[i + 1]] for i in range(first, first + self.texts)]
+
+    def name_of(self, rows: np.ndarray) -> str:
+        """Another one for other rows of them, or of other files."""
+        return f"{self.folder.name}-{hashlib.sha256(rows.tobytes()).hexdigest()[:8]}"
 
     def _read(self, name: str, dtype, count: int) -> np.ndarray:
         array = np.fromfile(self.folder / f"{name}.bin", dtype)

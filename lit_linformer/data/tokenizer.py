@@ -9,6 +9,7 @@ Whatever it is made from, it knows its special tokens by role and never cuts, pa
 
 import hashlib
 import json
+import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -120,9 +121,9 @@ class Tokenizer:
     def splits(self) -> dict:
         """What of tokenizer.json decides a text's ids."""
         kept = self._config | {"post_processor": None}
-        parts = (kept["normalizer"] or {}).get("normalizers") or [{}]
-        if parts[0].get("type") == "Strip":
-            kept["normalizer"] = parts[1] if len(parts) == 2 else None
+        whole = kept["normalizer"]
+        parts = [] if whole is None else whole.get("normalizers", [whole])
+        kept["normalizer"] = parts[1:] if parts and parts[0] != whole and parts[0]["type"] == "Strip" else parts
         return kept
 
     @cached_property
@@ -176,11 +177,12 @@ def _refused(origin: object, what: str) -> Iterator[None]:
 def load_tokenizer(spec: str) -> Tokenizer:
     """Loads tokenizer.json or BERT's vocab.txt, or a folder with one of them or RoBERTa's vocab.json and merges.txt.
 
-    A checkpoint (.ckpt) of this project carries the tokenizer that its model was trained with.
+    A checkpoint of this project, whatever its name, carries the tokenizer that its model was trained with.
     """
     path = Path(spec)
-    if path.suffix in CARRIED_IN and path.exists():
-        return Tokenizer.from_str(CARRIED_IN[path.suffix](path, "data.tokenizer"), spec)
+    suffix = ".ckpt" if zipfile.is_zipfile(path) else path.suffix
+    if suffix in CARRIED_IN and path.exists():
+        return Tokenizer.from_str(CARRIED_IN[suffix](path, "data.tokenizer"), spec)
     if path.is_dir():
         if (path / "tokenizer.json").is_file():
             return Tokenizer.from_file(path / "tokenizer.json")

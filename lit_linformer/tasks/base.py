@@ -230,9 +230,12 @@ class TrainingModule(LightningModule):
         if self.trainer.state.fn != "fit" or before is None or not (steps_differ or before != now):
             return
         if steps_differ and self.trainer.max_epochs not in (None, -1):
+            counted = hasattr(self.trainer.datamodule, "rows_per_step")
+            unit = "rows" if counted else "batches"
+            same = f"data.global_batch_size {seen['rows']}" if counted else "trainer.accumulate_grad_batches × devices"
             raise UserError(
-                f"a step has {rows} rows, in the checkpoint {seen['rows']}, and trainer.max_epochs counts passes",
-                f"as many (data.global_batch_size {seen['rows']}), or trainer.max_steps without trainer.max_epochs",
+                f"a step has {rows} {unit}, in the checkpoint {seen['rows']}, and trainer.max_epochs counts passes",
+                f"as many ({same}), or trainer.max_steps without trainer.max_epochs",
             )
         seen["batches"] = seen["batches"] // before * now
         progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]

@@ -22,7 +22,7 @@ from lit_linformer.runs.trained_model import read_model
 from lit_linformer.tasks.base import Batch
 from lit_linformer.tasks.mlm import MLM, inputs
 from lit_linformer.tasks.perplexity import Perplexity
-from lit_linformer.tasks.pretrained import load_masked_model
+from lit_linformer.tasks.pretrained import check_same_tokenizer, load_masked_model
 from lit_linformer.utils.errors import SettingError, UserError
 
 WEIGHTS = ("logits_weight", "hidden_weight", "labels_weight")
@@ -91,13 +91,8 @@ class Distillation(MLM):
                     more=f", whose {name} is {getattr(theirs, name)}, the model's {getattr(mine, name)}",
                 )
         data = self.trainer.datamodule
-        if tokenizer is not None and data.tokenizer is not None and not tokenizer.same_ids(data.tokenizer):
-            raise SettingError(
-                "model.teacher",
-                Path(self.teacher_name),
-                "one of the same tokenizer (--data.tokenizer takes the teacher's checkpoint, whose own it then is)",
-                more=f", which was trained with another tokenizer than data.tokenizer={data.tokenizer_name!r}",
-            )
+        allowed = "one of the same (--data.tokenizer takes the teacher's checkpoint, whose own it then is)"
+        check_same_tokenizer(data, tokenizer, f"model.teacher={self.teacher_name}", allowed)
         check_row_length(getattr(data, "max_length", 0), theirs.max_length, "the teacher's max_length")
 
     def on_fit_start(self) -> None:

@@ -49,11 +49,15 @@ def load_masked_model(net: MaskedLanguageModel, source: StoredModel, setting: st
     net.load_state_dict(source.weights)
 
 
-def check_same_tokenizer(data: Any, own: Tokenizer | None) -> None:
-    """ValueError where a data module's tokenizer is another than the pretrained model's own."""
+def check_same_tokenizer(data: Any, own: Tokenizer | None, setting: str = "model.pretrained", allowed: str = "") -> None:
+    """ValueError where a data module has a tokenizer, and another than that of the model which ``setting`` names.
+
+    The module may be the user's own, with no more than a LightningDataModule has.
+    """
     tokenizer = getattr(data, "tokenizer", None)
     if own is not None and tokenizer is not None and not tokenizer.same_ids(own):
+        name = getattr(data, "tokenizer_name", type(data).__name__)
         raise UserError(
-            f"data.tokenizer={data.tokenizer_name!r} is another tokenizer than the one that model.pretrained was trained with",
-            "that one (leave data.tokenizer out)",
+            f"data.tokenizer={name!r} is another tokenizer than the one that {setting} was trained with",
+            allowed or "that one (leave data.tokenizer out)",
         )

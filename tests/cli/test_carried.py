@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +10,8 @@ import torch
 from lit_linformer.runs.checkpoints import find_checkpoint
 from tests.cli.test_errors import complaint
 from tests.helpers import load, output, run_forked, write_corpus
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -50,6 +53,29 @@ def test_a_run_continues_with_its_tokenizer(grown, tmp_path):
     assert "the checkpoint saw other data" in (tmp_path / "log.txt").read_text()
 
 
+@pytest.mark.parametrize("command", ["fit", "validate"])
+def test_another_tokenizer_is_refused(command, grown, tmp_path):
+    """It would not be made, and weights of one tokenizer mean nothing to another."""
+    argv = [command, *grown, "--ckpt_path", "last"]
+    line = complaint([*argv, "--data.vocab_size", "200"], tmp_path)
+    assert "data.vocab_size is 200; allowed: 300, as runs/tiny/checkpoints/last.ckpt was trained; or a run of another" in line
+    assert "data.tokenizer is 'wordpiece'; allowed: bpe, as " in complaint([*argv, "--data.tokenizer", "wordpiece"], tmp_path)
+    other = tokenizer_of(tmp_path / "runs/tiny")
+    vocabulary = other["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    (tmp_path / "other.json").write_text(json.dumps(other))
+    line = complaint([*argv, "--data.tokenizer", "other.json"], tmp_path)
+    assert "data.tokenizer is 'other.json'; allowed: the one that " in line
+
+
+def test_a_checkpoint_of_another_name_has_its_tokenizer(grown, tmp_path):
+    shutil.copy(tmp_path / "runs/tiny/checkpoints/last.ckpt", tmp_path / "model.pt")
+    output(["validate", *grown, "--ckpt_path", "model.pt", "--name", "alone"], tmp_path)
+    output(["validate", *grown, "--ckpt_path", "last"], tmp_path)
+    alone, last = (json.loads((tmp_path / f"runs/{name}/validate.json").read_text())["metrics"] for name in ("alone", "tiny"))
+    assert alone == last
+
+
 def test_a_checkpoint_without_tokenizer_has_the_one_beside_it(grown, tmp_path):
     run = tmp_path / "runs/tiny"
     output(["validate", *grown], tmp_path)
@@ -86,6 +112,12 @@ def test_a_classifier_is_used_as_it_was_trained(command, finetuned, cache, tmp_p
     line = complaint([*argv, *own, "[positive, negative]"], tmp_path)
     assert "data.labels is ['positive', 'negative']; allowed: ['negative', 'positive'], the classes of " in line
     output([*argv, *own, "[negative, positive]"], tmp_path)
+    shown = output([*argv, *own, "[neg, pos]"], tmp_path)  # another task of the same meaning
+    assert "was trained with the classes ['negative', 'positive']; here they stand for ['neg', 'pos']" in shown
+    assert "data.labels is ['a', 'b', 'c']; allowed: ['neg" in complaint([*argv, *own, "[a, b, c]"], tmp_path)
+    if command == "validate":
+        words = ["validate", "--config", str(ROOT / "conf/pretrain/small.yaml"), "--ckpt_path", "runs/task"]
+        assert "which is a classifier; allowed: one of MLM (a classifier" in complaint(words, tmp_path)
     # Where it only starts another one, both are free.
     words = ["--model.pooling", "first", "--trainer.max_steps", "1", "--model.pretrained", "runs/task"]
     assert (

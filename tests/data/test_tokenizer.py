@@ -202,3 +202,18 @@ def test_same_ids_whatever_an_export_added(kind, documents):
     assert exported.sha256 != own.sha256
     assert own.same_ids(exported) and exported.same_ids(own)
     assert not own.same_ids(others) and not exported.same_ids(others)
+
+
+def test_same_ids_with_several_normalizers(documents):
+    from tokenizers import normalizers
+
+    def made(*parts):
+        found = Tokenizer.from_str(plain.to_str(), "made")
+        found.backend.normalizer = normalizers.Sequence(list(parts)) if len(parts) != 1 else parts[0]
+        return Tokenizer.from_str(found.to_str(), "made")
+
+    plain = train_tokenizer("bpe", documents, 400)
+    strip, nfd, lower = normalizers.Strip(), normalizers.NFD(), normalizers.Lowercase()
+    assert made(nfd, lower).same_ids(made(normalizers.Sequence([strip, normalizers.Sequence([nfd, lower])])))
+    assert not made(strip, nfd, lower).same_ids(plain) and not made(strip, nfd, lower).same_ids(made(strip, nfd))
+    assert made(strip, nfd).same_ids(made(nfd)) and not made(strip).same_ids(plain)

@@ -1,15 +1,17 @@
 """What fine-tuning takes over from a pretraining run."""
 
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from lit_linformer.data.tokenizer import load_tokenizer
+from lit_linformer.data.tokenizer import load_tokenizer, train_tokenizer
 from lit_linformer.model import EncoderConfig
 from lit_linformer.runs.checkpoints import find_checkpoint
 from lit_linformer.runs.trained_model import read_model
 from lit_linformer.tasks import MLM, SequenceClassification
+from lit_linformer.tasks.pretrained import check_same_tokenizer
 from tests.helpers import TINY, inside, load, run_forked
 
 
@@ -87,3 +89,14 @@ def test_best_of_a_run_whose_metric_is_to_be_high(tmp_path):
     assert find_checkpoint(tmp_path, "best").name == "best-00000200--0.1000.ckpt"
     (tmp_path / "config.yaml").write_text("best: {monitor: val/score, mode: max}\n")
     assert find_checkpoint(tmp_path, "best").name == "best-00000100-0.7000.ckpt"
+
+
+def test_tokenizers_are_compared_where_data_of_ones_own_has_one():
+    words = ["one two three two one"] * 9
+    own, other = (train_tokenizer("bpe", words, size) for size in (262, 261))
+    check_same_tokenizer(SimpleNamespace(), own)
+    check_same_tokenizer(SimpleNamespace(tokenizer=own), own)
+    with pytest.raises(
+        ValueError, match=r"data.tokenizer='SimpleNamespace' is another tokenizer than the one that model"
+    ):
+        check_same_tokenizer(SimpleNamespace(tokenizer=other), own)

@@ -11,7 +11,6 @@ regression, unless the split has none; index (B,) int64, the row's number in its
 int64, only with data.max_windows > 1; for predict also texts, a list of B strings or pairs.
 """
 
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -190,9 +189,7 @@ class FineTuningData(ResumableDataModule):
             self._start_anew()
             self.sets = self._training_sets()
         elif stage == "validate":
-            # Held-out rows stand beside those that train, whose name tells whether a checkpoint saw others.
-            self.sets = self._validation_sets() if self.splits.validation()[0] else self._training_sets()
-            self.sets.pop("train", None)
+            self.sets = self._validation_sets()
         else:
             self.sets = {split: self._set(split, self._files(split), by_length=True) for split in self.splits.needed("test")}
             for split, rows in self.sets.items():
@@ -210,8 +207,7 @@ class FineTuningData(ResumableDataModule):
         selection = self.splits.select(lambda split: files[split].hashes)
         if self.splits.drop_leaked:
             rank_zero_only(print)(f"{selection.leaked} training rows dropped: their texts are in validation or test too")
-        rows = hashlib.sha256(selection.train.tobytes()).hexdigest()[:8]
-        self.data_name = f"{files['train'].folder.name}-{rows}"
+        self.data_name = files["train"].name_of(selection.train)
         return {"train": self._set("train", files["train"], selection.train)} | self._validation_sets()
 
     def _validation_sets(self) -> dict[str, EncodedTexts]:
@@ -222,6 +218,7 @@ class FineTuningData(ResumableDataModule):
             return {}
         files = self._files("train")
         held_out = select_rows(files.hashes, fraction).held_out
+        self.held_out_name = files.name_of(held_out)
         return {"validation": self._set("train", files, held_out, by_length=True)}
 
     def _set(self, split: str, files: TextFiles, rows: np.ndarray | None = None, by_length: bool = False) -> EncodedTexts:

@@ -89,8 +89,8 @@ class Splits:
         if stage == "test":
             return self.task.splits("test")
         validation, _ = self.validation()
-        if stage == "validate" and validation:
-            return validation
+        if stage == "validate":
+            return validation or ["train"]
         return ["train", *validation, *self._others(validation)]
 
     def _others(self, validation: list[str]) -> list[str]:

@@ -179,9 +179,9 @@ class LongRangeData(ResumableDataModule):
         if held_out and split != "test":
             chosen = select_rows(files.hashes, self.validation_fraction)
             rows = chosen.train if split == "train" else chosen.held_out
-            self.data_name = f"{files.folder.name}-{hashlib.sha256(chosen.train.tobytes()).hexdigest()[:8]}"
-        elif split == "train":
-            self.data_name = files.folder.name
+            self.held_out_name = files.name_of(chosen.held_out)
+        if split == "train":
+            self.data_name = files.name_of(rows) if held_out else files.folder.name
         beside = self.max_length - self.layout.capacity  # bos and eos
         longest = beside + int(files.lengths[rows].sum(1).max())
         if not self.cut and longest > self.max_length:

@@ -1,6 +1,7 @@
 """Long Range Arena's data module: rows, splits, masks, files in the authors' layout, and what it refuses."""
 
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -160,6 +161,18 @@ def test_a_split_without_files_is_evaluated_alone(stage, cache, tmp_path):
         assert rows_of(alone.val_dataloader()) == rows_of(fitted.val_dataloader())
     else:
         assert len(rows_of(alone.test_dataloader())) == len(alone.sets["test"])
+
+
+def test_validating_rows_that_a_checkpoint_trained_on_is_announced(cache, tmp_path):
+    settings = {"source": str(write_long_range(tmp_path, "image")), "max_length": 1026}
+    trained = data(cache, "image", validation_fraction=0.3, **settings).state_dict()
+    with pytest.warns(UserWarning, match="saw other data .* it may have trained on what is held out here"):
+        data(cache, "image", "validate", validation_fraction=0.5, **settings).load_state_dict(trained)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for stage in ("validate", "test"):
+            data(cache, "image", stage, validation_fraction=0.3, **settings).load_state_dict(trained)
+            data(cache, "listops", stage).load_state_dict(data(cache, "listops").state_dict())
 
 
 def masks_of(made, batch_size):
