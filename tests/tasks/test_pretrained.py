@@ -96,7 +96,5 @@ def test_tokenizers_are_compared_where_data_of_ones_own_has_one():
     own, other = (train_tokenizer("bpe", words, size) for size in (262, 261))
     check_same_tokenizer(SimpleNamespace(), own)
     check_same_tokenizer(SimpleNamespace(tokenizer=own), own)
-    with pytest.raises(
-        ValueError, match=r"data.tokenizer='SimpleNamespace' is another tokenizer than the one that model"
-    ):
+    with pytest.raises(ValueError, match=r"data.tokenizer='SimpleNamespace' is another tokenizer than the one that model"):
         check_same_tokenizer(SimpleNamespace(tokenizer=other), own)

@@ -187,9 +187,11 @@ def test_other_data_on_resume_is_announced(make_data):
     assert ready(make_data(limit_train=20)).state_dict()["tokens"] != data.state_dict()["tokens"]
 
 
-def test_validating_rows_that_a_checkpoint_trained_on_is_announced(make_data):
-    trained = ready(make_data(validation_fraction=0.1)).state_dict()
-    same, more = (ready(make_data(validation_fraction=fraction), "validate") for fraction in (0.1, 0.5))
+def test_validating_rows_that_a_checkpoint_trained_on_is_announced(make_data, tmp_path):
+    ready(make_data()).tokenizer.save(tmp_path / "tokenizer.json")
+    own = {"tokenizer": str(tmp_path / "tokenizer.json")}  # a trained one depends on what trains
+    trained = ready(make_data(validation_fraction=0.1, **own)).state_dict()
+    same, more = (ready(make_data(validation_fraction=fraction, **own), "validate") for fraction in (0.1, 0.5))
     assert same.sets.keys() == more.sets.keys() == {"validation"} and same.state_dict()["held_out"] == trained["held_out"]
     with pytest.warns(UserWarning, match="saw other data .* it may have trained on what is held out here"):
         more.load_state_dict(trained)
@@ -197,7 +199,7 @@ def test_validating_rows_that_a_checkpoint_trained_on_is_announced(make_data):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         same.load_state_dict(trained)
-        few = make_data(validation_fraction=0.1, limit_train=10**6)
+        few = make_data(validation_fraction=0.1, limit_train=10**6, **own)
         few.setup("validate")
         few.load_state_dict(trained)
 
