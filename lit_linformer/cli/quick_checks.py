@@ -6,12 +6,14 @@ are given, is the parser's to check.
 
 import difflib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from lit_linformer.cli.given import given_settings, walk
 from lit_linformer.cli.often_changed import ALWAYS_THERE, DEFAULT_CLASSES, ENCODER
-from lit_linformer.cli.short_help import find
+from lit_linformer.cli.short_help import exported, find
 from lit_linformer.utils import sources
+from lit_linformer.utils.configs import SETTINGS_FILE, check_command, config_contents
 from lit_linformer.utils.errors import UserError
 
 TRAINER = "lightning.pytorch.trainer.trainer.Trainer"
@@ -22,15 +24,30 @@ NEAR = 0.6  # of 1, how alike two names must be
 def check_quickly(argv: list[str]) -> None:
     """UserError, which names the setting and the file, for what is wrong in any case."""
     given = given_settings(argv)
+    if len(argv) > 1 and not argv[1].startswith("-"):
+        meant = f", as --config {argv[1]}" if Path(argv[1]).is_file() else ""
+        raise UserError(f"{argv[1]!r} is neither a setting nor the value of one", f"--SETTING VALUE{meant}")
+    for file, content in config_contents(argv):
+        check_command(Path(file), content, "fit", SETTINGS_FILE)
     known = known_settings(argv)
     for name, file in _named(argv, given):
         if (wrong := _unknown(name, known)) is not None:
             where = f" in {file}" if file else ""
+            if not given.get("model") and (owner := _owner(wrong)) is not None:
+                allowed = "a config that names it before this one, as those in conf/finetune/ do"
+                raise UserError(f"{wrong}{where} is a setting of {owner}, and the model is MLM", allowed)
             raise UserError(
                 f"unknown setting '{wrong}'{where}{nearest(wrong, [one for names in known.values() for one in names])}"
             )
     if argv[0] == "fit" and not any(word.startswith("--print_config") for word in argv):
         _check_encoder(given, _class("model", given.get("model") or DEFAULT_CLASSES["model"]))
+
+
+def _owner(name: str) -> str | None:
+    """Which other task has a setting of the model."""
+    section, _, setting = name.partition(".")
+    classes = {task: _class("model", f"{sources.PACKAGE.name}.tasks.{task}") for task in exported("model")}
+    return next((task for task, one in classes.items() if section == "model" and one and setting in one.settings()), None)
 
 
 def _class(key: str, path: Any) -> sources.Declared | None:

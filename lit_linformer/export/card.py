@@ -17,7 +17,8 @@ FOLDER = "path/to/this/folder"
 PICTURE, FEWEST = "perplexity.png", 3  # points of a curve that is worth a picture
 
 USE = {
-    "safetensors": """from lit_linformer.export import load
+    "safetensors": """import torch
+from lit_linformer.export import load
 
 net, tokenizer = load("FOLDER")
 ids = torch.tensor([[tokenizer.bos_id, *tokenizer.encode("some text"), tokenizer.eos_id]])

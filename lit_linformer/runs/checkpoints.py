@@ -162,7 +162,8 @@ def checkpoint_path(subcommand: str, asked: str | None, root: Path) -> str | Non
     if asked is None:
         found = find_checkpoint(root, "best") or find_checkpoint(root, "last")
         if found is None:
-            raise UserError(f"ckpt_path is not given and {root}/checkpoints holds none", "a file, or a --name that has run")
+            allowed = "a file, a --name that has run, its --config runs/NAME/config.yaml, or --model.pretrained models/small"
+            raise UserError(f"ckpt_path is not given and {root}/checkpoints holds none", allowed)
     elif asked in ("last", "best", "auto"):  # auto: for a job that a cluster starts again with the same command
         found = find_checkpoint(root, "best" if asked == "best" else "last")
         if found is None and asked == "auto":

@@ -45,7 +45,11 @@ def pretrained_encoder(source: StoredModel, asked: EncoderConfig | None, vocab_s
 def load_masked_model(net: MaskedLanguageModel, source: StoredModel, setting: str, path: str) -> None:
     """Fills ``net``; SettingError, with what the user gave as ``setting``, for anything but a masked language model."""
     if "head.norm.weight" not in source.weights:
-        raise SettingError(setting, Path(path), "one of MLM", more=", which has no masked-language-model head")
+        classifies = "num_labels" in source.settings
+        allowed = "one of MLM" + (
+            ", or a classifier with its run's config, --config runs/NAME/config.yaml" if classifies else ""
+        )
+        raise SettingError(setting, Path(path), allowed, more=", which has no masked-language-model head")
     net.load_state_dict(source.weights)
 
 

@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from lit_linformer.utils.errors import SettingError, UserError
 from lit_linformer.utils.sources import first_sentence
 
 FLAGS = ("--config", "-c")
+SETTINGS_FILE = "a file with settings, as conf/quickstart.yaml"
 LARGEST = 20_000  # values in a file, every alias written out: the longest config here has 60
 DEEPEST = 50
 TAGS = [f"tag:yaml.org,2002:{kind}" for kind in "null bool int float str seq map timestamp merge value".split()]
@@ -80,10 +81,23 @@ def check_configs(argv: list[str]) -> None:
         if _depth(value) > DEEPEST:
             raise SettingError(setting.lstrip("-"), value[:20], "less", more=f"…, nested deeper than {DEEPEST} levels")
     for name in config_files(argv):
+        if not name or name.startswith("--"):
+            raise UserError("--config has no value", SETTINGS_FILE)
         read_config(Path(name))
 
 
-def read_config(path: Path, what: str = "a file with settings, as conf/quickstart.yaml") -> str:
+# The command that reads a file with such a key at its top.
+COMMANDS = {"axes": "grid", "space": "tune --space", "trainer": "fit", "model": "fit", "data": "fit"}
+
+
+def check_command(path: Path, keys: Iterable[str], command: str, what: str) -> None:
+    """UserError for a file of another command, which one of its keys tells."""
+    of = [COMMANDS[key] for key in keys if key in COMMANDS]
+    if of and command not in of:
+        raise UserError(f"{path} is a file for `{of[0]}`", what)
+
+
+def read_config(path: Path, what: str = SETTINGS_FILE) -> str:
     """A file's text, a YAML mapping; ValueError or OSError otherwise."""
     if not path.is_file():
         raise SettingError("config", str(path), what, more=", which is no file")

@@ -40,6 +40,18 @@ def test_good_lines_pass(line):
         ("fit", "model.encoder is not given"),
         ("fit --model SequenceClassification", "model.pretrained is not given"),
         ("fit --config conf/quickstart.yaml --last.every 3", "did you mean 'last.every_n_steps'?"),
+        ("fit conf/quickstart.yaml", "nor the value of one; allowed: --SETTING VALUE, as --config conf/quickstart.yaml"),
+        ("fit --config", "--config has no value; allowed: a file with settings, as conf/quickstart.yaml"),
+        ("fit --config --model.lr 1", "--config has no value; allowed: a file with settings, as conf/quickstart.yaml"),
+        ("fit --config conf/lra/table.yaml", "conf/lra/table.yaml is a file for `grid`; allowed: a file with settings, as"),
+        (
+            "fit --config conf/quickstart.yaml --config conf/tune/lr.yaml",
+            "lr.yaml is a file for `tune --space`; allowed: a file",
+        ),
+        (
+            "fit --config conf/finetune/small.yaml",
+            "model.pooling in conf/finetune/small.yaml is a setting of SequenceClassification, and the model is MLM; allowed: a",
+        ),
     ],
 )
 def test_bad_lines(line, told):

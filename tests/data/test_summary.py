@@ -66,6 +66,22 @@ def test_classes_that_are_taken_for_numbers(tmp_path, values, told):
     assert data.summary()["train"]["values"]["least"] == min(values)
 
 
+def test_a_label_that_no_row_has(tmp_path):
+    from lit_linformer.data import FineTuningData
+
+    (tmp_path / "rows.csv").write_text(
+        "text,label\n" + "".join(f"a text the {i}th,{'bad' if i % 2 else 'good'}\n" for i in range(30))
+    )
+    own = {"columns": ["text"], "label_column": "label", "tokenizer": "bpe", "vocab_size": 280, "cache_dir": str(tmp_path)}
+    for labels, told in (
+        (["bad", "good"], []),
+        (["bad", "good", "ugly"], ["no training row has the label 'ugly': is data.lab"]),
+    ):
+        data = FineTuningData(source=str(tmp_path / "rows.csv"), labels=labels, **own)
+        data.setup("fit")
+        assert [hint[:54] for hint in data.summary_hints(512)] == [hint[:54] for hint in told]
+
+
 def test_pretraining_counts_come_from_the_token_files():
     counts = {"documents": 1, "tokens": 1271, "bytes": 5000}
     summary = of_token_files({"train": counts, "validation": {**counts, "documents": 20}, "test": {"tokens": 0}}, 128)

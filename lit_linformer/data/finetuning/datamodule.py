@@ -24,7 +24,7 @@ from lit_linformer.data.finetuning.labelled_rows import EMPTY_TEXTS, SOURCES, La
 from lit_linformer.data.finetuning.prompts import read_texts, text_loader
 from lit_linformer.data.finetuning.row_layout import TRUNCATIONS, RowLayout
 from lit_linformer.data.finetuning.splits import Splits, select_rows
-from lit_linformer.data.finetuning.summary import class_hint, cut_hint, of_rows
+from lit_linformer.data.finetuning.summary import class_hint, cut_hint, missing_hint, of_rows
 from lit_linformer.data.finetuning.text_tasks import chosen_task
 from lit_linformer.data.loader import EvaluationLoader, ResumableLoader
 from lit_linformer.data.summary import Summary
@@ -236,7 +236,8 @@ class FineTuningData(ResumableDataModule):
         return of_rows(self.sets, self.text_task)
 
     def summary_hints(self, longest: int | None) -> list[str]:
-        hints = [cut_hint(self.sets, self.summary(), longest), class_hint(self.sets, self.text_task)]
+        summary = self.summary()
+        hints = [cut_hint(self.sets, summary, longest), missing_hint(summary), class_hint(self.sets, self.text_task)]
         return [hint for hint in hints if hint]
 
     def evaluated_texts(self, split: str) -> Iterator[tuple[int, dict, tuple[str, ...]]]:

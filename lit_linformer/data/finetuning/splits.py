@@ -3,6 +3,7 @@
 That depends on no seed: runs with different seeds are compared on the same rows.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -47,9 +48,9 @@ def select_rows(
     count = round(fraction * len(hashes))
     if fraction > 0 and count in (0, len(hashes)):
         what = "none" if count == 0 else "all"
-        raise SettingError(
-            "data.validation_fraction", fraction, "some for each part", more=f", which is {what} of {len(hashes)} rows"
-        )
+        least = math.ceil(100 / len(hashes)) / 100
+        allowed = f"{least:g} to {1 - least:g}" if 2 * least <= 1 else "more rows"
+        raise SettingError("data.validation_fraction", fraction, allowed, more=f", which is {what} of {len(hashes)} rows")
     held_out, train = order[:count], order[count:]
     before = len(train)
     if other_hashes is not None:

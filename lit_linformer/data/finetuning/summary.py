@@ -55,6 +55,14 @@ def cut_hint(sets: Mapping[str, EncodedTexts], summary: Summary, longest: int | 
     )
 
 
+def missing_hint(summary: Summary) -> str | None:
+    """Classes that no training row has: what is learnt of them is never to say them."""
+    counts = summary.get("train", {}).get("labels", {})
+    if not (missing := [name for name, count in counts.items() if count == 0]):
+        return None
+    return f"no training row has the label {' or '.join(map(repr, missing))}: is data.labels as it was meant?"
+
+
 def class_hint(sets: Mapping[str, EncodedTexts], task: TextTask) -> str | None:
     """Where a task of one's own is a regression on what looks like the numbers of classes."""
     if task.labels is not None or task.label_range is not None or "train" not in sets:

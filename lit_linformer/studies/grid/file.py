@@ -12,7 +12,7 @@ from lit_linformer.runs.folder import check_name
 from lit_linformer.studies.grid.cell import Cell, Grid
 from lit_linformer.studies.grid.measures import Measure
 from lit_linformer.utils.arguments import check_choice, check_number, meant
-from lit_linformer.utils.configs import read_config
+from lit_linformer.utils.configs import check_command, read_config
 from lit_linformer.utils.errors import SettingError, UserError
 
 KEYS = ["name", "arguments", "axes", "table", "measures", "paper", "skip", "pretraining"]
@@ -23,7 +23,9 @@ OURS = ["--name", "--ckpt_path", "--overwrite", "--trainer.default_root_dir"]  #
 def read_grid(path: Path, name: str | None = None, arguments: str = "") -> Grid:
     """Reads a grid file; ValueError, in one line, for anything that can be checked before the first cell runs."""
     # Every scalar stays text: 1e-3 and on are names here.
-    spec = yaml.load(read_config(path, "a grid file, as conf/paper/table2.yaml"), yaml.BaseLoader)
+    what = "a grid file, as conf/paper/table2.yaml"
+    spec = yaml.load(read_config(path, what), yaml.BaseLoader)
+    check_command(path, spec, "grid", what)
     spec = _mapping(spec, str(path), KEYS)
     axes = _mapping(spec.get("axes"), "axes")
     axes = {axis: _mapping(values, f"axes.{axis}") for axis, values in axes.items()}

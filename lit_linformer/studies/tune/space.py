@@ -9,7 +9,7 @@ import yaml
 from lit_linformer.runs.folder import check_name
 from lit_linformer.studies.grid.file import OURS
 from lit_linformer.utils.arguments import check_choice, check_number
-from lit_linformer.utils.configs import read_config
+from lit_linformer.utils.configs import check_command, read_config
 from lit_linformer.utils.errors import SettingError, UserError
 
 KEYS = ["name", "trials", "space", "first", "pruner", "prune_after"]
@@ -73,7 +73,9 @@ class Space:
 def read_space(path: Path, name: str | None, trials: int | None) -> Space:
     """UserError for anything that can be checked without a model."""
     # Every scalar stays text: 1e-3 and on are what one types.
-    spec = yaml.load(read_config(path, "a space file, as conf/tune/lr.yaml"), yaml.BaseLoader)
+    what = "a space file, as conf/tune/lr.yaml"
+    spec = yaml.load(read_config(path, what), yaml.BaseLoader)
+    check_command(path, spec, "tune --space", what)
     for key in spec:
         check_choice("space", key, KEYS)
     given = spec.get("space")

@@ -215,6 +215,14 @@ def test_documented_grid_is_one(tmp_path, monkeypatch):
     assert len(read_grid(tmp_path / "example.yaml").cells) == 6
 
 
+def test_a_file_of_another_command_is_known():
+    for name, command in (("quickstart", "fit"), ("tune/lr", "tune --space")):
+        with pytest.raises(ValueError, match=rf"{name}.yaml is a file for `{command}`; allowed: a grid file, as conf/paper/"):
+            read_grid(ROOT / f"conf/{name}.yaml")
+    with pytest.raises(ValueError, match=r"table2.yaml is a file for `grid`; allowed: a space file, as conf/tune/lr.yaml"):
+        read_space(ROOT / "conf/paper/table2.yaml", None, None)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
