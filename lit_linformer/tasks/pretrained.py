@@ -45,10 +45,8 @@ def pretrained_encoder(source: StoredModel, asked: EncoderConfig | None, vocab_s
 def load_masked_model(net: MaskedLanguageModel, source: StoredModel, setting: str, path: str) -> None:
     """Fills ``net``; SettingError, with what the user gave as ``setting``, for anything but a masked language model."""
     if "head.norm.weight" not in source.weights:
-        classifies = "num_labels" in source.settings
-        allowed = "one of MLM" + (
-            ", or a classifier with its run's config, --config runs/NAME/config.yaml" if classifies else ""
-        )
+        its_config = ", or a classifier with its run's config, --config runs/NAME/config.yaml"
+        allowed = f"one of MLM{its_config if 'num_labels' in source.settings else ''}"
         raise SettingError(setting, Path(path), allowed, more=", which has no masked-language-model head")
     net.load_state_dict(source.weights)
 

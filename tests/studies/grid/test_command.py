@@ -10,6 +10,7 @@ from lit_linformer.studies.grid.command import main
 from lit_linformer.studies.grid.file import read_grid
 from lit_linformer.studies.grid.run import run_cells
 from lit_linformer.studies.grid.table import summary, write_table
+from lit_linformer.studies.tune.space import read_space
 
 ROOT = Path(__file__).parents[3]
 GRID = """
