@@ -10,6 +10,7 @@ from lit_linformer.runs.checkpoints import check_checkpoint
 from lit_linformer.utils.files import read_rows
 from tests.cli.test_errors import complaint
 from tests.helpers import TINY, assert_same, fit, inside, load, read_log, run_forked
+from tests.model.mechanisms import MECHANISMS
 
 ROOT = Path(__file__).parents[1]
 MODERN = ["--config", str(ROOT / "conf/model/modern.yaml"), "--trainer.callbacks+", "Averaging"]
@@ -54,6 +55,20 @@ def test_killed_run_resumes_bit_for_bit(case, tiny, tmp_path):
     for part in ("state_dict", "training_weights", "optimizer_states", "lr_schedulers", "seen", "global_step"):
         assert_same(whole.get(part), killed.get(part), part)
     assert ("training_weights" in whole) == ("modern" in case)  # where state_dict holds averages
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_every_mechanism_resumes_bit_for_bit(name, tiny, tmp_path):
+    settings = {key: value if isinstance(value, str) else json.dumps(value) for key, value in MECHANISMS[name].items()}
+    words = [word for key, value in settings.items() for word in (f"--model.encoder.{key}", value)]
+    assert fit(tiny, "whole", tmp_path / "whole", *words) == 0
+    assert fit(tiny, "killed", tmp_path / "killed", *words, kill_at=8) == -9
+    assert fit(tiny, "killed", tmp_path / "killed", *words, "--ckpt_path", "last") == 0
+    assert read_log(tmp_path / "whole.0") == read_log(tmp_path / "killed.0")
+    whole, killed = (load(tmp_path / f"runs/{run}/checkpoints/last.ckpt") for run in ("whole", "killed"))
+    for part in ("state_dict", "optimizer_states"):
+        assert_same(whole[part], killed[part], part)
 
 
 @pytest.mark.slow
