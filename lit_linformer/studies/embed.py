@@ -92,22 +92,24 @@ def embed(
     import torch
     from torch.nn.functional import normalize
 
+    from lit_linformer.data.finetuning.row_layout import RowLayout
     from lit_linformer.data.loader import by_length
+    from lit_linformer.data.pieces import encode_texts
     from lit_linformer.model.heads import pool
 
-    tokenizer, longest = model.tokenizer, model.max_length
-    found = [encoding.ids for encoding in tokenizer.encode_plain([text.strip() for text in texts])]
-    rows = [[tokenizer.bos_id, *ids[: longest - 2], tokenizer.eos_id] for ids in found]
-    vectors = np.zeros((len(rows), model.encoder.hidden_size), np.float32)
+    tokenizer = model.tokenizer
+    layout = RowLayout(tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id, model.max_length)
+    found = list(encode_texts((text.strip() for text in texts), tokenizer))
+    lengths = np.array([[len(ids)] for ids in found])
+    vectors = np.zeros((len(found), model.encoder.hidden_size), np.float32)
     encoder = model.net.encoder.to(device)
     with torch.inference_mode():
-        for places in by_length([len(row) for row in rows], batch_size):
-            width = len(rows[places[0]])
-            ids = torch.tensor([rows[i] + [tokenizer.pad_id] * (width - len(rows[i])) for i in places], device=device)
-            lengths = torch.tensor([len(rows[i]) for i in places], device=device)
-            mask = torch.arange(width, device=device) < lengths[:, None]
-            vectors[places] = normalize(pool(encoder(ids, mask), mask, "mean").float()).cpu().numpy()
-    return vectors, sum(len(ids) > longest - 2 for ids in found)
+        for places in by_length(layout.lengths(lengths).tolist(), batch_size):
+            batch = {name: part.to(device) for name, part in layout.batch([[found[i]] for i in places]).items()}
+            mask = batch.get("attention_mask")
+            hidden = pool(encoder(batch["input_ids"], mask), mask, "mean")
+            vectors[places] = normalize(hidden.float()).cpu().numpy()
+    return vectors, int(layout.is_cut(lengths).sum())
 
 
 def write(path: Path, texts: list[str], vectors: "np.ndarray[Any, Any]") -> None:
