@@ -52,9 +52,9 @@ TIMEOUT = ["--trainer.strategy.timeout", "0:01:00"]
 DDP = ["--config", str(ROOT / "conf/trainer/ddp.yaml"), "--trainer.accelerator", "cpu", *TIMEOUT]
 FSDP = ["--config", str(ROOT / "conf/trainer/fsdp.yaml"), "--trainer.accelerator", "cpu", "--trainer.precision", "32-true"]
 FSDP += TIMEOUT
-# Validations at the end of each pass, of three steps here, as fine-tuning has them.
+# Validations at the end of each pass, of some five steps here, as fine-tuning has them.
 PASSES = ["--trainer.max_steps", "-1", "--trainer.max_epochs", "3", "--trainer.val_check_interval", "1.0"]
-PASSES += ["--trainer.check_val_every_n_epoch", "1", "--data.batch_size", "64", "--last.every_n_steps", "3"]
+PASSES += ["--trainer.check_val_every_n_epoch", "1", "--data.batch_size", "16"]
 CASES = {
     "plain-1": (1, []),
     "passes-1": (1, PASSES),

@@ -24,9 +24,8 @@ NEAR = 0.6  # of 1, how alike two names must be
 def check_quickly(argv: list[str]) -> None:
     """UserError, which names the setting and the file, for what is wrong in any case."""
     given = given_settings(argv)
-    if len(argv) > 1 and not argv[1].startswith("-"):
-        meant = f", as --config {argv[1]}" if Path(argv[1]).is_file() else ""
-        raise UserError(f"{argv[1]!r} is neither a setting nor the value of one", f"--SETTING VALUE{meant}")
+    if len(argv) > 1 and Path(argv[1]).is_file():
+        raise UserError(f"{argv[1]!r} is neither a setting nor the value of one", f"--config {argv[1]}")
     for file, content in config_contents(argv):
         check_command(Path(file), content, "fit", SETTINGS_FILE)
     known = known_settings(argv)

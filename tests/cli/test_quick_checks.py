@@ -40,7 +40,7 @@ def test_good_lines_pass(line):
         ("fit", "model.encoder is not given"),
         ("fit --model SequenceClassification", "model.pretrained is not given"),
         ("fit --config conf/quickstart.yaml --last.every 3", "did you mean 'last.every_n_steps'?"),
-        ("fit conf/quickstart.yaml", "nor the value of one; allowed: --SETTING VALUE, as --config conf/quickstart.yaml"),
+        ("fit conf/quickstart.yaml", "is neither a setting nor the value of one; allowed: --config conf/quickstart.yaml"),
         ("fit --config", "--config has no value; allowed: a file with settings, as conf/quickstart.yaml"),
         ("fit --config --model.lr 1", "--config has no value; allowed: a file with settings, as conf/quickstart.yaml"),
         ("fit --config conf/lra/table.yaml", "conf/lra/table.yaml is a file for `grid`; allowed: a file with settings, as"),
