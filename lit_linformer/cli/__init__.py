@@ -70,8 +70,8 @@ def main(argv: list[str] | None = None) -> None:
     if (here := os.getcwd()) not in sys.path:  # for class paths of the user's files; last, so that none hides a package
         sys.path.append(here)
     warnings.showwarning = _show_warning
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # where it is ASCII, an arrow must not end a command
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() not in ("utf-8", "utf8"):
+        sys.stdout.reconfigure(errors="backslashreplace")  # in ASCII an arrow must not end a command
     show_traceback = "--traceback" in argv
     argv = [word for word in argv if word != "--traceback"]
     if not argv or argv[0] in ("-h", "--help"):

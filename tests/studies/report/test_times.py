@@ -53,4 +53,4 @@ def test_a_run_on_another_text_is_in_no_equal_time(tmp_path, monkeypatch):
     write_run(Path("runs/other"), points, source="another.txt", seconds=(0, 1800))
     main([])
     lines = tables(Path("runs/report/report.md").read_text().partition("At equal")[2].split("\n\n")[1])
-    assert lines.keys() == {"run", "runs/full", "runs/ours"}
+    assert {name for name in lines if name.startswith("runs/")} == {"runs/full", "runs/ours"}
