@@ -77,11 +77,12 @@ def markdown(grid: Grid, table: dict[str, Any]) -> str:
 
 
 def measured(table: dict[str, Any]) -> str:
-    """The second table, of what the grid measures beside its value: a row for each cell of the first; "" for none."""
-    found = table.get("measured") or []
+    """The second table, of what the grid measures beside its value: a row for each cell where that is known; "" for none."""
+    entries = table.get("measured") or []
+    found = [entry for entry in entries if any(value is not None for value in entry["values"].values())]
     if not found:
         return ""
-    by_column = len({entry["column"] for entry in found}) > 1
+    by_column = len({entry["column"] for entry in entries}) > 1
     lines = [[table["rows"], *([table["columns"]] if by_column else []), *found[0]["values"]]]
     for entry in found:
         place = [entry["row"], *([entry["column"]] if by_column else [])]

@@ -14,7 +14,8 @@ MOST = 6  # different values in one line
 
 
 def curve_table(groups: list[Group]) -> str:
-    """One line per group: tokens, time and perplexity, and its ratio to the Transformer where both were validated."""
+    """One line per group that was started: tokens, time, perplexity, its ratio to the Transformer where both were validated."""
+    groups = [group for group in groups if any(run.state() != "not started" for run in group.runs)] or groups
     panels = len({group.panel for group in groups}) > 1
     against = any(group.transformer for group in groups) and not all(group.transformer for group in groups)
     paper = any(group.paper for group in groups)
