@@ -15,6 +15,7 @@ from lit_linformer.runs.checkpoints import check_checkpoint, config_of
 from lit_linformer.runs.folder import TOKENIZER
 from lit_linformer.runs.trained_model import StoredModel, read_model, task_of
 from lit_linformer.tasks.pretrained import pretrained_encoder
+from lit_linformer.utils import sources
 from lit_linformer.utils.errors import SettingError
 
 
@@ -33,14 +34,20 @@ def carry_over(subcommand: str, argv: list[str], config: Namespace) -> None:
         if data.tokenizer in TRAINED or (subcommand == "predict" and "data.tokenizer" not in typed):
             _check_trained_alike(checkpoint, path, data, typed)
             data.tokenizer = data.tokenizer if theirs is None else str(theirs)
-        elif theirs is not None and not load_tokenizer(data.tokenizer).same_ids(load_tokenizer(str(theirs))):
-            allowed = f"the one that {path} was trained with (leave data.tokenizer out)"
-            raise SettingError("data.tokenizer", data.tokenizer, allowed)
+        elif theirs is not None and _ours(config.data.class_path) and data.tokenizer is not None:
+            if not load_tokenizer(data.tokenizer).same_ids(load_tokenizer(str(theirs))):
+                allowed = f"the one that {path} was trained with (leave data.tokenizer out)"
+                raise SettingError("data.tokenizer", data.tokenizer, allowed)
+
+
+def _ours(class_path: str) -> bool:
+    """Whether a class is this project's; a setting of the user's own by the same name may mean anything."""
+    return class_path.startswith(f"{sources.PACKAGE.name}.")
 
 
 def _check_masked_model(checkpoint: dict[str, Any], path: Path, class_path: str) -> None:
     """SettingError for a classifier's checkpoint where one of this project's language models is asked for."""
-    if class_path.startswith("lit_linformer.tasks.") and "num_labels" in (checkpoint.get("hyper_parameters") or {}):
+    if _ours(class_path) and "num_labels" in (checkpoint.get("hyper_parameters") or {}):
         allowed = f"one of {class_path.rpartition('.')[2]} (a classifier's run has a config.yaml of its own)"
         raise SettingError("ckpt_path", path, allowed, more=", which is a classifier")
 

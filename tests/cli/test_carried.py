@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from jsonargparse import Namespace
 
+from lit_linformer.cli.carried import carry_over
 from lit_linformer.runs.checkpoints import find_checkpoint
 from tests.cli.test_errors import complaint
 from tests.helpers import load, output, run_forked, write_corpus
@@ -66,6 +68,14 @@ def test_another_tokenizer_is_refused(command, grown, tmp_path):
     (tmp_path / "other.json").write_text(json.dumps(other))
     line = complaint([*argv, "--data.tokenizer", "other.json"], tmp_path)
     assert "data.tokenizer is 'other.json'; allowed: the one that " in line
+
+
+@pytest.mark.parametrize("theirs", ["gpt2", None])
+def test_a_tokenizer_of_ones_own_data_means_what_it_means(theirs, grown, tmp_path):
+    model = Namespace(class_path="lit_linformer.tasks.MLM", init_args=Namespace())
+    data = Namespace(class_path="mine.Data", init_args=Namespace(tokenizer=theirs))
+    carry_over("fit", [], Namespace(ckpt_path="runs/tiny/checkpoints/last.ckpt", model=model, data=data))
+    assert data.init_args.tokenizer == theirs
 
 
 def test_a_checkpoint_of_another_name_has_its_tokenizer(grown, tmp_path):
