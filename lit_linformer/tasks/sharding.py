@@ -103,6 +103,6 @@ def shard(net: nn.Module, mesh: Any) -> None:
     for layer in net.encoder.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(net, mesh=mesh)
-    for name in ("loss", "nll"):
+    for name in ("loss", "exact_logits"):
         if hasattr(net, name):
             register_fsdp_forward_method(net, name)
