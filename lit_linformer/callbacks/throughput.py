@@ -136,7 +136,7 @@ class Throughput(Callback):
         """Of the run so far, for result.json; and operations a token, 10⁹, where they are known."""
         spent = self._totals - (self._warm or Totals())
         if not spent.samples:  # it ended with its first window
-            spent = replace(self._totals)
+            spent = self._totals
         each = {"gflops_per_token": spent.flops / spent.tokens / 1e9} if spent.flops and spent.tokens else {}
         return {name: float(f"{value:.5g}") for name, value in (self.rates(spent) | each).items()}
 

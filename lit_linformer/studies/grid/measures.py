@@ -5,6 +5,7 @@ import csv
 import math
 import shlex
 import statistics
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,9 +67,14 @@ def medians(measures: dict[str, Measure], run_dirs: list[Path]) -> dict[str, flo
     found = {}
     for name, measure in measures.items():
         values = [value for run_dir in run_dirs if (value := measure.read(run_dir)) is not None]
-        nan = any(map(math.isnan, values))  # has no place in an order
-        found[name] = math.nan if nan else statistics.median(values) if values else None
+        found[name] = median(values) if values else None
     return found
+
+
+def median(values: Iterable[float]) -> float:
+    """NaN if any value is NaN, which cannot be ordered."""
+    values = list(values)
+    return math.nan if any(map(math.isnan, values)) else statistics.median(values)
 
 
 def shown(value: float | None) -> str:

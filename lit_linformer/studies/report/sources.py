@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import math
-import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,6 +12,7 @@ from typing import Any
 from lit_linformer.runs.folder import CONFIG, TOKENIZER
 from lit_linformer.runs.record import RunRecord
 from lit_linformer.studies.grid.cell import Cell, Grid
+from lit_linformer.studies.grid.measures import median
 from lit_linformer.studies.grid.table import read_table
 from lit_linformer.utils.environment import without_folders
 from lit_linformer.utils.errors import SettingError
@@ -131,12 +131,6 @@ class Group:
         """An encoder setting that all runs share, else None."""
         found = {str(run.encoder(name)) for run in self.runs if run.config}
         return found.pop() if len(found) == 1 else None
-
-
-def median(values: Any) -> float:
-    """NaN if any value is NaN, which cannot be ordered."""
-    values = list(values)
-    return math.nan if any(map(math.isnan, values)) else statistics.median(values)
 
 
 @dataclass

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from lit_linformer.studies.benchmark.tables import digits
-from lit_linformer.studies.report.sources import Group, Run, median
+from lit_linformer.studies.grid.measures import median
+from lit_linformer.studies.report.sources import Group, Run
 from lit_linformer.utils.markdown import aligned, code, plain
 
 NOT_RECORDED = "not recorded"
