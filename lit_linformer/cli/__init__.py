@@ -48,11 +48,11 @@ MAIN_HELP = """usage: python run.py COMMAND --config FILE [--config OVERLAY …]
 
 A first curve in minutes on a CPU, from text that comes with Python; a change of your own; continuing an interrupted run:
   python run.py fit --config conf/quickstart.yaml
-  python run.py fit --config conf/quickstart.yaml --name idea --model.encoder.projection_dim 64
+  python run.py fit --config conf/quickstart.yaml --name idea --model.encoder.projection_dim 32
   python run.py fit --config conf/quickstart.yaml --ckpt_path last
 
-A pretrained run, fine-tuned on a task of GLUE:
-  python run.py fit --config conf/finetune/sst2.yaml --model.pretrained runs/linformer-base
+The model that comes with the project, fine-tuned on a task of GLUE:
+  python run.py fit --config conf/finetune/sst2.yaml --config conf/finetune/small.yaml
 
 The settings of a command that one changes most, with the values of the configs that are given (--help_all: every one):
   python run.py fit --config conf/quickstart.yaml --help

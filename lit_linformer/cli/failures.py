@@ -48,7 +48,8 @@ def _memory(trainer: Trainer) -> UserError:
     if trainer.training:
         if "data.batch_size" in sizes:
             less[0] += " (data.global_batch_size keeps the rows of a step)"
-        less += ["model.encoder.activation_checkpointing true", "trainer.precision bf16-mixed"]
+        own = "activation_checkpointing" in trainer.lightning_module.hparams  # a classifier's
+        less += [f"model.{'' if own else 'encoder.'}activation_checkpointing true", "trainer.precision bf16-mixed"]
     return UserError(f"out of memory {_where(trainer)} on {trainer.strategy.root_device} with {given}", ", ".join(less))
 
 

@@ -114,7 +114,7 @@ SECTIONS: dict[str, list[tuple[str, str]]] = {
     "prepare": [("The data", "data")],
 }
 EXAMPLES = {
-    "fit": "python run.py fit --config conf/quickstart.yaml --name idea --model.encoder.projection_dim 16",
+    "fit": "python run.py fit --config conf/quickstart.yaml --name idea --model.encoder.projection_dim 32",
     "validate": "python run.py validate --config runs/quickstart/config.yaml",
     "test": "python run.py test --config runs/quickstart/config.yaml",
     "predict": 'python run.py predict --config runs/quickstart/config.yaml --data.text "The <mask> of a function."',

@@ -101,7 +101,8 @@ def _check(given: dict[str, Any]) -> None:
     for key in WITH_LINFORMER:
         if key in given and key not in read:
             kind = f"with attention={given['attention']}" if "attention" in given else "without attention"
-            raise SettingError(key, given[key], "with --attention linformer", more=f" {kind}")
+            takes = ", ".join(name for name, other in ATTENTIONS.items() if key in other.settings)
+            raise SettingError(key, given[key], f"with --attention {takes}", more=f" {kind}")
     needs = {"positions": "max_length", "projections": "max_length", "attention_options": "attention"}
     for key, other in needs.items():
         if key in given and other not in given:
@@ -242,9 +243,9 @@ def _change_attention(model: "TrainedModel", given: dict[str, Any], blocks: Any)
 
 
 def _said(encoder: "EncoderConfig", given: dict[str, Any]) -> str:
-    """What it is now: Linformer, k = 16, strided."""
+    """What it is now: Linformer, k = 16, strided; or, of another projection than linear, dynamic."""
     kind = encoder.attention_kind
     words = [kind.title or encoder.attention]
     if kind.slots:
-        words += [f"k = {encoder.projection_dim}", given.get("projection_init", START)]
+        words += [f"k = {encoder.projection_dim}", given.get("projection") or given.get("projection_init", START)]
     return ", ".join(words)

@@ -21,7 +21,8 @@ HEAD = """# Written by `convert` (conversion.json). The model as it is:
 
 def write(model: TrainedModel, folder: Path, run: Path, conversion: dict[str, Any]) -> None:
     """run.json, config.yaml, tokenizer.json, conversion.json and checkpoints/last.ckpt; the folder will be called ``run``."""
-    data = {key: value for key, value in model.data.items() if key not in ("class_path", "text", "file")}
+    own = str(model.data.get("class_path", "")).endswith(".PretrainingData")  # another class has other settings
+    data = {key: value for key, value in model.data.items() if own and key not in ("class_path", "text", "file")}
     data |= {"tokenizer": str(run / TOKENIZER), "max_length": model.max_length}
     config = {
         "seed_everything": 0,

@@ -23,7 +23,7 @@ from lit_linformer.export import load
 net, tokenizer = load("FOLDER")
 ids = torch.tensor([[tokenizer.bos_id, *tokenizer.encode("some text"), tokenizer.eos_id]])
 logits = net(ids)  # SHAPE""",
-    "huggingface": """import lit_linformer.export.huggingface  # pip install 'lit-linformer[hf]'
+    "huggingface": """import lit_linformer.export.huggingface  # in a checkout of lit-linformer: pip install -e '.[hf]'
 from transformers import pipeline
 
 print(pipeline("PIPELINE", "FOLDER")(TEXT))""",

@@ -47,8 +47,8 @@ def read_batches(model: TrainedModel, source: str | None, tokenizer: Path) -> li
     """
     own = "FineTuningData" if model.classifies else "PretrainingData"
     settings = {key: value for key, value in model.data.items() if key != "class_path"}
-    if not model.data["class_path"].endswith(own):
-        raise UserError("quantize is 'int8'", f"for a checkpoint whose data is {own}, for there is no other text to measure on")
+    if not model.data.get("class_path", "").endswith(own) and (model.classifies or source is None):
+        raise UserError("quantize is 'int8'", f"for a run whose data is {own}, or with --source, a text to measure on")
     try:
         batches = (_texts if model.classifies else _blocks)(settings, source, tokenizer, model.max_length)
     except (ValueError, OSError) as error:

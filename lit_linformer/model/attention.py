@@ -246,7 +246,7 @@ def attend(
 
 
 def log_mass(mass: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """log(mass) as an attention bias: (B, H, K) shares or a bool mask → (B, H, 1, K); None stays None.
+    """log(mass) as an attention bias: (B, H, K) shares → (B, H, 1, K); None stays None.
 
     Zero mass becomes a large negative number, not -inf, so that a row with no real token at all stays finite. Half of the
     lowest number, so that adding a score cannot overflow to -inf in half precision.

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from .attention import ATTENTIONS, Attention, log_mass
+from .attention import ATTENTIONS, Attention, as_bias
 
 
 @ATTENTIONS.add("full")
@@ -16,7 +16,7 @@ class SelfAttention(Attention):
     ) -> tuple[Tensor, Tensor | None]:
         """(B, N, D) and (B, N) bool or None → (B, N, D), and the maps (B, H, N, N) if asked for."""
         q, k, v = self.heads(x)
-        bias = None if attention_mask is None else log_mass(attention_mask[:, None], q.dtype)
+        bias = None if attention_mask is None else as_bias(attention_mask[:, None, None], q.dtype)
         context, weights = self.attend(q, k, v, bias, need_weights)
         return self.output(context, x, attention_mask), weights
 

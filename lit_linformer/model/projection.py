@@ -65,6 +65,8 @@ class Projection(nn.Module):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "forward" in vars(cls):
+            if "for_input" not in vars(cls) and cls.for_input is not Projection.for_input:
+                raise TypeError(f"{cls.__name__} has a forward, but not the for_input that an encoder calls in its place")
             for name in OF_FORWARD:
                 if name not in vars(cls):
                     setattr(cls, name, vars(Projection)[name])

@@ -72,11 +72,16 @@ class SparseAttention(Attention):
 
     def _strided(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """Of q, k, v (B, H/2, N, d): the tokens that are i modulo l side by side, (B, H/2, l, ⌈N/l⌉, d)."""
-        length = q.shape[2]
-        real = torch.ones(1, length, dtype=torch.bool, device=q.device) if mask is None else mask
-        q, k, v, real = (chunked(part, self.stride).transpose(-3, -2) for part in (q, k, v, real[:, None, :, None]))
-        context, _ = self.attend(q, k, v, as_bias(real.transpose(-1, -2), q.dtype))
-        return context.transpose(-3, -2).flatten(2, 3)[:, :, :length]
+        heads, length = q.shape[1:3]
+        bias = None
+        if mask is not None or length % self.stride:
+            real = torch.ones(1, length, dtype=torch.bool, device=q.device) if mask is None else mask
+            real = chunked(real[:, None, :, None], self.stride).transpose(-3, -1)  # (1 or B, 1, l, 1, ⌈N/l⌉)
+            bias = as_bias(real, q.dtype).expand(-1, heads, -1, -1, -1).flatten(1, 2)
+        # As l times as many heads: torch's fused kernels take four dimensions.
+        q, k, v = (chunked(part, self.stride).transpose(-3, -2).flatten(1, 2) for part in (q, k, v))
+        context, _ = self.attend(q, k, v, bias)
+        return context.unflatten(1, (heads, -1)).transpose(-3, -2).flatten(2, 3)[:, :, :length]
 
     def _all_pairs(self, q: Tensor, mask: Tensor | None) -> Tensor:
         """The same as a bias for all pairs of tokens, (1 or B, H, N, N): for the maps, and for an export, at N² operations."""

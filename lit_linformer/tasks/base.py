@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import LightningModule
+from torch.optim.lr_scheduler import LambdaLR
 
 from lit_linformer.data.datamodule import check_image, check_row_length
 from lit_linformer.data.tokenizer import Tokenizer
@@ -50,7 +51,7 @@ class TrainingModule(LightningModule):
         super().__init__()
         self.optimization = Optimization(**optimization)
         self.compiles, self._dynamic = compile, dynamic
-        self._compiled: Callable | None = None
+        self._compiled: dict[Callable, Callable] = {}
         self._pretrained_tokenizer: Tokenizer | None = None
         self.batches_seen = 0
         self.tokens_seen = 0  # positions fed to the model, pads included, over all ranks
@@ -111,16 +112,16 @@ class TrainingModule(LightningModule):
         if self.device_mesh is not None:
             check_shardable(self.compiles, self.optimization.optimizer)
             shard(self.net, self.device_mesh["data_parallel"])
-        if self.compiles and self.trainer.state.fn == "fit" and self._compiled is None:
+        if self.compiles and self.trainer.state.fn == "fit" and not self._compiled:
             check_compiler(self.trainer.strategy.root_device)
 
     def in_training(self, function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        """``function``, compiled if the user asks for it. One function a module: that of the first call."""
+        """``function``, compiled if the user asks for it, once."""
         if not self.compiles:
             return function
-        if self._compiled is None:
-            self._compiled = torch.compile(function, dynamic=self._dynamic)
-        return self._compiled
+        if function not in self._compiled:
+            self._compiled[function] = torch.compile(function, dynamic=self._dynamic)
+        return self._compiled[function]
 
     def training_flops(self, batch: Batch) -> int | None:
         """Operations that the model needs for a batch, forward and backward (model/flops.py); None where they are not known."""
@@ -163,7 +164,7 @@ class TrainingModule(LightningModule):
             power=self.optimization.power,
             decay_share=self.optimization.decay_share,
         )
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+        scheduler = LambdaLR(optimizer, factor)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def _optimizer(self) -> torch.optim.Optimizer:
@@ -182,8 +183,10 @@ class TrainingModule(LightningModule):
 
     def on_train_start(self) -> None:
         # A restored optimiser brings the old run's settings; those given to this run win (Lightning does not do this).
-        optimizer, scheduler = self.optimizers(), self.lr_schedulers()
-        for index, group in enumerate(self.parameter_groups()):
+        optimizer, scheduler, groups = self.optimizers(), self.lr_schedulers(), self.parameter_groups()
+        if not isinstance(scheduler, LambdaLR) or _names(optimizer.param_groups) != _names(groups):
+            return  # of a subclass's own configure_optimizers
+        for index, group in enumerate(groups):
             scheduler.base_lrs[index] = group["lr"]
             restored = optimizer.param_groups[index]
             restored["lr"] = group["lr"] * scheduler.lr_lambdas[index](scheduler.last_epoch)
@@ -202,6 +205,8 @@ class TrainingModule(LightningModule):
             raise UserError("ckpt_path is a model that has trained nothing yet", "to start from it, with model.pretrained")
         if self.attached:
             self._recount(checkpoint, seen)
+        if fits and checkpoint.get("optimizer_states"):
+            self._check_optimizer(checkpoint)
         if fits and TRAINING_WEIGHTS in checkpoint:
             weights = checkpoint[TRAINING_WEIGHTS]
             checkpoint[AVERAGE] = {name: checkpoint["state_dict"][name] for name in weights}
@@ -212,6 +217,15 @@ class TrainingModule(LightningModule):
             check_finite(checkpoint["state_dict"], f"ckpt_path is {self.trainer.ckpt_path if self.attached else '?'}")
         if self.attached and self.trainer.precision == "64-true":
             self.double()  # Lightning does so after it has loaded the weights, which would lose half of their digits
+
+    def _check_optimizer(self, checkpoint: dict[str, Any]) -> None:
+        """ValueError where the state of the checkpoint's optimiser is not one for this run's."""
+        before, mine = checkpoint.get("hyper_parameters", {}), self.optimization.optimizer
+        if before.get("optimizer", mine) != mine:
+            raise SettingError("model.optimizer", mine, before["optimizer"], when="to go on from this checkpoint")
+        decay = getattr(self.hparams, "layer_lr_decay", None)
+        if decay is not None and (decay == 1) != (before.get("layer_lr_decay", decay) == 1):
+            raise SettingError("model.layer_lr_decay", decay, before["layer_lr_decay"], when="to go on from this checkpoint")
 
     def _rows(self) -> int:
         """Rows of an optimiser step; micro-batches, where the data module does not tell."""
@@ -244,6 +258,10 @@ class TrainingModule(LightningModule):
             done = 0 if name == "current" and steps_differ else counts["processed"] // before * now
             unfinished = counts["processed"] - counts["completed"]  # 1 where the checkpoint was written at a batch's end
             counts.update({count: done for count in counts}, completed=done - unfinished)
+
+
+def _names(groups: list[dict[str, Any]]) -> list[str | None]:
+    return [group.get("name") for group in groups]
 
 
 def check_fit(mine: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:

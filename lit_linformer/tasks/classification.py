@@ -16,7 +16,7 @@ from lit_linformer.model.ranges import Count, Dropout, OneOf, Share, check_range
 from lit_linformer.tasks.base import Batch, TrainingModule
 from lit_linformer.tasks.optim import LearningRate, WeightDecay, layer_decay, parameter_groups
 from lit_linformer.tasks.scores import Scores, task_loss
-from lit_linformer.utils.errors import UserError
+from lit_linformer.utils.errors import SettingError, UserError
 
 
 class SequenceClassification(TrainingModule):
@@ -31,8 +31,8 @@ class SequenceClassification(TrainingModule):
         vocab_size: V; the command line fills it in from the data's tokenizer.
         num_labels: classes, 1 for regression; the command line fills it in from the data.
         pooling: what represents a text: first (its first token, as in RoBERTa) | mean (over its tokens).
-        dropout: of encoder and head, whatever pretraining had.
-        attention_dropout: of attention weights, whatever pretraining had.
+        dropout: of encoder and head, whatever pretraining or `encoder` has.
+        attention_dropout: of attention weights, whatever pretraining or `encoder` has.
         activation_checkpointing: recompute each layer in the backward pass instead of keeping its activations.
         lr: peak learning rate of AdamW. 1e-5 is for an encoder of RoBERTa-base's size; one of conf/pretrain/small.yaml's
             size wants 3e-4.
@@ -72,6 +72,9 @@ class SequenceClassification(TrainingModule):
                 "a run directory or a checkpoint, or model.encoder with the settings of one to train from scratch",
             )
         source, encoder = self.start_from(pretrained, encoder, vocab_size)
+        if source is None:
+            _check_ignored(encoder, dropout=dropout, attention_dropout=attention_dropout)
+            activation_checkpointing |= encoder.activation_checkpointing
         encoder = replace(
             encoder,
             dropout=dropout,
@@ -170,6 +173,13 @@ class SequenceClassification(TrainingModule):
             return [{"value": value} for value in logits[:, 0].tolist()]
         chances = [dict(zip(labels, row, strict=True)) for row in logits.softmax(-1).tolist()]
         return [{"prediction": max(row, key=row.__getitem__), "probabilities": row} for row in chances]
+
+
+def _check_ignored(encoder: EncoderConfig, **settings: float) -> None:
+    """Raises ValueError for a setting of the encoder that is neither its default nor the value that is used."""
+    for name, used in settings.items():
+        if getattr(encoder, name) not in (getattr(EncoderConfig, name), used):
+            raise SettingError(f"model.encoder.{name}", getattr(encoder, name), f"model.{name}", more=", which is not read")
 
 
 def _top(told: dict[str, Any]) -> dict[str, Any]:

@@ -58,6 +58,10 @@ class Distillation(MLM):
         check_ranges("model.", Distillation.__init__, locals())
         super().__init__(**kwargs)
         self.weights = (logits_weight, hidden_weight, labels_weight)
+        if not (logits_weight or labels_weight):  # DDP waits for the gradient of all that can have one
+            for unused in (self.net.head, self.net.encoder.final_norm):
+                if unused is not None:
+                    unused.requires_grad_(False)
         _check_terms(teacher, self.weights)
         self.teacher_name = teacher
         self._teacher: tuple[MaskedLanguageModel, ...] = ()  # no part of this module, its checkpoints and its optimiser

@@ -104,8 +104,8 @@ class MLM(TrainingModule):
         number = [rows[:index].count(row) for index, row in enumerate(rows)]  # of the mask, in its text
         positions = batch["columns"].new_zeros(len(batch["input_ids"]), 1 + max(number))
         positions[rows, number] = batch["columns"]
-        logits = self(batch["input_ids"], batch["attention_mask"], positions)[rows, number]
-        chances = logits.float().softmax(-1).topk(min(5, logits.shape[-1]))
+        logits = self.net.exact_logits(batch["input_ids"], positions, batch["attention_mask"])[rows, number]
+        chances = logits.softmax(-1).topk(min(5, logits.shape[-1]))
         tokenizer = self.trainer.datamodule.tokenizer
         return [
             {

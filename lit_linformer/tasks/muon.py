@@ -43,6 +43,17 @@ class MuonAndAdamW(Optimizer):
         super().__setstate__(state)  # of load_state_dict, which makes groups and state anew
         self._divide()
 
+    def __getstate__(self) -> dict[str, Any]:  # of copies
+        return super().__getstate__() | {"_parts": self._parts}
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        if self._parts:  # not yet of the groups that it is made with
+            muon, adamw = self._parts
+            for name, value in (muon if _is_muons(param_group) else adamw).defaults.items():
+                param_group.setdefault(name, value)
+            self._divide()
+
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
         loss = None
         if closure is not None:
@@ -54,4 +65,4 @@ class MuonAndAdamW(Optimizer):
 
 
 def _is_muons(group: dict[str, Any]) -> bool:
-    return group["name"].startswith(MUON)
+    return group.get("name", "").startswith(MUON)

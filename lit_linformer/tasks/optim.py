@@ -31,9 +31,9 @@ class Optimization:
 
     Args:
         lr: peak learning rate of AdamW.
-        lr_batch_size: rows an optimiser step that lr is meant for; with R rows it becomes lr · √(R / lr_batch_size), the rule
-            for Adam (Malladi et al., 2022, "On the SDEs and scaling rules for adaptive gradient algorithms"). None: lr is
-            taken as it is.
+        lr_batch_size: rows an optimiser step that lr is meant for; with R rows it becomes lr · √(R / lr_batch_size), as in
+            the rule for Adam, whose betas and eps stay as they are here (Malladi et al., 2022, "On the SDEs and scaling rules
+            for adaptive gradient algorithms"). None: lr is taken as it is.
         weight_decay: of the matrices; norms, biases and embeddings have none.
         projection_lr_factor: learning rate of E and F, as a multiple of lr. AdamW moves every entry by about lr a step, and
             E's are k/n or 0 at the start: at 1 the windows of block_mean are gone before the rest has learnt to use them.

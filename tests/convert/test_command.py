@@ -5,6 +5,7 @@ import re
 import shutil
 
 import pytest
+import yaml
 
 from lit_linformer.runs.trained_model import open_checkpoint
 from tests.convert.commands import convert, refused
@@ -84,7 +85,7 @@ def test_every_start(start, roberta, tmp_path, corpus, cache):
 
 
 WORDS = {
-    "--projection_dim 8": r"projection_dim is 8 without attention; allowed: with --attention linformer",
+    "--projection_dim 8": r"projection_dim is 8 without attention; allowed: with --attention linformer, coarse",
     "--attention linformer --projection_dim 33": r"projection_dim \(k\) is 33; allowed: 1 to max_length = 32",
     "--attention linformer --projection_dim [8,x]": r"projection_dim is 'x'; allowed: a whole number, 1 or more",
     "--attention linformer --projection_dim [8,4,2]": r"projection_dim lists 3 numbers; allowed: one, or num_layers = 2",
@@ -145,3 +146,13 @@ def test_training_goes_on_at_a_longer_n(tiny, tmp_path):
     longer = ["--config", "runs/longer/config.yaml", "--name", "long", "--data.batch_size", "2", "--trainer.max_steps", "2"]
     shown = output(["fit", *longer, "--model.warmup_steps", "1"], tmp_path)
     assert "n = 64" in shown and "rows of 64" in shown and "step 2  validation perplexity" in shown
+
+
+def test_settings_of_other_data_are_left_behind(pretrained, tmp_path):
+    shutil.copytree(pretrained, tmp_path / "own")
+    config = yaml.safe_load((tmp_path / "own/config.yaml").read_text())
+    config["data"] = {"class_path": "examples.database_texts.DatabaseTexts", "init_args": {"database": "reviews.db"}}
+    (tmp_path / "own/config.yaml").write_text(yaml.safe_dump(config))
+    convert(tmp_path / "own", tmp_path, "--max_length", "64")
+    data = yaml.safe_load((tmp_path / "runs/new/config.yaml").read_text())["data"]
+    assert data["class_path"].endswith(".PretrainingData") and data["init_args"].keys() == {"tokenizer", "max_length"}

@@ -67,3 +67,16 @@ def test_int8_perplexity_is_the_projects_own(elsewhere, pretrained, corpus, tmp_
     nll = sum(model.net.nll(b["input_ids"], b["positions"], b["labels"], b.get("attention_mask")).sum() for b in batches)
     count = sum((b["labels"] >= 0).sum() for b in batches)
     assert found == pytest.approx((nll / count).exp().item(), rel=1e-5)
+
+
+def test_an_exported_folder_is_measured_on_the_text_that_is_given(tmp_path, pretrained, corpus):
+    from lit_linformer.export import quantize
+
+    export(pretrained, "safetensors", tmp_path / "folder", tmp_path)
+    model = open_checkpoint(tmp_path / "folder")
+    (tmp_path / "tokenizer.json").write_text(model.tokenizer.to_str())
+    assert quantize.read_batches(model, str(corpus), tmp_path / "tokenizer.json")
+    with pytest.raises(
+        ValueError, match="quantize is 'int8'; allowed for a run whose data is PretrainingData, or with --source"
+    ):
+        quantize.read_batches(model, None, tmp_path / "tokenizer.json")

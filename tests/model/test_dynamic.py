@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lit_linformer.model import LinformerAttention, make_projection
+from lit_linformer.model import PROJECTIONS, LinformerAttention, make_projection
 
 B, N, D, H, K = 2, 9, 8, 2, 3
 
@@ -42,3 +42,9 @@ def test_weights_are_computed_once_for_keys_and_values_and_gradients_are_right()
         lambda x, W: torch.func.functional_call(attention, {"E.scores.weight": W}, (x,))[0],
         (x, attention.E.scores.weight.detach().requires_grad_()),
     )
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "gated"])
+def test_a_forward_that_nothing_would_call_is_refused(kind):
+    with pytest.raises(TypeError, match="Mine has a forward, but not the for_input that an encoder calls in its place"):
+        type("Mine", (PROJECTIONS.find(kind),), {"forward": lambda self, x, mask=None: x})

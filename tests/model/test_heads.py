@@ -79,3 +79,13 @@ def test_classifier_refuses_what_it_cannot_be():
         SequenceClassifier(tiny(), 0)
     with pytest.raises(ValueError, match="pooling is 'max'; allowed: first, mean"):
         SequenceClassifier(tiny(), 2, "max")
+
+
+def test_weights_of_bfloat16_do_not_round_the_loss():
+    ids, positions, labels = batch()
+    model = MaskedLanguageModel(tiny()).bfloat16().eval()
+    logits = model(ids, positions=positions)
+    loss = model.loss(ids, positions, labels)
+    assert loss.dtype == torch.float32
+    expected = torch.nn.functional.cross_entropy(logits.double().flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-6)

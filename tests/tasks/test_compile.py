@@ -132,3 +132,9 @@ def test_without_a_compiler_it_says_so(tiny, tmp_path, monkeypatch):
         shown = output(["fit", *tiny, "--model.compile", "true"], tmp_path, status=2).splitlines()[-1]
     assert shown.startswith("error: model.compile is true, but torch.compile fails here: ")
     assert "no-such-compiler" in shown and "allowed: false, or install" in shown
+
+
+def test_each_function_is_compiled_as_itself(traced):
+    model = MLM(encoder(), compile=True)
+    assert model.in_training(torch.sin)(torch.ones(1)) == torch.sin(torch.ones(1))
+    assert model.in_training(torch.exp)(torch.ones(1)) == torch.exp(torch.ones(1))

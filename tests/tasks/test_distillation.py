@@ -264,3 +264,15 @@ def test_an_export_of_the_pretrained_model_has_its_tokenizer(distill, tmp_path):
     assert (tmp_path / "exported/tokenizer.json").read_text() != (tmp_path / "runs/student/tokenizer.json").read_text()
     words = ["--model.pretrained", "exported", "--data.tokenizer", "runs/student/tokenizer.json", "--trainer.max_steps", "1"]
     assert run_forked(["fit", *distill, *words, "--model.warmup_steps", "0", "--name", "of-the-export"]) == 0
+
+
+def test_of_hidden_states_alone_every_parameter_that_is_trained_has_a_gradient(monkeypatch):
+    """DDP waits for them (conf/trainer/ddp.yaml has find_unused_parameters false)."""
+    model = Distillation("teacher", logits_weight=0.0, encoder=EncoderConfig(**SHAPE, projection_dim=4, norm="pre"))
+    _, teacher = models(norm="pre")
+    ids = torch.randint(0, 40, (3, 12))
+    positions, labels = torch.zeros(3, 1, dtype=torch.int64), torch.ones(3, 1, dtype=torch.int64)
+    sum(_terms(model.net, teacher, (0.0, 1.0, 0.0), ids, positions, labels, None)).backward()
+    assert {name for name, parameter in model.net.named_parameters() if parameter.requires_grad} == {
+        name for name, parameter in model.net.named_parameters() if parameter.grad is not None
+    }

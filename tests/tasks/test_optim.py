@@ -12,6 +12,8 @@ from lit_linformer.model import EncoderConfig, MaskedLanguageModel, SequenceClas
 from lit_linformer.tasks import MLM
 from lit_linformer.tasks.muon import MuonAndAdamW
 from lit_linformer.tasks.optim import Optimization, layer_decay, lr_factor, parameter_groups
+from tests.cli.test_errors import complaint
+from tests.helpers import load, output
 
 
 @pytest.mark.parametrize("sharing", ["none", "headwise", "key-value", "layerwise"])
@@ -216,3 +218,44 @@ def test_sixteen_bits_scale_gradients_clip_them_unscaled_and_skip_a_step_that_ov
     large = torch.amp.GradScaler("cpu", init_scale=2.0**40)
     _, kept = gradient_norms([MixedPrecision("16-mixed", "cpu", large)], tmp_path, corpus)
     assert large.get_scale() == 2.0**36 and all(tensor.isfinite().all() for tensor in kept.values())
+
+
+def test_muon_takes_groups_that_come_later_and_copies():
+    model, groups = muon_groups()
+    optimizer = MuonAndAdamW(groups[:-1], (0.9, 0.98), 1e-6)
+    optimizer.add_param_group({"params": groups[-1]["params"], "lr": 0.01})
+    before = [parameter.detach().clone() for parameter in groups[-1]["params"]]
+    stepped(model, [optimizer], [0])
+    assert groups[-1]["params"] and all(not torch.equal(a, b) for a, b in zip(before, groups[-1]["params"], strict=True))
+    other = copy.deepcopy(optimizer)
+    for group in other.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.ones_like(parameter)
+    other.step()
+    pairs = zip(optimizer.param_groups, other.param_groups, strict=True)
+    assert all(not torch.equal(a, b) for one, two in pairs for a, b in zip(one["params"], two["params"], strict=True))
+
+
+class OwnOptimizer(MLM):
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class OwnSchedule(OwnOptimizer):
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 10)}
+
+
+@pytest.mark.parametrize("kind", ["OwnOptimizer", "OwnSchedule"])
+def test_a_subclass_may_have_another_optimiser(kind, tiny, tmp_path):
+    output(["fit", *tiny, "--model", f"tests.tasks.test_optim.{kind}", "--trainer.max_steps", "2"], tmp_path)
+    state = load(tmp_path / "runs/tiny/checkpoints/last.ckpt")
+    assert state["global_step"] == 2 and state["optimizer_states"][0]["param_groups"][0]["lr"] == 0.1
+
+
+@pytest.mark.slow
+def test_another_optimiser_does_not_go_on(tiny, tmp_path):
+    output(["fit", *tiny, "--trainer.max_steps", "2"], tmp_path)
+    line = complaint(["fit", *tiny, "--ckpt_path", "last", "--trainer.max_steps", "4", "--model.optimizer", "muon"], tmp_path)
+    assert "model.optimizer is 'muon'; allowed to go on from this checkpoint: adamw" in line

@@ -98,3 +98,13 @@ def test_tokenizers_are_compared_where_data_of_ones_own_has_one():
     check_same_tokenizer(SimpleNamespace(tokenizer=own), own)
     with pytest.raises(ValueError, match=r"data.tokenizer='SimpleNamespace' is another tokenizer than the one that model"):
         check_same_tokenizer(SimpleNamespace(tokenizer=other), own)
+
+
+def test_settings_of_the_encoder_that_a_classifier_does_not_read():
+    shape = {"vocab_size": 60, "max_length": 16, "hidden_size": 8, "num_layers": 1, "num_heads": 2, "projection_dim": 4}
+    for name, value in (("dropout", 0.3), ("attention_dropout", 0.0)):
+        with pytest.raises(ValueError, match=rf"model.encoder.{name} is {value}, which is not read; allowed: model.{name}"):
+            SequenceClassification(encoder=EncoderConfig(**shape, **{name: value}))
+        assert SequenceClassification(encoder=EncoderConfig(**shape, **{name: value}), **{name: value}).hparams[name] == value
+    module = SequenceClassification(encoder=EncoderConfig(**shape, activation_checkpointing=True))
+    assert module.net.encoder.config.activation_checkpointing and module.hparams.activation_checkpointing

@@ -32,7 +32,9 @@ from lit_linformer.utils.errors import UserError
 
 SETTINGS = {
     "config": Setting(word("FILE"), "the grid file, as conf/paper/table2.yaml", required=True),
-    "jobs": Setting(whole("N", 1), "cells at a time; share the processor among them with OMP_NUM_THREADS", 1),
+    "jobs": Setting(
+        whole("N", 1), "cells at a time, which share the GPUs evenly; share the processor among them with OMP_NUM_THREADS", 1
+    ),
     "only": Setting(several(word("AXIS=VALUE")), "run these cells only", []),
     "arguments": Setting(
         word('"--SETTING VALUE …"'), "to the end of every cell's command line; the same one each time, or another --name", ""

@@ -16,6 +16,7 @@ from lit_linformer.studies.grid.cell import Cell
 from lit_linformer.utils.environment import run_command
 from lit_linformer.utils.files import last_line
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 PATIENCE = 15.0  # seconds a run is given to end by itself after Ctrl-C
 
 
@@ -33,6 +34,7 @@ class RunningCell:
             raise
         self.began = time.monotonic()
         self.process: subprocess.Popen | None = None
+        self.gpus: str | None = None  # which ones it sees; None: all
 
     def start(self, left: list[list[str]]) -> None:
         """Starts the first of the commands that are left, in its own session: Ctrl-C reaches the grid alone, which stops it."""
@@ -43,8 +45,14 @@ class RunningCell:
         command = [*run_command(), *words]
         self.log.write(f"$ {shlex.join(command)}\n".encode())
         self.log.flush()
+        environment = os.environ if self.gpus is None else {**os.environ, VISIBLE: self.gpus}
         self.process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=self.log, stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=self.log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=environment,
         )
 
     def error(self) -> str:
@@ -108,11 +116,12 @@ def run_jobs(
 
     Args:
         todo: the next cell, asked for when there is room for one; None: none now, perhaps later.
-        jobs: so many at a time.
+        jobs: so many at a time. The GPUs of the machine are divided among them.
         ended: called with each that has ended, finished or not.
         watch: called with each that is running, again and again.
     """
     running: list[RunningCell] = []
+    free = gpu_shares(jobs)
     more, pause = True, 0.1
     try:
         while more or running:
@@ -124,6 +133,7 @@ def run_jobs(
                     pause = 0.1 if running else 1.0
                     break
                 running.append(job)
+                job.gpus = free.pop(0)
                 if left := job.cell.left():
                     job.start(left)
                     goes_on = " goes on" if "--ckpt_path" in left[0] else ""
@@ -137,11 +147,31 @@ def run_jobs(
                     job.start(left)
                     continue
                 running.remove(job)
+                free.append(job.gpus)
                 ended(job)
                 job.log.close()
             time.sleep(pause if more or running else 0)
     finally:
         _stop(running)
+
+
+def gpu_shares(jobs: int) -> list[str | None]:
+    """What CUDA_VISIBLE_DEVICES is for each of ``jobs`` runs at a time: an even share of the GPUs that are visible here.
+
+    None: as it is, for one run at a time, and where there are not several GPUs. With fewer GPUs than jobs, jobs share them.
+    """
+    if jobs == 1:
+        return [None]
+    gpus = [name for name in os.environ.get(VISIBLE, "").split(",") if name]
+    if not gpus:
+        import torch  # only now: it takes seconds
+
+        gpus = [str(number) for number in range(torch.cuda.device_count())]
+    if len(gpus) < 2:
+        return [None] * jobs
+    each = max(1, len(gpus) // jobs)
+    first = [job * each % len(gpus) for job in range(jobs)]
+    return [",".join(gpus[at : at + each]) for at in first]
 
 
 def _claim(cell: Cell, label: str) -> RunningCell | None:

@@ -1,5 +1,6 @@
 """A grid of real runs: finished, failed, stopped and gone on with."""
 
+import contextlib
 import fcntl
 import json
 import os
@@ -15,6 +16,7 @@ import yaml
 
 from lit_linformer.studies.grid.command import main
 from lit_linformer.studies.grid.file import read_grid
+from lit_linformer.studies.grid.run import RunningCell, gpu_shares, run_jobs
 from tests.helpers import HANGS
 
 ROOT = Path(__file__).parents[2]
@@ -52,6 +54,39 @@ def test_grid_of_pretrainings(tiny, tmp_path, capsys):
     assert [line for line in again.splitlines() if line[0:1] == "|"] == [
         line for line in shown.splitlines() if line[0:1] == "|"
     ]
+
+
+@pytest.mark.parametrize(
+    ("visible", "jobs", "shares"),
+    [
+        ("0,1,2,3", 1, [None]),
+        ("0,1,2,3", 2, ["0,1", "2,3"]),
+        ("4,5,6", 2, ["4", "5"]),
+        ("GPU-a,GPU-b", 3, ["GPU-a", "GPU-b", "GPU-a"]),
+        ("7", 2, [None, None]),
+    ],
+)
+def test_jobs_divide_the_gpus_among_them(visible, jobs, shares, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert gpu_shares(jobs) == shares
+
+
+@pytest.mark.slow
+def test_each_run_sees_its_own_gpus(tiny, tmp_path, monkeypatch):
+    """Three runs, two at a time: the third has the GPUs of the one that ended first. On a CPU they are but names."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    short = "--trainer.max_steps 1 --trainer.val_check_interval 1"
+    write_small_grid(tiny, {"seed": {str(seed): f"{short} --seed_everything {seed}" for seed in range(3)}, "k": {"8": ""}})
+    cells, seen = read_grid(Path("grid.yaml")).cells, {}
+
+    def watch(job):
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            variables = Path(f"/proc/{job.process.pid}/environ").read_bytes().split(b"\0")
+            seen.setdefault(job.cell.name, [each for each in variables if each.startswith(b"CUDA_VISIBLE_DEVICES=")])
+
+    run_jobs((RunningCell(cell, str(cell)) for cell in cells), 2, lambda job: None, watch)
+    first, second, third = (seen[cell.name] for cell in cells)
+    assert (first, second) == ([b"CUDA_VISIBLE_DEVICES=0,1"], [b"CUDA_VISIBLE_DEVICES=2,3"]) and third in (first, second)
 
 
 @pytest.mark.slow
