@@ -59,8 +59,9 @@ class MaskedLanguageModel(nn.Module):
     def loss(self, input_ids: Tensor, positions: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Mean negative log-likelihood, in nats, of labels (B, M) at positions (B, M); IGNORED labels are left out."""
         # Not torch's linear_cross_entropy: what it saves at 15 % of the tokens is little, and its chunked path doesn't compile.
-        logits = self(input_ids, attention_mask, positions)
-        return functional.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED)
+        logits = self(input_ids, attention_mask, positions).flatten(0, 1)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # weights of bfloat16 do not round the loss
+        return functional.cross_entropy(logits, labels.flatten(), ignore_index=IGNORED)
 
     def nll(self, input_ids: Tensor, positions: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Negative log-likelihood of each label, (B, M) float32 in nats, 0 where a label is IGNORED: what perplexity sums."""

@@ -76,7 +76,7 @@ class SparseAttention(Attention):
         bias = None
         if mask is not None or length % self.stride:
             real = torch.ones(1, length, dtype=torch.bool, device=q.device) if mask is None else mask
-            real = chunked(real[:, None, :, None], self.stride).transpose(-3, -1)  # (1 or B, 1, l, 1, ⌈N/l⌉)
+            real = chunked(real[:, None, :, None], self.stride).transpose(-3, -2).mT  # (1 or B, 1, l, 1, ⌈N/l⌉)
             bias = as_bias(real, q.dtype).expand(-1, heads, -1, -1, -1).flatten(1, 2)
         # As l times as many heads: torch's fused kernels take four dimensions.
         q, k, v = (chunked(part, self.stride).transpose(-3, -2).flatten(1, 2) for part in (q, k, v))

@@ -7,6 +7,7 @@ import shutil
 import pytest
 import yaml
 
+from lit_linformer.convert import new_run
 from lit_linformer.runs.trained_model import open_checkpoint
 from tests.convert.commands import convert, refused
 from tests.helpers import output, small_disk
@@ -149,10 +150,9 @@ def test_training_goes_on_at_a_longer_n(tiny, tmp_path):
 
 
 def test_settings_of_other_data_are_left_behind(pretrained, tmp_path):
-    shutil.copytree(pretrained, tmp_path / "own")
-    config = yaml.safe_load((tmp_path / "own/config.yaml").read_text())
-    config["data"] = {"class_path": "examples.database_texts.DatabaseTexts", "init_args": {"database": "reviews.db"}}
-    (tmp_path / "own/config.yaml").write_text(yaml.safe_dump(config))
-    convert(tmp_path / "own", tmp_path, "--max_length", "64")
-    data = yaml.safe_load((tmp_path / "runs/new/config.yaml").read_text())["data"]
+    model = open_checkpoint(pretrained)
+    model.data = {"class_path": "examples.database_texts.DatabaseTexts", "database": "reviews.db"}
+    (tmp_path / "new").mkdir()
+    new_run.write(model, tmp_path / "new", tmp_path / "new", {})
+    data = yaml.safe_load((tmp_path / "new/config.yaml").read_text())["data"]
     assert data["class_path"].endswith(".PretrainingData") and data["init_args"].keys() == {"tokenizer", "max_length"}

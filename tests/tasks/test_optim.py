@@ -222,11 +222,12 @@ def test_sixteen_bits_scale_gradients_clip_them_unscaled_and_skip_a_step_that_ov
 
 def test_muon_takes_groups_that_come_later_and_copies():
     model, groups = muon_groups()
-    optimizer = MuonAndAdamW(groups[:-1], (0.9, 0.98), 1e-6)
-    optimizer.add_param_group({"params": groups[-1]["params"], "lr": 0.01})
-    before = [parameter.detach().clone() for parameter in groups[-1]["params"]]
+    late = next(group["params"] for group in groups if group["name"] != "muon")
+    optimizer = MuonAndAdamW([group for group in groups if group["params"] is not late], (0.9, 0.98), 1e-6)
+    optimizer.add_param_group({"params": late, "lr": 0.01})
+    before = [parameter.detach().clone() for parameter in late]
     stepped(model, [optimizer], [0])
-    assert groups[-1]["params"] and all(not torch.equal(a, b) for a, b in zip(before, groups[-1]["params"], strict=True))
+    assert late and all(not torch.equal(a, b) for a, b in zip(before, late, strict=True))
     other = copy.deepcopy(optimizer)
     for group in other.param_groups:
         for parameter in group["params"]:
