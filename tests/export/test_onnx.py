@@ -76,7 +76,5 @@ def test_an_exported_folder_is_measured_on_the_text_that_is_given(tmp_path, pret
     model = open_checkpoint(tmp_path / "folder")
     (tmp_path / "tokenizer.json").write_text(model.tokenizer.to_str())
     assert quantize.read_batches(model, str(corpus), tmp_path / "tokenizer.json")
-    with pytest.raises(
-        ValueError, match="quantize is 'int8'; allowed: for a run whose data is PretrainingData, or with"
-    ):
+    with pytest.raises(ValueError, match="quantize is 'int8'; allowed: for a run whose data is PretrainingData, or with"):
         quantize.read_batches(model, None, tmp_path / "tokenizer.json")

@@ -113,13 +113,15 @@ def _named(axis: str, value: str) -> str:
 
 
 def finetuning_grid(page: Page, source: Source) -> None:
-    """Table 2."""
+    """Table 2, and tables of other tasks."""
     from lit_linformer.studies.grid.table import heading, markdown, measured, summary
 
     grid = source.grid
-    page.add(f"## Table 2: scores after fine-tuning, {plain(grid.name)}", f"{plain(heading(grid))}.")
+    of_paper = bool({*TASKS} & {*grid.axes[grid.rows], *grid.axes[grid.columns]})
+    title = "Table 2: scores" if of_paper else "Scores"
+    page.add(f"## {title} after fine-tuning, {plain(grid.name)}", f"{plain(heading(grid))}.")
     page.add(markdown(grid, summary(grid)), measured(source.content))
-    if not grid.paper:
+    if of_paper and not grid.paper:
         page.add("The paper's, in percent (RoBERTa-base's size and budget; dev accuracy, of IMDB test accuracy):")
         lines = [[f"{n}", model, *map("{:.1f}".format, row[:-1]), f"{row[-1]:.2f}"] for (n, model), row in TABLE2.items()]
         page.add(aligned([["n", "model", *TASKS, "average"], *lines], right=True, words=2))

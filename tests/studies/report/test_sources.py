@@ -55,6 +55,7 @@ def test_table_2_and_the_papers(tmp_path, monkeypatch):
     lines = tables(page)
     assert lines["Linformer, 128"] == ["Linformer, 128", "82.0 (80.0–84.0; 2 runs)", "90.0 (90.0–90.0; 1 of 2 runs)", "86.0"]
     assert lines["Linformer, 128: paper"] == ["Linformer, 128: paper", "92.4", "94", "93.2"]
+    assert "## Table 2: scores after fine-tuning, table2" in page
     assert "The paper's, in percent" not in page and "Not finished, 1 of 8:" in page and "hardware: not recorded" in page
     html = Path("runs/report/report.html").read_text()
     assert "<script" not in html and "&lt;script&gt;alert(1)&lt;/script&gt; 'x' *y*" in html
@@ -80,6 +81,17 @@ def test_papers_table_2_stands_below_a_grid_that_does_not_name_its_rows(tmp_path
     page = Path("runs/report/report.md").read_text()
     assert "| Linformer, 256, shared kv | 93.3 | 93.6 | 90.6 | 90.6 | 92.03 |" in re.sub(" +", " ", page)
     assert "50.0 (50.0–50.0; 2 runs)" in page and "command: not recorded" in page
+
+
+def test_a_grid_of_other_tasks_is_not_table_2(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    _, folder = write_scores([0.5] * 8)
+    text = (folder / "table.json").read_text()
+    (folder / "table.json").write_text(text.replace("SST-2", "ListOps").replace("IMDB", "text"))
+    main(["--source", "runs/table2"])
+    page = Path("runs/report/report.md").read_text()
+    assert "## Scores after fine-tuning, table2" in page and "| Linformer, 128: paper" in page
+    assert "Table 2" not in page and "The paper's, in percent" not in page
 
 
 def test_papers_table_2_agrees_with_itself_and_with_the_config():
