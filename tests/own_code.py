@@ -61,3 +61,17 @@ class Unpacks(Plain):
 class Raises(Callback):
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         int("three")
+
+
+class Manual(Plain):
+    """Lightning's manual optimisation: training_step returns nothing."""
+
+    def __init__(self, encoder: EncoderConfig | None = None, rate: float = 1e-2, folder: str = "seen"):
+        super().__init__(encoder, rate, folder)
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(self.loss("train", batch[0]))
+        optimizer.step()

@@ -104,3 +104,8 @@ def test_the_schedule_ends_where_epochs_do(tiny, tmp_path):
     assert fit(tiny, "own", tmp_path / "log", *ends) == 0
     rates = [line["lr"] for line in read_log(tmp_path / "log.0").values()]
     assert len(rates) > 10 and 0 <= rates[-1] < 0.15 * max(rates)
+
+
+def test_a_module_that_optimises_by_itself(own, tmp_path):
+    shown = output(["fit", *own, *BEST, "--model", "tests.own_code.Manual", "--progress.every_n_steps", "4"], tmp_path)
+    assert "step 4/16" in shown and "loss" not in shown.partition("step 4/16")[2].partition("\n")[0]

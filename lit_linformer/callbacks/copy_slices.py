@@ -14,6 +14,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.nn import functional
 
+from lit_linformer.callbacks.loggers import writers
 from lit_linformer.callbacks.observing import axis, write_csv
 from lit_linformer.model.heads import IGNORED
 from lit_linformer.model.ranges import Natural, check_ranges
@@ -93,9 +94,9 @@ class CopySlices(Callback):
             return
         name = "copy_slices.csv" if fitting else "validate_copy_slices.csv"
         write_csv(Path(trainer.default_root_dir) / name, COLUMNS, self.rows)
-        if fitting and trainer.logger is not None:
-            means = {f"copy/nll_{row['slice']}": row["nll"] for row in rows if math.isfinite(row["nll"])}
-            trainer.logger.log_metrics(means, axis(trainer))
+        means = {f"copy/nll_{row['slice']}": row["nll"] for row in rows if math.isfinite(row["nll"])}
+        for logger in writers(trainer) if fitting else ():
+            logger.points(means, axis(trainer))
 
 
 class SliceSums(Exact):

@@ -40,7 +40,8 @@ class PredictionWriter(Callback):
         path = Path(trainer.default_root_dir) / FILE
         order = sorted(range(len(self.records)), key=self._numbers.__getitem__)
         self.records = [self.records[place] for place in order]
-        write_lines(path, map(json_text, self.records))
+        if not trainer.fast_dev_run:
+            write_lines(path, map(json_text, self.records))
         console, count = Console(), len(self.records)
         if not self.records or not all("text" in record and record.keys() & {"top", "value"} for record in self.records):
             console.print(f"{count} predictions → {path}", highlight=False)

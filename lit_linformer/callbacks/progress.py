@@ -3,6 +3,7 @@
 import math
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -105,7 +106,8 @@ class Progress(ProgressBar):
             self._tell_time(trainer)
         if step % self.every_n_steps and step != total:
             return
-        loss = [f"loss {float(outputs['loss']) * trainer.accumulate_grad_batches:.3f}"]
+        known = isinstance(outputs, Mapping) and "loss" in outputs  # not of a module that optimises by itself
+        loss = [f"loss {float(outputs['loss']) * trainer.accumulate_grad_batches:.3f}"] if known else []
         rates: dict[str, float] = {}
         self._marked_step = step
         if self._throughput is not None:

@@ -44,7 +44,7 @@ class TaskScores(Callback):
             show(shown, axis(trainer), tag, counts, labels)
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not trainer.is_global_zero:
+        if not trainer.is_global_zero or trainer.fast_dev_run:
             return
         task, root = trainer.datamodule.text_task, Path(trainer.default_root_dir)
         for file, result in zip(task.submission, pl_module.results.values(), strict=True):

@@ -7,6 +7,8 @@ from typing import Any, ClassVar
 from lightning.pytorch.loggers import Logger
 from torch import Tensor
 
+from lit_linformer.utils.markdown import of_words
+
 Settings = dict[str, Any]
 
 
@@ -104,5 +106,4 @@ class Writer:
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    lines = [columns, ["---", *["---:"] * (len(columns) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+    return of_words([columns, *rows], right=True, words=1)

@@ -209,7 +209,10 @@ class LinformerCLI(LightningCLI):
 
     def _run_subcommand(self, subcommand: str) -> None:
         if subcommand == "prepare":
-            cache = Path(getattr(self.datamodule, "cache_dir", "."))
+            if not hasattr(self.datamodule, "cache_dir"):
+                print(f"nothing to prepare: {type(self.datamodule).__name__} keeps no files")
+                return
+            cache = Path(self.datamodule.cache_dir)
             before = _prepared(cache)
             self.datamodule.prepare_data()
             for label, told in wrapped(data_rows(self.datamodule, None)):

@@ -4,6 +4,7 @@ What the parser would refuse is not refused here.
 """
 
 import itertools
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +15,7 @@ from lit_linformer.utils.configs import check_configs, config_contents, config_f
 
 REFERENCE = re.compile(r"\$\{([^}]*)\}")
 CLASSES = ("model", "data")
+TEXTS = ("data.text", "data.text_pair")
 KINDS = ("model.encoder.attention", "model.encoder.projection")
 OPTIONS = tuple(f"{kind}_options" for kind in KINDS)  # each kind's own
 
@@ -34,6 +36,7 @@ def for_parser(argv: list[str]) -> list[str]:
     """The command line with its --config first, and without options that they give an attention which it replaces."""
     words, end = configs_first(argv), 1 + 2 * len([*config_files(argv)])
     words[end:end] = [word for name in _outdated(_in_files(argv), argv) for word in (f"--{name}", "{}")]
+    words = [_as_meant(*pair) for pair in itertools.pairwise(["", *words])]
     # jsonargparse refuses null for what lies in the encoder.
     none = {f"--{name}=null": f"--{name}={{}}" for name in OPTIONS}
     return [
@@ -50,7 +53,7 @@ def walk(argv: list[str]) -> Iterator[tuple[str, str, Any]]:
     yield from (files := _in_files(argv))
     yield from (("", name, None) for name in _outdated(files, argv))
     for name, text in typed_words(argv):
-        yield "", name, True if text is None else _value(text)
+        yield "", name, True if text is None else text if _is_text(name, text) else _value(text)
 
 
 def typed_words(argv: list[str]) -> Iterator[tuple[str, str | None]]:
@@ -75,6 +78,23 @@ def _outdated(files: list[tuple[str, str, Any]], argv: list[str]) -> Iterator[st
     for kind, options in zip(KINDS, OPTIONS, strict=True):
         if kind in typed and kind in given and typed[kind] != given[kind] and any(name.startswith(options) for name in given):
             yield options
+
+
+def _as_meant(name: str, word: str) -> str:
+    """A text to predict, or a pattern, that YAML would read as something else: "Note: <mask>", "# "."""
+    option, equals, value = word.partition("=")
+    if not equals or not option.startswith("--"):
+        option, value = name, word
+    if _is_text(option[2:], value) and (value.startswith("#") or isinstance(_value(value), dict | list)):
+        value = json.dumps([value])
+    elif option[2:] == "data.document_start" and value.startswith("#") and _value(value) is None:
+        value = f"^{value}"
+    return f"{option}={value}" if option != name else value
+
+
+def _is_text(name: str, value: str) -> bool:
+    """Whether a setting's value is meant as it stands: texts to predict, unless they are a list."""
+    return name in TEXTS and value != "null" and not value.startswith("[")
 
 
 def _value(text: str) -> Any:

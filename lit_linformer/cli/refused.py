@@ -80,7 +80,7 @@ def _refused(name: str, value: Any, types: Types) -> UserError | None:
         return None if known and list(_classes(value)) else SettingError(name, value, kinds(name))
     section = next((one for one in types if one.startswith(f"{name}.")), None)
     if section is not None and types.get(name) is None:
-        settings = value == "null" or isinstance(value, dict)
+        settings = value in (None, "null") or isinstance(value, dict)
         return None if settings else SettingError(name, value, f"its settings by name, as {section}")
     owner = name
     while owner and owner not in types:

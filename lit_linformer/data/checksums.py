@@ -73,6 +73,8 @@ def verify(folder: Path, meta: dict, names: list[str], when: str = "once") -> No
     if "checksums" not in meta:
         note(f"{folder} is from before there were checksums, and is not checked; without it, it is made anew, with them")
         return
+    if missing := [name for name in names if not (folder / name).is_file()]:
+        raise damaged(folder / missing[0], "it is not there")
     record = _record(folder)
     shards = meta["checksums"]
     known = read_json(record)

@@ -158,7 +158,7 @@ def measure(
             handles.append(encoder.layers[layer].attention.register_forward_hook(hook, with_kwargs=True))
         # So that the maps, their singular vectors and copies take some 100 MB on a CPU, 1 GB on a GPU.
         most = 2 ** (23 if device.type == "cpu" else 26) // (config.num_heads * length * (length if ranks else max(columns)))
-        for batch in rows.split(max(1, most)):
+        for batch in rows.split(max(1, most)) if len(rows) else ():  # of more processes than rows
             encoder(batch.to(device))
             count -= len(batch)
             progress(len(rows) - count)

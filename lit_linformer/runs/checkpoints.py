@@ -177,7 +177,7 @@ def checkpoint_path(subcommand: str, asked: str | None, root: Path) -> str | Non
         if (found / "checkpoints").is_dir():  # a run's folder
             found = find_checkpoint(found, "last" if fits else "best") or find_checkpoint(found, "last") or found
     check_checkpoint(found, whole=False)
-    if asked is None or found.parent.parent == Path(asked):
+    if (asked is None or found.parent.parent == Path(asked)) and is_first_process():
         print(f"checkpoint: {found}", flush=True)
     return str(found)
 

@@ -62,7 +62,8 @@ class Head:
 
 def head(path: str | Path) -> Head:
     """Of `# A sentence.`, `# Cost: …`, which goes on to the next line that begins another one, and the first command line."""
-    lines = itertools.takewhile(lambda line: line.startswith("#"), Path(path).read_text(encoding="utf-8").splitlines())
+    text = Path(path).read_text(encoding="utf-8", errors="replace")
+    lines = itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())
     paragraphs: list[str] = []
     for line in (line.removeprefix("#").removeprefix(" ") for line in lines):
         if not paragraphs or line.startswith(("Cost: ", " ")) or paragraphs[-1].startswith(" "):

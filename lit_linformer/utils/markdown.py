@@ -1,6 +1,8 @@
 """Markdown that a terminal shows as well."""
 
 import re
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 
 def aligned(lines: list[list[str]], right: bool = False, words: int = 0) -> str:
@@ -16,6 +18,11 @@ def aligned(lines: list[list[str]], right: bool = False, words: int = 0) -> str:
         for line in (lines[0], rules, *lines[1:])
     )
     return "".join(f"| {' | '.join(line)} |\n" for line in padded)
+
+
+def of_words(lines: Iterable[Sequence[Any]], right: bool = False, words: int = 0) -> str:
+    """`aligned` of words and numbers that may hold the mark between columns."""
+    return aligned([[str(cell).replace("|", "\\|") for cell in line] for line in lines], right, words)
 
 
 def plain(text: str) -> str:

@@ -50,3 +50,24 @@ def test_options_of_files_that_name_no_attention_stay(tmp_path):
 def _written(path, encoder):
     path.write_text(yaml.safe_dump({"model": {"init_args": {"encoder": encoder}}}))
     return str(path)
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["--data.text", "Note: <mask>"], ["--data.text", '["Note: <mask>"]']),
+        (["--data.text=# great film"], ['--data.text=["# great film"]']),
+        (["--data.text", "- <mask>"], ["--data.text", '["- <mask>"]']),
+        (["--data.text_pair", "a: b"], ["--data.text_pair", '["a: b"]']),
+        (["--data.text", "plain"], ["--data.text", "plain"]),
+        (["--data.text", '["a: b", "c"]'], ["--data.text", '["a: b", "c"]']),
+        (["--data.text", "null"], ["--data.text", "null"]),
+        (["--data.document_start", "# "], ["--data.document_start", "^# "]),
+        (["--data.document_start=^# "], ["--data.document_start=^# "]),
+        (["--name", "a: b"], ["--name", "a: b"]),
+    ],
+)
+def test_what_is_typed_as_a_text_is_one(words, meant):
+    assert for_parser(["predict", *words]) == ["predict", *meant]
+    if words[0] == "--data.text" and "[" not in words[1] and words[1] != "null":
+        assert given_settings(["predict", *words])["data.text"] == words[1]

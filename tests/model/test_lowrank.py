@@ -171,6 +171,11 @@ def test_batches_devices_and_processes_do_not_matter():
     assert torch.allclose(errors / 6, torch.stack(list(whole.errors.values())), atol=1e-12)
     empty = measure(encoder, rows[:0], [0], reduce=lambda summed: summed + 1)  # a rank without a sentence
     assert empty.sentences == 1 and (empty.curves == 1).all()
+    for attention in ("lookup", "coarse"):
+        assert (
+            measure(build(attention=attention, projection_dim=8), rows[:0], [0], reduce=lambda summed: summed + 1).sentences
+            == 1
+        )
     single = measure(encoder.float(), rows, [0, 1], rank=6, dtype=torch.float32)
     assert torch.allclose(single.curves, whole.curves, atol=1e-4)
 

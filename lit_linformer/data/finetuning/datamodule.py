@@ -24,7 +24,7 @@ from lit_linformer.data.finetuning.labelled_rows import EMPTY_TEXTS, SOURCES, La
 from lit_linformer.data.finetuning.prompts import read_texts, text_loader
 from lit_linformer.data.finetuning.row_layout import TRUNCATIONS, RowLayout
 from lit_linformer.data.finetuning.splits import Splits, select_rows
-from lit_linformer.data.finetuning.summary import class_hint, cut_hint, missing_hint, of_rows
+from lit_linformer.data.finetuning.summary import class_hint, cut_hint, leaked_hint, missing_hint, of_rows
 from lit_linformer.data.finetuning.text_tasks import chosen_task
 from lit_linformer.data.loader import EvaluationLoader, ResumableLoader
 from lit_linformer.data.summary import Summary
@@ -135,6 +135,7 @@ class FineTuningData(ResumableDataModule):
         self._check_vocabulary()
         self._layout(0, 0, 0)  # which checks its settings
         self.sets: dict[str, EncodedTexts] = {}
+        self._trained_name: str | None = None  # in a test of a table: of the rows that would train
 
     def _layout(self, bos_id: int, eos_id: int, pad_id: int) -> RowLayout:
         pair = len(self.text_task.columns) == 2
@@ -192,6 +193,9 @@ class FineTuningData(ResumableDataModule):
             self.sets = self._validation_sets()
         else:
             self.sets = {split: self._set(split, self._files(split), by_length=True) for split in self.splits.needed("test")}
+            if "test" not in self.source.splits() and "train" in self.source.splits():  # one table is both
+                files = self._files("train")
+                self._trained_name = files.name_of(self.splits.select(lambda split: files.hashes).train)
             for split, rows in self.sets.items():
                 if not rows.labelled and not self.text_task.unlabelled_test:
                     raise SettingError(
@@ -201,6 +205,13 @@ class FineTuningData(ResumableDataModule):
                         more=f", whose {split} split has no labels",
                     )
         self._compare_processes()
+
+    def load_state_dict(self, state: dict) -> None:
+        super().load_state_dict(state)
+        if self._trained_name is not None and state.get("tokens") == self._trained_name:
+            allowed = "a table of other rows, or `validate`, which scores the held-out ones"
+            source = self.source.source
+            raise SettingError("data.source", source, allowed, more=", which the model was trained on", when="with test")
 
     def _training_sets(self) -> dict[str, EncodedTexts]:
         files = {split: self._files(split) for split in self.splits.needed("fit")}
@@ -215,6 +226,8 @@ class FineTuningData(ResumableDataModule):
         if validation:
             return {split: self._set(split, self._files(split), by_length=True) for split in validation}
         if fraction == 0:
+            if self.trainer is not None and self.trainer.state.fn == "validate":
+                raise SettingError("data.validation_fraction", 0, "more than 0", when="with validate")
             return {}
         files = self._files("train")
         held_out = select_rows(files.hashes, fraction).held_out
@@ -238,6 +251,7 @@ class FineTuningData(ResumableDataModule):
     def summary_hints(self, longest: int | None) -> list[str]:
         summary = self.summary()
         hints = [cut_hint(self.sets, summary, longest), missing_hint(summary), class_hint(self.sets, self.text_task)]
+        hints.append(leaked_hint(self.sets))
         return [hint for hint in hints if hint]
 
     def evaluated_texts(self, split: str) -> Iterator[tuple[int, dict, tuple[str, ...]]]:

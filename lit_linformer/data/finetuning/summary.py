@@ -55,6 +55,19 @@ def cut_hint(sets: Mapping[str, EncodedTexts], summary: Summary, longest: int | 
     )
 
 
+def leaked_hint(sets: Mapping[str, EncodedTexts]) -> str | None:
+    """Where rows that were held out of a table have the texts of rows that train."""
+    train, held_out = sets.get("train"), sets.get("validation")
+    if train is None or held_out is None or train.files.folder != held_out.files.folder:
+        return None
+    hashes = train.files.hashes
+    count = int(np.isin(hashes[held_out.rows], hashes[train.rows]).sum())
+    if not count:
+        return None
+    told = f"{count:,} of {len(held_out):,} held-out rows have the text of a training row"
+    return f"{told}: data.drop_leaked true trains without those"
+
+
 def missing_hint(summary: Summary) -> str | None:
     """Classes that no training row has: what is learnt of them is never to say them."""
     counts = summary.get("train", {}).get("labels", {})

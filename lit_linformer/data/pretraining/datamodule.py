@@ -159,11 +159,15 @@ class PretrainingData(ResumableDataModule):
 
     def _check_held_out(self) -> None:
         """ValueError where a file of validation or test is trained on, too."""
+        allowed = "text that is not trained on, or null, for a share of data.source"
+        for split, corpus in self.corpora.items():
+            if split != "train" and not corpus.local and corpus.source == self.corpora["train"].source:
+                raise SettingError(corpus.setting, corpus.source, allowed, more=", and so is data.source")
         files = {split: corpus.files() for split, corpus in self.corpora.items() if corpus.local}
         trained = {path.resolve() for path in files.pop("train", [])}
         for split, paths in files.items():
             if both := [path for path in paths if path.resolve() in trained]:
-                corpus, allowed = self.corpora[split], "text that is not trained on, or null, for a share of data.source"
+                corpus = self.corpora[split]
                 raise SettingError(corpus.setting, corpus.source, allowed, more=f", and data.source reads {both[0]}, too")
 
     def _make_token_files(self) -> None:
@@ -180,7 +184,9 @@ class PretrainingData(ResumableDataModule):
         for split in STAGES[stage] if stage else STAGES["fit"]:
             self.blocks[split] = self._open(split)
             if stage in ("validate", "test") and not len(self.blocks[split]):
-                raise SettingError(f"data.{split}_fraction", 0, f"more, or data.{split}_source", when=f"with {stage}")
+                raise SettingError(
+                    f"data.{split}_fraction", 0, f"more, or data.{split}_source", when=f"with {getattr(stage, 'value', stage)}"
+                )
         self._compare_processes()
 
     def _blocks(self, split: str, length: int) -> TokenBlocks:

@@ -190,14 +190,19 @@ def _report(cell: Cell, label: str, seconds: float | None, failed: list[Cell]) -
     except ValueError as error:
         failed.append(cell)
         print(f"{label}: failed: {error}", flush=True)
+    lines: list[str] = []
     with contextlib.suppress(OSError), open(cell.log, encoding="utf-8", errors="replace") as file:
-        fits = [line for line in file if line.startswith("$ ") and "run.py fit " in line]
+        lines += (line for line in file if line.startswith("$ ") and " fit " in line)
+    before = cell.pretraining and f" --name {cell.pretraining.name} "
+    for one in filter(None, (cell.pretraining, cell)):
+        fits = [line for line in lines if (bool(before) and before in f"{line.rstrip()} ") == (one is not cell)]
         begun = max((at for at, line in enumerate(fits) if "--ckpt_path" not in line), default=0)
-        other = sum(shlex.join(cell.fit) not in line for line in fits[begun:])
+        other = sum(shlex.join(one.fit) not in line for line in fits[begun:])
         if other:
-            ran = "it" if other == len(fits[begun:]) else "a part of it"
-            again = f"to run it again delete {cell.run_dir}"
-            print(f"  warning: {ran} ran with other settings than the grid's; {again}", flush=True)
+            what = "it" if one is cell else "its pretraining"
+            ran = what if other == len(fits[begun:]) else f"a part of {what}"
+            again = " and ".join(str(each.run_dir) for each in ((cell, one) if one is not cell else (cell,)))
+            print(f"  warning: {ran} ran with other settings than the grid's; to run it again delete {again}", flush=True)
 
 
 def _stop(running: list[RunningCell]) -> None:

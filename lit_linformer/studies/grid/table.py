@@ -12,7 +12,7 @@ from lit_linformer.studies.grid import measures
 from lit_linformer.studies.grid.cell import Cell, Grid
 from lit_linformer.utils.errors import UserError
 from lit_linformer.utils.files import json_text, write_text
-from lit_linformer.utils.markdown import aligned
+from lit_linformer.utils.markdown import of_words
 
 
 def summary(grid: Grid) -> dict[str, Any]:
@@ -27,11 +27,11 @@ def summary(grid: Grid) -> dict[str, Any]:
     for row, column in ((row, column) for row in medians for column in grid.axes[grid.columns]):
         here = [cell["value"] for cell in cells if (cell[grid.rows], cell[grid.columns]) == (row, column)]
         done = [value for value in here if value is not None]
-        if any(math.isnan(value) for value in done):  # has no place in an order
+        if any(map(math.isnan, done)):  # has no place in an order
             done = [math.nan] * len(done)
         if done:
-            median = statistics.median(done)
-            medians[row][column] = {"median": median, "min": min(done), "max": max(done), "runs": len(done), "of": len(here)}
+            found = {"median": measures.median(done), "min": min(done), "max": max(done)}
+            medians[row][column] = found | {"runs": len(done), "of": len(here)}
     places = dict.fromkeys((cell.values[grid.rows], cell.values[grid.columns]) for cell in grid.cells)
     measured = []
     for row, column in places if grid.measures else ():
@@ -73,7 +73,7 @@ def markdown(grid: Grid, table: dict[str, Any]) -> str:
         if numbers := grid.paper.get(row):  # as the paper prints them
             average = _average(grid, [float(number) for number in numbers.values()])
             lines.append([f"{row}: paper", *(numbers.get(column, "–") for column in columns), show(average)])
-    return _escaped(lines)
+    return of_words(lines)
 
 
 def measured(table: dict[str, Any]) -> str:
@@ -87,11 +87,7 @@ def measured(table: dict[str, Any]) -> str:
     for entry in found:
         place = [entry["row"], *([entry["column"]] if by_column else [])]
         lines.append([*place, *(measures.shown(value) for value in entry["values"].values())])
-    return _escaped(lines)
-
-
-def _escaped(lines: list[list[str]]) -> str:
-    return aligned([[text.replace("|", "\\|") for text in line] for line in lines])
+    return of_words(lines)
 
 
 def write_table(grid: Grid, command: str) -> Path:

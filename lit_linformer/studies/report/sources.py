@@ -83,11 +83,21 @@ class Run(RunRecord):
         """What perplexity depends on besides the model: two runs are comparable only if all of it agrees."""
         file = self.folder / TOKENIZER
         tokenizer = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
-        names = ("source", "validation_source", "validation_fraction", "column", "document_start", "max_length")
-        found = (self.setting(f"data.init_args.{name}") for name in names)
+        kind, settings = str(self.setting("data.class_path")), self.setting("data.init_args", {}) or {}
+        if not kind.endswith(".PretrainingData"):  # whose every setting may shape what is validated
+            names = sorted(settings.keys() - OF_TRAINING)
+        elif settings.get("validation_source"):
+            names = ["validation_source", "column", "document_start", "max_length"]
+        else:
+            names = ["source", "validation_fraction", "column", "document_start", "max_length"]
+        found = (kind, *(settings.get(name) for name in names))
         limit = self.setting("trainer.limit_val_batches")
         batch = None if limit in (None, 1.0) else self.setting("data.init_args.batch_size")  # the batches that are read
         return (*map(str, found), tokenizer, str(limit), str(batch))
+
+
+# Settings of data that do not shape what is validated.
+OF_TRAINING = {"batch_size", "global_batch_size", "eval_batch_size", "mask_rate", "num_workers", "cache_dir", "verify", "seed"}
 
 
 @dataclass

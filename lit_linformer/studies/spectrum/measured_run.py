@@ -103,6 +103,8 @@ def _rows(path: Path, data: dict, source: str | None, tokenizer: str | None, len
     """Token ids (S, N) of the run's validation text, or of another one in its tokenizer; and a description."""
     settings = {**data.get("init_args", {}), "max_length": length, "text": None, "file": None}
     ours = str(data.get("class_path", "")).rpartition(".")[2] == "PretrainingData"
+    if tokenizer is None and not ours:
+        raise SettingError("run", path, "a run with a tokenizer")
     if source is None and not ours:
         raise UserError("source is not given", "a text, as for data.source", when=f"for {path}, which is no pretraining run")
     if source is not None:

@@ -14,7 +14,7 @@ from lit_linformer.studies.tune.space import Axis
 from lit_linformer.studies.tune.study import Study, run_name
 from lit_linformer.utils.figures import COLOURS, figure_class, open_frame, plain_numbers
 from lit_linformer.utils.files import write_bytes, write_text
-from lit_linformer.utils.markdown import aligned
+from lit_linformer.utils.markdown import of_words
 
 FEWEST = 4  # finished trials of which importances are told
 STAR = {"marker": "*", "s": 140, "color": COLOURS[1], "edgecolors": "black", "linewidths": 0.6, "zorder": 3}
@@ -45,7 +45,7 @@ def markdown(study: Study) -> str:
     for one in sorted(trials, key=lambda one: sign * one.value if one.state == TrialState.COMPLETE else math.inf):
         words = [axis.word(one.params[axis.setting]) if axis.setting in one.params else "–" for axis in axes]
         rows.append([run_name(one.number), *words, *_outcome(one)])
-    return aligned([[text.replace("|", "\\|") for text in row] for row in rows])
+    return of_words(rows)
 
 
 def _outcome(trial: FrozenTrial) -> tuple[str, str]:

@@ -72,7 +72,7 @@ class Study:
             # Seconds that a process waits for another one's write.
             waits = {"connect_args": {"timeout": 60}}
             self._storage = RDBStorage(f"sqlite:///{self.folder / 'study.db'}", engine_kwargs=waits)
-            self._open({"space": asked, "fit": fit, "metric": [metric, mode]})
+            self._open({"space": asked, "fit": fit, "metric": [metric, mode], "first": [dict(one) for one in space.first]})
         self.failed: list[RunningTrial] = []  # ended without an end of their own: for the next start
         self._own: set[int] = set()  # at work here
         self._waiting: list[int] = []
@@ -80,7 +80,7 @@ class Study:
     def _open(self, asked: dict[str, Any]) -> None:
         if optuna.get_all_study_summaries(self._storage):
             self.optuna = optuna.load_study(study_name=STUDY, storage=self._storage, pruner=_pruner(self.space))
-            before = self.optuna.user_attrs
+            before = {"first": asked["first"], **self.optuna.user_attrs}  # a study of before it was kept
             if before == asked:
                 return
             if any(is_run(self.folder / run_name(one.number)) for one in self.trials()):
@@ -214,8 +214,9 @@ def _difference(before: dict[str, Any], asked: dict[str, Any], folder: Path) -> 
         old, new = (of["space"].get(setting, "not varied") for of in (before, asked))
         if old != new:
             return UserError(f"space {setting} is {new}, and was {old} when the study began", allowed)
-    key = "fit" if before["fit"] != asked["fit"] else "metric"
-    return UserError(f"{key} is {' '.join(asked[key])!r}, and was {' '.join(before[key])!r} when the study began", allowed)
+    key = next(key for key in ("first", "fit", "metric") if before[key] != asked[key])
+    new, old = (of[key] if key == "first" else repr(" ".join(of[key])) for of in (asked, before))
+    return UserError(f"{key} is {new}, and was {old} when the study began", allowed)
 
 
 def _pruner(space: Space) -> BasePruner:

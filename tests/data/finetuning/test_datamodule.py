@@ -1,6 +1,7 @@
 """The data module of fine-tuning: what is read, held out and learnt from, and what it refuses."""
 
 import json
+import re
 import warnings
 
 import numpy as np
@@ -260,3 +261,26 @@ def test_a_text_that_may_not_be_cut_is_named_by_its_row(tmp_path, make_data):
     ready(make_data(**settings, truncation="only_second"))
     with pytest.raises(ValueError, match=r"^data.truncation is 'only_first', and row 5 \(from 0\) of the train split is too"):
         ready(make_data(**settings, truncation="only_first"))
+
+
+def reviews(path, texts):
+    rows = [f"{text},{('bad', 'good')[number % 2]}\n" for number, text in enumerate(texts)]
+    path.write_text("".join(["text,label\n", *rows]))
+    return {"task": None, "source": str(path), "columns": ["text"], "labels": ["bad", "good"], "validation_fraction": 0.25}
+
+
+def test_the_table_that_a_model_was_trained_on_is_no_test(make_data, tmp_path):
+    table = reviews(tmp_path / "reviews.csv", [f"so it was {number}" for number in range(40)])
+    state = ready(make_data(**table)).state_dict()
+    again = ready(make_data(**table), "test")
+    with pytest.raises(ValueError, match="reviews.csv', which the model was trained on; allowed with test"):
+        again.load_state_dict(state)
+    other = reviews(tmp_path / "other.csv", [f"so it will be {number}" for number in range(40)])
+    ready(make_data(**other), "test").load_state_dict(state)
+
+
+def test_held_out_rows_whose_texts_are_trained_on_are_told(make_data, tmp_path):
+    table = reviews(tmp_path / "reviews.csv", [f"so it was {number // 2}" for number in range(40)])
+    hint = " ".join(ready(make_data(**table)).summary_hints(None))
+    assert re.search(r"\d+ of 10 held-out rows have the text of a training row: data.drop_leaked true trains without", hint)
+    assert "held-out rows" not in " ".join(ready(make_data(**table, drop_leaked=True)).summary_hints(None))

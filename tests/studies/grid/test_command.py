@@ -207,6 +207,21 @@ def test_warns_of_a_cell_that_ran_with_other_settings(file, capsys):
     assert "warning: it ran with other settings" in lines[2] and "warning: a part of it ran with other settings" in lines[4]
 
 
+def test_warns_of_a_pretraining_that_ran_with_other_settings(file, capsys):
+    file.write_text(file.read_text() + "pretraining:\n  model:\n    Transformer: --config base.yaml --model.lr 5e-2\n")
+    grid = read_grid(file)
+    finish_all(grid, [0.5] * 11)
+    cell = grid.cells[0]
+    finish(cell.pretraining, result={"step": 1, "metrics": {"val/perplexity": 1.0}})
+    before = shlex.join(cell.pretraining.fit).replace("5e-2", "1e-3")
+    assert before != shlex.join(cell.pretraining.fit)
+    cell.log.write_text(f"$ python -m lit_linformer {before}\n$ python -m lit_linformer {shlex.join(cell.fit)}\n")
+    run_cells([cell])
+    shown = capsys.readouterr().out
+    assert "warning: its pretraining ran with other settings than the grid's" in shown
+    assert f"delete {cell.run_dir} and {cell.pretraining.run_dir}" in shown
+
+
 def test_documented_grid_is_one(tmp_path, monkeypatch):
     """The example in the help."""
     from lit_linformer.studies.grid import command

@@ -192,19 +192,33 @@ def test_ratio_is_to_a_transformer_that_saw_the_same(tmp_path):
         ({"max_length": 128}, False),
         ({"batch_size": 4}, True),
         ({"batch_size": 4, "limit": 20}, False),  # 20 batches are other rows
+        ({"source": "elsewhere"}, False),
+        ({"source": "elsewhere", "validation_source": "held.txt"}, None),
     ],
 )
 def test_perplexities_of_other_validation_text_do_not_compare(settings, comparable, tmp_path):
     limit = settings.pop("limit", 1.0)
     runs = []
-    for name, changed in (("one", {}), ("other", settings)):
+    both = {"validation_source": "held.txt"} if comparable is None else {}
+    for name, changed in (("one", both), ("other", settings)):
         run = write_run(tmp_path / name, [(10, 1000, 60.0)])
         config = yaml.safe_load((run.folder / "config.yaml").read_text())
         config["data"]["init_args"] |= {"batch_size": 8, **changed}
         config["trainer"]["limit_val_batches"] = limit
         (run.folder / "config.yaml").write_text(yaml.safe_dump(config))
         runs.append(Run(run.folder, name))
-    assert (runs[0].text == runs[1].text) == comparable
+    assert (runs[0].text == runs[1].text) == (comparable is not False)
+
+
+def test_generated_rows_of_other_settings_do_not_compare(tmp_path):
+    runs = []
+    for name, pairs in (("one", 4), ("other", 32), ("again", 4)):
+        run = write_run(tmp_path / name, [(10, 1000, 60.0)])
+        config = yaml.safe_load((run.folder / "config.yaml").read_text())
+        config["data"] = {"class_path": "lit_linformer.data.RecallData", "init_args": {"pairs": pairs, "batch_size": pairs}}
+        (run.folder / "config.yaml").write_text(yaml.safe_dump(config))
+        runs.append(Run(run.folder, name))
+    assert runs[0].text == runs[2].text != runs[1].text
 
 
 def test_other_runs_have_a_panel_of_their_own_and_say_if_they_do_not_compare(tmp_path, monkeypatch):

@@ -139,14 +139,15 @@ def test_a_trial_that_ends_while_another_process_reaches_for_it_is_left_alone(tm
         ({"space": {**SPACE["space"], "model.lr": {"log": [1e-4, 1e-3]}}}, "space model.lr is {log: [0.0001, 0.001]}, and was"),
         ({"space": {"model.lr": {"log": [1e-4, 1e-2]}}}, "space model.warmup_steps is not varied, and was {range: [1, 9]}"),
         ({"fit": ["fit", "--model.lr_batch_size", "8"]}, "fit is 'fit --model.lr_batch_size 8', and was 'fit'"),
+        ({"first": [{"model.lr": 1e-3}]}, "first is [{'model.lr': 0.001}], and was [] when"),
         ({"metric": "val/accuracy"}, "metric is 'val/accuracy min', and was 'val/perplexity min'"),
     ],
 )
 def test_another_study_of_the_same_name_is_refused(change, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
-    def study(fit=("fit",), metric="val/perplexity", space=SPACE["space"], trials=3):
-        write_space(space=space)
+    def study(fit=("fit",), metric="val/perplexity", space=SPACE["space"], trials=3, first=()):
+        write_space(space=space, first=[*first])
         return Study(read_space(Path("space.yaml"), None, trials), list(fit), metric, "min")
 
     began = study()
