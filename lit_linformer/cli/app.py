@@ -209,14 +209,14 @@ class LinformerCLI(LightningCLI):
 
     def _run_subcommand(self, subcommand: str) -> None:
         if subcommand == "prepare":
-            if not hasattr(self.datamodule, "cache_dir"):
-                print(f"nothing to prepare: {type(self.datamodule).__name__} keeps no files")
-                return
-            cache = Path(self.datamodule.cache_dir)
+            cache = Path(getattr(self.datamodule, "cache_dir", "."))
             before = _prepared(cache)
             self.datamodule.prepare_data()
             for label, told in wrapped(data_rows(self.datamodule, None)):
                 print(f"{label}{told}")
+            if not hasattr(self.datamodule, "cache_dir"):
+                print(f"done: {type(self.datamodule).__name__} keeps no prepared files")
+                return
             made = sorted(_prepared(cache) - before)
             print(f"done: {cache} now has {', '.join(made)}" if made else f"done: all of it was there already, in {cache}")
             return
