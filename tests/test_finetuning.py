@@ -30,7 +30,7 @@ def test_learns_a_task_and_leaves_what_scripts_and_people_read(learnt):
     assert points == [(int(row["step"]), pytest.approx(float(row["val/accuracy"]))) for row in rows]
     assert "val/confusion_matrix" in events.Tags()["images"]
     (last, *_) = events.Tensors("val/confusion_matrix/text_summary")[::-1]
-    counts = [int(n) for n in re.findall(r"\| (\d+)(?= )", last.tensor_proto.string_val[0].decode())]
+    counts = [int(n) for n in re.findall(r"\| +(\d+)(?= )", last.tensor_proto.string_val[0].decode())]
     assert sum(counts) == 37 and (counts[0] + counts[3]) / 37 == pytest.approx(result["metrics"]["val/accuracy"])
 
 
