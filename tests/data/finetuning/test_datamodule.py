@@ -273,7 +273,7 @@ def test_the_table_that_a_model_was_trained_on_is_no_test(make_data, tmp_path):
     table = reviews(tmp_path / "reviews.csv", [f"so it was {number}" for number in range(40)])
     state = ready(make_data(**table)).state_dict()
     again = ready(make_data(**table), "test")
-    with pytest.raises(ValueError, match="reviews.csv', which the model was trained on; allowed with test"):
+    with pytest.raises(ValueError, match=r"reviews\.csv', which the model was trained on; allowed with test"):
         again.load_state_dict(state)
     other = reviews(tmp_path / "other.csv", [f"so it will be {number}" for number in range(40)])
     ready(make_data(**other), "test").load_state_dict(state)
