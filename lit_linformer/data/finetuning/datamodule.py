@@ -11,6 +11,7 @@ regression, unless the split has none; index (B,) int64, the row's number in its
 int64, only with data.max_windows > 1; for predict also texts, a list of B strings or pairs.
 """
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -193,9 +194,10 @@ class FineTuningData(ResumableDataModule):
             self.sets = self._validation_sets()
         else:
             self.sets = {split: self._set(split, self._files(split), by_length=True) for split in self.splits.needed("test")}
-            if "test" not in self.source.splits() and "train" in self.source.splits():  # one table is both
+            if self.source.is_table:
                 files = self._files("train")
-                self._trained_name = files.name_of(self.splits.select(lambda split: files.hashes).train)
+                with contextlib.suppress(ValueError):  # too few rows to divide so: other ones
+                    self._trained_name = files.name_of(self.splits.select(lambda split: files.hashes).train)
             for split, rows in self.sets.items():
                 if not rows.labelled and not self.text_task.unlabelled_test:
                     raise SettingError(

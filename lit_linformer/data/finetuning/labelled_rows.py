@@ -68,9 +68,14 @@ class LabelledSource:
 
     # Which splits there are
 
+    @property
+    def is_table(self) -> bool:
+        """Whether it is one file, whose rows train, and are tested."""
+        return not self.hub and Path(self.source).is_file()
+
     def splits(self) -> list[str]:
         """The task's splits that the source has; a table's rows are training rows, though `test` takes them, too."""
-        if not self.hub and Path(self.source).is_file():
+        if self.is_table:
             return ["train"] if self.find("train") else []
         wanted = [split for kind in ALIASES for split in self.task.splits(kind)]
         return [split for split in wanted if self.find(split) is not None]

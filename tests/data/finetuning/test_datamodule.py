@@ -277,6 +277,12 @@ def test_the_table_that_a_model_was_trained_on_is_no_test(make_data, tmp_path):
         again.load_state_dict(state)
     other = reviews(tmp_path / "other.csv", [f"so it will be {number}" for number in range(40)])
     ready(make_data(**other), "test").load_state_dict(state)
+    (tmp_path / "tokenizer.json").write_text(again.tokenizer.to_str())
+    kept = {"tokenizer": str(tmp_path / "tokenizer.json"), "limit_train": 30}
+    few = make_data(**reviews(tmp_path / "few.csv", ["so it is"]) | kept)  # which could not be divided so
+    few.setup("test")
+    few.load_state_dict(state)
+    assert len(few.sets["test"]) == 1
 
 
 def test_held_out_rows_whose_texts_are_trained_on_are_told(make_data, tmp_path):
