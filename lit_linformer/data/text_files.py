@@ -45,13 +45,23 @@ def make_text_files(
 
     rows: gives them, and tells the bar how far it is; texts: T, of a row; classes: labels are class numbers, not values.
     """
-    inputs = {"format": FORMAT} | inputs
 
     def make(folder: Path) -> None:
         with Preparing(title, show=progress) as shown:
             _write(folder, rows(shown), np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32), texts, classes, inputs)
 
-    return make_verified(cache / f"texts-{fingerprint(inputs)}", make, FILES)
+    folder, inputs = text_folder(cache, inputs), {"format": FORMAT} | inputs
+    return make_verified(folder, make, FILES)
+
+
+def text_folder(cache: Path, inputs: dict) -> Path:
+    """Where `make_text_files` has them."""
+    return cache / f"texts-{fingerprint({'format': FORMAT} | inputs)}"
+
+
+def name_of(folder: Path, rows: np.ndarray) -> str:
+    """Of rows of a folder's files: another one for other rows, or other files."""
+    return f"{folder.name}-{hashlib.sha256(rows.tobytes()).hexdigest()[:8]}"
 
 
 def _write(folder: Path, rows: Iterable[Encoded], dtype: np.dtype, texts: int, classes: bool, inputs: dict) -> None:
@@ -116,8 +126,7 @@ class TextFiles:
         return [self._ids[self.offsets[i] : self.offsets[i + 1]] for i in range(first, first + self.texts)]
 
     def name_of(self, rows: np.ndarray) -> str:
-        """Another one for other rows of them, or of other files."""
-        return f"{self.folder.name}-{hashlib.sha256(rows.tobytes()).hexdigest()[:8]}"
+        return name_of(self.folder, rows)
 
     def _read(self, name: str, dtype, count: int) -> np.ndarray:
         array = np.fromfile(self.folder / f"{name}.bin", dtype)

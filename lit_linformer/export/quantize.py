@@ -48,7 +48,8 @@ def read_batches(model: TrainedModel, source: str | None, tokenizer: Path) -> li
     own = "FineTuningData" if model.classifies else "PretrainingData"
     settings = {key: value for key, value in model.data.items() if key != "class_path"}
     if not model.data.get("class_path", "").endswith(own) and (model.classifies or source is None):
-        raise UserError("quantize is 'int8'", f"for a run whose data is {own}, or with --source, a text to measure on")
+        text = "" if model.classifies else ", or with --source, a text to measure on"
+        raise UserError("quantize is 'int8'", f"for a run whose data is {own}{text}")
     try:
         batches = (_texts if model.classifies else _blocks)(settings, source, tokenizer, model.max_length)
     except (ValueError, OSError) as error:

@@ -266,7 +266,7 @@ def test_an_export_of_the_pretrained_model_has_its_tokenizer(distill, tmp_path):
     assert run_forked(["fit", *distill, *words, "--model.warmup_steps", "0", "--name", "of-the-export"]) == 0
 
 
-def test_of_hidden_states_alone_every_parameter_that_is_trained_has_a_gradient(monkeypatch):
+def test_of_hidden_states_alone_every_parameter_that_is_trained_has_a_gradient():
     """DDP waits for them (conf/trainer/ddp.yaml has find_unused_parameters false)."""
     model = Distillation("teacher", logits_weight=0.0, encoder=EncoderConfig(**SHAPE, projection_dim=4, norm="pre"))
     _, teacher = models(norm="pre")

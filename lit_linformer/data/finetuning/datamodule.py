@@ -20,7 +20,7 @@ import numpy as np
 from lightning.pytorch.utilities import rank_zero_only
 
 from lit_linformer.data.datamodule import BatchSize, ResumableDataModule, RowLength, Verify, VocabularySize, Workers
-from lit_linformer.data.finetuning.encoded_texts import EncodedTexts, encoded_files
+from lit_linformer.data.finetuning.encoded_texts import EncodedTexts, encoded_files, encoded_folder
 from lit_linformer.data.finetuning.labelled_rows import EMPTY_TEXTS, SOURCES, LabelledSource
 from lit_linformer.data.finetuning.prompts import read_texts, text_loader
 from lit_linformer.data.finetuning.row_layout import TRUNCATIONS, RowLayout
@@ -29,7 +29,7 @@ from lit_linformer.data.finetuning.summary import class_hint, cut_hint, leaked_h
 from lit_linformer.data.finetuning.text_tasks import chosen_task
 from lit_linformer.data.loader import EvaluationLoader, ResumableLoader
 from lit_linformer.data.summary import Summary
-from lit_linformer.data.text_files import TextFiles, verify_text_files
+from lit_linformer.data.text_files import TextFiles, name_of, verify_text_files
 from lit_linformer.data.tokenizer import Tokenizer
 from lit_linformer.model.ranges import Count, Natural, OneOf, Range, Seed, check_ranges
 from lit_linformer.utils.errors import SettingError, UserError
@@ -195,9 +195,10 @@ class FineTuningData(ResumableDataModule):
         else:
             self.sets = {split: self._set(split, self._files(split), by_length=True) for split in self.splits.needed("test")}
             if self.source.is_table:
-                files = self._files("train")
+                (tested,) = self.sets.values()
+                folder = encoded_folder(self.cache_dir, self.source, "train", self.tokenizer)
                 with contextlib.suppress(ValueError):  # too few rows to divide so: other ones
-                    self._trained_name = files.name_of(self.splits.select(lambda split: files.hashes).train)
+                    self._trained_name = name_of(folder, self.splits.select(lambda split: tested.files.hashes).train)
             for split, rows in self.sets.items():
                 if not rows.labelled and not self.text_task.unlabelled_test:
                     raise SettingError(

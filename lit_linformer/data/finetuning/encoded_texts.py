@@ -20,22 +20,14 @@ from lit_linformer.data.finetuning.row_layout import RowLayout
 from lit_linformer.data.loader import FILLER
 from lit_linformer.data.pieces import encode_texts, size_of
 from lit_linformer.data.progress_bar import Preparing
-from lit_linformer.data.text_files import Encoded, TextFiles, make_text_files
+from lit_linformer.data.text_files import Encoded, TextFiles, make_text_files, text_folder
 from lit_linformer.data.tokenizer import Tokenizer
 from lit_linformer.model.heads import IGNORED
 
 
 def encoded_files(cache: Path, source: LabelledSource, split: str, tokenizer: Tokenizer, progress: bool = True) -> Path:
-    """The folder of a split's files, made if it is not there; the tokenizer's whole content is part of its fingerprint."""
+    """The folder of a split's files, made if it is not there."""
     task = source.task
-    inputs = {
-        "tokenizer": tokenizer.sha256,
-        "source": source.stamp(split),
-        "split": split,
-        "columns": [task.columns, task.label_column, task.headerless],
-        "labels": [task.labels, task.label_range],
-        "keep_empty": source.keep_empty,
-    }
 
     def rows(shown: Preparing) -> Iterator[Encoded]:
         read: deque[LabelledRow] = deque()  # and not yet tokenised
@@ -54,7 +46,26 @@ def encoded_files(cache: Path, source: LabelledSource, split: str, tokenizer: To
             rank_zero_warn(f"{source.source}: {source.skipped} lines of the {split} split have too few fields: skipped")
 
     title = f"Tokenising {source.source}, {split}"
+    inputs = _inputs(source, split, tokenizer)
     return make_text_files(cache, inputs, rows, title, len(task.columns), bool(task.labels), len(tokenizer), progress)
+
+
+def encoded_folder(cache: Path, source: LabelledSource, split: str, tokenizer: Tokenizer) -> Path:
+    """The same folder, whether it is there or not."""
+    return text_folder(cache, _inputs(source, split, tokenizer))
+
+
+def _inputs(source: LabelledSource, split: str, tokenizer: Tokenizer) -> dict:
+    """All that shapes a split's files; the tokenizer's whole content is part of it."""
+    task = source.task
+    return {
+        "tokenizer": tokenizer.sha256,
+        "source": source.stamp(split),
+        "split": split,
+        "columns": [task.columns, task.label_column, task.headerless],
+        "labels": [task.labels, task.label_range],
+        "keep_empty": source.keep_empty,
+    }
 
 
 def text_hash(texts: tuple[str, ...]) -> int:

@@ -201,7 +201,7 @@ def _report(cell: Cell, label: str, seconds: float | None, failed: list[Cell]) -
         if other:
             what = "it" if one is cell else "its pretraining"
             ran = what if other == len(fits[begun:]) else f"a part of {what}"
-            again = " and ".join(str(each.run_dir) for each in ((cell, one) if one is not cell else (cell,)))
+            again = " and ".join(dict.fromkeys((str(cell.run_dir), str(one.run_dir))))
             print(f"  warning: {ran} ran with other settings than the grid's; to run it again delete {again}", flush=True)
 
 

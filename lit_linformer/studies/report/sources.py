@@ -21,6 +21,9 @@ from lit_linformer.utils.markdown import code
 
 HOLDS = "the folder of a grid (table.json), a benchmark (benchmark.json), a spectrum (spectrum.json) or a run (config.yaml)"
 
+# Settings of data that do not shape what is validated.
+OF_TRAINING = {"batch_size", "global_batch_size", "eval_batch_size", "mask_rate", "num_workers", "cache_dir", "verify", "seed"}
+
 
 @dataclass
 class Run(RunRecord):
@@ -94,10 +97,6 @@ class Run(RunRecord):
         limit = self.setting("trainer.limit_val_batches")
         batch = None if limit in (None, 1.0) else self.setting("data.init_args.batch_size")  # the batches that are read
         return (*map(str, found), tokenizer, str(limit), str(batch))
-
-
-# Settings of data that do not shape what is validated.
-OF_TRAINING = {"batch_size", "global_batch_size", "eval_batch_size", "mask_rate", "num_workers", "cache_dir", "verify", "seed"}
 
 
 @dataclass

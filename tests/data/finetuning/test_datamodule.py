@@ -285,6 +285,15 @@ def test_the_table_that_a_model_was_trained_on_is_no_test(make_data, tmp_path):
     assert len(few.sets["test"]) == 1
 
 
+def test_a_table_without_labels_is_no_test(make_data, tmp_path):
+    table = reviews(tmp_path / "reviews.csv", [f"so it was {number}" for number in range(40)])
+    (tmp_path / "tokenizer.json").write_text(ready(make_data(**table)).tokenizer.to_str())
+    (tmp_path / "bare.csv").write_text("text\nso it is\nso it was\n")
+    kept = {"source": str(tmp_path / "bare.csv"), "tokenizer": str(tmp_path / "tokenizer.json")}
+    with pytest.raises(ValueError, match="whose test split has no labels; allowed: one with labels"):
+        make_data(**table | kept).setup("test")
+
+
 def test_held_out_rows_whose_texts_are_trained_on_are_told(make_data, tmp_path):
     table = reviews(tmp_path / "reviews.csv", [f"so it was {number // 2}" for number in range(40)])
     hint = " ".join(ready(make_data(**table)).summary_hints(None))
