@@ -18,7 +18,8 @@ FILES = {"val/perplexity": ("perplexity", PERPLEXITY)}  # its column and file; a
 class PerplexityCurve(Callback):
     """Writes perplexity.csv into the run directory, one row a validation, and the curve against tokens into the loggers.
 
-    Of a module without val_perplexity it is curve.csv, with the module's headline, or what best.monitor names.
+    Of a module without val_perplexity it is curve.csv, with the module's headline, or what best.monitor names. A headline that
+    stands beside the perplexity, as recall's val/accuracy, is a column of its own.
 
     With trainer.num_sanity_val_steps=-1 the first row is the untrained model's. Training is not affected. ``seconds`` are all
     since the run began; with callback Throughput, training_seconds are without validation and checkpoints, and cpu_seconds
@@ -77,7 +78,10 @@ class PerplexityCurve(Callback):
         best = better(known, default=value)
         row = {"step": trainer.global_step} | ({"tokens": tokens} if tokens is not None else {})
         spent = {name: round(value, 2) for name, value in self._trained().items()}
-        self.rows.append({**row, "seconds": self._clock.seconds(), column: value, "best": best, **spent})
+        headlined, *_ = headline(trainer, pl_module)
+        logged = trainer.callback_metrics  # on every rank, too
+        beside = {headlined: logged[headlined].item()} if headlined != name and headlined in logged else {}
+        self.rows.append({**row, "seconds": self._clock.seconds(), column: value, "best": best, **beside, **spent})
         if trainer.is_global_zero:
             if not trainer.fast_dev_run:
                 columns = dict.fromkeys((name for row in self.rows for name in row), math.nan)  # an old run's rows know less

@@ -23,6 +23,8 @@ EARLY = 5  # steps after which the time left is first told
 class Progress(ProgressBar):
     """Loss, the task's headline metric and throughput (the callback's, where there is one) against optimiser steps.
 
+    The loss is the mean since the line before: one batch's, which the loggers have, is noisy.
+
     Args:
         every_n_steps: optimiser steps between two lines where there is no terminal, and between two readings of the loss.
         live: draw a live bar; None: where the output is a terminal.
@@ -37,6 +39,7 @@ class Progress(ProgressBar):
         self._console, self._bar = None, None
         self._read, self._validated = [], []  # what the line below the bar shows, of the last reading and validation
         self._marked_step = -1
+        self._losses, self._batches = 0.0, 0  # since the last line: their sum, on the device until it is read
         self._throughput: Throughput | None = None
         self._pace: Pace | None = None
         self._clock, self._validation_began = Clock(), 0.0
@@ -97,6 +100,8 @@ class Progress(ProgressBar):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
         step, total = trainer.global_step, self._pace.total
+        if isinstance(outputs, Mapping) and "loss" in outputs:  # not of a module that optimises by itself
+            self._losses, self._batches = self._losses + outputs["loss"].detach(), self._batches + 1
         if step == self._marked_step:
             return
         self._pace.stepped(step)
@@ -106,8 +111,9 @@ class Progress(ProgressBar):
             self._tell_time(trainer)
         if step % self.every_n_steps and step != total:
             return
-        known = isinstance(outputs, Mapping) and "loss" in outputs  # not of a module that optimises by itself
-        loss = [f"loss {float(outputs['loss']) * trainer.accumulate_grad_batches:.3f}"] if known else []
+        mean = float(self._losses) * trainer.accumulate_grad_batches / max(1, self._batches)
+        loss = [f"loss {mean:.3f}"] if self._batches else []
+        self._losses, self._batches = 0.0, 0
         rates: dict[str, float] = {}
         self._marked_step = step
         if self._throughput is not None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # the help needs no torch
 SETTINGS = {
     "ckpt_path": Setting(word("FILE|RUN|FOLDER"), "checkpoint, run (its best checkpoint), or exported folder", required=True),
     "text": Setting(several(word("TEXT")), "texts", []),
-    "file": Setting(word("FILE"), "texts, one a line; or a table: CSV, TSV, JSON lines, Parquet"),
+    "file": Setting(several(word("FILE")), "texts, one a line; or tables: CSV, TSV, JSON lines, Parquet", []),
     "column": Setting(word("NAME"), "of a table, the texts", "text"),
     "output": Setting(several(word("FILE.npy|FILE.parquet")), "where to write", []),
     "sts": Setting(word("FOLDER"), "STS-B, to measure on"),
@@ -48,7 +48,7 @@ def main(argv: list[str]) -> None:
     if asked != bool(outputs):
         missing, there = ("output", "text or file") if asked else ("text", "output")
         raise UserError(f"--{missing} is not given", f"with --{there} it must be")
-    texts = [*given["text"], *(read_texts(Path(given["file"]), given["column"]) if given["file"] else [])]
+    texts = [*given["text"], *(text for name in given["file"] for text in read_texts(Path(name), given["column"]))]
 
     from lit_linformer.runs.trained_model import open_checkpoint
 

@@ -1,15 +1,24 @@
-"""PerplexityCurve: what its seconds count."""
+"""PerplexityCurve: what its seconds count, and a headline beside the perplexity."""
 
+import json
 import math
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 import torch
 
 from lit_linformer.callbacks import throughput
+from lit_linformer.studies.tune.study import read_curve
 from lit_linformer.tasks import MLM
 from lit_linformer.utils.files import read_rows
 from tests.helpers import output
+
+RECALL = (
+    "fit --config conf/recall/small.yaml --data.rows 64 --data.validation_rows 8 --data.batch_size 8 --trainer.max_steps 6 "
+    "--trainer.val_check_interval 3 --model.encoder.hidden_size 16 --model.encoder.num_layers 1 --model.warmup_steps 1"
+).split()
 
 
 def test_training_seconds_are_those_of_the_steps_also_after_resuming(tiny, tmp_path, monkeypatch):
@@ -47,3 +56,16 @@ def test_training_seconds_are_those_of_the_steps_also_after_resuming(tiny, tmp_p
     rows = read_rows(tmp_path / "runs/old/perplexity.csv")
     assert [row["step"] for row in rows] == [0, 6, 12] and all(row["seconds"] >= 0 for row in rows)
     assert all(math.isnan(row[name]) for row in rows for name in ("training_seconds", "cpu_seconds"))
+
+
+def test_a_headline_beside_the_perplexity_is_a_column_of_its_own(tmp_path, monkeypatch):
+    """So that `tune` has something to prune recall by."""
+    (tmp_path / "conf").symlink_to(Path(__file__).parents[2] / "conf")
+    monkeypatch.chdir(tmp_path)
+    output([*RECALL, "--name", "recall"], tmp_path)
+    rows = read_rows(tmp_path / "runs/recall/perplexity.csv")
+    result = json.loads((tmp_path / "runs/recall/result.json").read_text())
+    assert rows[-1]["val/accuracy"] == pytest.approx(result["metrics"]["val/accuracy"])
+    found = read_curve(tmp_path / "runs/recall", "val/accuracy")
+    assert list(found) == [3, 6] and all(0 <= value <= 1 for value in found.values())
+    assert rows[-1]["perplexity"] > 1

@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import statistics
 import struct
 import termios
 import threading
@@ -17,6 +18,7 @@ from rich.console import Console
 from lit_linformer.callbacks.header import clock, count, wrapped
 from lit_linformer.callbacks.pace import Pace
 from lit_linformer.callbacks.progress import _Bar, _fitting
+from tests.callbacks.test_curves import curves
 from tests.helpers import output, run_forked
 
 SHORT = ["--trainer.max_steps", "60", "--progress.every_n_steps", "20"]
@@ -98,6 +100,19 @@ def test_plain_lines_are_short_and_the_table_at_the_end_tells_what_the_curve_has
     assert [step for _, step in re.findall(r"^  (best|last) +[\d.]+ \(step (\d+)\)$", again, re.M)] == ["70", "70"]
     minutes, seconds = re.search(r"^time        (\d+):(\d\d), ", again, re.M).groups()
     assert int(minutes) * 60 + int(seconds) >= int(before)
+
+
+def test_the_loss_of_a_line_is_the_mean_since_the_one_before(tiny, tmp_path):
+    argv = ["fit", *tiny, "--trainer.max_steps", "9", "--progress.every_n_steps", "4", "--trainer.log_every_n_steps", "1"]
+    shown = [float(text) for text in re.findall(r"^step \d/9  loss (\S+)", output(argv, tmp_path), re.M)]
+    losses = [value for _, value in curves(Path("runs/tiny"))["train/loss"]]
+    expected = [statistics.mean(losses[start:stop]) for start, stop in ((0, 4), (4, 8), (8, 9))]
+    assert shown == pytest.approx(expected, abs=6e-4)
+    assert len({round(value, 3) for value in losses}) > 1
+    again = output([*argv, "--trainer.accumulate_grad_batches", "2", "--name", "accumulated"], tmp_path)
+    halves = [value for _, value in curves(Path("runs/accumulated"))["train/loss"]]
+    (first, *_) = re.findall(r"^step 4/9  loss (\S+)", again, re.M)
+    assert float(first) == pytest.approx(statistics.mean(halves[:4]), abs=0.2)  # those are each step's last batch
 
 
 def test_a_command_longer_than_a_line_is_one_that_a_shell_takes(tiny, tmp_path):

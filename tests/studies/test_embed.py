@@ -43,6 +43,8 @@ def test_files_hold_them_in_order(model, pretrained, tmp_path, monkeypatch):
     output([*argv[:-1], "texts.csv", "--output", "c.npy"], tmp_path)
     texts = ["first", 'a "good" film,\nso fine', "the film"]
     assert np.load(tmp_path / "c.npy") == pytest.approx(embed(model, texts)[0], abs=1e-6)
+    output([*argv, "--file", "texts.csv", "--output", "d.npy"], tmp_path)
+    assert np.load(tmp_path / "d.npy") == pytest.approx(embed(model, ["first", *TEXTS[:3], *texts[1:]])[0], abs=1e-6)
     expected, _ = embed(model, ["first", *TEXTS[:3]])
     table = pyarrow.parquet.read_table(tmp_path / "b.parquet")
     assert table["text"].to_pylist() == ["first", *TEXTS[:3]]
