@@ -1,4 +1,4 @@
-"""Callbacks: they observe and record, and never change training's course."""
+"""Callbacks: they observe and record; a few end training (Finite, Preemption), none changes its steps."""
 
 from lit_linformer.callbacks.averaging import Averaging
 from lit_linformer.callbacks.checkpoint import AtomicCheckpointIO, LastCheckpoint, best_checkpoint, best_of

@@ -6,16 +6,15 @@ A Transformer's head finds the token whose neighbour is the masked one's, and co
 """
 
 import math
-from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from torch.nn import functional
 
 from lit_linformer.callbacks.loggers import writers
-from lit_linformer.callbacks.observing import axis, write_csv
+from lit_linformer.callbacks.observing import Measuring, axis, write_csv
 from lit_linformer.model.heads import IGNORED
 from lit_linformer.model.ranges import Natural, check_ranges
 from lit_linformer.tasks.perplexity import Exact
@@ -29,7 +28,7 @@ COLUMNS = ("step", "tokens", "slice", "share", "nll", "perplexity")
 AT_A_TIME = 2**22  # comparisons of two tokens
 
 
-class CopySlices(Callback):
+class CopySlices(Measuring):
     """The validation's mean negative log-likelihood by whether the masked token could be copied from its own row.
 
     Six slices, and what belongs to none of them. The masked token occurs nowhere else in the row as the model sees it;
@@ -48,16 +47,12 @@ class CopySlices(Callback):
         self.near, self.frequent = near, frequent
         self.sums = SliceSums()
         self.rows: list[dict[str, Any]] = []
-        self._loaded_step = 0
 
     def state_dict(self) -> dict[str, Any]:
         return {"rows": [dict(row) for row in self.rows]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.rows = [dict(row) for row in state_dict["rows"]]
-
-    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        self._loaded_step = checkpoint["global_step"]  # `validate` does not restore the trainer's
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         net, data = getattr(pl_module, "net", None), trainer.datamodule
@@ -82,18 +77,16 @@ class CopySlices(Callback):
         if trainer.sanity_checking:
             return
         nll, count = (part.tolist() for part in self.sums.compute())  # on every rank: sums over all of them
-        fitting, total = trainer.state.fn == "fit", sum(count) or 1
-        step = trainer.global_step if fitting else self._loaded_step
+        fitting, total, step = trainer.state.fn == "fit", sum(count) or 1, self.measured_step(trainer)
         rows = []
         for name, summed, tokens in zip(SLICES, nll, count, strict=True):
             mean = summed / tokens if tokens else math.nan
             values = (step, pl_module.tokens_seen, name, tokens / total, mean, math.exp(min(mean, 700.0)))
             rows.append(dict(zip(COLUMNS, values, strict=True)))
         self.rows = [*self.rows, *rows] if fitting else rows
-        if not trainer.is_global_zero or trainer.fast_dev_run:
+        if (path := self.file(trainer, "copy_slices.csv")) is None:
             return
-        name = "copy_slices.csv" if fitting else "validate_copy_slices.csv"
-        write_csv(Path(trainer.default_root_dir) / name, COLUMNS, self.rows)
+        write_csv(path, COLUMNS, self.rows)
         means = {f"copy/nll_{row['slice']}": row["nll"] for row in rows if math.isfinite(row["nll"])}
         for logger in writers(trainer) if fitting else ():
             logger.points(means, axis(trainer))

@@ -1,8 +1,9 @@
-"""What stands on the screen before training, and how times and counts are written there."""
+"""What stands on the screen before training."""
 
 from lightning.pytorch import LightningModule, Trainer
 
 from lit_linformer.model import count_parameters
+from lit_linformer.utils.amounts import count
 from lit_linformer.utils.environment import cores, hardware
 
 Rows = list[tuple[str, str]]  # what, and what it is
@@ -45,21 +46,6 @@ def _training(trainer: Trainer) -> str:
     if not limits:
         return f"without an end, steps{each}" if each else "without an end"
     return (" or ".join(limits) if steps > 0 else f"{limits[0]}, steps") + each
-
-
-def count(number: int) -> str:
-    """355, 14.7 k, 1.4 M."""
-    for size, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
-        if number >= size:
-            return f"{number / size:.1f}{unit}"
-    return str(number)
-
-
-def clock(seconds: float) -> str:
-    """4:20, 1:02:03."""
-    whole = max(0, round(seconds))
-    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def wrapped(rows: Rows, width: int = WIDTH) -> Rows:

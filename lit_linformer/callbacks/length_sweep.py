@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from lit_linformer.callbacks.loggers import writers
-from lit_linformer.callbacks.observing import axis, say, unnoticed, write_csv
+from lit_linformer.callbacks.observing import Measuring, axis, say, unnoticed, write_csv
 from lit_linformer.model.ranges import Count, Natural, Range, check_ranges
+from lit_linformer.tasks.mlm import inputs
 from lit_linformer.tasks.perplexity import Perplexity
 from lit_linformer.utils import compat
 from lit_linformer.utils.errors import SettingError, UserError
@@ -30,7 +31,7 @@ SHORTEST = 8  # as data.max_length
 MIB = 2**20
 
 
-class LengthSweep(Callback):
+class LengthSweep(Measuring):
     """Measures the model on the validation text cut into rows of other lengths: length_sweep.csv, a figure, the loggers.
 
     The perplexity at a length is what `validate --data.max_length LENGTH` gives. Tokens/s are those of the forward pass,
@@ -65,7 +66,7 @@ class LengthSweep(Callback):
         self.num_tokens, self.limit_batches = num_tokens, limit_batches
         self.rows: dict[tuple[int, int], dict[str, float]] = {}  # by (step, length)
         self.validations = 0
-        self._swept_step, self._loaded_step = -1, 0
+        self._swept_step = -1
 
     def state_dict(self) -> dict[str, Any]:
         return {"validations": self.validations, "rows": [dict(row) for row in self.rows.values()]}
@@ -73,9 +74,6 @@ class LengthSweep(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.validations = state_dict["validations"]
         self._add(state_dict["rows"])
-
-    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        self._loaded_step = checkpoint["global_step"]  # `validate` does not restore the trainer's
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage not in ("fit", "validate"):
@@ -121,7 +119,7 @@ class LengthSweep(Callback):
 
     def _sweep(self, trainer: Trainer, pl_module: LightningModule) -> None:
         fitting = trainer.state.fn == "fit"
-        step = trainer.global_step if fitting else self._loaded_step
+        step = self.measured_step(trainer)
         with unnoticed(pl_module):
             rows = []
             for length in self.lengths:
@@ -132,10 +130,9 @@ class LengthSweep(Callback):
                 self._add(rows)
             found = ", ".join(f"{row['perplexity']:.2f} at {row['length']}" for row in rows)
             say(trainer, f"step {step}  perplexity by length: {found}")
-            if not trainer.is_global_zero or trainer.fast_dev_run:
+            if (path := self.file(trainer, "length_sweep.csv")) is None:
                 return
             shown = list(self.rows.values()) if fitting else rows
-            path = Path(trainer.default_root_dir) / f"{'' if fitting else 'validate_'}length_sweep.csv"
             write_csv(path, COLUMNS, shown)
             self._draw(trainer, rows, shown, path.with_suffix(".png"))
 
@@ -151,8 +148,7 @@ class LengthSweep(Callback):
 
             def nll(batch: dict = batch) -> torch.Tensor:
                 with trainer.precision_plugin.val_step_context():
-                    names = ("input_ids", "positions", "labels", "attention_mask")
-                    return pl_module.net.nll(*(batch.get(name) for name in names))
+                    return pl_module.net.nll(*inputs(batch))
 
             if index == 0:  # done once more below, warm
                 peak = peak_memory(nll, pl_module)

@@ -60,6 +60,24 @@ class Stepping(Callback):
         return trainer.global_step != self._step_before_batch
 
 
+class Measuring(Callback):
+    """Measures something of its own after validations: while a run trains, and by `validate` of a checkpoint."""
+
+    _loaded_step = 0
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self._loaded_step = checkpoint["global_step"]  # `validate` does not restore the trainer's
+
+    def measured_step(self, trainer: Trainer) -> int:
+        return trainer.global_step if trainer.state.fn == "fit" else self._loaded_step
+
+    def file(self, trainer: Trainer, name: str) -> Path | None:
+        """Where in the run's folder this process writes: validate_NAME with `validate`; None: nowhere."""
+        if not trainer.is_global_zero or trainer.fast_dev_run:
+            return None
+        return Path(trainer.default_root_dir) / (name if trainer.state.fn == "fit" else f"validate_{name}")
+
+
 class Clock:
     """Seconds since a run began: those of its earlier starts, and those of this one."""
 

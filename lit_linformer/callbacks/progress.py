@@ -9,13 +9,14 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 
-from lit_linformer.callbacks.header import WIDTH, Rows, clock, count, header, wrapped
+from lit_linformer.callbacks.header import WIDTH, Rows, header, wrapped
 from lit_linformer.callbacks.observing import Clock, headline
 from lit_linformer.callbacks.pace import Pace
 from lit_linformer.callbacks.perplexity_curve import FILES, PerplexityCurve
 from lit_linformer.callbacks.throughput import Throughput, Totals, brief, cells
 from lit_linformer.data.summary import data_rows
 from lit_linformer.model.ranges import Count, check_ranges
+from lit_linformer.utils.amounts import clock, count
 
 EARLY = 5  # steps after which the time left is first told
 

@@ -11,7 +11,7 @@ from lit_linformer.callbacks.throughput import Throughput
 from lit_linformer.model import count_parameters
 from lit_linformer.runs.folder import PRUNED, RESULT, TEST, VALIDATE
 from lit_linformer.utils.environment import environment
-from lit_linformer.utils.files import json_text, write_text
+from lit_linformer.utils.files import write_json
 
 
 class RunResult(Callback):
@@ -84,4 +84,4 @@ def _metrics(trainer: Trainer, prefix: str) -> dict[str, float]:
 def _write(trainer: Trainer, name: str, content: dict[str, Any]) -> None:
     if not trainer.is_global_zero or trainer.fast_dev_run:
         return
-    write_text(Path(trainer.default_root_dir) / name, json_text(content, indent=2) + "\n")
+    write_json(Path(trainer.default_root_dir) / name, content, indent=2)

@@ -12,18 +12,18 @@ from typing import Annotated, Any
 
 import numpy as np
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 
 from lit_linformer.callbacks.loggers import writers
-from lit_linformer.callbacks.observing import axis, say, unnoticed
+from lit_linformer.callbacks.observing import Measuring, axis, say, unnoticed
 from lit_linformer.model.lowrank import Measured, check_index, check_layers, check_maps, measure, summary
 from lit_linformer.model.ranges import Count, Natural, Range, check_ranges
 from lit_linformer.utils.errors import SettingError, UserError
 from lit_linformer.utils.figures import draw_spectra, figure_class
-from lit_linformer.utils.files import json_text, write_text
+from lit_linformer.utils.files import write_json
 
 
-class Spectrum(Callback):
+class Spectrum(Measuring):
     """Cumulative singular values of the attention maps of validation text: spectrum.json, the loggers. Leaves training alone.
 
     Only full rows are used, unmasked; they are shared out over the processes (DDP; sharded weights are not gathered). The
@@ -50,16 +50,13 @@ class Spectrum(Callback):
         self.every_n_validations, self.layers, self.num_sentences = every_n_validations, layers, num_sentences
         self.index, self.threshold = index, threshold
         self.history: list[dict[str, Any]] = []
-        self.validations, self._loaded_step = 0, 0
+        self.validations = 0
 
     def state_dict(self) -> dict[str, Any]:
         return {"validations": self.validations, "history": [dict(entry) for entry in self.history]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.validations, self.history = state_dict["validations"], [dict(entry) for entry in state_dict["history"]]
-
-    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        self._loaded_step = checkpoint["global_step"]  # `validate` does not restore the trainer's
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage not in ("fit", "validate"):
@@ -92,17 +89,15 @@ class Spectrum(Callback):
             rows = rows[trainer.global_rank :: trainer.world_size]
             reduce = partial(trainer.strategy.reduce, reduce_op="sum")
             measured = measure(pl_module.net.encoder, rows, self._layers, reduce=reduce)
-            step = trainer.global_step if fitting else self._loaded_step
+            step = self.measured_step(trainer)
             entry = {"step": step, "tokens": pl_module.tokens_seen, **summary(measured, self._index, self.threshold)}
             if fitting:
                 self.history.append(entry)
             held = ", ".join(map(str, entry["suggested_k"]))
             say(trainer, f"step {step}  {self.threshold:.0%} of the spectrum, by layer: k = {held} (n = {measured.length})")
-            if not trainer.is_global_zero or trainer.fast_dev_run:
+            if (path := self.file(trainer, "spectrum.json")) is None:
                 return
-            shown = self.history if fitting else [entry]
-            path = Path(trainer.default_root_dir) / ("spectrum.json" if fitting else "validate_spectrum.json")
-            self._write(path, measured, shown)
+            self._write(path, measured, self.history if fitting else [entry])
             self._show(trainer, measured, entry)
 
     def _write(self, path: Path, measured: Measured, history: list[dict[str, Any]]) -> None:
@@ -116,7 +111,7 @@ class Spectrum(Callback):
             "history": history,
             "cumulative": np.round(measured.curves.numpy(), 6).tolist(),  # of the last entry, (layer, head, index)
         }
-        write_text(path, json_text(content) + "\n")
+        write_json(path, content)
 
     def _show(self, trainer: Trainer, measured: Measured, entry: dict[str, Any]) -> None:
         values, figure = {}, figure_class()

@@ -85,9 +85,10 @@ def draw_confusion_matrix(figure_class: Any, counts: Tensor, labels: tuple[str, 
 
 
 def submission(predictions: Tensor, task: Any) -> list[str]:
-    """Predictions as GLUE's site wants them: class names for MNLI, QNLI and RTE, numbers else; STS-B's within 0 to 5."""
+    """Predictions as GLUE's site wants them: class names for MNLI, QNLI and RTE, numbers else, STS-B's within its range."""
     if task.labels is None:
-        return [f"{value:.3f}" for value in (predictions.clamp(0, 5) if task.name == "STS-B" else predictions).tolist()]
+        within = predictions if task.label_range is None else predictions.clamp(*task.label_range)
+        return [f"{value:.3f}" for value in within.tolist()]
     if task.submits_names:
         return [task.labels[int(number)] for number in predictions]
     return [str(int(number)) for number in predictions]

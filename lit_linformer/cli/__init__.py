@@ -9,6 +9,7 @@ import gc
 import importlib
 import io
 import os
+import re
 import signal
 import sys
 import warnings
@@ -104,6 +105,8 @@ def main(argv: list[str] | None = None) -> None:
         message = None if show_traceback else _message(error)
         if message is None:
             raise
+        if argv[0] in PROGRAMS:
+            message = _as_typed(message, argv)
         if is_first_process() or not getattr(error, "of_all_processes", False):
             print(f"error: {message}", file=sys.stderr)
         sys.exit(2)
@@ -149,6 +152,12 @@ def _program(name: str) -> Callable[[list[str]], None]:
 def _show_warning(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any) -> None:
     """In one line, without the line of the code that gave it."""
     print(f"warning: {' '.join(str(message).split())}", file=sys.stderr, flush=True)
+
+
+def _as_typed(message: str, argv: list[str]) -> str:
+    """Of a command with settings of its own: what reads --source calls it data.source, as in fit."""
+    typed = [word.removeprefix("--").partition("=")[0] for word in argv if word.startswith("--")]
+    return re.sub(r"\bdata\.(\w+)", lambda found: found[found[1] in typed], message)
 
 
 def _message(error: Exception) -> str | None:

@@ -13,8 +13,7 @@ from lit_linformer.cli.given import given_settings, walk
 from lit_linformer.cli.often_changed import DEFAULT_CLASSES
 from lit_linformer.cli.short_help import exported
 from lit_linformer.model.registry import Registry, UnknownKind
-from lit_linformer.utils.arguments import meant
-from lit_linformer.utils.errors import SettingError, UserError
+from lit_linformer.utils.errors import SettingError, UserError, meant
 
 BASES = {"model": LightningModule, "data": LightningDataModule, "trainer.callbacks": Callback, "trainer.logger": Logger}
 OURS = {"model": tasks, "data": data}

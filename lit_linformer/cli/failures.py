@@ -8,18 +8,14 @@ from collections.abc import Iterator
 import torch
 from lightning.pytorch import Trainer
 
-from lit_linformer.utils.errors import UserError
+from lit_linformer.utils.errors import UserError, out_of_memory
 
-# As torch's allocators and the libraries below them say it.
-NO_MEMORY = ("out of memory", "can't allocate memory", "STATUS_ALLOC_FAILED")
 WORKER = re.compile(r"DataLoader worker \(pid.*\) (?:is killed by signal: ([\w ]+)|exited)(?!.*killed by signal)", re.DOTALL)
 
 
 def failure(error: BaseException, trainer: Trainer) -> UserError | None:
     """What to tell the user; None for any other error."""
-    message = str(error)
-    memory = isinstance(error, RuntimeError) and any(words in message for words in NO_MEMORY)
-    if memory or isinstance(error, MemoryError | torch.OutOfMemoryError):
+    if out_of_memory(error):
         return _memory(trainer)
     # torch's handler raises in whatever code is running, which may fail over that: the chain of errors begins with its words.
     # Or the pipe of a process that has just been killed says so before torch has seen its end.

@@ -23,10 +23,11 @@ from pathlib import Path
 from lit_linformer.cli.often_changed import ENCODER
 from lit_linformer.runs.record import RunRecord, find_runs
 from lit_linformer.utils import sources
-from lit_linformer.utils.arguments import Setting, meant, parse, several, word
+from lit_linformer.utils.amounts import clock
+from lit_linformer.utils.arguments import Setting, parse, several, word
 from lit_linformer.utils.configs import head
 from lit_linformer.utils.environment import ROOT
-from lit_linformer.utils.errors import UserError
+from lit_linformer.utils.errors import UserError, meant
 
 SETTINGS = {"source": Setting(several(word("FOLDER")), "where runs are looked for, three levels deep", ["runs"])}
 # What every command has or adds by itself, and what others are made of.
@@ -83,7 +84,7 @@ def _row(run: RunRecord) -> tuple[str, ...]:
     metric = run.monitor.removeprefix("val/")
     best = "" if value is None else f"{value:{'.2f' if 'perplexity' in metric else '.4f'}} {metric}"
     at = f" at {best_step:,}" if best and best_step is not None and best_step != step else ""
-    time = "" if seconds is None else f"{seconds // 3600:.0f}:{seconds // 60 % 60:02.0f}:{seconds % 60:02.0f}"
+    time = "" if seconds is None else clock(seconds)
     many = "" if tokens is None else f"{tokens / 1e6:.1f} M" if tokens >= 1e5 else f"{int(tokens):,}"
     return str(run.folder), best + at, "" if step is None else f"{step:,}", many, time, run.status(), run.model()
 

@@ -78,7 +78,6 @@ REGISTRIES = {"model.encoder.attention": "ATTENTIONS", "model.encoder.projection
 NAMES = {
     "model.encoder.sharing": "lit_linformer.model.linformer.SHARINGS",
     "model.encoder.order": "lit_linformer.model.linformer.ORDERS",
-    "model.encoder.norm": "lit_linformer.model.encoder.NORMS",
     "model.encoder.projection_init": "lit_linformer.model.starts.PROJECTION_INITS",
 }
 # {command: [(title of a section, its settings, "" for the class's own)]}

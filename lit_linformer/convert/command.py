@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from lit_linformer.runs.folder import CONVERSION, check_name, foreign_files, is_run
 from lit_linformer.runs.place import run_folder
+from lit_linformer.runs.record import of_class
 from lit_linformer.utils.arguments import FLAG, Setting, check_choice, check_device, choice, listed, mapping, parse, whole, word
 from lit_linformer.utils.environment import command_line
 from lit_linformer.utils.errors import SettingError, UserError
@@ -174,7 +175,7 @@ def convert(model: "TrainedModel", given: dict[str, Any], folder: Path, where: s
     from lit_linformer.tasks import evaluation as text
 
     source = given.get("source")
-    if source == "validation" and not model.data.get("class_path", "").endswith("PretrainingData"):
+    if source == "validation" and not of_class(model.data.get("class_path"), "PretrainingData"):
         raise UserError(f"source is 'validation', but {given['from']} names no text of its own", "a text")
     old, new = model.encoder.max_length, given.get("max_length", model.encoder.max_length)
     measured: list[dict[str, Any]] = []

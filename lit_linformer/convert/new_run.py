@@ -10,6 +10,7 @@ import yaml
 
 from lit_linformer.runs.checkpoints import write_checkpoint
 from lit_linformer.runs.folder import CONFIG, CONVERSION, TOKENIZER, write_marker
+from lit_linformer.runs.record import of_class
 from lit_linformer.runs.trained_model import TrainedModel
 
 HEAD = """# Written by `convert` (conversion.json). The model as it is:
@@ -21,7 +22,7 @@ HEAD = """# Written by `convert` (conversion.json). The model as it is:
 
 def write(model: TrainedModel, folder: Path, run: Path, conversion: dict[str, Any]) -> None:
     """run.json, config.yaml, tokenizer.json, conversion.json and checkpoints/last.ckpt; the folder will be called ``run``."""
-    own = str(model.data.get("class_path", "")).endswith(".PretrainingData")  # another class has other settings
+    own = of_class(model.data.get("class_path"), "PretrainingData")  # another class has other settings
     data = {key: value for key, value in model.data.items() if own and key not in ("class_path", "text", "file")}
     data |= {"tokenizer": str(run / TOKENIZER), "max_length": model.max_length}
     config = {

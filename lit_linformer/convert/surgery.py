@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lit_linformer.model import ATTENTIONS, PROJECTIONS, Encoder, EncoderConfig, MaskedLanguageModel, Projection
-from lit_linformer.model.projections import spread
+from lit_linformer.model.projections import stretched
 from lit_linformer.utils.errors import SettingError
 
 
@@ -119,7 +119,7 @@ def to_longer(net: MaskedLanguageModel, max_length: int, positions: str, project
     weights, old = net.state_dict(), dict(net.named_modules())
     if net.encoder.positions is not None:  # rotary positions go on by themselves
         table = weights["encoder.positions.weight"]
-        longer = table.repeat(max_length // before, 1) if positions == "repeat" else spread(table.T, max_length).T
+        longer = table.repeat(max_length // before, 1) if positions == "repeat" else stretched(table.T, max_length).T
         weights["encoder.positions.weight"] = longer
     for name, module in made.named_modules():
         if isinstance(module, Projection):

@@ -241,7 +241,7 @@ def check_global_batch(rows: int, batch_size: int, devices: int, accumulate: int
             "1, for it follows from that",
             more=f" beside data.global_batch_size = {rows}",
         )
-    if rows < 1 or rows % (batch_size * devices):
+    if rows % (batch_size * devices):
         raise SettingError(
             "data.global_batch_size",
             rows,

@@ -11,6 +11,6 @@ def note(message: str) -> None:
         print(f"note: {message}", file=sys.stderr, flush=True)
 
 
-def first_few(numbers: Sequence[int], most: int = 5) -> str:
-    """ "2, 5, 9"; of more than so many the first ones and an ellipsis."""
-    return ", ".join(map(str, numbers[:most])) + ", …" * (len(numbers) > most)
+def first_few(numbers: Sequence[int]) -> str:
+    """ "2, 5, 9"; of more than five the first ones and an ellipsis."""
+    return ", ".join(map(str, numbers[:5])) + ", …" * (len(numbers) > 5)

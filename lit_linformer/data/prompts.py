@@ -11,7 +11,8 @@ from lit_linformer.utils.errors import SettingError, UserError
 
 
 class Prompt(NamedTuple):
-    """
+    """A text, or a pair of them, to fill or to classify.
+
     Args:
         where: What error messages call it.
         texts: One, or a pair's two.

@@ -14,7 +14,7 @@ Summary = dict[str, dict[str, Any]]  # by split
 
 
 def of_token_files(splits: Mapping[str, Mapping[str, int]], max_length: int) -> Summary:
-    """Args: splits: of meta.json; max_length: n."""
+    """Of each split of meta.json that holds something, for rows of ``max_length`` tokens."""
     return {
         split: {
             "documents": counts["documents"],

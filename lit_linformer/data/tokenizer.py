@@ -8,10 +8,11 @@ Whatever it is made from, it knows its special tokens by role and never cuts, pa
 """
 
 import hashlib
+import importlib
 import json
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -35,9 +36,6 @@ SPECIAL = {  # in the order of RoBERTa's and BERT's own ids
     "wordpiece": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"],
 }
 SMALLEST = {"bpe": 256 + len(ROLES), "wordpiece": 256}  # every byte has a token, so that no text is unknown
-# Who reads a tokenizer out of another file, by that file's ending: (path, setting) → the text of a tokenizer.json. For
-# checkpoints runs/checkpoints.py, a floor above, enters itself here.
-CARRIED_IN: dict[str, Callable[[Path, str], str]] = {}
 
 
 class Tokenizer:
@@ -180,9 +178,9 @@ def load_tokenizer(spec: str) -> Tokenizer:
     A checkpoint of this project, whatever its name, carries the tokenizer that its model was trained with.
     """
     path = Path(spec)
-    suffix = ".ckpt" if zipfile.is_zipfile(path) else path.suffix
-    if suffix in CARRIED_IN and path.exists():
-        return Tokenizer.from_str(CARRIED_IN[suffix](path, "data.tokenizer"), spec)
+    if zipfile.is_zipfile(path) or (path.suffix == ".ckpt" and path.exists()):
+        checkpoints = importlib.import_module("lit_linformer.runs.checkpoints")  # by name, for it is a floor above
+        return Tokenizer.from_str(checkpoints.carried_tokenizer(path, "data.tokenizer"), spec)
     if path.is_dir():
         if (path / "tokenizer.json").is_file():
             return Tokenizer.from_file(path / "tokenizer.json")

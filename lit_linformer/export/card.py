@@ -9,7 +9,7 @@ from typing import Any
 from lit_linformer.model import ATTENTIONS, count_parameters
 from lit_linformer.runs.folder import PERPLEXITY
 from lit_linformer.runs.trained_model import COLUMNS, TrainedModel, own_classes
-from lit_linformer.utils.figures import COLOURS, figure_class, open_frame, plain_numbers, spread
+from lit_linformer.utils.figures import COLOURS, figure_class, open_frame, plain_numbers, thinned
 
 NOT_ALONE = ("safetensors", "huggingface")  # weights, which a class of the user's own makes a model of; the others are graphs
 ROWS = 24  # of the perplexity table; a longer curve is thinned
@@ -131,7 +131,7 @@ def _training(model: TrainedModel, pictured: bool) -> list[str]:
         lines += ["", f"![Validation perplexity against tokens]({PICTURE})"] if pictured else []
         lines += ["", "Perplexity on held-out text, at 15 % masking:", ""]
         lines += ["| step | tokens | perplexity |", "|---:|---:|---:|"]
-        lines += [f"| {step} | {tokens} | {perplexity:.2f} |" for step, tokens, perplexity in spread(model.curve, ROWS)]
+        lines += [f"| {step} | {tokens} | {perplexity:.2f} |" for step, tokens, perplexity in thinned(model.curve, ROWS)]
     return lines
 
 

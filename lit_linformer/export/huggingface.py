@@ -142,7 +142,7 @@ class LinformerModel(LinformerPreTrainedModel):
             attention_mask: (B, N), 1 at real tokens; None when all are.
             output_hidden_states: also the embeddings and what each layer gives, (B, N, D) each; of norm="pre" the last is
                 normalised.
-            output_attentions: also each layer's maps, (B, H, N, K), or (B, H, N, N) for full attention.
+            output_attentions: also each layer's maps, as Encoder's.
         """
         output_hidden_states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         output_attentions = self.config.output_attentions if output_attentions is None else output_attentions

@@ -1,6 +1,5 @@
 """The huggingface format: what AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer and pipelines load."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from lit_linformer.export.huggingface import (
 )
 from lit_linformer.export.verify import transformers_quiet
 from lit_linformer.runs.trained_model import TrainedModel
+from lit_linformer.utils.files import write_json
 
 
 def write(model: TrainedModel, folder: Path) -> None:
@@ -33,14 +33,9 @@ def write(model: TrainedModel, folder: Path) -> None:
         ]
         pooling = {"word_embedding_dimension": model.encoder.hidden_size, "pooling_mode_mean_tokens": True}
         pooling |= {"pooling_mode_cls_token": False}
-        _write_json(folder / "modules.json", listed)
-        (folder / "1_Pooling").mkdir()
-        _write_json(folder / "1_Pooling" / "config.json", pooling)
-        _write_json(folder / "sentence_bert_config.json", {"max_seq_length": model.max_length, "do_lower_case": False})
-
-
-def _write_json(path: Path, content: Any) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        write_json(folder / "modules.json", listed, indent=2)
+        write_json(folder / "1_Pooling" / "config.json", pooling, indent=2)
+        write_json(folder / "sentence_bert_config.json", {"max_seq_length": model.max_length, "do_lower_case": False}, indent=2)
 
 
 def as_transformers(model: TrainedModel) -> LinformerPreTrainedModel:

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from lit_linformer.data import FineTuningData
 from lit_linformer.export.onnx import INT8, MODEL
+from lit_linformer.runs.record import of_class
 from lit_linformer.runs.trained_model import TrainedModel
 from lit_linformer.tasks.evaluation import BATCH, masked_batches, open_text
 from lit_linformer.tasks.perplexity import Perplexity
@@ -47,7 +48,7 @@ def read_batches(model: TrainedModel, source: str | None, tokenizer: Path) -> li
     """
     own = "FineTuningData" if model.classifies else "PretrainingData"
     settings = {key: value for key, value in model.data.items() if key != "class_path"}
-    if not model.data.get("class_path", "").endswith(own) and (model.classifies or source is None):
+    if not of_class(model.data.get("class_path"), own) and (model.classifies or source is None):
         text = "" if model.classifies else ", or with --source, a text to measure on"
         raise UserError("quantize is 'int8'", f"for a run whose data is {own}{text}")
     try:

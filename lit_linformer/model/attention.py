@@ -195,6 +195,12 @@ class Attention(nn.Module):
 ATTENTIONS = Registry("attention", Attention)
 
 
+def check_width(width: int) -> None:
+    """Raises ValueError for a convolution with no token in its middle."""
+    if width < 1 or width % 2 == 0:
+        raise SettingError("local_width", width, "0 (none) or a positive odd number")
+
+
 class LocalConvolution(nn.Module):
     """A depthwise convolution over the tokens, (B, N, D) → (B, N, D), that starts at zero: a local branch beside attention.
 
@@ -207,8 +213,7 @@ class LocalConvolution(nn.Module):
 
     def __init__(self, hidden_size: int, width: int):
         super().__init__()
-        if width < 1 or width % 2 == 0:
-            raise SettingError("local_width", width, "0 (none) or a positive odd number")
+        check_width(width)
         self.width = width
         self.weight = nn.Parameter(torch.zeros(hidden_size, 1, 1, width))
 

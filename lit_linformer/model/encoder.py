@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from .attention import ATTENTIONS, Attention, check_heads
+from .attention import ATTENTIONS, Attention, check_heads, check_width
 from .errors import SettingError, UserError
 from .parts import FEED_FORWARDS, NORM_TYPES, POSITIONS, check_parts, inner_width, make_norm
 from .projection import SHORT_ROWS, Projection
@@ -93,7 +93,7 @@ class EncoderConfig:
     mass_bias: bool = False
     short_rows: Annotated[str, OneOf(SHORT_ROWS)] = "zeros"
     local_width: Natural = 0
-    norm: str = "post"
+    norm: Annotated[str, OneOf(NORMS)] = "post"
     norm_type: Annotated[str, OneOf(NORM_TYPES)] = "layer"
     position: Annotated[str, OneOf(POSITIONS)] = "learned"
     rotary_base: Annotated[float, Range(above=1, most=1e9)] = 10000.0
@@ -109,10 +109,8 @@ class EncoderConfig:
 
     def __post_init__(self) -> None:
         check_ranges("", EncoderConfig, vars(self))
-        if self.norm not in NORMS:
-            raise SettingError("norm", self.norm, ", ".join(NORMS))
-        if self.local_width and self.local_width % 2 == 0:
-            raise SettingError("local_width", self.local_width, "0 (none) or a positive odd number")
+        if self.local_width:
+            check_width(self.local_width)
         check_heads(self.hidden_size, self.num_heads)
         if self.causal:
             raise SettingError(
@@ -179,7 +177,8 @@ class Encoder(nn.Module):
             need_weights: also return the attention maps: True for every layer's, or the indices of some layers.
 
         Returns:
-            Hidden states (B, N, D); with need_weights also {layer: maps}, (B, H, N, K), or (B, H, N, N) for full attention.
+            Hidden states (B, N, D); with need_weights also {layer: maps}, (B, H, N, S): of K slots, of N tokens, or of both one
+            after the other, as the attention's ``columns`` has it.
         """
         length = input_ids.shape[1]
         if length > self.config.max_length:

@@ -1,5 +1,7 @@
 """What a user can mend, and the line that says it: `lr is -1; allowed: more than 0`."""
 
+import difflib
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -43,6 +45,12 @@ class SettingError(UserError):
 def first_line(error: BaseException) -> str:
     """Of what an error says; the name of its class where it says nothing."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def meant(word: Any, known: Iterable[str], before: str = "") -> str:
+    """`; did you mean 'lookup'?`: the known name that is nearest, with what stands ``before`` it; nothing if none is near."""
+    near = difflib.get_close_matches(str(word), list(known), 1)
+    return f"; did you mean '{before}{near[0]}'?" if near else ""
 
 
 def shown(value: Any) -> str:

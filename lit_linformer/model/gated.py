@@ -11,7 +11,7 @@ from .attention import merge_heads
 from .chunks import between
 from .errors import SettingError
 from .projection import PROJECTIONS, Projection
-from .projections import check_windows, spread, windows
+from .projections import check_windows, stretched, windows
 from .ranges import Natural, OneOf
 from .starts import WINDOW_INITS
 
@@ -106,7 +106,7 @@ class Gated(Projection):
         """The bias of a window is spread over the longer one."""
         assert isinstance(old, Gated)
         before, inside, after = old.bias.split([self.overlap, old.window, self.overlap], -2)
-        inside = spread(inside.transpose(-1, -2), self.window).transpose(-1, -2)
+        inside = stretched(inside.transpose(-1, -2), self.window).transpose(-1, -2)
         self.load_state_dict(old.state_dict() | {"bias": torch.cat([before, inside, after], -2)})
 
     def matrix(self, x: Tensor, mask: Tensor | None = None) -> Tensor:

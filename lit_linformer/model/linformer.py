@@ -46,8 +46,9 @@ class LinformerAttention(Attention):
         sharing: which E and F are one and the same (paper, section 4). none: a matrix a head for keys and for values;
             heads (not in the paper): a matrix a head, E = F; headwise: one E and one F for all heads; key-value: E = F;
             layerwise: as key-value, but the one E belongs to the encoder, which hands it to ``forward``.
-        projection: linear | conv | mean | max | gaussian, see projections.py, dynamic, see dynamic.py, or a class's path.
-        projection_init: how a learned E starts: block_mean | split | strided | normal | xavier.
+        projection: linear | conv | mean | max | gaussian, see projections.py, dynamic or gated, each in a file of its name, or
+            a class's path.
+        projection_init: how a learned E starts: block_mean | split | strided | squares | normal | xavier.
         projection_noise: standard deviation of noise on top of that start.
         order: compress_first computes W_K (E x), project_first E (W_K x). Without biases they are equal for every linear E;
             with them the first adds b to each slot (as the authors' code does) and the second b times E's row sum (as the
@@ -60,7 +61,7 @@ class LinformerAttention(Attention):
             paper, or the mean of the row's tokens.
         local_width: width w of a ``LocalConvolution`` of x, added to the heads' output before W_O; 0: none.
         dropout: probability with which attention weights are dropped.
-        projection_options: further arguments of a projection of your own.
+        projection_options: further arguments of the projection: of gated, or of your own.
         bias: whether the linear layers have one.
         rotary_base: as Attention's. Each key is turned by its own token's place, and E mixes what comes out: equation 7 with
             the Transformer's keys, so that the scores of slots are the Transformer's scores times Eᵀ. (Slots that are made

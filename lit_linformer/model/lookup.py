@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from .attention import ATTENTIONS, check_halves, merge_heads
-from .chunks import beside, chunked, in_order
+from .chunks import beside, chunked, in_order, near_flops, near_scores, near_values
 from .errors import SettingError, UserError
 from .linformer import LinformerAttention
 from .projection import Projection
@@ -114,7 +114,7 @@ class LookupAttention(WindowAttention):
         q, k, v = (self._sorted(part, neighbours.order) for part in (q, merge_heads(k), merge_heads(v)))
         bias = self.slot_bias(x, attention_mask, shared, q.dtype)
         bias = None if bias is None else bias.expand(-1, self.num_heads, -1, -1).unflatten(1, (2, -1))
-        strength = self.strength.to(q.dtype).view(1, 2, -1, 1, 1, 1)
+        strength = self.strength.to(q.dtype).view(1, 2, -1, 1, 1)
         parts, same = (q, k, v, slot_k, slot_v, strength, bias), neighbours.same[:, :, None]
         if need_weights or torch.compiler.is_exporting() or x.shape[1] <= LONG:  # one exported program serves every length
             context, weights = self._attend(*parts, same)
@@ -142,15 +142,12 @@ class LookupAttention(WindowAttention):
         same: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """One softmax over slots and neighbours, for h heads of sorted tokens: (B, 2, h, N, d), and its weights."""
-        to_slots, length = self.slot_scores(q, slot_k, bias), q.shape[-2]
-        scaled = chunked(q * q.shape[-1] ** -0.5, self.chunk)
-        to_tokens = scaled @ beside(chunked(k, self.chunk)).transpose(-1, -2) + strength
-        to_tokens = to_tokens.masked_fill(~same, torch.finfo(q.dtype).min / 2).flatten(3, 4)[..., :length, :]
+        to_slots = self.slot_scores(q, slot_k, bias)
+        to_tokens = near_scores(q, k, same, self.chunk, self.chunk) + strength
         weights = torch.cat([to_slots, to_tokens], -1).softmax(-1)
         dropped = functional.dropout(weights, self.dropout, self.training)
-        of_slots, of_tokens = dropped.split([slot_k.shape[-2], dropped.shape[-1] - slot_k.shape[-2]], -1)
-        found = chunked(of_tokens, self.chunk) @ beside(chunked(v, self.chunk))
-        return of_slots @ slot_v + found.flatten(3, 4)[..., :length, :], weights
+        of_slots, of_tokens = dropped.split([to_slots.shape[-1], to_tokens.shape[-1]], -1)
+        return of_slots @ slot_v + near_values(of_tokens, v, self.chunk, self.chunk), weights
 
     def _sorted(self, x: Tensor, order: Tensor) -> Tensor:
         """(B, N, D) → (B, 2, H/2, N, d): the first half of the heads in one order, the second in the other."""
@@ -177,7 +174,7 @@ class LookupAttention(WindowAttention):
     def token_flops(self, length: int) -> int:
         if not self.looks_up:
             return super().token_flops(length)
-        return 12 * -(-length // self.chunk) * self.chunk**2 * self.hidden_size
+        return near_flops(length, self.chunk, self.chunk, self.hidden_size)
 
 
 def neighbours(ids: Tensor, mask: Tensor | None, chunk: int) -> Neighbours:

@@ -119,8 +119,8 @@ class Convolution(Projection):
         if self.window == old.window:  # the slots are repeated
             self.weight.copy_(old.weight)  # type: ignore[arg-type]
             return
-        spread_out = spread(old.weight.transpose(-2, -1), self.window).transpose(-2, -1)
-        self.weight.copy_(spread_out * old.window / self.window)
+        longer = stretched(old.weight.transpose(-2, -1), self.window).transpose(-2, -1)
+        self.weight.copy_(longer * old.window / self.window)
 
 
 @PROJECTIONS.add("mean")
@@ -279,7 +279,7 @@ def window_tokens(projection: Projection, x: Tensor) -> Tensor:
 
 def _interpolated(weight: Tensor, max_length: int) -> Tensor:
     """Columns are spread, and divided so that row sums stay."""
-    return spread(weight, max_length) / (max_length / weight.shape[-1])
+    return stretched(weight, max_length) / (max_length / weight.shape[-1])
 
 
 def _repeated(weight: Tensor, max_length: int) -> Tensor:
@@ -290,7 +290,7 @@ def _repeated(weight: Tensor, max_length: int) -> Tensor:
 LENGTHENED = {"interpolate": _interpolated, "repeat": _repeated}
 
 
-def spread(x: Tensor, width: int) -> Tensor:
+def stretched(x: Tensor, width: int) -> Tensor:
     """(..., N) → (..., width), linear between neighbours."""
     flat = functional.interpolate(x.reshape(-1, 1, x.shape[-1]), size=width, mode="linear", align_corners=False)
     return flat.reshape(*x.shape[:-1], width)

@@ -8,14 +8,13 @@ is imported, and of it only a subclass of the entry's base is made: a path decid
 the config or checkpoint that it stands in.
 """
 
-import difflib
 import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from .errors import SettingError, UserError, first_line
+from .errors import SettingError, UserError, first_line, meant
 from .ranges import check_values
 
 
@@ -63,16 +62,13 @@ class Registry(Mapping):
         if isinstance(name, str) and name in self._classes:
             return self._classes[name]
         if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")) or "." not in name:
-            near = difflib.get_close_matches(str(name), self, 1)
-            self._refuse(name, f"; did you mean {near[0]!r}?" if near else "")
+            self._refuse(name, meant(name, self))
         path, _, attribute = name.rpartition(".")
         module = self._import(name, path)
         try:
             found = getattr(module, attribute)
         except AttributeError as error:
-            near = difflib.get_close_matches(attribute, dir(module), 1)
-            meant = f"; did you mean '{path}.{near[0]}'?" if near else ""
-            self._refuse(name, f", but module {path} has no {attribute}{meant}", error)
+            self._refuse(name, f", but module {path} has no {attribute}{meant(attribute, dir(module), f'{path}.')}", error)
         if not (inspect.isclass(found) and issubclass(found, self.base) and found is not self.base):
             self._refuse(name, f", which is no subclass of {self.base.__name__}")
         return found

@@ -19,10 +19,9 @@ from typing import Any
 import torch
 import yaml
 
-from lit_linformer.data import tokenizer
 from lit_linformer.model import EncoderConfig
 from lit_linformer.model.registry import UnknownKind
-from lit_linformer.runs.folder import BEST, checkpoints, own_files, replace
+from lit_linformer.runs.folder import checkpoints, own_files, replace
 from lit_linformer.runs.record import RunRecord
 from lit_linformer.runs.sharded import META, METADATA, check_sharded, load_sharded, verify_plain, verify_sharded
 from lit_linformer.utils.errors import SettingError, UserError, first_line
@@ -109,12 +108,8 @@ def is_sharded(path: Path) -> bool:
 
 
 def find_checkpoint(run_dir: Path, which: str) -> Path | None:
-    """The run's checkpoint: ``last`` is the newest that is whole, ``best`` the one of the best validation.
-
-    Of a run that was restarted from an earlier step, the results of later steps no longer count: ``best`` goes by the
-    curve that the run's folder holds.
-    """
-    return _find_best(run_dir) if which == "best" else _find_last(run_dir)
+    """The run's checkpoint: ``last`` is the newest that is whole, ``best`` the one of the best validation."""
+    return RunRecord(run_dir).best_checkpoint()[2] if which == "best" else _find_last(run_dir)
 
 
 def _find_last(run_dir: Path) -> Path | None:
@@ -128,24 +123,6 @@ def _find_last(run_dir: Path) -> Path | None:
             if is_first_process():
                 print(f"warning: {error.what}; falling back to the one before it", file=sys.stderr, flush=True)
     return max(found)[2] if found else None
-
-
-def _find_best(run_dir: Path) -> Path | None:
-    named = [(path, found) for path in checkpoints(run_dir) if (found := BEST.fullmatch(path.name))]
-    scored = [(float(found[2]), int(found[1]), path) for path, found in named if found[2] != "nan"]
-    run = RunRecord(run_dir)
-    names = ("perplexity", run.setting("best.monitor"))
-    measured = {(row.get("step"), row.get(name)) for row in run.curve for name in names}
-
-    def on_curve(score: float, step: int) -> bool:
-        # The name has four decimals, of a float32.
-        return any(
-            at == step and value is not None and abs(value - score) <= 1e-4 + 1e-6 * abs(score) for at, value in measured
-        )
-
-    scored = [one for one in scored if on_curve(*one[:2])] or scored
-    better = max if run.setting("best.mode") == "max" else min
-    return better(scored, key=lambda one: one[0], default=(0.0, 0, None))[2]
 
 
 def checkpoint_path(subcommand: str, asked: str | None, root: Path) -> str | None:
@@ -242,6 +219,3 @@ def carried_tokenizer(path: Path, setting: str) -> str:
         allowed = "a checkpoint that does, or the tokenizer.json in its run directory"
         raise SettingError(setting, path, allowed, more=", which carries no tokenizer")
     return text
-
-
-tokenizer.CARRIED_IN[".ckpt"] = carried_tokenizer

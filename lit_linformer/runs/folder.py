@@ -31,7 +31,10 @@ NAME = re.compile(r"\w[\w.,=+@-]*(/\w[\w.,=+@-]*)*")
 CHECKPOINT_NAMES = ("last.ckpt", "previous.ckpt", "new.ckpt", "best-*.ckpt")
 RESULT, VALIDATE, TEST = "result.json", "validate.json", "test.json"
 CURVES = PERPLEXITY, SCORES, CURVE = "perplexity.csv", "scores.csv", "curve.csv"
-OTHERS = ("predictions.jsonl", "spectrum.json", "validate_spectrum.json", "length_sweep.*", "validate_length_sweep.*")
+OTHERS = (
+    "predictions.jsonl", "spectrum.json", "validate_spectrum.json", "length_sweep.*", "validate_length_sweep.*",
+    "copy_slices.csv", "validate_copy_slices.csv",
+)  # fmt: skip
 BEST = re.compile(r"best-(\d+)-(-?\d+\.\d+|nan|-?inf)(?:-v\d+)?\.ckpt")  # best-STEP-METRIC.ckpt
 EVENTS = ("events.out.tfevents.*", "hparams.yaml")
 PROFILE = "fit-profile*"  # conf/debug/profile.yaml

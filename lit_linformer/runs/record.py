@@ -4,6 +4,7 @@ Without torch.
 """
 
 import contextlib
+import math
 import pickletools
 import zipfile
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import yaml
 
 from lit_linformer.runs.folder import BEST, CONFIG, CONVERSION, CURVES, PRUNED, RESULT, TEST, VALIDATE, checkpoints, is_run
 from lit_linformer.runs.lock import is_held
+from lit_linformer.utils import sources
 from lit_linformer.utils.files import read_json, read_rows
 
 Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, ten times as fast, where it was built in
@@ -80,10 +82,28 @@ class RunRecord:
         """Its value, and the step."""
         if (found := self.result.get("best_metrics", {}).get(self.monitor)) is not None:
             return found, self.result.get("best_step")
-        for path in reversed(checkpoints(self.folder)):  # best-00001200-52.2585.ckpt
-            if (name := BEST.fullmatch(path.name)) and name[2][-1].isdigit():
-                return float(name[2]), int(name[1])
-        return None, None
+        value, step, _ = self.best_checkpoint()
+        return (value, step) if math.isfinite(value) else (None, None)
+
+    def best_checkpoint(self) -> tuple[float, int, Path | None]:
+        """Metric, step and file of the best validation; (NaN, 0, None) where there is none.
+
+        Of a run that was restarted from an earlier step, the results of later steps no longer count: those on the curve do.
+        """
+        named = [(path, found) for path in checkpoints(self.folder) if (found := BEST.fullmatch(path.name))]
+        scored = [(float(found[2]), int(found[1]), path) for path, found in named if found[2] != "nan"]
+        names = ("perplexity", self.monitor)
+        measured = {(row.get("step"), row.get(name)) for row in self.curve for name in names}
+
+        def on_curve(score: float, step: int) -> bool:
+            # The name has four decimals, of a float32.
+            return any(
+                at == step and value is not None and abs(value - score) <= 1e-4 + 1e-6 * abs(score) for at, value in measured
+            )
+
+        scored = [one for one in scored if on_curve(*one[:2])] or scored
+        better = max if self.setting("best.mode") == "max" else min
+        return better(scored, key=lambda one: one[0], default=(math.nan, 0, None))
 
     def step(self) -> int | None:
         found = self.result.get("step") or checkpoint_step(self.folder / "checkpoints" / "last.ckpt") or self.last("step")
@@ -110,10 +130,17 @@ class RunRecord:
         words += [str(task)] if (task := self.setting("data.init_args.task")) else []
         if attention := self.encoder("attention"):
             words.append(str(attention).rpartition(".")[2])
-            words += [f"k = {self.encoder('projection_dim')}"] if attention != "full" else []
+            kind = sources.registered("ATTENTIONS").get(attention) or sources.find(str(attention))
+            slots = kind is None or "projection_dim" in kind.settings()
+            words += [f"k = {self.encoder('projection_dim')}"] if slots else []
         elif pretrained := self.setting("model.init_args.pretrained"):
             words.append(f"from {pretrained}")
         return ", ".join(word for word in words if word)
+
+
+def of_class(path: Any, name: str) -> bool:
+    """Whether a class path, as configs and checkpoints have them, ends in that class's name."""
+    return str(path or "").rpartition(".")[2] == name
 
 
 def _mapping(content: Any) -> dict[str, Any]:

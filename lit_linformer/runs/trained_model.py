@@ -23,7 +23,7 @@ from lit_linformer.runs.checkpoints import (
     stored_encoder,
 )
 from lit_linformer.runs.folder import PERPLEXITY, SCORES, TOKENIZER
-from lit_linformer.runs.record import RunRecord
+from lit_linformer.runs.record import RunRecord, of_class
 from lit_linformer.utils.environment import versions
 from lit_linformer.utils.errors import SettingError
 from lit_linformer.utils.files import read_rows
@@ -236,7 +236,7 @@ def task_of(class_path: str, settings: dict[str, Any]) -> "TextTask | None":
     """The task that data settings name or describe; None for those of other data modules than FineTuningData."""
     from lit_linformer.data.finetuning.text_tasks import find_task, own_task
 
-    if not class_path.endswith("FineTuningData"):
+    if not of_class(class_path, "FineTuningData"):
         return None
     if settings.get("task"):
         return find_task(settings["task"])

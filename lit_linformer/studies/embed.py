@@ -138,7 +138,7 @@ def similarity(model: "TrainedModel", source: str, batch_size: int = 32, device:
     from lit_linformer.data.finetuning.labelled_rows import LabelledSource
     from lit_linformer.data.finetuning.text_tasks import find_task
 
-    rows = list(LabelledSource(source, find_task("STS-B")).rows("validation"))
+    rows = list(LabelledSource(source, find_task("STS-B"), setting="sts").rows("validation"))
     vectors, _ = embed(model, [text for row in rows for text in row.texts], batch_size, device)
     cosines = torch.from_numpy((vectors[::2] * vectors[1::2]).sum(1))
     ratings = torch.tensor([row.label for row in rows], dtype=torch.float32)

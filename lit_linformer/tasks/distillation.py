@@ -14,6 +14,7 @@ from torch.nn import functional
 from lit_linformer.data.datamodule import check_row_length
 from lit_linformer.data.tokenizer import Tokenizer
 from lit_linformer.model import MaskedLanguageModel
+from lit_linformer.model.attention import zero_pads
 from lit_linformer.model.encoder import layer_outputs
 from lit_linformer.model.flops import forward_flops
 from lit_linformer.model.heads import IGNORED
@@ -183,6 +184,5 @@ def _terms(
 def _relative(mine: Tensor, theirs: Tensor, attention_mask: Tensor | None) -> Tensor:
     """‖mine − theirs‖² / ‖theirs‖² over the real tokens of (B, N, D)."""
     mine, theirs = mine.float(), theirs.float()
-    if attention_mask is not None:
-        mine, theirs = (x.masked_fill(~attention_mask.bool()[..., None], 0.0) for x in (mine, theirs))
+    mine, theirs = (zero_pads(x, attention_mask) for x in (mine, theirs))
     return (mine - theirs).square().sum() / theirs.square().sum()

@@ -8,16 +8,15 @@ The command line: `--lengths 512 1024`, `--lengths=512,1024`, `--lengths [512,10
 
 import argparse
 import contextlib
-import difflib
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import yaml
 
-from lit_linformer.utils.errors import SettingError, UserError
+from lit_linformer.utils.errors import SettingError, UserError, meant
 
 MANY = 2**31 - 1  # the largest count; larger ones overflow somewhere below
 
@@ -168,16 +167,10 @@ def _check_mapping(where: str, text: str) -> dict[str, Any]:
     raise SettingError(where, text, "settings by name, as '{window: 16}'")
 
 
-def meant(word: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(word, list(known), 1)
-    return f"; did you mean {near[0]!r}?" if near else ""
-
-
 def check_number(
     where: str, text: Any, whole: bool = False, least: float = -math.inf, most: float = MANY, above: float = -math.inf
 ) -> float:
-    """The number, which must be finite, from least to most and more than above; 0 or more if whole."""
-    least = max(least, 0) if whole else least
+    """The number, which must be finite, from least to most and more than above."""
     with contextlib.suppress(TypeError, ValueError):
         value = int(text) if whole else float(text)
         if math.isfinite(value) and least <= value <= most and value > above:

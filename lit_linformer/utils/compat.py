@@ -124,7 +124,7 @@ def clip_before_fused_step(optimizer: torch.optim.Optimizer) -> None:
 def many_recompilations() -> None:
     """torch.compile gives up on a function after 8 shapes; a benchmark has more models than that, with one code object.
 
-    Newer torch has it as torch.compiler.config.recompile_limit (pytorch/pytorch#164899), 2.8 only here.
+    Newer torch has it as torch.compiler.config.recompile_limit, too (pytorch/pytorch#164899).
     """
     torch._dynamo.config.recompile_limit = 64
 

@@ -23,10 +23,10 @@ def without_torch(name: str) -> ModuleType:
 
 
 if TYPE_CHECKING:
-    from lit_linformer.model.errors import SettingError, UserError, first_line
+    from lit_linformer.model.errors import SettingError, UserError, first_line, meant
 else:
-    SettingError, UserError, first_line = (
-        getattr(without_torch("errors"), name) for name in ("SettingError", "UserError", "first_line")
+    SettingError, UserError, first_line, meant = (
+        getattr(without_torch("errors"), name) for name in ("SettingError", "UserError", "first_line", "meant")
     )
 
 
@@ -40,4 +40,14 @@ def user_error(error: BaseException | None) -> str | None:
     return None if error is None else " ".join(str(error).split())
 
 
-__all__ = ["SettingError", "UserError", "first_line", "user_error", "without_torch"]
+def out_of_memory(error: BaseException) -> bool:
+    """Whether a device, or the machine, had too little: as torch's allocators and the libraries below them say it."""
+    import torch
+
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    said = ("out of memory", "can't allocate memory", "ALLOC_FAILED")  # cuBLAS and cuDNN: CUBLAS_STATUS_ALLOC_FAILED
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in said)
+
+
+__all__ = ["SettingError", "UserError", "first_line", "meant", "out_of_memory", "user_error", "without_torch"]

@@ -30,7 +30,7 @@ def draw_sweep(figure_class: Any, rows: Sequence[dict[str, float]]) -> Any:
     latest = list(sweeps)[-1]
     for axes, (name, label) in zip(panels, labels.items(), strict=True):
         scale = 1e-3 if name == "tokens_per_second" else 1.0
-        for step in spread(list(sweeps), MOST_CURVES):
+        for step in thinned(list(sweeps), MOST_CURVES):
             x, y = [row["length"] for row in sweeps[step]], [row[name] * scale for row in sweeps[step]]
             if step == latest:
                 axes.plot(x, y, color=COLOURS[0], marker="o", markersize=4, label=f"step {step}")
@@ -100,7 +100,7 @@ def _curves(axes: Any, measured: Any, index: int, threshold: float, heads: Seque
     axes.axhline(threshold, **QUIET)
     axes.text(len(x), threshold - 0.01, f"{threshold:.0%}", ha="right", va="top", fontsize=8, color=QUIET["color"])
     axes.axvline(index, linestyle=":", **QUIET)
-    layers = spread(list(range(len(measured.layers))), MOST_CURVES)
+    layers = thinned(list(range(len(measured.layers))), MOST_CURVES)
     drawn = list(itertools.product(enumerate(layers), enumerate(heads or [None])))
     found = [measured.curves[place].numpy() for (_, place), _ in drawn]
     lines = [of.mean(0) if head is None else of[head] for of, (_, (_, head)) in zip(found, drawn, strict=True)]
@@ -124,7 +124,7 @@ def _curves(axes: Any, measured: Any, index: int, threshold: float, heads: Seque
     open_frame(axes)
 
 
-def spread(items: list, most: int) -> list:
+def thinned(items: list, most: int) -> list:
     """At most so many of the items, evenly spread, the first and the last among them."""
     if len(items) <= most:
         return items

@@ -61,6 +61,10 @@ def check_own(folder: Path, names: Iterable[str], main: str, command: str) -> No
         )
 
 
+def write_json(path: Path, content: Any, indent: int | None = None) -> None:
+    write_text(path, json_text(content, indent=indent) + "\n")
+
+
 def json_text(content: Any, **form: Any) -> str:
     """JSON as the standard has it, which knows no NaN and no infinity: null stands for them."""
     return json.dumps(_finite(content), allow_nan=False, ensure_ascii=False, **form)

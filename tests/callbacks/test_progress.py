@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from lit_linformer.callbacks.header import clock, count, wrapped
+from lit_linformer.callbacks.header import wrapped
 from lit_linformer.callbacks.pace import Pace
 from lit_linformer.callbacks.progress import _Bar, _fitting
+from lit_linformer.utils.amounts import clock, count
 from tests.callbacks.test_curves import curves
 from tests.helpers import output, run_forked
 
@@ -163,6 +164,7 @@ def test_time_left_does_not_count_the_first_step():
 def test_times_counts_and_lines():
     assert [clock(0.4), clock(61), clock(3599.6), clock(36_061)] == ["0:00", "1:01", "1:00:00", "10:01:01"]
     assert [count(355), count(14_710), count(1_400_000), count(2.5e9)] == ["355", "14.7 k", "1.4 M", "2.5 G"]
+    assert [count(999), count(999_949), count(999_960)] == ["999", "999.9 k", "1.0 M"]
     assert wrapped([("a", "one, two, three")], 22) == [("a           ", "one, two,"), ("            ", "three")]
     assert wrapped([("run", "x" * 99)]) == [("run         ", "x" * 99)]  # a path stays whole
     assert _fitting(["loss 1", "perplexity 2", "3 tokens/s"], 22) == "loss 1  perplexity 2"

@@ -99,6 +99,23 @@ def test_runs_with_best_value_and_state(put, tiny, capsys):
     }
 
 
+def test_a_run_that_was_stopped_is_listed_with_its_best_checkpoint(tmp_path, monkeypatch, capsys):
+    """Not with its latest; its time rounded to whole seconds; k only where attention has slots."""
+    monkeypatch.chdir(tmp_path)
+    for name, attention in (("stopped", "lsh"), ("own", "lookup")):
+        folder = Path("runs", name)
+        (folder / "checkpoints").mkdir(parents=True)
+        for step, value in ((100, 20.0), (200, 21.0), (300, 22.0)):
+            (folder / f"checkpoints/best-{step:08d}-{value:.4f}.ckpt").touch()
+        (folder / "perplexity.csv").write_text("step,seconds,perplexity\n300,119.7,22.0\n200,80,21.0\n100,119.7,20.0\n")
+        model = {"class_path": "lit_linformer.tasks.MLM"}
+        model["init_args"] = {"encoder": {"attention": attention, "projection_dim": 128}}
+        (folder / "config.yaml").write_text(yaml.safe_dump({"trainer": {}, "data": {}, "best": {}, "last": {}, "model": model}))
+    found = listed(capsys, "runs")
+    assert found["runs/stopped"].startswith("20.00 perplexity") and " 2:00 " in found["runs/stopped"]
+    assert found["runs/stopped"].endswith("MLM, lsh") and found["runs/own"].endswith("MLM, lookup, k = 128")
+
+
 def test_no_run_yet_and_what_there_is_not(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     main(["runs"])

@@ -1,7 +1,10 @@
 """Checkpoints by name: the newest that is whole, the best of the history that the curve tells; checksums."""
 
 import functools
+import subprocess
+import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ from lit_linformer.runs.checkpoints import check_checkpoint, find_checkpoint, wr
 from lit_linformer.runs.record import RunRecord
 from tests.callbacks.test_checkpoint import write
 
+ROOT = Path(__file__).parents[2]
 WEIGHTS = torch.arange(1000.0)
 
 
@@ -128,6 +132,9 @@ def test_the_tokenizer_that_a_checkpoint_carries(tmp_path):
     state = {"state_dict": {"w": WEIGHTS}, "global_step": 1}
     torch.save(state | {"tokenizer": tokenizer.to_str()}, path)
     assert load_tokenizer(str(path)).sha256 == tokenizer.sha256
+    alone = f"from lit_linformer.data.tokenizer import load_tokenizer; print(load_tokenizer({str(path)!r}).sha256)"
+    told = subprocess.run([sys.executable, "-c", alone], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert told.strip() == tokenizer.sha256  # in plain Python, where nothing else has been imported
     for wrong in (state, state | {"tokenizer": 3}):
         torch.save(wrong, path)
         with pytest.raises(ValueError, match=r"^data.tokenizer is .*last.ckpt, which carries no tokenizer; allowed: a check"):

@@ -100,6 +100,17 @@ OWN = (
 FOREIGN = ("notes.txt", "checkpoints/pytorch_model.bin", "checkpoints/previous.ckpt/mine.txt", "sub/config.yaml", "by_tokens/x")
 
 
+def test_what_callbacks_write_is_a_runs_own(tmp_path):
+    """By the names in their code; what a callback of the project leaves out of OURS would stay in an overwritten run."""
+    code = "".join(path.read_text() for path in (Path(__file__).parents[2] / "lit_linformer/callbacks").glob("*.py"))
+    names = set(re.findall(r'"(\w+\.(?:csv|jsonl?|png))"', code))
+    names |= {f"validate_{name}" for name in re.findall(r'self\.file\(trainer, "(\S+)"\)', code)}
+    assert {"copy_slices.csv", "validate_copy_slices.csv", "validate_spectrum.json", "predictions.jsonl"} <= names
+    make(tmp_path, *names)
+    write_marker(tmp_path)
+    assert not list(foreign_files(tmp_path))
+
+
 def test_overwriting_deletes_what_a_run_wrote_and_nothing_else(tmp_path):
     folder = make(tmp_path / "run", *OWN, *FOREIGN)
     (folder / "config.yaml").write_text(yaml.safe_dump(CONFIG))

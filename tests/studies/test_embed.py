@@ -107,3 +107,15 @@ def test_a_blank_line_is_refused(pretrained, tmp_path, monkeypatch):
     (tmp_path / "texts.csv").write_text("id,label\n1,one\n2,two\n")
     output([*argv[:-1], "label"], tmp_path)  # a column like any other: no labels are read
     assert np.load(tmp_path / "a.npy").shape[0] == 2
+
+
+def test_an_error_names_the_setting_that_was_typed(pretrained, tmp_path, monkeypatch):
+    """Not data.source and data.tokenizer, as what reads them has it for fit."""
+    monkeypatch.chdir(tmp_path)
+    run = str(pretrained)
+    assert "error: sts is 'nowhere/', which" in complaint(["embed", "--ckpt_path", run, "--sts", "nowhere/"], tmp_path)
+    for argv in (["spectrum", "--run", run, "--output", "s"], ["convert", "--from", run, "--name", "c", "--max_length", "64"]):
+        line = complaint([*argv, "--source", "nowhere/"], tmp_path)
+        assert "source is 'nowhere/'" in line and "data." not in line, line
+    line = complaint(["benchmark", "--what", "preparation", "--tokenizer=nowhere.json", "--output", "p"], tmp_path)
+    assert "error: tokenizer is 'nowhere.json'" in line

@@ -8,6 +8,7 @@ LabelledSource("glue/", find_task("SST-2"))                     a folder, which 
     train/pos/0_9.txt                a folder for each class, as aclImdb has them
 """
 
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, partial
@@ -93,7 +94,11 @@ class LabelledSource:
         if Path(self.source).is_file():
             return self._table() if split.startswith(("train", "test")) else None
         classes = self.task.labels or ()
-        found = [layout for folder in self._folders() for name in _names(split) for layout in find_files(folder, name, classes)]
+        found = [
+            layout
+            for folder, name in itertools.product(self._folders(), _names(split))
+            for layout in find_files(folder, name, classes, self.setting)
+        ]
         if len(found) > 1:
             names = " and ".join(layout.name for layout in found)
             raise SettingError(self.setting, self.source, "once", more=f", which has the {split} split twice, in {names}")

@@ -20,8 +20,8 @@ class Layout:
     files: list[Path]
 
 
-def find_files(folder: Path, name: str, classes: Sequence[str]) -> Iterator[Layout]:
-    """Every layout in which a split of that name lies in the folder; ValueError where a shard is missing."""
+def find_files(folder: Path, name: str, classes: Sequence[str], setting: str) -> Iterator[Layout]:
+    """Every layout in which a split of that name lies in the folder, ``setting``; ValueError where a shard is missing."""
     found: dict[tuple, list[Path]] = {}  # plain and compressed, in one piece and in shards: each is a layout of its own
     for path in sorted(folder.iterdir()):
         match = re.fullmatch(re.escape(name) + SHARD + FILE, path.name)
@@ -29,7 +29,7 @@ def find_files(folder: Path, name: str, classes: Sequence[str]) -> Iterator[Layo
             found.setdefault(match.group("kind", "packed", "shards"), []).append(path)
     for (kind, _, shards), files in found.items():
         if shards and len(files) != int(shards):
-            raise UserError(f"data.source: {files[0]} is one of {len(files)} shards", f"all {int(shards)} of its name")
+            raise UserError(f"{setting}: {files[0]} is one of {len(files)} shards", f"all {int(shards)} of its name")
         yield Layout(kind, str(files[0]), files)
     folders = [folder / name / label for label in classes if "/" not in label]
     if any(path.is_dir() for path in folders):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lit_linformer.data.tables import TABLES, column_names, kind_of
-from lit_linformer.utils.errors import SettingError, UserError
+from lit_linformer.utils.errors import SettingError, UserError, meant
 
 CLASSIFICATION_METRICS, REGRESSION_METRICS = ("accuracy", "f1", "matthews"), ("pearson", "spearman")
 LARGEST = (2 - 2**-23) * 2.0**127  # number of float32, which labels are stored as
@@ -112,8 +112,8 @@ def find_task(name: str) -> TextTask:
     if _key(name) in found:
         return found[_key(name)]
     near = difflib.get_close_matches(_key(name), found, 1)
-    meant = f"; did you mean {found[near[0]].name!r}?" if near else ""
-    raise SettingError("data.task", name, f"{', '.join(task.name for task in TASKS)}{meant}")
+    hint = f"; did you mean {found[near[0]].name!r}?" if near else ""
+    raise SettingError("data.task", name, f"{', '.join(task.name for task in TASKS)}{hint}")
 
 
 def own_task(
@@ -136,9 +136,8 @@ def own_task(
         if metric in CLASSIFICATION_METRICS + REGRESSION_METRICS:
             kind = "a regression (data.labels is not given)" if labels is None else "a classification"
             raise UserError(f"data.metrics has {metric!r}, which is not for {kind}", ", ".join(allowed))
-        near = difflib.get_close_matches(metric, CLASSIFICATION_METRICS + REGRESSION_METRICS, 1)
-        meant = f"; did you mean {near[0]!r}?" if near else ""
-        raise UserError(f"data.metrics has {metric!r}", f"{', '.join(allowed)}{meant}")
+        near = meant(metric, CLASSIFICATION_METRICS + REGRESSION_METRICS)
+        raise UserError(f"data.metrics has {metric!r}", f"{', '.join(allowed)}{near}")
     return TextTask(
         "your own",
         tuple((column,) for column in columns),

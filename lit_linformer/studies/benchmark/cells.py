@@ -9,7 +9,7 @@ from lit_linformer.studies.benchmark.passes import measure_largest_batch, measur
 from lit_linformer.studies.benchmark.process import Job, measure
 from lit_linformer.studies.benchmark.tables import progress, with_ratios
 from lit_linformer.utils.errors import SettingError
-from lit_linformer.utils.files import json_text, read_json, write_text
+from lit_linformer.utils.files import read_json, write_json
 
 CHOOSE_CELLS = ("lengths", "backward", "memory", "largest_batch", "output", "overwrite")  # change no measurement
 # May differ between two starts of one command: recorded in the file, but no reason to throw hours of measurements away.
@@ -101,13 +101,13 @@ def measure_cells(folder: Path, data: dict[str, Any]) -> list[str]:
         measured = measure(job, [name for name in names if name not in hopeless], alone) | hopeless
         cell = {"kind": kind, "direction": direction, "n": n, "batch": job.batch}
         done[key(place)] = with_ratios({**cell, "models": {name: measured[name] for name in names}}, settings)
-        write_json(folder / "benchmark.json", data)
+        write_json(folder / "benchmark.json", data, indent=1)
         took = time.monotonic() - began
         spent, expected = spent + took, expected + left.pop(place, 0.0)
         rest = f"; about {words(sum(left.values()) * spent / expected)} left" if expected and sum(left.values()) else ""
         print(f"{label}, {progress(done[key(place)])} ({took:.0f} s{rest})", flush=True)
         failed += [f"{key(place)} {name}: {found['reason']}" for name, found in measured.items() if found["status"] == "failed"]
-    write_json(folder / "benchmark.json", data)
+    write_json(folder / "benchmark.json", data, indent=1)
     return failed
 
 
@@ -136,7 +136,3 @@ def finished_cells(file: Path, data: dict[str, Any], defaults: dict[str, Any]) -
     cells = before["cells"].values()
     whole = [cell for cell in cells if all(entry["status"] != "failed" for entry in cell["models"].values())]
     return {key((cell["kind"], cell["direction"], cell["n"])): cell for cell in whole}
-
-
-def write_json(path: Path, data: dict[str, Any]) -> None:
-    write_text(path, json_text(data, indent=1) + "\n")

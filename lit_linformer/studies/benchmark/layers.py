@@ -26,7 +26,7 @@ from lit_linformer.utils.arguments import FLAG, Kind, Setting, check_choice, cho
 from lit_linformer.utils.environment import command_line, commit, cores, versions
 from lit_linformer.utils.errors import SettingError, UserError
 from lit_linformer.utils.figures import figure_class
-from lit_linformer.utils.files import check_own
+from lit_linformer.utils.files import check_own, write_text
 
 MODELS = ("written-out", "fused", "linformer")
 MODEL = Kind("MODEL", lambda where, name: _model(where, name))
@@ -185,7 +185,7 @@ def write(folder: Path, data: dict[str, Any]) -> str:
     from lit_linformer.studies.benchmark import figures, tables
 
     text = tables.markdown(data)
-    (folder / "benchmark.md").write_text(text, encoding="utf-8")
+    write_text(folder / "benchmark.md", text)
     for old in folder.glob("events.out.tfevents.*.benchmark"):  # an earlier start's, whose cells are in this one too
         old.unlink()
     with SummaryWriter(str(folder), filename_suffix=".benchmark") as writer:

@@ -17,8 +17,9 @@ from torch.nn.attention import sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from lit_linformer.studies.benchmark.models import BACKENDS, DTYPES, build
-from lit_linformer.studies.benchmark.process import Job, Reporter, out_of_memory, take_turns
+from lit_linformer.studies.benchmark.process import Job, Reporter, take_turns
 from lit_linformer.utils.environment import cpu, hardware, process_memory
+from lit_linformer.utils.errors import out_of_memory
 
 
 def make_input(settings: dict[str, Any], batch: int, n: int, backward: bool) -> Tensor:

@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 
+from lit_linformer.utils.errors import out_of_memory
+
 PATIENCE = 1.0  # seconds beyond the limit before a process is killed; usually the model reports first that it is over
 
 
@@ -172,11 +174,3 @@ def _end_with_parent() -> None:
     """A killed parent cannot end this process, whose pass may take minutes."""
     multiprocessing.parent_process().join()
     os._exit(1)
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether this is an out-of-memory error: torch's on a GPU or CPU, or cuBLAS's."""
-    said = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and any(word in str(error) for word in said)
-    )

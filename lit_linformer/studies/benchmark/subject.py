@@ -7,7 +7,7 @@ from typing import Any
 from lit_linformer.utils.arguments import Setting, check_device, choice, number, parse, whole, word
 from lit_linformer.utils.environment import command_line, environment
 from lit_linformer.utils.errors import UserError
-from lit_linformer.utils.files import check_own, json_text, write_text
+from lit_linformer.utils.files import check_own, write_json
 
 SUBJECTS = {
     "layers": "time and memory of layers against n and k",
@@ -55,7 +55,7 @@ def begin(
 def write(folder: str, name: str, argv: list[str], device: str, content: dict[str, Any]) -> None:
     """Writes FOLDER/NAME.json with command and environment, to which the content may add."""
     made = {"command": command_line(["benchmark", *argv]), "environment": environment(device) | content.pop("environment", {})}
-    write_text(Path(folder, f"{name}.json"), json_text({**made, **content}, indent=1) + "\n")
+    write_json(Path(folder, f"{name}.json"), {**made, **content}, indent=1)
     print(f"→ {folder}/{name}.json", flush=True)
 
 

@@ -11,9 +11,9 @@ import yaml
 from lit_linformer.runs.folder import check_name
 from lit_linformer.studies.grid.cell import Cell, Grid
 from lit_linformer.studies.grid.measures import Measure
-from lit_linformer.utils.arguments import check_choice, check_number, meant
+from lit_linformer.utils.arguments import check_choice, check_number
 from lit_linformer.utils.configs import check_command, read_config
-from lit_linformer.utils.errors import SettingError, UserError
+from lit_linformer.utils.errors import SettingError, UserError, meant
 
 KEYS = ["name", "arguments", "axes", "table", "measures", "paper", "skip", "pretraining"]
 TABLE_KEYS = ["rows", "columns", "value", "scale", "decimals"]
@@ -60,7 +60,7 @@ def read_grid(path: Path, name: str | None = None, arguments: str = "") -> Grid:
         columns=columns,
         metrics=metrics,
         scale=check_number("table.scale", table.get("scale", "1")),
-        decimals=int(check_number("table.decimals", table.get("decimals", "1"), whole=True, most=10)),
+        decimals=int(check_number("table.decimals", table.get("decimals", "1"), whole=True, least=0, most=10)),
         paper=paper,
         measures={key: Measure.parse(key, text) for key, text in measures.items()},
         cells=_cells(name, words, before, common, last, _skipped(spec.get("skip"), axes), lambda of: metrics[of[columns]]),

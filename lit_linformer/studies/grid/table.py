@@ -11,7 +11,7 @@ from lit_linformer.runs.place import run_folder
 from lit_linformer.studies.grid import measures
 from lit_linformer.studies.grid.cell import Cell, Grid
 from lit_linformer.utils.errors import UserError
-from lit_linformer.utils.files import json_text, write_text
+from lit_linformer.utils.files import write_json, write_text
 from lit_linformer.utils.markdown import of_words
 
 
@@ -96,7 +96,7 @@ def write_table(grid: Grid, command: str) -> Path:
     form = {"command": command, "rows": grid.rows, "columns": grid.columns, "decimals": grid.decimals}
     second = "\n" + measured({**form, **table}) if grid.measures else ""
     write_text(folder / "table.md", f"# {grid.name}\n\n{heading(grid)}\n`{command}`\n\n{markdown(grid, table)}{second}")
-    write_text(folder / "table.json", json_text({**form, **table}, indent=2) + "\n")
+    write_json(folder / "table.json", {**form, **table}, indent=2)
     return folder
 
 

@@ -13,6 +13,7 @@ The same input gives the same bytes. Nothing is trained or measured.
 
 from pathlib import Path
 
+from lit_linformer.runs.record import of_class
 from lit_linformer.utils.arguments import Setting, parse, several, word
 from lit_linformer.utils.environment import command_line, without_folders
 from lit_linformer.utils.errors import SettingError, UserError
@@ -59,7 +60,7 @@ def main(argv: list[str]) -> None:
             if source.pretraining == pretraining:
                 section(page, source)
     runs = [run for source in by_kind["run"] for run in source.runs]
-    if converted := [run for run in runs if str(run.setting("model.class_path")).endswith("Distillation")]:
+    if converted := [run for run in runs if of_class(run.setting("model.class_path"), "Distillation")]:
         sections.conversions(page, converted)
         runs = [run for run in runs if run not in converted]
     for pretraining, section in ((True, sections.pretraining_runs), (False, sections.finetuning_runs)):

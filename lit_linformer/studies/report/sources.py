@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_linformer.runs.folder import CONFIG, TOKENIZER
-from lit_linformer.runs.record import RunRecord
+from lit_linformer.runs.record import RunRecord, of_class
 from lit_linformer.studies.grid.cell import Cell, Grid
 from lit_linformer.studies.grid.measures import median
 from lit_linformer.studies.grid.table import read_table
@@ -47,7 +47,7 @@ class Run(RunRecord):
     @property
     def pretraining(self) -> bool:
         """Judged by its curve or, before the first validation, by its data."""
-        return "perplexity" in (self.curve or [{}])[0] or str(self.setting("data.class_path")).endswith("PretrainingData")
+        return "perplexity" in (self.curve or [{}])[0] or of_class(self.setting("data.class_path"), "PretrainingData")
 
     @property
     def transformer(self) -> bool:
@@ -87,7 +87,7 @@ class Run(RunRecord):
         file = self.folder / TOKENIZER
         tokenizer = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
         kind, settings = str(self.setting("data.class_path")), self.setting("data.init_args", {}) or {}
-        if not kind.endswith(".PretrainingData"):  # whose every setting may shape what is validated
+        if not of_class(kind, "PretrainingData"):  # whose every setting may shape what is validated
             names = sorted(settings.keys() - OF_TRAINING)
         elif settings.get("validation_source"):
             names = ["validation_source", "column", "document_start", "max_length"]

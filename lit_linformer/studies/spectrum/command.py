@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from lit_linformer.utils.arguments import Setting, check_device, listed, number, parse, several, whole, word
 from lit_linformer.utils.environment import command_line, environment
 from lit_linformer.utils.errors import SettingError
-from lit_linformer.utils.files import check_own, json_text
+from lit_linformer.utils.files import check_own, write_json, write_text
 from lit_linformer.utils.markdown import aligned
 
 if TYPE_CHECKING:  # the help needs no torch
@@ -88,10 +88,10 @@ def write(
     from lit_linformer.utils.figures import draw_spectra, figure_class
 
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "spectrum.md").write_text(markdown(runs, threshold, command), encoding="utf-8")
+    write_text(folder / "spectrum.md", markdown(runs, threshold, command))
     content = {"command": command, "environment": where, "threshold": threshold}
     content["runs"] = [_plain(run, threshold) for run in runs]
-    (folder / "spectrum.json").write_text(json_text(content) + "\n", encoding="utf-8")
+    write_json(folder / "spectrum.json", content)
     np.savez_compressed(folder / "spectrum.npz", **{f"{run.path}:cumulative": run.measured.curves.numpy() for run in runs})
     with open(folder / "spectrum.csv", "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)

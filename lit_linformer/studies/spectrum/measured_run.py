@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_linformer.data import PretrainingData
 from lit_linformer.model import PROJECTIONS, Encoder, EncoderConfig
 from lit_linformer.model.linformer import SHARINGS
 from lit_linformer.model.lowrank import Measured, check_index, check_layers, check_maps, measure
 from lit_linformer.runs.checkpoints import checkpoint_path
 from lit_linformer.runs.exported import is_exported
 from lit_linformer.runs.place import seen_from
-from lit_linformer.runs.record import RunRecord
+from lit_linformer.runs.record import RunRecord, of_class
 from lit_linformer.runs.trained_model import read_model
+from lit_linformer.tasks.evaluation import open_text
 from lit_linformer.utils.errors import SettingError, UserError
 
 
@@ -101,19 +101,13 @@ def open_run(path: Path, which: str | None, source: str | None, count: int, laye
 
 def _rows(path: Path, data: dict, source: str | None, tokenizer: str | None, length: int, count: int) -> tuple[Any, str]:
     """Token ids (S, N) of the run's validation text, or of another one in its tokenizer; and a description."""
-    settings = {**data.get("init_args", {}), "max_length": length, "text": None, "file": None}
-    ours = str(data.get("class_path", "")).rpartition(".")[2] == "PretrainingData"
+    settings = data.get("init_args", {})
+    ours = of_class(data.get("class_path"), "PretrainingData")
     if tokenizer is None and not ours:
         raise SettingError("run", path, "a run with a tokenizer")
     if source is None and not ours:
         raise UserError("source is not given", "a text, as for data.source", when=f"for {path}, which is no pretraining run")
-    if source is not None:
-        settings = {"source": source, "validation_fraction": 0.0, "test_fraction": 0.0, "max_length": length} | {
-            key: settings[key] for key in ("cache_dir", "column") if settings.get(key)
-        }
-    prepared = PretrainingData(**settings | {"tokenizer": tokenizer or settings.get("tokenizer", "bpe")})
-    split = "validation" if source is None else "train"
-    prepared.setup("validate" if source is None else "fit")
+    prepared, split = open_text(settings, source, tokenizer or settings.get("tokenizer", "bpe"), length)
     blocks = prepared.blocks[split]
     if blocks.full == 0:
         raise UserError("source is not given", "a longer text", when=f"for {path}, whose validation text has no full row")

@@ -75,7 +75,7 @@ def draw_slices(figure_class: Any, study: Study) -> Any:
     wide = min(len(axes), 3)
     high = math.ceil(len(axes) / wide)
     figure = figure_class(figsize=(1.6 + 3.4 * wide, 3.4 * high), layout="constrained")
-    panels = figure.subplots(high, wide, squeeze=False, sharey=True).flat
+    panels = figure.subplots(high, wide, squeeze=False, sharey=True).flatten()
     values = [one.value for one in done]
     for panel, axis in zip(panels, axes, strict=False):
         shade = {"c": [one.number for one in done], "cmap": "Blues", "vmin": -len(trials) / 3, "vmax": len(trials) - 1}
@@ -101,7 +101,7 @@ def draw_slices(figure_class: Any, study: Study) -> Any:
         panel.margins(y=0.15)
         panel.grid(True, alpha=0.25)
         open_frame(panel)
-    for panel in panels:
+    for panel in panels[len(axes) :]:
         panel.set_axis_off()
     first = figure.axes[0]
     first.set_ylabel(study.metric)

@@ -1,5 +1,6 @@
 """What a space file says, checked; cli/tune.py describes the format."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,7 +111,7 @@ def _axis(setting: str, value: Any) -> Axis:
     kind, ends = next(iter(value.items())) if isinstance(value, dict) and len(value) == 1 else ("", None)
     if kind not in ("log", "range") or not isinstance(ends, list) or len(ends) != 2:
         raise UserError(f"{where} is {_flow(value)}", "{log: [LEAST, MOST]}, {range: [LEAST, MOST]} or a list of values")
-    whole = all(isinstance(end, str) and end.lstrip("-").isdigit() for end in ends)
+    whole = all(isinstance(end, str) and re.fullmatch(r"-?\d+", end) for end in ends)
     low, high = (int(end) if whole else check_number(where, end) for end in ends)
     if not low < high or (kind == "log" and low <= 0):
         raise UserError(f"{where} is {_flow(value)}", f"the smaller number first{', above 0' if kind == 'log' else ''}")

@@ -30,7 +30,7 @@ from lit_linformer.studies.grid.cell import Cell
 from lit_linformer.studies.grid.run import RunningCell
 from lit_linformer.studies.tune.space import Axis, Space
 from lit_linformer.utils.errors import SettingError, UserError
-from lit_linformer.utils.files import json_text, write_text
+from lit_linformer.utils.files import write_json
 
 STUDY = "tune"  # its name in the database, of which each study has its own
 REFUSED = 2  # exit status of a run that said in one line why it ends
@@ -191,7 +191,7 @@ class Study:
     def _prune(self, job: RunningTrial, why: str) -> None:
         if is_run(job.cell.run_dir):
             told = {"study": self.space.name, "trial": job.trial.number, "why": why}
-            write_text(job.cell.run_dir / PRUNED, json_text(told) + "\n")
+            write_json(job.cell.run_dir / PRUNED, told)
         job.trial.set_user_attr("why", why)
         self.optuna.tell(job.trial.number, state=TrialState.PRUNED)
 

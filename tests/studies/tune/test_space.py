@@ -31,6 +31,16 @@ def test_a_space_as_it_is_typed(tmp_path):
     assert read_space(path, "other", 3).name == "other" and read_space(path, None, 3).trials == 3
 
 
+def test_ends_may_be_negative(tmp_path):
+    path = tmp_path / "space.yaml"
+    path.write_text("space: {model.a: {range: [-5, 5]}}\nfirst: [{model.a: -3}]\n")
+    space = read_space(path, None, None)
+    assert (space.axes[0].ends, space.axes[0].whole, space.first) == ((-5, 5), True, ({"model.a": -3},))
+    path.write_text("space: {model.a: {range: ['--5', '5']}}\n")
+    with pytest.raises(ValueError, match=r"^space model.a is '--5'; allowed: a number$"):
+        read_space(path, None, None)
+
+
 def test_equal_choices_are_refused(tmp_path):
     path = tmp_path / "space.yaml"
     path.write_text(TEXT)

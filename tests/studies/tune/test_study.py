@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import optuna
@@ -17,9 +18,10 @@ from optuna.trial import TrialState
 from lit_linformer.cli.tune import main
 from lit_linformer.runs.record import RunRecord
 from lit_linformer.studies.grid.run import run_jobs
-from lit_linformer.studies.tune.page import write_page
+from lit_linformer.studies.tune.page import draw_slices, write_page
 from lit_linformer.studies.tune.space import read_space
 from lit_linformer.studies.tune.study import STUDY, Study
+from lit_linformer.utils.figures import figure_class
 from tests.helpers import HANGS, run_forked
 
 ROOT = Path(__file__).parents[3]
@@ -82,6 +84,9 @@ def test_a_study_takes_in_curves_and_results_and_draws_what_it_found(tmp_path, m
         assert f"({picture})" in Path("runs/space/study.md").read_text()
         assert Path("runs/space", picture).read_bytes().startswith(b"\x89PNG")
     assert list(study.todo()) == []
+    study.space = replace(study.space, axes=(*study.space.axes, study.space.axes[0]))  # in 4 of 6 places
+    panels = draw_slices(figure_class(), study).axes[:6]  # behind them the colour bar
+    assert [panel.axison for panel in panels] == [True] * 4 + [False] * 2
 
 
 def test_a_study_draws_the_same_whenever_it_was_interrupted(tmp_path, monkeypatch):

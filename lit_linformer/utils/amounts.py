@@ -1,0 +1,16 @@
+"""Counts and times as a terminal shows them."""
+
+
+def count(number: int) -> str:
+    """355, 14.7 k, 1.4 M."""
+    for size, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if number >= 0.99995 * size:  # which one decimal rounds to it
+            return f"{number / size:.1f}{unit}"
+    return str(number)
+
+
+def clock(seconds: float) -> str:
+    """4:20, 1:02:03."""
+    whole = max(0, round(seconds))
+    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
