@@ -21,7 +21,7 @@ ROUNDS = 8  # of the shuffle
 AHEAD = 4096  # samples that are looked up at once
 FILLER = -1
 LEAST_REAL = 0.95  # of the tokens of a batch of a held-out set; the others are pads
-WINDOW = 256  # global batches that are sorted by length together; of IMDB at n = 4,096 2 % are pads, with 64 of them 6 %
+WINDOW = 256  # steps whose rows are sorted by length together; of IMDB at n = 4,096 2 % are pads, with 64 of them 6 %
 
 
 # Lightning replaces a loader's sampler by its own, as a plain loader needs it, unless it is a DistributedSampler (with several
@@ -62,34 +62,38 @@ class StreamOrder(_Order):
 class BucketOrder(StreamOrder):
     """The same stream in batches of rows of about the same length, so that few tokens are pads.
 
-    A window of 256 global batches of the stream (or a pass, where that is less) is sorted by length, cut into its batches,
-    and these are shuffled. So a batch depends on its number alone, and a pass still has every sample once.
+    A window of 256 optimiser steps of the stream (or a pass, where that is less) is sorted by length, cut into the rows of
+    each step, and these are shuffled. So which rows a step reads depends on its number and size alone, not on the ranks and
+    micro-batches that share them, and a pass still has every sample once.
     """
 
-    def __init__(self, lengths: np.ndarray, num_samples: int, *args):
+    def __init__(self, lengths: np.ndarray, num_samples: int, *args: int, accumulate: int = 1):
         super().__init__(num_samples, *args)
-        self.lengths, self.global_batch = lengths, self.batch_size * self.world_size
+        self.lengths, self.accumulate = lengths, accumulate
+        self.global_batch = self.batch_size * self.world_size
+        self.step_rows = self.global_batch * accumulate
         # A window never is longer than a pass: sorted, a sample of several passes would stand beside itself.
-        self.window = min(WINDOW, max(1, num_samples // self.global_batch))
-        self._batches: tuple[int, np.ndarray] | None = None
+        self.window = min(WINDOW, max(1, num_samples // self.step_rows))
+        self._steps: tuple[int, np.ndarray] | None = None
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        # After another number of ranks, `start` may lie within a batch: that one is repeated, none is left out.
+        # With other rows a step than before, `start` may lie within one, and the rest of its window is cut anew.
         first = self.start // self.global_batch
         for number in range(first, first + self.length):
             yield [(int(epoch), int(index)) for epoch, index in self.batch(number)[self.rank :: self.world_size]]
 
     def batch(self, number: int) -> np.ndarray:
-        """(G, 2): (epoch, index) of a global batch."""
-        window, place = divmod(number, self.window)
-        if self._batches is None or self._batches[0] != window:
-            start, size = window * self.window * self.global_batch, self.window * self.global_batch
+        """(G, 2): (epoch, index) of a global batch, of which ``accumulate`` make a step."""
+        step, part = divmod(number, self.accumulate)
+        window, place = divmod(step, self.window)
+        if self._steps is None or self._steps[0] != window:
+            start, size = window * self.window * self.step_rows, self.window * self.step_rows
             keys = self.keys(np.arange(start, start + size))
             keys = keys[np.argsort(self.lengths[keys[:, 1]], kind="stable")]
             generator = np.random.Generator(np.random.Philox(key=[self.seed, BUCKET_STREAM], counter=[0, 0, window, 0]))
             order = generator.permutation(self.window)
-            self._batches = window, keys.reshape(self.window, self.global_batch, 2)[order]
-        return self._batches[1][place]
+            self._steps = window, keys.reshape(self.window, self.step_rows, 2)[order]
+        return self._steps[1][place, part * self.global_batch :][: self.global_batch]
 
 
 def shuffled(places: np.ndarray, epochs: np.ndarray, size: int, seed: int) -> np.ndarray:
@@ -235,7 +239,7 @@ class ResumableLoader(_Loader):
         self.global_batch, self.samples = batch_size * world_size, samples
         length = max(1, size // (self.global_batch * accumulate)) * accumulate
         settings = (size, batch_size, length, seed, rank, world_size)
-        order = StreamOrder(*settings) if lengths is None else BucketOrder(lengths, *settings)
+        order = StreamOrder(*settings) if lengths is None else BucketOrder(lengths, *settings, accumulate=accumulate)
         super().__init__(dataset, order, num_workers, pin_memory)
 
     def __iter__(self):

@@ -73,6 +73,27 @@ def test_ranks_share_what_one_process_would_read():
         assert torch.equal(together[0::2], parts[0]) and torch.equal(together[1::2], parts[1])
 
 
+@pytest.mark.parametrize("settings", [(8, 1, 2), (4, 1, 4), (4, 2, 2), (2, 2, 4), (1, 16, 1)])
+def test_a_steps_rows_depend_on_their_number_alone(settings):
+    """Not on how ranks and micro-batches share them: as data.global_batch_size promises."""
+    batch_size, ranks, accumulate = settings
+    expected = [set(rows([batch])) for batch in take(loader(900, 16), 150)]  # nearly three passes
+    of_ranks = [
+        take(loader(900, batch_size, accumulate=accumulate, rank=r, world_size=ranks), 150 * accumulate) for r in range(ranks)
+    ]
+    for step, whole in enumerate(expected):
+        part = slice(step * accumulate, (step + 1) * accumulate)
+        found = [row for batches in of_ranks for row in rows(batches[part])]
+        assert len(found) == 16 and set(found) == whole
+    one = loader(900, 16)
+    first = take(one, 70)
+    other = [loader(900, batch_size, accumulate=accumulate, rank=r, world_size=ranks) for r in range(ranks)]
+    for each in other:
+        each.load_state_dict(one.state_dict())
+    rest = [row for each in other for row in rows(take(each, (112 - 70) * accumulate))]
+    assert len(set(rows(first) + rest)) == 112 * 16  # no row of the two passes twice
+
+
 @pytest.mark.parametrize("world_size, batches", [(1, 0), (1, 1), (1, 63), (1, 64), (1, 65), (1, 130), (2, 70), (2, 128)])
 def test_resumes_after_any_number_of_batches(world_size, batches):
     settings = {"rank": world_size - 1, "world_size": world_size}
@@ -86,7 +107,7 @@ def test_resumes_after_any_number_of_batches(world_size, batches):
         assert torch.equal(next(iterator), batch)
 
 
-def test_a_batch_hangs_on_its_number_alone():
+def test_a_batch_depends_on_its_number_alone():
     def order():
         return BucketOrder(lengths_of(900), 900, 6, 10, 3, 0, 1)
 
@@ -102,7 +123,7 @@ def test_a_batch_hangs_on_its_number_alone():
     ]  # fmt: skip
 
 
-def test_resumed_on_other_ranks_no_batch_is_left_out():
+def test_resumed_with_another_batch_the_one_that_it_lies_in_comes_again():
     one = loader(900, 32)
     one.load_state_dict({"samples": 48})  # one and a half batches
     assert torch.equal(next(iter(one)), take(loader(900, 32), 2)[1])
