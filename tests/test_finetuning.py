@@ -60,6 +60,27 @@ def test_killed_run_resumes_bit_for_bit(extra, task, tmp_path):
     assert scores(tmp_path / "runs/whole/scores.csv") == scores(tmp_path / "runs/killed/scores.csv")
 
 
+def test_another_layer_decay_wins_on_resume(task, tmp_path):
+    """With it the rate, the weight decay and the betas of all groups."""
+    words = ["fit", *task, "--trainer.max_steps", "4", "--model.schedule", "constant", "--model.warmup_fraction", "0"]
+    output([*words, "--model.layer_lr_decay", "0.9"], tmp_path)
+    changed = [
+        "--model.layer_lr_decay",
+        "0.5",
+        "--model.lr",
+        "0.001",
+        "--model.weight_decay",
+        "0.3",
+        "--trainer.max_steps",
+        "6",
+    ]
+    output([*words, *changed, "--ckpt_path", "last"], tmp_path)
+    groups = load(tmp_path / "runs/task/checkpoints/last.ckpt")["optimizer_states"][0]["param_groups"]
+    rates = {group["name"]: (group["lr"], group["weight_decay"]) for group in groups}
+    assert rates["decay"] == (0.001, 0.3) and rates["decay × 0.5"] == (0.0005, 0.3)
+    assert not any("0.9" in name for name in rates)
+
+
 @pytest.mark.slow
 def test_two_processes_train_and_score_like_one(task, tmp_path):
     still = ["--model.dropout", "0", "--model.attention_dropout", "0", "--trainer.max_epochs", "2"]

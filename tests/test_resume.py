@@ -9,7 +9,7 @@ import pytest
 from lit_linformer.runs.checkpoints import check_checkpoint
 from lit_linformer.utils.files import read_rows
 from tests.cli.test_errors import complaint
-from tests.helpers import TINY, assert_same, fit, inside, load, read_log, run_forked
+from tests.helpers import TINY, assert_same, fit, inside, load, output, read_log, run_forked
 from tests.model.mechanisms import MECHANISMS
 
 ROOT = Path(__file__).parents[1]
@@ -101,9 +101,16 @@ def test_command_line_wins_on_resume_and_says_so(tiny, tmp_path):
     assert [line["lr"] for line in lines.values()] == [0.01] * 5 + [0.003] * 4
     groups = {group["name"]: group for group in load(checkpoint)["optimizer_states"][0]["param_groups"]}
     assert groups["decay"]["weight_decay"] == 0.5 and groups["no_decay"]["weight_decay"] == 0.0
-    output = log.with_suffix(".out").read_text()
+    shown = log.with_suffix(".out").read_text()
     for announced in ("resuming at step 5", "model.lr: 0.01 → 0.003", "trainer.max_steps: 5 → 9"):
-        assert announced in output
+        assert announced in shown
+
+
+def test_a_warm_up_longer_than_training_is_told(tiny, tmp_path):
+    short = ["fit", *tiny, "--trainer.max_steps", "3", "--model.warmup_steps", "9"]
+    told = "warning: training ends after 3 steps, within a warm-up of 9: the learning rate rises to 0.3 of model.lr"
+    assert output(short, tmp_path).count(told) == 1
+    assert "warm-up" not in output([*short, "--model.warmup_steps", "2", "--name", "other"], tmp_path)
 
 
 @pytest.mark.parametrize(

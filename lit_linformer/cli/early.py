@@ -17,7 +17,11 @@ from lit_linformer.utils.quiet import quiet
 
 PLAIN = (bool, int, float, str, type(None))
 # Of the thirty strategies that Lightning knows by name, those that are no other one with an option set.
-STRATEGIES = "auto, ddp, ddp_fork, ddp_spawn, fsdp, deepspeed, or the class path of one"
+STRATEGIES = "auto, ddp, ddp_fork, deepspeed, or the class path of one"
+REFUSED = {
+    "fsdp": "whose flattened weights look like biases and would not decay (conf/trainer/fsdp.yaml shards each matrix as it is)",
+    "ddp_spawn": "whose processes know nothing of the command line",
+}
 # Names that Lightning still takes for others.
 SHORT = {"16": "16-mixed", "bf16": "bf16-mixed", "32": "32-true", "64": "64-true"}
 
@@ -33,6 +37,9 @@ def check_early(subcommand: str, config: Namespace) -> None:
         raise SettingError("trainer.limit_val_batches", 0, "null, or more than 0", when="with validate")
     if subcommand != "fit":
         return
+    if SHORT.get(str(trainer.precision), str(trainer.precision)) in ("16-true", "fp16-true", "half"):
+        why = ", in which AdamW's second moments of small gradients are 0"
+        raise SettingError("trainer.precision", trainer.precision, "32-true, 16-mixed, bf16-mixed, bf16-true", why, "with fit")
     if isinstance(trainer.val_check_interval, str) and built.num_devices * built.num_nodes > 1:
         # Each looks at a clock of its own, and would wait for the others in a validation that they have not begun.
         allowed = "steps or a share of an epoch, on which several processes agree"
@@ -100,6 +107,12 @@ def check_names(trainer: Namespace) -> None:
             )
     if isinstance(trainer.strategy, str) and trainer.strategy not in {"auto", *StrategyRegistry.available_strategies()}:
         raise SettingError("trainer.strategy", trainer.strategy, STRATEGIES)
+    named = trainer.strategy if isinstance(trainer.strategy, str) else ""
+    if isinstance(trainer.strategy, Namespace) and trainer.strategy.get("class_path", "").endswith(".FSDPStrategy"):
+        named = "fsdp"
+    for name, why in REFUSED.items():
+        if named.startswith(name):
+            raise SettingError("trainer.strategy", named, STRATEGIES, more=f", {why}")
     if trainer.gradient_clip_algorithm not in (None, "norm", "value"):
         raise SettingError("trainer.gradient_clip_algorithm", trainer.gradient_clip_algorithm, "norm, value")
 

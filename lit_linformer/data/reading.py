@@ -177,7 +177,7 @@ def hub_stamp(name: str, *rest: str | None) -> dict:
 
 
 def stamps(files: list[Path], root: Path | None) -> list:
-    """[name, size, time of last change] of each file: different contents have a different stamp."""
+    """[name, size, time of last change] of each file: what distinguishes contents without reading them."""
     stats = [(path, path.stat()) for path in files]
     names = [path.relative_to(root).as_posix() if root else path.name for path in files]
     return [[name, stat.st_size, stat.st_mtime_ns] for name, (_, stat) in zip(names, stats, strict=True)]

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities import rank_zero_warn
 from torch.optim.lr_scheduler import LambdaLR
 
 from lit_linformer.data.datamodule import check_image, check_row_length
@@ -155,10 +156,15 @@ class TrainingModule(LightningModule):
     def configure_optimizers(self) -> dict[str, Any]:
         optimizer = self._optimizer()
         total_steps = self._total_steps()
+        warmup_steps = self.warmup(total_steps)
+        if 0 < total_steps <= warmup_steps and not self.trainer.fast_dev_run:
+            most = lr_factor(total_steps - 1, "constant", warmup_steps, total_steps)
+            short = f"training ends after {total_steps:,} steps, within a warm-up of {warmup_steps:,}"
+            rank_zero_warn(f"{short}: the learning rate rises to {most:.2g} of model.lr (--model.warmup_steps is shorter)")
         factor = partial(
             lr_factor,
             schedule=self.optimization.schedule,
-            warmup_steps=self.warmup(total_steps),
+            warmup_steps=warmup_steps,
             total_steps=total_steps,
             final=self.optimization.final_lr_factor,
             power=self.optimization.power,
@@ -184,11 +190,12 @@ class TrainingModule(LightningModule):
     def on_train_start(self) -> None:
         # A restored optimiser brings the old run's settings; those given to this run win (Lightning does not do this).
         optimizer, scheduler, groups = self.optimizers(), self.lr_schedulers(), self.parameter_groups()
-        if not isinstance(scheduler, LambdaLR) or _names(optimizer.param_groups) != _names(groups):
+        if not isinstance(scheduler, LambdaLR) or _kinds(optimizer.param_groups) != _kinds(groups):
             return  # of a subclass's own configure_optimizers
         for index, group in enumerate(groups):
             scheduler.base_lrs[index] = group["lr"]
             restored = optimizer.param_groups[index]
+            restored["name"] = group["name"]
             restored["lr"] = group["lr"] * scheduler.lr_lambdas[index](scheduler.last_epoch)
             restored["weight_decay"] = group["weight_decay"]
             if "betas" in restored:  # AdamW's
@@ -260,8 +267,9 @@ class TrainingModule(LightningModule):
             counts.update({count: done for count in counts}, completed=done - unfinished)
 
 
-def _names(groups: list[dict[str, Any]]) -> list[str | None]:
-    return [group.get("name") for group in groups]
+def _kinds(groups: list[dict[str, Any]]) -> list[str]:
+    """Their names without the factors of layer_lr_decay, which may be another one than before."""
+    return [str(group.get("name")).partition(" × ")[0] for group in groups]
 
 
 def check_fit(mine: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:

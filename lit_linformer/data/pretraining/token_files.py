@@ -27,6 +27,7 @@ from lit_linformer.data.pieces import batches_of, pieces_of
 from lit_linformer.data.pretraining.corpus import Corpus
 from lit_linformer.data.progress_bar import Preparing
 from lit_linformer.data.tokenizer import Tokenizer
+from lit_linformer.utils.errors import UserError
 
 FORMAT = 1  # raise it when the files' meaning changes: old caches are then not found
 SPLITS = ("train", "validation", "test")
@@ -99,6 +100,10 @@ def make_token_files(
         finally:
             for file in files.values():
                 file.close()
+        for name, corpus in corpora.items():
+            if corpus.stamp() != inputs["sources"][name]:
+                what = f"{corpus.setting}: {corpus.source} has changed while it was read"
+                raise UserError(what, "files that stay as they are")
         checksums = {f"{split}.bin": file.shards for split, file in files.items()}
         meta = {"format": FORMAT, "dtype": dtype.name, "splits": counts, "checksums": checksums, "inputs": inputs}
         (folder / "meta.json").write_text(json.dumps(meta, indent=1))

@@ -84,6 +84,7 @@ def take_turns(passes: dict[str, Callable[[], float]], job: Job, reporter: Repor
     """Rounds of passes, each of which returns the seconds it took; results without the first, warm-up rounds."""
     seconds: dict[str, list[float]] = {name: [] for name in passes}
     warmup, rounds, limit = (job.settings[key] for key in ("warmup", "rounds", "cell_seconds"))
+    steps = job.settings.get("steps", 1)  # in a pass, which then tells the seconds of one
     for turn in range(warmup + rounds):
         order = list(passes)
         for name in order[turn % len(order) :] + order[: turn % len(order)] if order else []:
@@ -94,7 +95,7 @@ def take_turns(passes: dict[str, Callable[[], float]], job: Job, reporter: Repor
             seconds[name].append(taken)
             # The first pass, which may compile, says little about those that are left.
             left = taken * (warmup + rounds - turn - 1) if turn else 0.0
-            if sum(seconds[name]) + left > limit:
+            if steps * (sum(seconds[name]) + left) > limit:
                 reporter.ended(name, status="over limit")
                 del passes[name]
     for name in passes:

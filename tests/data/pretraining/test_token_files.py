@@ -111,6 +111,20 @@ def test_fingerprint_changes_with_all_that_shapes_the_tokens_and_only_with_it(tm
     assert len({*others, *same}) == 1 + len(others)
 
 
+def test_text_that_changes_while_it_is_read_is_not_kept(tmp_path, tokenizer, documents, monkeypatch):
+    path = tmp_path / "text.txt"
+    path.write_text("\n\n".join(documents), encoding="utf-8")
+
+    class Growing(Corpus):
+        def __iter__(self):
+            yield from super().__iter__()
+            path.write_text("more", encoding="utf-8")
+
+    with pytest.raises(ValueError, match=r"^data.source: .*text.txt has changed while it was read; allowed: files that stay"):
+        make(tmp_path / "cache", Growing(str(path)), tokenizer)
+    assert not list((tmp_path / "cache").rglob("meta.json"))
+
+
 def test_second_start_builds_nothing(tmp_path, tokenizer, text_file):
     folder = make(tmp_path, Corpus(str(text_file)), tokenizer)
     before = {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in [folder, *folder.iterdir()]}
