@@ -178,10 +178,16 @@ def curves(page: Page, groups: list[Group], command: str | None = None) -> None:
 
 def finetuning_runs(page: Page, runs: list[Run]) -> None:
     page.add("## Other fine-tuning runs")
-    lines = [["run", "steps", "seconds", "scores at the best validation"]]
+    lines = [["run", "steps", "seconds", "scores at the best validation", "of `test`"]]
     for run in runs:
-        metrics = run.result.get("best_metrics") or run.result.get("metrics") or (run.curve[-1] if run.curve else {})
-        metrics = {key.removeprefix("val/"): value for key, value in metrics.items() if key.startswith("val/")}
-        scores = (f"{key} {'nan' if value is None else format(value, '.4f')}" for key, value in metrics.items())
-        lines.append([plain(run.label), number(run.last("step")), number(run.last("seconds")), ", ".join(scores) or "–"])
+        validated = run.result.get("best_metrics") or run.result.get("metrics") or (run.curve[-1] if run.curve else {})
+        told = [_scores(validated, "val/"), _scores(run.tested.get("metrics") or {}, "test/")]
+        lines.append([plain(run.label), number(run.last("step")), number(run.last("seconds")), *told])
+    if not any(run.tested for run in runs):
+        lines = [line[:-1] for line in lines]
     page.add(aligned(lines), unfinished(runs), run_facts(runs))
+
+
+def _scores(metrics: dict[str, float | None], split: str) -> str:
+    found = {key.removeprefix(split): value for key, value in metrics.items() if key.startswith(split)}
+    return ", ".join(f"{key} {'nan' if value is None else format(value, '.4f')}" for key, value in found.items()) or "–"

@@ -234,6 +234,10 @@ def test_other_runs_have_a_panel_of_their_own_and_say_if_they_do_not_compare(tmp
     assert tables(page)["runs/a"] == ["runs/a", "0.002", "20", "2", "30.00", "30.00", "1.000 at 0.002 M"]
     assert "- runs/b: unfinished; validated up to step 20; planned: 100 steps\n" in page
     assert tables(page)["runs/task"] == ["runs/task", "7", "4", "accuracy 0.7500"]
+    Path("runs/task/test.json").write_text('{"metrics": {"test/accuracy": 0.5, "test/score": null}}')
+    main([])
+    expected = ["runs/task", "7", "4", "accuracy 0.7500", "accuracy 0.5000, score nan"]
+    assert tables(Path("runs/report/report.md").read_text())["runs/task"] == expected
     write_run(Path("runs/c"), [(10, 1000, 60.0)], source="another.txt")
     main([])
     assert "such perplexities do not compare" in Path("runs/report/report.md").read_text()
