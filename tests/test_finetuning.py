@@ -64,16 +64,7 @@ def test_another_layer_decay_wins_on_resume(task, tmp_path):
     """With it the rate, the weight decay and the betas of all groups."""
     words = ["fit", *task, "--trainer.max_steps", "4", "--model.schedule", "constant", "--model.warmup_fraction", "0"]
     output([*words, "--model.layer_lr_decay", "0.9"], tmp_path)
-    changed = [
-        "--model.layer_lr_decay",
-        "0.5",
-        "--model.lr",
-        "0.001",
-        "--model.weight_decay",
-        "0.3",
-        "--trainer.max_steps",
-        "6",
-    ]
+    changed = "--model.layer_lr_decay 0.5 --model.lr 0.001 --model.weight_decay 0.3 --trainer.max_steps 6".split()
     output([*words, *changed, "--ckpt_path", "last"], tmp_path)
     groups = load(tmp_path / "runs/task/checkpoints/last.ckpt")["optimizer_states"][0]["param_groups"]
     rates = {group["name"]: (group["lr"], group["weight_decay"]) for group in groups}

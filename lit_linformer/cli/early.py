@@ -11,6 +11,7 @@ from lightning.pytorch.strategies import StrategyRegistry
 
 from lit_linformer.cli.class_paths import class_of
 from lit_linformer.data.datamodule import check_global_batch, check_row_length
+from lit_linformer.runs.record import of_class
 from lit_linformer.tasks.optim import check_shardable, endless
 from lit_linformer.utils.errors import SettingError, UserError
 from lit_linformer.utils.quiet import quiet
@@ -37,9 +38,9 @@ def check_early(subcommand: str, config: Namespace) -> None:
         raise SettingError("trainer.limit_val_batches", 0, "null, or more than 0", when="with validate")
     if subcommand != "fit":
         return
-    if SHORT.get(str(trainer.precision), str(trainer.precision)) in ("16-true", "fp16-true", "half"):
+    if trainer.precision == "16-true":
         why = ", in which AdamW's second moments of small gradients are 0"
-        raise SettingError("trainer.precision", trainer.precision, "32-true, 16-mixed, bf16-mixed, bf16-true", why, "with fit")
+        raise SettingError("trainer.precision", "16-true", "32-true, 16-mixed, bf16-mixed, bf16-true", why, "with fit")
     if isinstance(trainer.val_check_interval, str) and built.num_devices * built.num_nodes > 1:
         # Each looks at a clock of its own, and would wait for the others in a validation that they have not begun.
         allowed = "steps or a share of an epoch, on which several processes agree"
@@ -108,7 +109,7 @@ def check_names(trainer: Namespace) -> None:
     if isinstance(trainer.strategy, str) and trainer.strategy not in {"auto", *StrategyRegistry.available_strategies()}:
         raise SettingError("trainer.strategy", trainer.strategy, STRATEGIES)
     named = trainer.strategy if isinstance(trainer.strategy, str) else ""
-    if isinstance(trainer.strategy, Namespace) and trainer.strategy.get("class_path", "").endswith(".FSDPStrategy"):
+    if isinstance(trainer.strategy, Namespace) and of_class(trainer.strategy.get("class_path"), "FSDPStrategy"):
         named = "fsdp"
     for name, why in REFUSED.items():
         if named.startswith(name):

@@ -129,8 +129,9 @@ class RunRecord:
         words = [str(self.setting("model.class_path", "")).rpartition(".")[2]]
         words += [str(task)] if (task := self.setting("data.init_args.task")) else []
         if attention := self.encoder("attention"):
-            words.append(str(attention).rpartition(".")[2])
-            kind = sources.registered("ATTENTIONS").get(attention) or sources.find(str(attention))
+            name = str(attention)
+            words.append(name.rpartition(".")[2])
+            kind = sources.registered("ATTENTIONS").get(name) or sources.find(name)
             slots = kind is None or "projection_dim" in kind.settings()
             words += [f"k = {self.encoder('projection_dim')}"] if slots else []
         elif pretrained := self.setting("model.init_args.pretrained"):

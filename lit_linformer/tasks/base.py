@@ -160,7 +160,7 @@ class TrainingModule(LightningModule):
         if 0 < total_steps <= warmup_steps and not self.trainer.fast_dev_run:
             most = lr_factor(total_steps - 1, "constant", warmup_steps, total_steps)
             short = f"training ends after {total_steps:,} steps, within a warm-up of {warmup_steps:,}"
-            rank_zero_warn(f"{short}: the learning rate rises to {most:.2g} of model.lr (--model.warmup_steps is shorter)")
+            rank_zero_warn(f"{short}: the learning rate rises to {most:.2g} of model.lr")
         factor = partial(
             lr_factor,
             schedule=self.optimization.schedule,

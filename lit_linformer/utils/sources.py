@@ -189,7 +189,6 @@ def module(name: str) -> Module | None:
 
 
 @functools.cache
-@functools.cache
 def registered(registry: str) -> dict[str, Declared]:
     """The classes that a registry of the model knows, by name: those with `@REGISTRY.add("NAME")` above them."""
     found = {}
