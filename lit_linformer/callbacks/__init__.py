@@ -1,4 +1,4 @@
-"""Callbacks: they observe and record; a few end training (Finite, Preemption), none changes its steps."""
+"""Callbacks: they observe and record; a few end training (Finite, Preemption), and Resuming has it go on as it would have."""
 
 from lit_linformer.callbacks.averaging import Averaging
 from lit_linformer.callbacks.checkpoint import AtomicCheckpointIO, LastCheckpoint, best_checkpoint, best_of
@@ -12,6 +12,7 @@ from lit_linformer.callbacks.predictions import EvaluationWriter, PredictionWrit
 from lit_linformer.callbacks.preemption import Preemption
 from lit_linformer.callbacks.progress import Progress
 from lit_linformer.callbacks.result import RunResult
+from lit_linformer.callbacks.resuming import Resuming
 from lit_linformer.callbacks.spectrum import Spectrum
 from lit_linformer.callbacks.task_scores import TaskScores
 from lit_linformer.callbacks.throughput import Throughput
@@ -31,6 +32,7 @@ __all__ = [
     "PredictionWriter",
     "Preemption",
     "Progress",
+    "Resuming",
     "RunResult",
     "Spectrum",
     "TaskScores",

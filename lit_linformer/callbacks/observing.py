@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import EarlyStopping
 
 from lit_linformer.utils.files import write_text
 
@@ -104,6 +105,11 @@ def axis(trainer: Trainer) -> int:
 def owes_validation(trainer: Trainer) -> bool:
     """Whether a checkpoint that is written now, or that the run continues from, comes before its step's validation."""
     return any(getattr(callback, "owes_validation", False) for callback in trainer.callbacks)
+
+
+def out_of_patience(trainer: Trainer) -> list[EarlyStopping]:
+    """The callbacks that have ended training because their metric no longer improved; so says their state in a checkpoint, too."""
+    return [one for one in trainer.early_stopping_callbacks if one.wait_count >= max(1, one.patience)]
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.callbacks import EarlyStopping, ProgressBar
 
 from lit_linformer.callbacks.header import WIDTH, Rows, header, wrapped
-from lit_linformer.callbacks.observing import Clock, headline
+from lit_linformer.callbacks.observing import Clock, headline, out_of_patience
 from lit_linformer.callbacks.pace import Pace
 from lit_linformer.callbacks.perplexity_curve import FILES, PerplexityCurve
 from lit_linformer.callbacks.throughput import Throughput, Totals, brief, cells
@@ -175,6 +175,7 @@ class Progress(ProgressBar):
             width = max(map(len, shown.values()))
             rows = [(words, "")]
             rows += [(f"  {name}", f"{text:>{width}} (step {self._marks[name][1]})") for name, text in shown.items()]
+        rows += [("ended", _why_early(one, trainer.global_step)) for one in out_of_patience(trainer)]
         time_and_speed = [clock(self._clock.seconds())]
         if self._throughput is not None:
             time_and_speed += cells(self._throughput.summary())[:1]
@@ -232,6 +233,11 @@ class Progress(ProgressBar):
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+
+def _why_early(stopping: EarlyStopping, step: int) -> str:
+    passes = stopping.wait_count
+    return f"early at step {step}, for {stopping.monitor} has not improved in {passes} validation{'s' * (passes != 1)}"
 
 
 class _Bar:

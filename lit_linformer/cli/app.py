@@ -25,6 +25,7 @@ from lit_linformer.callbacks import (
     OwedValidation,
     PredictionWriter,
     Preemption,
+    Resuming,
     RunResult,
     best_of,
 )
@@ -204,7 +205,7 @@ class LinformerCLI(LightningCLI):
             curves = [Curves(self.loggers.build)] if self.loggers else []
             finite = Finite()
             last = LastValidation(self.as_given.last.validation)
-            trainer.callbacks[:] = [*first, last, *curves, finite, *rest, Preemption(finite), OwedValidation()]
+            trainer.callbacks[:] = [*first, Resuming(), last, *curves, finite, *rest, Preemption(finite), OwedValidation()]
         return trainer
 
     def _run_subcommand(self, subcommand: str) -> None:

@@ -4,7 +4,8 @@ from typing import Any
 
 from lightning.pytorch import LightningDataModule, Trainer
 
-from lit_linformer.callbacks import Curves
+from lit_linformer.callbacks import Curves, Resuming
+from lit_linformer.callbacks.observing import out_of_patience
 from lit_linformer.callbacks.owed import finish
 from lit_linformer.cli.failures import failure
 from lit_linformer.utils import compat
@@ -39,6 +40,12 @@ class RunTrainer(Trainer):
         return self.default_root_dir
 
     def _run_stage(self) -> Any:
+        if self.state.fn == "fit":
+            for one in (callback for callback in self.callbacks if isinstance(callback, Resuming)):
+                one.restored(self)
+            if self.ckpt_path:
+                self.num_sanity_val_steps = 0  # Lightning would validate once more after a pass's end
+            self.should_stop = bool(out_of_patience(self))  # stays ended
         results = super()._run_stage()
         if self.state.fn == "fit":
             finish(self)

@@ -1,0 +1,103 @@
+"""What a run of any LightningModule needs to go on as it would have, and with the optimiser's settings that it is given now.
+
+TrainingModule (tasks/base.py) does both by itself, in a Trainer of one's own too.
+"""
+
+import os
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+Settings = dict[str, Any]  # of a parameter group, but for its parameters
+
+
+class Resuming(Callback):
+    """Seeds each batch, and gives a restored optimiser those of its settings that have changed.
+
+    Lightning restores the optimiser's groups as they were: with the rate that a scheduler had made of the earlier start's. Where
+    this start is given another rate, rate and schedule are multiplied by what lies between the two; other settings are replaced.
+    """
+
+    def __init__(self) -> None:
+        self._given: list[list[Settings]] = []  # a list an optimiser, as configure_optimizers has made it
+        self._before: list[list[Settings]] = []  # the same of the start that wrote the checkpoint
+        self._seeded = -1  # the pass for which that is done
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"given": self._given}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._before = state_dict["given"]
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._patience = [stopping.patience for stopping in trainer.early_stopping_callbacks]  # it, too, would be restored
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # before Lightning restores them
+        self._given = [[_settings(group) for group in optimizer.param_groups] for optimizer in trainer.optimizers]
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        parts = [part for config in trainer.lr_scheduler_configs for part in _parts(config.scheduler)]
+        for optimizer, before, now in zip(trainer.optimizers, self._before, self._given, strict=False):
+            mine = [part.base_lrs for part in parts if part.optimizer is optimizer and hasattr(part, "base_lrs")]
+            for place, group in enumerate(optimizer.param_groups if len(before) == len(now) else ()):
+                _change(group, before[place], now[place], place, mine)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if (begun := trainer.fit_loop.epoch_progress.current.ready - 1) != self._seeded:
+            _seed(begun, 0)
+
+    def restored(self, trainer: Trainer) -> None:
+        """Before Lightning asks the loader for its iterator: a plain one shuffles by what torch draws, on all processes alike.
+
+        Of a checkpoint written at a pass's end, it asks for the next one's; of one within a pass, for the same once more.
+        """
+        for stopping, patience in zip(trainer.early_stopping_callbacks, self._patience, strict=True):
+            stopping.patience = patience
+        progress = trainer.fit_loop.epoch_progress.current
+        self._seeded = progress.ready if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch else progress.processed
+        _seed(self._seeded, 0)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        if not hasattr(pl_module, "batches_seen"):  # a TrainingModule's, by which it seeds, on any number of devices alike
+            _seed(1 + trainer.fit_loop.total_batch_idx, 1 + trainer.global_rank)
+
+
+def _seed(*place: int) -> None:
+    """All random states, as a function of the run's seed and a place in it."""
+    sequence = np.random.SeedSequence((int(os.environ.get("PL_GLOBAL_SEED", 0)), *place))
+    first, second, third = (int(seed) for seed in sequence.generate_state(3))
+    random.seed(first)
+    np.random.seed(second)
+    torch.manual_seed(third)
+
+
+def _settings(group: dict[str, Any]) -> Settings:
+    """What checkpoints are loaded with."""
+    return {name: value for name, value in group.items() if isinstance(value, bool | int | float | str | tuple | None)}
+
+
+def _parts(scheduler: Any) -> Iterator[Any]:
+    """A scheduler, and those of which it is made, as SequentialLR is."""
+    yield scheduler
+    for inner in (one for value in vars(scheduler).values() if isinstance(value, list) for one in value):
+        if isinstance(inner, torch.optim.lr_scheduler.LRScheduler):
+            yield from _parts(inner)
+
+
+def _change(group: dict[str, Any], before: Settings, now: Settings, place: int, base_lrs: list[list[float]]) -> None:
+    """Makes what differs between two starts differ in a group, and in the rates that its schedulers go by."""
+    old, new = before.get("initial_lr", before.get("lr")), now.get("initial_lr", now.get("lr"))
+    for name in now.keys() - {"lr", "initial_lr"}:
+        if now[name] != before.get(name, now[name]):
+            group[name] = now[name]
+    if old == new or not old:
+        return
+    group["lr"] = new * (group["lr"] / old)
+    if "initial_lr" in group:
+        group["initial_lr"] = new
+    for rates in base_lrs:
+        rates[place] = new * (rates[place] / old)

@@ -1,0 +1,87 @@
+"""A module of one's own goes on as it would have, with the optimiser's settings that are given now."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from lit_linformer.model import EncoderConfig
+from tests.helpers import load, output
+from tests.own_code import Plain
+from tests.test_own_code import BEST, own, rows_seen  # noqa: F401
+
+
+class Noisy(Plain):
+    """With dropout of its own, and schedules by the name that torch has for them."""
+
+    def __init__(
+        self, encoder: EncoderConfig | None = None, rate: float = 1e-2, decay: float = 0.0, schedule: str | None = None
+    ):
+        super().__init__(encoder, rate)
+        self.save_hyperparameters()
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * (1 + torch.rand(1))
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), lr=self.hparams.rate, weight_decay=self.hparams.decay)
+        schedules = torch.optim.lr_scheduler
+        if self.hparams.schedule is None:
+            return optimizer
+        if self.hparams.schedule == "SequentialLR":
+            parts = [schedules.LinearLR(optimizer, 0.1, total_iters=3), schedules.CosineAnnealingLR(optimizer, 12)]
+            return [optimizer], [schedules.SequentialLR(optimizer, parts, [3])]
+        if self.hparams.schedule == "ReduceLROnPlateau":
+            plateau = schedules.ReduceLROnPlateau(optimizer, patience=0, threshold=1e9)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "val_loss"}}
+        return [optimizer], [schedules.StepLR(optimizer, 1, 0.5)]
+
+
+MODEL = ["--model", "tests.callbacks.test_resuming.Noisy"]
+
+
+def last(tmp_path, name):
+    return load(tmp_path / f"runs/{name}/checkpoints/last.ckpt")
+
+
+@pytest.mark.parametrize("schedule", ["null", "SequentialLR"])
+def test_bit_for_bit_with_a_plain_loader(schedule, own, tmp_path):  # noqa: F811
+    argv = ["fit", *own, *BEST, *MODEL, "--model.schedule", schedule]
+    output([*argv, "--name", "whole", "--trainer.max_epochs", "4"], tmp_path)
+    whole = rows_seen("train", 0)
+    Path("seen/train.0").unlink()
+    for epochs in ("1", "3", "4"):
+        output([*argv, "--name", "parts", "--trainer.max_epochs", epochs, "--ckpt_path", "auto"], tmp_path)
+    assert rows_seen("train", 0) == whole and whole[:16] != whole[16:32]
+    one, other = last(tmp_path, "whole"), last(tmp_path, "parts")
+    assert all(torch.equal(one["state_dict"][name], other["state_dict"][name]) for name in one["state_dict"])
+
+
+@pytest.mark.parametrize("schedule", ["null", "StepLR", "SequentialLR", "ReduceLROnPlateau"])
+def test_an_own_optimiser_takes_the_settings_of_now(schedule, own, tmp_path):  # noqa: F811
+    """As if it had had them from the start."""
+
+    def group(name, *argv):
+        argv = ["fit", *own, *BEST, *MODEL, "--model.schedule", schedule, "--name", name, *argv]
+        output([*argv, "--ckpt_path", "auto"], tmp_path)
+        return last(tmp_path, name)["optimizer_states"][0]["param_groups"][0]
+
+    new = ["--model.rate", "3e-3", "--model.decay", "0.1"]
+    expected = group("new", "--trainer.max_epochs", "4", *new)
+    group("old", "--trainer.max_epochs", "2")
+    found = group("old", "--trainer.max_epochs", "4", *new)
+    assert found["weight_decay"] == 0.1
+    assert found["lr"] == pytest.approx(expected["lr"], rel=1e-6) and found["lr"] != pytest.approx(1e-2)
+
+
+def test_a_run_out_of_patience_stays_ended(own, tmp_path):  # noqa: F811
+    argv = ["fit", *own, *BEST, "--trainer.max_epochs", "9", "--ckpt_path", "auto", "--trainer.callbacks+", "EarlyStopping"]
+    argv += ["--trainer.callbacks.monitor", "val_loss", "--trainer.callbacks.min_delta", "1e9", "--trainer.callbacks.patience"]
+    first = ""
+    for patience, steps in (("1", 16), ("1", 16), ("2", 24)):  # nothing counts as an improvement but the first
+        shown = output([*argv, patience], tmp_path)
+        first = first or shown
+        why = f"val_loss has not improved in {patience} validation{'s' * (patience != '1')}"
+        assert ("before training" in shown) == (shown == first)
+        assert " ".join(shown.split()).count(f"ended early at step {steps}, for {why}") == 1
+        assert last(tmp_path, "own")["global_step"] == steps
