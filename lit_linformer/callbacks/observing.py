@@ -108,7 +108,7 @@ def owes_validation(trainer: Trainer) -> bool:
 
 
 def out_of_patience(trainer: Trainer) -> list[EarlyStopping]:
-    """The callbacks that have ended training because their metric no longer improved; so says their state in a checkpoint, too."""
+    """The callbacks that have ended training because their metric no longer improved; a checkpoint keeps that they did."""
     return [one for one in trainer.early_stopping_callbacks if one.wait_count >= max(1, one.patience)]
 
 

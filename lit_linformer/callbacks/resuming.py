@@ -18,8 +18,8 @@ Settings = dict[str, Any]  # of a parameter group, but for its parameters
 class Resuming(Callback):
     """Seeds each batch, and gives a restored optimiser those of its settings that have changed.
 
-    Lightning restores the optimiser's groups as they were: with the rate that a scheduler had made of the earlier start's. Where
-    this start is given another rate, rate and schedule are multiplied by what lies between the two; other settings are replaced.
+    Lightning restores the optimiser's groups as they were, with the rate that a scheduler had made of the earlier start's.
+    Where this start is given another rate, rate and schedule are multiplied by new / old; other settings are replaced.
     """
 
     def __init__(self) -> None:
