@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from lit_linformer.callbacks.loggers import writers
-from lit_linformer.callbacks.observing import Measuring, axis, write_csv
+from lit_linformer.callbacks.observing import Measuring, write_csv
 from lit_linformer.model.heads import IGNORED
 from lit_linformer.model.ranges import Natural, check_ranges
 from lit_linformer.tasks.perplexity import Exact
@@ -89,7 +89,7 @@ class CopySlices(Measuring):
         write_csv(path, COLUMNS, self.rows)
         means = {f"copy/nll_{row['slice']}": row["nll"] for row in rows if math.isfinite(row["nll"])}
         for logger in writers(trainer) if fitting else ():
-            logger.points(means, axis(trainer))
+            logger.points(means, trainer.global_step)
 
 
 class SliceSums(Exact):

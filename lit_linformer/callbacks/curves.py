@@ -9,7 +9,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import Logger
 
 from lit_linformer.callbacks.loggers import Writer, writer_of, writers
-from lit_linformer.callbacks.observing import Stepping, axis, owes_validation
+from lit_linformer.callbacks.observing import Stepping, owes_validation
 from lit_linformer.utils import compat
 from lit_linformer.utils.errors import UserError, first_line
 from lit_linformer.utils.files import write_text
@@ -31,7 +31,6 @@ class Curves(Stepping):
     def __init__(self, loggers: Callable[[Identities], list[Logger]]) -> None:
         self._loggers = loggers
         self.writers: list[Writer] = []
-        self.from_0 = False  # a run from before its steps were counted from 1 goes on as it began, its names too
         self._points: dict[str, float] = {}
         self._untrained: dict[str, float] = {}  # what the validation before training has measured
 
@@ -52,8 +51,6 @@ class Curves(Stepping):
         try:
             trainer.loggers = self._loggers(known)
             self.writers = [writer_of(type(logger))(logger) for logger in trainer.loggers]
-            for writer in self.writers:
-                writer.as_before = self.from_0
             for writer in writers(trainer):
                 writer.open()
         except Exception as error:  # a server that does not answer, an account that is not known, …
@@ -70,19 +67,19 @@ class Curves(Stepping):
         # What was written after the last checkpoint, or by a start that wrote none, is written again. All points of a step
         # are dropped: where only its validation is done again, the others are in the checkpoint.
         owed = owes_validation(trainer)
-        place = axis(trainer)
+        step = trainer.global_step
         for writer in writers(trainer):
-            if writer.drop(place + bool(trainer.global_step and not owed)) and owed and self._points:
-                writer.points(self._points, place)
-            if trainer.global_step == 0 and self._untrained:
+            if writer.drop(step + bool(step and not owed)) and owed and self._points:
+                writer.points(self._points, step)
+            if step == 0 and self._untrained:
                 writer.points(self._untrained, 0)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         for writer in self.writers:
-            writer.place = axis(trainer)
+            writer.place = trainer.global_step
         compat.log_train_step_now(trainer)  # Lightning does it again; nothing is written twice
         if self.stepped(trainer):
-            step = None if compat.validation_follows(trainer) else axis(trainer)
+            step = None if compat.validation_follows(trainer) else trainer.global_step
             for writer in self.writers:
                 writer.release(step)
 
@@ -92,7 +89,7 @@ class Curves(Stepping):
         # first: it would be at the same place.
         for writer in self.writers:
             writer.holding = not self.stepped(trainer) and not trainer.sanity_checking
-            writer.place = axis(trainer)
+            writer.place = trainer.global_step
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking and trainer.num_sanity_val_steps == float("inf"):
@@ -104,18 +101,16 @@ class Curves(Stepping):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for writer in self.writers:
             writer.place = None
-            writer.release(axis(trainer) + 1)
+            writer.release(trainer.global_step + 1)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         for writer in writers(trainer):
             writer.flush()
         if owes_validation(trainer):
             checkpoint["points"] = next((dict(writer.written) for writer in self.writers), {})
-        if not self.from_0:
-            checkpoint["steps_from"] = 1
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        self._points, self.from_0 = checkpoint.get("points", {}), "steps_from" not in checkpoint
+        self._points = checkpoint.get("points", {})
 
     def close(self, trainer: Trainer, failed: bool) -> None:
         """When the process is done with the run, by whatever way."""

@@ -17,7 +17,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from lit_linformer.callbacks.loggers import writers
-from lit_linformer.callbacks.observing import Measuring, axis, say, unnoticed, write_csv
+from lit_linformer.callbacks.observing import Measuring, say, unnoticed, write_csv
 from lit_linformer.model.ranges import Count, Natural, Range, check_ranges
 from lit_linformer.tasks.mlm import inputs
 from lit_linformer.tasks.perplexity import Perplexity
@@ -173,8 +173,8 @@ class LengthSweep(Measuring):
             drawn.savefig(path, dpi=150)
         values = {f"sweep/{name}_{row['length']}": row[name] for row, name in itertools.product(rows, COLUMNS[3:])}
         for logger in writers(trainer):
-            logger.points(values, axis(trainer))
-            logger.figure("sweep/by_length", drawn, axis(trainer))
+            logger.points(values, trainer.global_step)
+            logger.figure("sweep/by_length", drawn, trainer.global_step)
 
     def _add(self, rows: list[dict[str, float]]) -> None:
         """Of two rows for one step and length the later one is kept."""

@@ -41,7 +41,7 @@ class TensorBoard(Writer):
 
     def tag(self, name: str) -> str:
         """watch/lr, watch/epoch, watch/tokens_per_second, watch_spectrum/…; other names are their own tags."""
-        if self.as_before or not (found := self.BEHIND.match(name)):
+        if not (found := self.BEHIND.match(name)):
             return name
         if found[2]:
             return f"watch_{name}"

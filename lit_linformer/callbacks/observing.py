@@ -1,4 +1,4 @@
-"""What callbacks share: running the model unnoticed by training, the loggers' axis, tables of what was seen."""
+"""What callbacks share: running the model unnoticed by training, tables of what was seen."""
 
 import csv
 import io
@@ -91,15 +91,6 @@ class Clock:
 
     def seconds(self) -> float:
         return round(self.before + time.monotonic() - self._started, 1)
-
-
-def axis(trainer: Trainer) -> int:
-    """Where on the loggers' axis what is measured now stands: what follows step s is at s, the untrained model's at 0.
-
-    Lightning counts from 0, and so does a run that began when this project still did.
-    """
-    from_0 = any(getattr(callback, "from_0", False) for callback in trainer.callbacks)
-    return max(0, trainer.global_step - from_0)
 
 
 def owes_validation(trainer: Trainer) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_linformer.callbacks.loggers import writers
-from lit_linformer.callbacks.observing import Clock, axis, headline, owes_validation, write_csv
+from lit_linformer.callbacks.observing import Clock, headline, owes_validation, write_csv
 from lit_linformer.callbacks.throughput import Throughput
 from lit_linformer.runs.folder import CURVE, PERPLEXITY
 
@@ -87,9 +87,9 @@ class PerplexityCurve(Callback):
                 columns = dict.fromkeys((name for row in self.rows for name in row), math.nan)  # an old run's rows know less
                 write_csv(Path(trainer.default_root_dir) / file, list(columns), (columns | row for row in self.rows))
             for logger in writers(trainer) if not trainer.sanity_checking else ():  # those points wait for training
-                logger.points({f"{name}_best": best}, axis(trainer))
+                logger.points({f"{name}_best": best}, trainer.global_step)
                 if tokens is not None:
-                    logger.against_tokens(f"{name}_by_tokens", value, tokens, axis(trainer))
+                    logger.against_tokens(f"{name}_by_tokens", value, tokens, trainer.global_step)
 
     def _trained(self) -> dict[str, float]:
         """Seconds in training alone, resumed ones added up; nothing without Throughput."""

@@ -12,7 +12,6 @@ from lightning.pytorch.callbacks import EarlyStopping, ProgressBar
 from lit_linformer.callbacks.header import WIDTH, Rows, header, wrapped
 from lit_linformer.callbacks.observing import Clock, headline, out_of_patience
 from lit_linformer.callbacks.pace import Pace
-from lit_linformer.callbacks.perplexity_curve import FILES, PerplexityCurve
 from lit_linformer.callbacks.throughput import Throughput, Totals, brief, cells
 from lit_linformer.data.summary import data_rows
 from lit_linformer.model.ranges import Count, check_ranges
@@ -94,7 +93,6 @@ class Progress(ProgressBar):
         seconds = time.monotonic if self._throughput is None else lambda: self._throughput.totals().seconds
         self._pace = Pace(seconds, total, trainer.global_step)
         self._pace.validation = known
-        self._recall_first(trainer, pl_module)
         if self._console is not None:
             self._bar = self._bar or _Bar(self._console)
             self._bar.begin(total, trainer.global_step)
@@ -193,17 +191,6 @@ class Progress(ProgressBar):
         if better(value, best[0]) != best[0] or not math.isfinite(best[0]):
             self._marks["best"] = (value, step)
         self._marks["last"] = (value, step)
-
-    def _recall_first(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Of a run from before this callback kept them; its curve did."""
-        curve = next((found for found in trainer.callbacks if isinstance(found, PerplexityCurve)), None)
-        if self._marks or curve is None:
-            return
-        name, _, _, better = headline(trainer, pl_module)
-        column = FILES.get(name, (name,))[0]
-        for row in curve.rows:
-            if column in row:
-                self._mark(row[column], int(row["step"]), better)
 
     def _tell_time(self, trainer: Trainer) -> None:
         """When the first steps are done: an estimate."""

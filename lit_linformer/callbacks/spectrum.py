@@ -15,7 +15,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 
 from lit_linformer.callbacks.loggers import writers
-from lit_linformer.callbacks.observing import Measuring, axis, say, unnoticed
+from lit_linformer.callbacks.observing import Measuring, say, unnoticed
 from lit_linformer.model.lowrank import Measured, check_index, check_layers, check_maps, measure, summary
 from lit_linformer.model.ranges import Count, Natural, Range, check_ranges
 from lit_linformer.utils.errors import SettingError, UserError
@@ -119,7 +119,7 @@ class Spectrum(Measuring):
             values[f"spectrum/share_at_{self._index}_layer{layer}"] = float(share)
             values[f"spectrum/k_holding_{self.threshold:g}_layer{layer}"] = float(k)
         for logger in writers(trainer):
-            logger.points(values, axis(trainer))
+            logger.points(values, trainer.global_step)
             if figure is not None:
                 drawn = draw_spectra(figure, [(f"step {entry['step']}", measured)], [self._index], self.threshold)
-                logger.figure("spectrum/figure1", drawn, axis(trainer))
+                logger.figure("spectrum/figure1", drawn, trainer.global_step)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torchmetrics.functional.classification import multiclass_confusion_matrix
 
 from lit_linformer.callbacks.loggers import Writer, writers
-from lit_linformer.callbacks.observing import axis, write_csv
+from lit_linformer.callbacks.observing import write_csv
 from lit_linformer.runs.folder import SCORES
 from lit_linformer.utils.figures import figure_class
 
@@ -41,7 +41,7 @@ class TaskScores(Callback):
         for name, result in pl_module.results.items() if labels is not None and shown else ():
             tag = f"val/{name}/confusion_matrix" if name else "val/confusion_matrix"
             counts = multiclass_confusion_matrix(result["predictions"].long(), result["targets"].long(), len(labels))
-            show(shown, axis(trainer), tag, counts, labels)
+            show(shown, trainer.global_step, tag, counts, labels)
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.is_global_zero or trainer.fast_dev_run:

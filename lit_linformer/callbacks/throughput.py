@@ -13,7 +13,6 @@ from typing import Annotated, Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lit_linformer.callbacks.observing import axis
 from lit_linformer.model.ranges import Range, check_ranges
 from lit_linformer.utils.environment import process_memory
 from lit_linformer.utils.peaks import device_peak
@@ -87,7 +86,7 @@ class Throughput(Callback):
             now = self.totals()
             values = {f"throughput/{name}": value for name, value in self.rates(now - self._window).items()}
             for logger in trainer.loggers:
-                logger.log_metrics(values, axis(trainer))
+                logger.log_metrics(values, trainer.global_step)
             self._window = now
             self._warm = self._warm or now
         self._step = step

@@ -24,9 +24,8 @@ class Writer:
 
     def __init__(self, logger: Logger) -> None:
         self.logger = logger
-        self.place: int | None = None  # where the points go, whatever Lightning says; below 0: nowhere
+        self.place: int | None = None  # where the points go, whatever Lightning says
         self.holding = False  # what is logged is kept, and written later
-        self.as_before = False  # the run has points under the names that this project gave them before
         self._held: dict[str, Any] = {}
         self._step, self.written = -1, {}  # the latest step and its points
         self._write, logger.log_metrics = logger.log_metrics, self.points
@@ -49,8 +48,6 @@ class Writer:
             self._held = dict(metrics) | self._held
             return
         step = step if self.place is None else self.place
-        if step is not None and step < 0:
-            return
         if step != self._step:
             self._step, self.written = step, {}
         if new := {name: float(value) for name, value in metrics.items() if name not in self.written}:

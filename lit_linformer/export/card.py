@@ -2,7 +2,6 @@
 
 import csv
 import io
-import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from lit_linformer.model import ATTENTIONS, count_parameters
 from lit_linformer.runs.folder import PERPLEXITY
 from lit_linformer.runs.trained_model import COLUMNS, TrainedModel, own_classes
 from lit_linformer.utils.figures import COLOURS, figure_class, open_frame, plain_numbers, thinned
+from lit_linformer.utils.markdown import plain
 
 NOT_ALONE = ("safetensors", "huggingface")  # weights, which a class of the user's own makes a model of; the others are graphs
 ROWS = 24  # of the perplexity table; a longer curve is thinned
@@ -172,9 +172,3 @@ def _number(value: object) -> str:
     if isinstance(value, str):
         return plain(value)
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
-
-
-def plain(text: str) -> str:
-    """A name that someone chose, so that Markdown and HTML show it as it is, on one line."""
-    text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return re.sub(r"([\\`*\[\]#|~]|\b_|_\b)", r"\\\1", text)

@@ -26,8 +26,9 @@ def of_words(lines: Iterable[Sequence[Any]], right: bool = False, words: int = 0
 
 
 def plain(text: str) -> str:
-    """Text as it is, in Markdown."""
-    return re.sub(r"([\\`*_\[\]|])", r"\\\1", text.replace("&", "&amp;").replace("<", "&lt;"))
+    """A name that someone chose, so that Markdown and HTML show it as it is, on one line."""
+    text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\`*\[\]#|~]|\b_|_\b)", r"\\\1", text)
 
 
 def code(text: str) -> str:

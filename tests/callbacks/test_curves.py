@@ -4,7 +4,6 @@ import os
 import signal
 
 import pytest
-import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lit_linformer.callbacks import LastCheckpoint
@@ -108,20 +107,3 @@ def test_the_page_opens_on_loss_and_perplexity(whole, tmp_path):
     rows = read_rows(tmp_path / "runs/whole/perplexity.csv")
     assert whole["val/perplexity"] == [(row["step"], pytest.approx(row["perplexity"])) for row in rows]
     assert [value for _, value in whole["val/perplexity_by_tokens"]] == [value for _, value in whole["val/perplexity"]]
-
-
-def test_a_run_from_before_these_names_and_places_goes_on_under_its_own(tiny, tmp_path):
-    output(["fit", *tiny, "--trainer.max_steps", "7"], tmp_path)
-    run = tmp_path / "runs/tiny"
-    for path in (run / "checkpoints").glob("*.ckpt"):  # as it was written then
-        checkpoint = torch.load(path, weights_only=True)
-        assert checkpoint.pop("steps_from") == 1
-        torch.save(checkpoint, path)
-    for path in (run / "checkpoints").glob("*.json"):
-        path.unlink()
-    for path in run.glob("events.*"):
-        path.unlink()
-    output(["fit", *tiny, "--ckpt_path", "last"], tmp_path)
-    events = EventAccumulator(str(run)).Reload()
-    assert {"epoch", "train/lr", "throughput/data_wait"} <= set(events.Tags()["scalars"])
-    assert [point.step for point in events.Scalars("train/loss")] == [*range(7, 12)]

@@ -3,7 +3,7 @@
 import json
 import re
 
-from lit_linformer.export.card import plain
+from lit_linformer.utils.markdown import plain
 from tests.export.models import export
 
 
