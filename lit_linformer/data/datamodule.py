@@ -168,6 +168,15 @@ class ResumableDataModule(LightningDataModule):
             trainer.val_check_interval *= trainer.accumulate_grad_batches
         self._divided = True
 
+    def _check_limit(self) -> None:
+        """ValueError where each pass would end with a step of fewer rows, whose gradient Lightning divides as a whole one's."""
+        trainer = self.trainer
+        if trainer is None or trainer.fast_dev_run or trainer.overfit_batches:
+            return
+        limit, each = trainer.limit_train_batches, trainer.accumulate_grad_batches
+        if isinstance(limit, int) and limit % each:
+            raise SettingError("trainer.limit_train_batches", limit, f"a multiple of {each}, as many batches as a step has")
+
     def _compare_processes(self) -> None:
         """ValueError where the processes of a run have prepared different data, or are not of one age."""
         if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
@@ -194,6 +203,7 @@ class ResumableDataModule(LightningDataModule):
         """For setup of a fit: a checkpoint's state, if there is one, is loaded after it."""
         self._loader, self._samples = None, 0
         self._divide_global_batch()
+        self._check_limit()
 
     def state_dict(self) -> dict:
         samples = self._loader.samples if self._loader is not None else self._samples
