@@ -62,8 +62,9 @@ class Resuming(Callback):
         _seed(self._seeded, 0)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        if not hasattr(pl_module, "batches_seen"):  # a TrainingModule's, by which it seeds, on any number of devices alike
-            _seed(1 + trainer.fit_loop.total_batch_idx, 1 + trainer.global_rank)
+        # A TrainingModule's own count holds on any number of devices; it then seeds torch by it once more.
+        batch = getattr(pl_module, "batches_seen", trainer.fit_loop.total_batch_idx)
+        _seed(1 + batch, 1 + trainer.global_rank)
 
 
 def _seed(*place: int) -> None:
