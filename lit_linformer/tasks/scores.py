@@ -26,8 +26,8 @@ from lit_linformer.utils.errors import SettingError
 def score(name: str, predictions: Tensor, targets: Tensor, num_labels: int) -> float:
     """One metric of predictions (R,) against targets (R,): class numbers, or values for pearson and spearman.
 
-    f1 is that of class 1 where there are two classes, else the mean over classes (macro). A correlation with something
-    constant is 0.
+    f1 is GLUE's, that of class 1, where there are two classes, else macro_f1, the mean over classes, whatever their order. A
+    correlation with something constant is 0.
     """
     if name in ("pearson", "spearman"):
         if len(targets) < 2 or predictions.unique().numel() < 2 or targets.unique().numel() < 2:
@@ -39,13 +39,13 @@ def score(name: str, predictions: Tensor, targets: Tensor, num_labels: int) -> f
         return multiclass_accuracy(predictions, targets, num_labels, average="micro").item()
     if name == "f1" and num_labels == 2:
         return binary_f1_score(predictions, targets).item()
-    if name == "f1":
+    if name in ("f1", "macro_f1"):
         return multiclass_f1_score(predictions, targets, num_labels, average="macro").item()
     if name == "matthews":
         if predictions.unique().numel() < 2 or targets.unique().numel() < 2:
             return 0.0
         return multiclass_matthews_corrcoef(predictions, targets, num_labels).item()
-    raise SettingError("metric", name, "accuracy, f1, matthews, pearson, spearman")
+    raise SettingError("metric", name, "accuracy, f1, macro_f1, matthews, pearson, spearman")
 
 
 class Scores(Exact):

@@ -2,10 +2,12 @@
 
 import multiprocessing
 import socket
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from scipy import stats
 from sklearn import metrics as sk
 from torch.nn import functional
@@ -13,10 +15,11 @@ from torch.nn import functional
 from lit_linformer.tasks.scores import Scores, score
 from tests.helpers import HANGS
 
-CLASSIFICATION = ("accuracy", "f1", "matthews")
+CLASSIFICATION = ("accuracy", "f1", "macro_f1", "matthews")
 EXPECTED = {
     "accuracy": lambda p, t, c: sk.accuracy_score(t, p),
     "f1": lambda p, t, c: sk.f1_score(t, p, average="binary" if c == 2 else "macro"),
+    "macro_f1": lambda p, t, c: sk.f1_score(t, p, average="macro"),
     "matthews": lambda p, t, c: sk.matthews_corrcoef(t, p),
     "pearson": lambda p, t, c: stats.pearsonr(p, t).statistic,
     "spearman": lambda p, t, c: stats.spearmanr(p, t).statistic,
@@ -53,6 +56,14 @@ def test_one_class_for_all_scores_as_scikit_learn_has_it(constant):
         expected = EXPECTED[name](predictions.numpy(), labels.numpy(), 2)
         assert score(name, predictions, labels, 2) == pytest.approx(expected, abs=1e-6), name
     assert score("pearson", torch.full((9,), 0.5), torch.arange(9.0), 1) == 0.0
+
+
+def test_own_tables_score_does_not_depend_on_the_order_of_labels():
+    """val/score chooses the best checkpoint: `[spam, ham]` and `[ham, spam]` are to choose the same one."""
+    metrics = yaml.safe_load(Path("conf/finetune/own.yaml").read_text())["data"]["init_args"]["metrics"]
+    predictions, labels = torch.tensor([0, 0, 0, 1, 1]), torch.tensor([0, 0, 0, 0, 1])
+    both = {name: [score(name, predictions, labels, 2), score(name, 1 - predictions, 1 - labels, 2)] for name in metrics}
+    assert all(one == pytest.approx(other) for one, other in both.values()), both
 
 
 def fill(scores, logits, labels, rows):

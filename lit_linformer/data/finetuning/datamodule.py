@@ -48,7 +48,8 @@ class FineTuningData(ResumableDataModule):
         columns: Your own task's column of texts, or its two columns of pairs.
         label_column: Your own task's column of labels.
         labels: Your own task's classes, in the order of their numbers; rows hold a name or a number. None: regression.
-        metrics: Your own task's: accuracy, f1, matthews (none given: accuracy); for regression pearson, spearman (both).
+        metrics: Your own task's: accuracy, f1 (of two classes that of the second), macro_f1 (the mean over classes), matthews
+            (none given: accuracy); for regression pearson, spearman (both).
         validation_fraction: Share of the training rows, 0 to 1, to hold out where source has no validation split; always
             the same rows. None: 0.1 for IMDB and your own task; for GLUE's the split is needed.
         drop_leaked: Drop training rows whose texts are in validation or test too.

@@ -15,7 +15,8 @@ from pathlib import Path
 from lit_linformer.data.tables import TABLES, column_names, kind_of
 from lit_linformer.utils.errors import SettingError, UserError, meant
 
-CLASSIFICATION_METRICS, REGRESSION_METRICS = ("accuracy", "f1", "matthews"), ("pearson", "spearman")
+CLASSIFICATION_METRICS = ("accuracy", "f1", "macro_f1", "matthews")
+REGRESSION_METRICS = ("pearson", "spearman")
 LARGEST = (2 - 2**-23) * 2.0**127  # number of float32, which labels are stored as
 
 
