@@ -79,6 +79,19 @@ def test_a_label_that_no_row_has(labels, tmp_path):
     assert hints == [f"no training row has the label {name!r}: is data.labels as it was meant?" for name in labels[2:]]
 
 
+def test_a_label_that_no_held_out_row_has(tmp_path):
+    from lit_linformer.data import FineTuningData
+
+    rows = [f"a text, {i} of them\t{('bad', 'good')[i == 7]}\n" for i in range(30)]  # row 7 trains
+    (tmp_path / "rows.tsv").write_text("".join(["text\tlabel\n", *rows]))
+    own = {"columns": ["text"], "labels": ["bad", "good"], "tokenizer": "bpe", "vocab_size": 280, "cache_dir": str(tmp_path)}
+    data = FineTuningData(source=str(tmp_path / "rows.tsv"), **own)
+    data.setup("fit")
+    assert data.summary()["train"]["labels"]["good"] == 1
+    (hint,) = data.summary_hints(512)
+    assert hint.startswith("no validation row has the label 'good': val/score tells nothing of it (more validation rows")
+
+
 def test_pretraining_counts_come_from_the_token_files():
     counts = {"documents": 1, "tokens": 1271, "bytes": 5000}
     summary = of_token_files({"train": counts, "validation": {**counts, "documents": 20}, "test": {"tokens": 0}}, 128)

@@ -25,7 +25,7 @@ from lit_linformer.data.finetuning.labelled_rows import EMPTY_TEXTS, SOURCES, La
 from lit_linformer.data.finetuning.prompts import read_texts, text_loader
 from lit_linformer.data.finetuning.row_layout import TRUNCATIONS, RowLayout
 from lit_linformer.data.finetuning.splits import Splits, select_rows
-from lit_linformer.data.finetuning.summary import class_hint, cut_hint, leaked_hint, missing_hint, of_rows
+from lit_linformer.data.finetuning.summary import class_hint, cut_hint, leaked_hint, missing_hints, of_rows
 from lit_linformer.data.finetuning.text_tasks import chosen_task
 from lit_linformer.data.loader import EvaluationLoader, ResumableLoader
 from lit_linformer.data.summary import Summary
@@ -254,7 +254,7 @@ class FineTuningData(ResumableDataModule):
 
     def summary_hints(self, longest: int | None) -> list[str]:
         summary = self.summary()
-        hints = [cut_hint(self.sets, summary, longest), missing_hint(summary), class_hint(self.sets, self.text_task)]
+        hints = [cut_hint(self.sets, summary, longest), *missing_hints(summary), class_hint(self.sets, self.text_task)]
         hints.append(leaked_hint(self.sets))
         return [hint for hint in hints if hint]
 

@@ -1,6 +1,6 @@
 """What labelled rows there are: counts of rows, tokens and labels, and how many rows are cut."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -68,12 +68,20 @@ def leaked_hint(sets: Mapping[str, EncodedTexts]) -> str | None:
     return f"{told}: data.drop_leaked true trains without those"
 
 
-def missing_hint(summary: Summary) -> str | None:
-    """Classes that no training row has: what is learnt of them is never to say them."""
-    counts = summary.get("train", {}).get("labels", {})
-    if not (missing := [name for name, count in counts.items() if count == 0]):
-        return None
-    return f"no training row has the label {' or '.join(map(repr, missing))}: is data.labels as it was meant?"
+def missing_hints(summary: Summary) -> Iterator[str]:
+    """Classes that no training row has: what is learnt of them is never to say them. And those that no validation row has."""
+    train = summary.get("train", {}).get("labels", {})
+    if missing := [name for name, count in train.items() if count == 0]:
+        yield f"no training row has the label {_either(missing)}: is data.labels as it was meant?"
+    for split, told in summary.items():
+        counts = told.get("labels", {}) if split.startswith("validation") else {}
+        if missing := [name for name, count in counts.items() if count == 0 and train.get(name)]:
+            more = "more validation rows might: data.validation_fraction"
+            yield f"no {split} row has the label {_either(missing)}: val/score tells nothing of it ({more})"
+
+
+def _either(names: list[str]) -> str:
+    return " or ".join([*map(repr, names[:FEW]), *[f"{len(names) - FEW} others"] * (len(names) > FEW)])
 
 
 def class_hint(sets: Mapping[str, EncodedTexts], task: TextTask) -> str | None:
