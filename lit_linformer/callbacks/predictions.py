@@ -40,16 +40,18 @@ class PredictionWriter(Callback):
         path = Path(trainer.default_root_dir) / FILE
         order = sorted(range(len(self.records)), key=self._numbers.__getitem__)
         self.records = [self.records[place] for place in order]
+        replaced = ""
         if not trainer.fast_dev_run:
+            replaced = _replaced(path)
             write_lines(path, map(json_text, self.records))
         console, count = Console(), len(self.records)
         if not self.records or not all("text" in record and record.keys() & {"top", "value"} for record in self.records):
-            console.print(f"{count} predictions → {path}", highlight=False)
+            console.print(f"{count} predictions → {path}{replaced}", highlight=False)
             return
         console.print(_table(self.records[:SHOWN]))
         rest = f", of which the first {SHOWN} are shown" if count > SHOWN else ""
         what = ("mask" if "mask" in self.records[0] else "text") + "s" * (count > 1)
-        console.print(f"{count:,} {what} → {path}{rest}", highlight=False, soft_wrap=True)
+        console.print(f"{count:,} {what} → {path}{replaced}{rest}", highlight=False, soft_wrap=True)
 
 
 class EvaluationWriter(Callback):
@@ -77,8 +79,9 @@ def write_evaluation(trainer: Trainer, pl_module: LightningModule, kind: str) ->
     path = Path(trainer.default_root_dir) / FILE
     sets = zip(data.text_task.splits(kind), results, strict=True)
     records = (record for split, result in sets for record in evaluated(data, split, result, pl_module))
+    replaced = _replaced(path)
     count = write_lines(path, map(json_text, records))
-    print(f"{count:,} rows{_wrong(results, data.text_task)} → {path}", flush=True)
+    print(f"{count:,} rows{_wrong(results, data.text_task)} → {path}{replaced}", flush=True)
 
 
 def evaluated(data: Any, split: str, result: dict[str, Any], pl_module: Any) -> Iterator[dict[str, Any]]:
@@ -95,6 +98,10 @@ def evaluated(data: Any, split: str, result: dict[str, Any], pl_module: Any) -> 
             label = {} if row[1] is None else {"label": task.label_name(row[1])}
             yield {"split": split, **place, **text, **label, **row[2]}
             row = next(rows, None)
+
+
+def _replaced(path: Path) -> str:
+    return " (which replaces an earlier one)" if path.exists() else ""
 
 
 def _wrong(results: list[dict[str, Any]], task: Any) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lit_linformer.cli.given import given_settings, walk
+from lit_linformer.cli.given import TEXTS, given_settings, typed_words, walk
 from lit_linformer.cli.often_changed import ALWAYS_THERE, DEFAULT_CLASSES, ENCODER
 from lit_linformer.cli.short_help import exported, find
 from lit_linformer.utils import sources
@@ -28,6 +28,10 @@ def check_quickly(argv: list[str]) -> None:
         raise UserError(f"{argv[1]!r} is neither a setting nor the value of one", f"--config {argv[1]}")
     for file, content in config_contents(argv):
         check_command(Path(file), content, "fit", SETTINGS_FILE)
+    typed = [name for name, _ in typed_words(argv)]
+    if twice := next((name for name in (*TEXTS, "data.file") if typed.count(name) > 1), None):
+        allowed = f"""once, with a list: --{twice} '["one", "another"]'""" if twice in TEXTS else "one file"
+        raise UserError(f"{twice} is given {typed.count(twice)} times, of which the last alone would be read", allowed)
     known = known_settings(argv)
     for name, file in _named(argv, given):
         if (wrong := _unknown(name, known)) is not None:

@@ -37,18 +37,20 @@ def test_test_writes_glues_submission_and_predict_classifies(learnt, tmp_path):
     assert 1 - wrong / 37 == pytest.approx(accuracy) and f"37 rows, {wrong} of them wrong → runs/task/pred" in shown
 
     shown = output(["predict", *learnt, "--data.file", "glue/SST-2/dev.tsv"], tmp_path)
-    assert "37 texts → runs/task/predictions.jsonl, of which the first 10 are shown" in shown
+    assert "37 texts → runs/task/predictions.jsonl (which replaces an earlier one), of which the first 10 are shown" in shown
     for row, other in zip(validated, written(tmp_path), strict=True):
         assert {name: row[name] for name in ("line", "text", "label", "prediction")}.items() <= other.items()
         assert row["probabilities"] == pytest.approx(other["probabilities"], rel=1e-5)
+    (tmp_path / "runs/task/predictions.jsonl").rename(tmp_path / "earlier.jsonl")
     shown = output(["predict", *learnt, "--data.text", '["we saw good", "the plot so awful"]'], tmp_path)
     records = [json.loads(line) for line in (tmp_path / "runs/task/predictions.jsonl").read_text().splitlines()]
     assert [record["text"] for record in records] == ["we saw good", "the plot so awful"]
     assert [record["top"][0]["label"] for record in records] == ["positive", "negative"]
     assert all(sum(found["probability"] for found in record["top"]) == pytest.approx(1) for record in records)
-    assert "2 texts → runs/task/predictions.jsonl" in shown and "positive" in shown
+    assert "2 texts → runs/task/predictions.jsonl\n" in shown and "positive" in shown
     (tmp_path / "texts.txt").write_text("we saw good\n\nthe plot so awful\n")
-    output(["predict", *learnt, "--data.file", "texts.txt"], tmp_path)
+    shown = output(["predict", *learnt, "--data.file", "texts.txt"], tmp_path)
+    assert "2 texts → runs/task/predictions.jsonl (which replaces an earlier one)\n" in shown
     from_file = [json.loads(line) for line in (tmp_path / "runs/task/predictions.jsonl").read_text().splitlines()]
     assert [r["top"][0]["probability"] for r in from_file] == pytest.approx([r["top"][0]["probability"] for r in records])
 

@@ -39,6 +39,11 @@ def test_good_lines_pass(line):
         ("predict --config conf/quickstart.yaml --data.txt x", "unknown setting 'data.txt'; did you mean 'data.text'?"),
         ("fit", "model.encoder is not given"),
         ("fit --model SequenceClassification", "model.pretrained is not given"),
+        (
+            "predict --config conf/quickstart.yaml --data.text a --data.text=b",
+            "data.text is given 2 times, of which the last alone would be read; allowed: once, with a list",
+        ),
+        ("predict --config conf/quickstart.yaml --data.file a --data.file b", "data.file is given 2 times, of which"),
         ("fit --config conf/quickstart.yaml --last.every 3", "did you mean 'last.every_n_steps'?"),
         ("fit conf/quickstart.yaml", "is neither a setting nor the value of one; allowed: --config conf/quickstart.yaml"),
         ("fit --config", "--config has no value; allowed: a file with settings, as conf/quickstart.yaml"),

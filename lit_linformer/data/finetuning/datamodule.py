@@ -80,7 +80,7 @@ class FineTuningData(ResumableDataModule):
         text: For predict: a text, or a list of them.
         text_pair: For predict, of a task on pairs: the second text, or a list of them.
         file: For predict: a file with one text a line, or a pair's two with a tab between; or a table as for source, whose
-            labels, if it has them, stand beside the predictions.
+            labels, where it has the task's, stand beside the predictions.
     """
 
     def __init__(

@@ -8,8 +8,9 @@ from torch.utils.data import DataLoader
 
 from lit_linformer.data.finetuning.labelled_rows import LabelledSource
 from lit_linformer.data.finetuning.row_layout import RowLayout
-from lit_linformer.data.finetuning.text_tasks import TextTask
+from lit_linformer.data.finetuning.text_tasks import TextTask, label_of
 from lit_linformer.data.loader import by_length
+from lit_linformer.data.notes import note
 from lit_linformer.data.pieces import encode_texts
 from lit_linformer.data.prompts import Prompt, at, given_texts, is_table, no_prompts, shortened, text_prompts
 from lit_linformer.data.tokenizer import Tokenizer
@@ -64,10 +65,17 @@ def _line_texts(file: str, pair: bool) -> Iterator[Prompt]:
 
 
 def _table_texts(file: str, task: TextTask, empty_texts: str) -> Iterator[Prompt]:
-    source = LabelledSource(file, task, empty_texts, setting="data.file")
-    for where, texts, value in source.texts("train", needs_label=False):
-        _, unit, number = where
-        yield Prompt(at(file, unit, number), texts, {unit: number}, source.label(where, value))
+    """Rows with their labels, as far as they are the task's: none is needed, and a column of that name may hold anything."""
+    source, strange = LabelledSource(file, task, empty_texts, setting="data.file"), []
+    for (_, unit, number), texts, value in source.texts("train", needs_label=False):
+        place, label = at(file, unit, number), None
+        try:
+            label = label_of(value, task)
+        except UserError:
+            strange.append(f"{shortened(repr(value))} in {place}")
+        yield Prompt(place, texts, {unit: number}, label)
+    if strange:
+        note(f"labels that are not the task's are left out, {len(strange):,} in all, the first {strange[0]}")
 
 
 def text_loader(prompts: list[Prompt], tokenizer: Tokenizer, layout: RowLayout, task: TextTask, batch_size: int) -> DataLoader:
@@ -80,6 +88,9 @@ def text_loader(prompts: list[Prompt], tokenizer: Tokenizer, layout: RowLayout, 
     ids = encode_texts((each.strip() for prompt in prompts for each in prompt.texts), tokenizer)
     encoded = [[next(ids) for _ in prompt.texts] for prompt in prompts]
     lengths = np.array([[len(ids) for ids in row] for row in encoded])
+    if cut := int(layout.is_cut(lengths).sum()):
+        windows = f"{layout.max_windows} windows of " if layout.max_windows > 1 else ""
+        note(f"{cut:,} of {len(prompts):,} texts cut at {windows}data.max_length = {layout.max_length}")
     if (row := layout.too_long(lengths)) is not None:
         raise UserError(
             f"{prompts[row].where}: {[shortened(text) for text in prompts[row].texts]} is too long for "

@@ -109,6 +109,26 @@ def test_predict_windows(make_data):
     assert other["document"].tolist() == [0] and other["index"].tolist() == [0]
 
 
+def test_predict_tells_how_many_texts_are_cut(make_data, capsys):
+    predicted(make_data(text=["of", *["the " * 40] * 2], max_length=16))
+    assert capsys.readouterr().err == "note: 2 of 3 texts cut at data.max_length = 16\n"
+    predicted(make_data(text=["of", "the " * 40], max_length=16, max_windows=2, window_overlap=4))
+    assert capsys.readouterr().err == "note: 1 of 2 texts cut at 2 windows of data.max_length = 16\n"
+    predicted(make_data(text=["of", "the " * 40], max_length=64))
+    assert capsys.readouterr().err == ""
+
+
+def test_predict_leaves_labels_out_that_are_not_the_tasks(make_data, tmp_path, capsys):
+    file = tmp_path / "new.csv"
+    file.write_text("text,label\nso fine,great\nso bad,neg\nso it is,\nso dull,a long story\n")
+    data = make_data(file=str(file))
+    data.setup("predict")
+    assert [prompt.label for prompt in data.prompts] == [None, 0, None, None]
+    (told,) = capsys.readouterr().err.splitlines()
+    where = f"the first 'great' in data.file='{file}', line 2"
+    assert told == f"note: labels that are not the task's are left out, 2 in all, {where}"
+
+
 @pytest.mark.parametrize(
     "settings, message",
     [
