@@ -106,6 +106,11 @@ def test_a_long_field_is_no_error(tmp_path):
         ("t.csv", "", r"t.csv is empty; allowed: a line with the columns' names, and rows$"),
         ("t.csv", "text,label\n", r"whose train split is empty; allowed: 1 row or more"),
         ("t.csv", "text,label\nx,fine\n", r"t.csv, line 2: label is 'fine'; allowed: 'bad', 'good', or"),
+        (
+            "t.csv",
+            "text,label\nx,-1\n",
+            r"line 2 has the label -1, which stands for none; allowed: one in every train row, or '-1' among data.labels$",
+        ),
         ("t.csv", "text,label\nx,\n", r"t.csv, line 2 has no label; allowed: one in every train row$"),
         (
             "t.csv",

@@ -172,7 +172,10 @@ class LabelledSource:
             labels.add(label is not None)
             if not split.startswith("test"):
                 if label is None:
-                    raise UserError(f"{self.setting}: {_at(where)} has no label", f"one in every {split} row")
+                    there = value not in (None, "")  # -1
+                    found = f"the label {value}, which stands for none" if there else "no label"
+                    named = f", or {str(value)!r} among data.labels" if there and self.task.labels and not self.task.hub else ""
+                    raise UserError(f"{self.setting}: {_at(where)} has {found}", f"one in every {split} row{named}")
             elif len(labels) == 2:
                 other = "no label, though others have one" if label is None else "a label, though others have none"
                 raise UserError(f"{self.setting}: {_at(where)} has {other}", "one in all rows of a split, or in none")

@@ -191,12 +191,12 @@ def as_list(names: Iterable[str]) -> str:
 
 
 def _class(value, labels: tuple[str, ...]) -> int | None:
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
     text = str(value)
-    for name in (text, text.lower()) if isinstance(value, bool) else (text,):  # JSON's true is Python's True
+    whole = re.sub(r"^(-?\d+)\.0+$", r"\1", text)  # pandas writes whole numbers as 1.0 where one of the column is missing
+    for name in (text, text.lower() if isinstance(value, bool) else whole):  # JSON's true is Python's True
         if name in labels:
             return labels.index(name)
+    text = whole
     if isinstance(value, bool):
         text = str(int(value))
     allowed = ", ".join(map(repr, labels))

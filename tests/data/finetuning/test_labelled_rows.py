@@ -93,7 +93,7 @@ SST2, QQP, STSB = find_task("SST-2"), find_task("QQP"), find_task("STS-B")
             "sentence\tlabel\nfine\t1\nbad\t2\n",
             r"train.tsv, line 3: label is '2'; allowed: 'negative', 'positive'",
         ),
-        (SST2, "train", "sentence\tlabel\nfine\t-1\n", r"train.tsv, line 2 has no label; allowed: one in every train row"),
+        (SST2, "train", "sentence\tlabel\nfine\t-1\n", r"line 2 has the label -1, which stands for none; allowed: one in ev"),
         (SST2, "train", "text\tlabel\nfine\t1\n", r"train.tsv has no column 'sentence' .*allowed: .*, 'text', 'label'$"),
         (SST2, "train", "sentence\tclass\nfine\t1\n", r"train.tsv has no column 'label' \(data.label_column\); .* 'class'$"),
         (SST2, "train", "sentence\tlabel\nfine\t1\t1\n", r"train.tsv, line 2 has 3 fields; allowed: 2, as its first line$"),

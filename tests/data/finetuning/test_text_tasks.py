@@ -86,6 +86,13 @@ STARS = own_task(["text"], labels=["1", "2", "3", "4", "5"])
         (find_task("SST-2"), None, None),
         (STARS, 5, 4),  # a name, not a number
         (STARS, "1", 0),
+        (STARS, "4.0", 3),  # as pandas writes a column of numbers in which one is missing
+        (STARS, "-1.0", None),
+        (find_task("SST-2"), "1.0", 1),
+        (find_task("SST-2"), "-1.0", None),
+        (own_task(["text"], labels=["1.0", "2.0"]), "2.0", 1),
+        (own_task(["text"], labels=["1.0", "2.0"]), 2.0, 1),
+        (own_task(["text"], labels=["-1", "1"]), "-1", 0),
         (own_task(["text"], labels=["true", "false"]), True, 0),  # JSON's, which Python writes True
         (own_task(["text"], labels=["False", "True"]), True, 1),
         (own_task(["text"], labels=["bad", "good"]), True, 1),
@@ -114,6 +121,7 @@ def test_names_as_a_setting_takes_them():
     [
         (find_task("SST-2"), "good", r"^label is 'good'; allowed: 'negative', 'positive', or their numbers 0 to 1"),
         (find_task("SST-2"), 2, r"^label is 2; allowed: "),
+        (find_task("SST-2"), "0.5", r"^label is '0.5'; allowed: "),
         (find_task("SST-2"), 0.5, r"^label is 0.5; allowed: "),
         (find_task("SST-2"), float("nan"), r"^label is nan; allowed: "),
         (STARS, 0, r"^label is 0; allowed: '1', '2', '3', '4', '5'$"),
