@@ -42,6 +42,8 @@ def main(argv: list[str]) -> None:
     outputs = [Path(name) for name in given["output"]]
     if wrong := [path for path in outputs if path.suffix not in SUFFIXES or path.is_dir()]:
         raise SettingError("output", wrong[0], f"files that end in {' or '.join(SUFFIXES)}")
+    if blank := [text for text in given["text"] if not text.strip()]:
+        raise SettingError("text", blank[0], "something to embed")
     asked = bool(given["text"] or given["file"])
     if not asked and not given["sts"]:
         raise UserError("nothing to embed: give --text, --file or --sts")

@@ -93,8 +93,10 @@ def test_stsb_is_spearmans_correlation_of_cosines(model, pretrained, tmp_path):
     assert f"STS-B, {len(rows)} pairs: cosine against rating, Spearman {found['spearman']:.4f}" in shown
 
 
-def test_a_blank_line_is_refused(pretrained, tmp_path, monkeypatch):
+def test_a_blank_text_is_refused(pretrained, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    argv = ["embed", "--ckpt_path", str(pretrained), "--text", "one", " ", "--output", "a.npy"]
+    assert "error: text is ' '; allowed: something to embed" in complaint(argv, tmp_path)
     (tmp_path / "texts.txt").write_text("one\n\ntwo\n")
     argv = ["embed", "--ckpt_path", str(pretrained), "--file", "texts.txt", "--output", "a.npy"]
     assert "file: texts.txt, line 2 is blank; allowed: a text on each line" in complaint(argv, tmp_path)
