@@ -49,6 +49,18 @@ def test_a_class_that_cannot_predict_is_refused(own, tmp_path):
     assert line == "error: model is Plain; allowed with predict: a class with predict_step"
 
 
+def test_data_that_do_not_tell_how_many_tokens_there_are(tiny, pretrained, tmp_path):
+    ids = ["--data", "tests.own_code.Ids", "--trainer.max_steps", "1", "--name"]
+    tiny = tiny[:2]
+    shown = output(["fit", *tiny, *ids, "default"], tmp_path)
+    assert "note: Ids has no num_tokens: the model's vocabulary is the default of model.encoder.vocab_size, 50,265\n" in shown
+    shown = output(["fit", *tiny, *ids, "given", "--model.encoder.vocab_size", "16"], tmp_path)
+    assert "num_tokens" not in shown and "error" not in shown
+    line = refused(["fit", *tiny, *ids, "few", "--model.encoder.vocab_size", "15"], tmp_path)
+    assert line.startswith("error: input_ids of a batch hold 15; allowed: 0 to 14; the data's num_tokens, or else model.enc")
+    output(["fit", *tiny, *ids, "further", "--model.pretrained", str(pretrained), "--model.encoder", "null"], tmp_path)
+
+
 def rows_seen(stage, rank):
     return [row for line in Path(f"seen/{stage}.{rank}").read_text().splitlines() for row in json.loads(line)]
 

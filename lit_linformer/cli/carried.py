@@ -77,7 +77,7 @@ def _of_pretrained(subcommand: str, config: Namespace) -> None:
         _check_same_task(source, model, config.data)
     if "tokenizer" in data and data.get("tokenizer") in own and source is not None:
         data.tokenizer = source.tokenizer or data.tokenizer
-    if data.get("max_length") is None:
+    if "max_length" in data and data.max_length is None:
         encoder = source.encoder if source is not None else model.encoder
         data.max_length = None if encoder is None else encoder.max_length
 

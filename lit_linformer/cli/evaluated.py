@@ -35,7 +35,7 @@ def evaluated(subcommand: str, argv: list[str], config: Namespace) -> Path | Non
         config.ckpt_path = str(find_model(path, "model.pretrained"))
     if config.name == DEFAULT_NAME and "name" not in typed:
         config.name = f"pretrained-{path.resolve().stem}"
-    if not any(config_files(argv)) and "data.max_length" not in typed and "init_args" in config.data:
+    if not any(config_files(argv)) and "data.max_length" not in typed and "max_length" in config.data.get("init_args", ()):
         config.data.init_args.max_length = None  # the model's
     return path
 

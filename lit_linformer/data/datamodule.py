@@ -257,3 +257,10 @@ def check_global_batch(rows: int, batch_size: int, devices: int, accumulate: int
             rows,
             f"a multiple of {batch_size * devices}, data.batch_size = {batch_size} × {devices} device{'s' * (devices > 1)}",
         )
+
+
+def check_ids(ids: torch.Tensor, vocab_size: int) -> None:
+    """UserError for tokens that a model has no embedding for, which would end in a traceback of torch's."""
+    if wrong := [int(end) for end in ids.aminmax() if not 0 <= end < vocab_size]:
+        allowed = f"0 to {vocab_size - 1}; the data's num_tokens, or else model.encoder.vocab_size, says how many there are"
+        raise UserError(f"input_ids of a batch hold {wrong[0]}", allowed)

@@ -17,7 +17,8 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_warn
 from torch.optim.lr_scheduler import LambdaLR
 
-from lit_linformer.data.datamodule import check_image, check_row_length
+from lit_linformer.data.datamodule import check_ids, check_image, check_row_length
+from lit_linformer.data.notes import note
 from lit_linformer.data.tokenizer import Tokenizer
 from lit_linformer.model import Encoder, EncoderConfig
 from lit_linformer.runs.trained_model import StoredModel, read_model
@@ -91,6 +92,10 @@ class TrainingModule(LightningModule):
             check_row_length(rows, longest, windows=hasattr(data, "max_windows"))
             if encoder.config.of_images:
                 check_image(getattr(data, "image_tokens", longest), longest)
+            default = self._pretrained_tokenizer is None and encoder.config.vocab_size == EncoderConfig.vocab_size
+            if stage == "fit" and default and data is not None and not hasattr(data, "num_tokens"):
+                told = f"the default of model.encoder.vocab_size, {EncoderConfig.vocab_size:,}"
+                note(f"{type(data).__name__} has no num_tokens: the model's vocabulary is {told}")
         check_same_tokenizer(data, self._pretrained_tokenizer)
 
     def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
@@ -147,7 +152,16 @@ class TrainingModule(LightningModule):
         self.batches_seen += 1
         self.tokens_seen += batch["input_ids"].numel() * self.trainer.world_size
 
+    def _check_ids(self, batch: Any, batch_idx: int) -> None:
+        encoder, there = getattr(getattr(self, "net", None), "encoder", None), isinstance(batch, dict) and "input_ids" in batch
+        if there and isinstance(encoder, Encoder) and (batch_idx == 0 or batch["input_ids"].device.type == "cpu"):
+            check_ids(batch["input_ids"], encoder.config.vocab_size)  # a GPU waits for each look
+
+    def on_validation_batch_start(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self._check_ids(batch, batch_idx)
+
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        self._check_ids(batch, batch_idx)
         # Dropout is a pure function of (seed, batches so far, rank), so that a resumed run repeats it bit for bit.
         seed = int(os.environ.get("PL_GLOBAL_SEED", 0))
         state = np.random.SeedSequence((seed, self.batches_seen, self.global_rank)).generate_state(1, np.uint64)

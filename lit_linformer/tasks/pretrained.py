@@ -54,10 +54,10 @@ def load_masked_model(net: MaskedLanguageModel, source: StoredModel, setting: st
 def check_same_tokenizer(data: Any, own: Tokenizer | None, setting: str = "model.pretrained", allowed: str = "") -> None:
     """ValueError where a data module has a tokenizer, and another than that of the model which ``setting`` names.
 
-    The module may be the user's own, with no more than a LightningDataModule has.
+    The module may be the user's own, with no more than a LightningDataModule has, and so may the tokenizer.
     """
-    tokenizer = getattr(data, "tokenizer", None)
-    if own is not None and tokenizer is not None and not tokenizer.same_ids(own):
+    same_ids = getattr(getattr(data, "tokenizer", None), "same_ids", None)
+    if own is not None and same_ids is not None and not same_ids(own):
         name = getattr(data, "tokenizer_name", type(data).__name__)
         raise UserError(
             f"data.tokenizer={name!r} is another tokenizer than the one that {setting} was trained with",
