@@ -118,8 +118,8 @@ def finetuning_grid(page: Page, source: Source) -> None:
 
     grid = source.grid
     of_paper = bool({*TASKS} & {*grid.axes[grid.rows], *grid.axes[grid.columns]})
-    title = "Table 2: scores" if of_paper else "Scores"
-    page.add(f"## {title} after fine-tuning, {plain(grid.name)}", f"{plain(heading(grid))}.")
+    title = "Table 2: scores after fine-tuning" if of_paper else "Scores"
+    page.add(f"## {title}, {plain(grid.name)}", f"{plain(heading(grid))}.")
     page.add(markdown(grid, summary(grid)), measured(source.content))
     if of_paper and not grid.paper:
         page.add("The paper's, in percent (RoBERTa-base's size and budget; dev accuracy, of IMDB test accuracy):")
@@ -177,7 +177,7 @@ def curves(page: Page, groups: list[Group], command: str | None = None) -> None:
 
 
 def finetuning_runs(page: Page, runs: list[Run]) -> None:
-    page.add("## Other fine-tuning runs")
+    page.add("## Other runs, by their scores")
     lines = [["run", "steps", "seconds", "scores at the best validation", "of `test`"]]
     for run in runs:
         validated = run.result.get("best_metrics") or run.result.get("metrics") or (run.curve[-1] if run.curve else {})

@@ -46,8 +46,10 @@ class Run(RunRecord):
 
     @property
     def pretraining(self) -> bool:
-        """Judged by its curve or, before the first validation, by its data."""
-        return "perplexity" in (self.curve or [{}])[0] or of_class(self.setting("data.class_path"), "PretrainingData")
+        """Judged by its curve or, without one, by its data and its metric: a module of one's own may have another one."""
+        if self.curve:
+            return "perplexity" in self.curve[0]
+        return of_class(self.setting("data.class_path"), "PretrainingData") and self.monitor.endswith("perplexity")
 
     @property
     def transformer(self) -> bool:

@@ -90,7 +90,7 @@ def test_a_grid_of_other_tasks_is_not_table_2(tmp_path, monkeypatch):
     (folder / "table.json").write_text(text.replace("SST-2", "ListOps").replace("IMDB", "text"))
     main(["--source", "runs/table2"])
     page = Path("runs/report/report.md").read_text()
-    assert "## Scores after fine-tuning, table2" in page and "| Linformer, 128: paper" in page
+    assert "## Scores, table2" in page and "| Linformer, 128: paper" in page
     assert "Table 2" not in page and "The paper's, in percent" not in page
 
 
@@ -241,6 +241,20 @@ def test_other_runs_have_a_panel_of_their_own_and_say_if_they_do_not_compare(tmp
     write_run(Path("runs/c"), [(10, 1000, 60.0)], source="another.txt")
     main([])
     assert "such perplexities do not compare" in Path("runs/report/report.md").read_text()
+
+
+def test_a_run_with_a_metric_of_its_own_has_no_perplexity(tmp_path, monkeypatch):
+    """examples/denoising.py reads PretrainingData, and its headline is val/loss."""
+    monkeypatch.chdir(tmp_path)
+    write_run(Path("runs/own"), [(20, 2000, 0.5)])
+    Path("runs/own/perplexity.csv").unlink()
+    Path("runs/own/curve.csv").write_text("step,tokens,seconds,val/loss,best\n20,2000,2,0.5,0.5\n")
+    result = json.loads(Path("runs/own/result.json").read_text()) | {"best_metrics": {"val/loss": 0.5}}
+    Path("runs/own/result.json").write_text(json.dumps(result))
+    main([])
+    page = Path("runs/report/report.md").read_text()
+    assert "## Other runs, by their scores" in page and "perplexity" not in page
+    assert tables(page)["runs/own"][-1] == "loss 0.5000"
 
 
 def test_run_that_reached_its_last_step_is_finished_without_a_result(tmp_path):
