@@ -140,11 +140,13 @@ class LinformerCLI(LightningCLI):
         config.trainer.logger = False
         if fits and is_first_process():
             self.claim = Claim(self.run_dir)
-        asked = config.ckpt_path if self.subcommand != "prepare" else None
+        asked = config.ckpt_path
         if self.subcommand != "prepare":
             if self.evaluated is None or config.ckpt_path:
                 config.ckpt_path = checkpoint_path(self.subcommand, config.ckpt_path, self.run_dir)
             config.weights_only = True if config.weights_only is None else config.weights_only
+        elif config.ckpt_path is not None:
+            raise SettingError("ckpt_path", config.ckpt_path, "null, for no model is read", when="with prepare")
         if self.claim is not None and not lies_in(config.ckpt_path, self.run_dir):
             if config.overwrite:
                 _keep_sources(config, self.run_dir)

@@ -51,6 +51,6 @@ class RunTrainer(Trainer):
             finish(self)
         return results
 
-    def prepare(self, datamodule: LightningDataModule) -> None:
-        """Makes the tokenizer and the token blocks; trains nothing."""
+    def prepare(self, datamodule: LightningDataModule, ckpt_path: str | None = None, weights_only: bool | None = None) -> None:
+        """Makes the tokenizer and the token blocks; trains nothing. What a run's config.yaml says of checkpoints is not read."""
         datamodule.prepare_data()

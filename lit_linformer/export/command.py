@@ -106,6 +106,12 @@ def write(model: "TrainedModel", form: str, folder: Path, given: dict[str, Any])
         from lit_linformer.export.rounding import round_weights, store_rounded
 
         rounded = [round_weights(model)]
+    batches: list = []
+    if given["quantize"]:  # a text that cannot be read is told before the model is written
+        from lit_linformer.export import quantize
+
+        model.tokenizer.save(folder / "tokenizer.json")
+        batches = quantize.read_batches(model, given["source"], folder / "tokenizer.json")
     module.write(model, folder)
     if rounded:
         store_rounded(folder)
@@ -116,9 +122,6 @@ def write(model: "TrainedModel", form: str, folder: Path, given: dict[str, Any])
     if form == "onnx":
         sessions, measured = {"onnxruntime": written}, []
         if given["quantize"]:
-            from lit_linformer.export import quantize
-
-            batches = quantize.read_batches(model, given["source"], folder / "tokenizer.json")
             quantize.write(folder)
             sessions["onnxruntime int8"] = module.logits(model, folder, module.INT8)
             measured = [quantize.cost(model, batches, *sessions.values())]

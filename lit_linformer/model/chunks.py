@@ -43,7 +43,7 @@ def in_order(x: Tensor, order: Tensor) -> Tensor:
     """
     each = order.shape[:-1]
     first = torch.arange(math.prod(each), device=x.device).view(*each, 1) * x.shape[-2]
-    return x.reshape(-1, x.shape[-1]).index_select(0, (first + order).flatten()).view(*order.shape, -1)
+    return x.reshape(-1, x.shape[-1]).index_select(0, (first + order).flatten()).view(*order.shape, x.shape[-1])
 
 
 def columns(length: int, chunk: int, reach: int, device: torch.device | None = None) -> Tensor:

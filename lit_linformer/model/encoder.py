@@ -16,9 +16,10 @@ from torch.utils.checkpoint import checkpoint
 
 from .attention import ATTENTIONS, Attention, check_heads, check_width
 from .errors import SettingError, UserError
-from .parts import FEED_FORWARDS, NORM_TYPES, POSITIONS, check_parts, inner_width, make_norm
+from .parts import FEED_FORWARDS, NORM_TYPES, POSITIONS, check_padding, check_parts, inner_width, make_norm
 from .projection import SHORT_ROWS, Projection
 from .ranges import Dropout, Natural, OneOf, Range, check_ranges
+from .registry import check_shape
 from .starts import FITS
 
 NORMS = ("post", "pre")
@@ -174,7 +175,7 @@ class Encoder(nn.Module):
         Args:
             input_ids: (B, N) int64, N <= max_length, pads on the right.
             attention_mask: (B, N), True (or 1) at real tokens; None when all are, which is faster.
-            need_weights: also return the attention maps: True for every layer's, or the indices of some layers.
+            need_weights: also return the attention maps: True for every layer's, or the indices of some layers, -1 the last.
 
         Returns:
             Hidden states (B, N, D); with need_weights also {layer: maps}, (B, H, N, S): of K slots, of N tokens, or of both one
@@ -189,7 +190,8 @@ class Encoder(nn.Module):
                     f"attention_mask has shape {tuple(attention_mask.shape)}", f"input_ids', {tuple(input_ids.shape)}"
                 )
             attention_mask = attention_mask.bool()
-        wanted = range(len(self.layers)) if need_weights is True else need_weights or ()
+            check_padding(attention_mask, self.training)
+        wanted = range(len(self.layers)) if need_weights is True else self._layers(need_weights or ())
         x = self.tokens(input_ids)
         x = self.dropout(self.embedding_norm(x if self.positions is None else x + self.positions.weight[:length]))
         given = self.config.attention_kind.of_ids(self.config, input_ids, attention_mask)
@@ -204,6 +206,13 @@ class Encoder(nn.Module):
         if self.final_norm is not None:
             x = self.final_norm(x)
         return x if need_weights is False else (x, maps)
+
+    def _layers(self, indices: Sequence[int]) -> list[int]:
+        """Negative ones counted from the end."""
+        count = len(self.layers)
+        if outside := [index for index in indices if not -count <= index < count]:
+            raise UserError(f"need_weights names layer {outside[0]}", f"0 to {count - 1}, or -1 (the last) to {-count}")
+        return [index % count for index in indices]
 
     @property
     def shared(self) -> dict[str, nn.Module]:
@@ -254,7 +263,8 @@ class EncoderLayer(nn.Module):
         if need_weights and self.gives_maps:
             extra["need_weights"] = True
         found = self.attention(h, attention_mask, **extra)
-        attended, weights = (found, None) if isinstance(found, Tensor) else found
+        attended, weights = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+        check_shape(ATTENTIONS, self.attention, attended, tuple(x.shape), "as its input")
         x = x + self.dropout(attended)
         x = x if self.pre_norm else self.attention_norm(x)
         h = self.feed_forward_norm(x) if self.pre_norm else x

@@ -70,7 +70,7 @@ class Gated(Projection):
         if self.num_heads is not None:
             scores = scores.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B, H, N, G)
         real = torch.ones(1, x.shape[-2], dtype=torch.bool, device=x.device) if mask is None else mask
-        real = real.view(real.shape[0], *[1] * (scores.dim() - 3), -1, 1)
+        real = real.view(real.shape[0], *[1] * (scores.dim() - 3), real.shape[1], 1)
         there = between(windows(self, real, False), False, self.overlap)
         scores = between(windows(self, scores, 0.0), 0, self.overlap) + self.bias.unsqueeze(-3)
         return scores.masked_fill(~there, torch.finfo(scores.dtype).min / 2).softmax(-2).to(x.dtype) * there

@@ -178,8 +178,9 @@ class LookupAttention(WindowAttention):
 
 
 def neighbours(ids: Tensor, mask: Tensor | None, chunk: int) -> Neighbours:
-    """ids (B, N) int64, mask (B, N) bool or None: what a token's neighbours are. Pads are none, and have none."""
+    """ids (B, N), mask (B, N) bool or None: what a token's neighbours are. Pads are none, and have none."""
     length = ids.shape[1]
+    ids = ids.long()  # NONE is beyond int32
     ids = ids if mask is None else ids.masked_fill(~mask, NONE)
     around = functional.pad(ids, (1, 1), value=NONE)
     near = torch.stack([around[:, :length], around[:, 2:]], 1)  # (B, 2, N)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from .errors import SettingError
+from .errors import SettingError, UserError
 
 if TYPE_CHECKING:
     from .encoder import EncoderConfig
@@ -122,3 +122,16 @@ def check_parts(config: "EncoderConfig") -> None:
     if not config.attention_kind.rotary:
         silent = f", but attention={config.attention} does not say that its forward turns queries and keys"
         raise SettingError("position", "rotary", "learned, or a class with `rotary = True`", more=silent)
+
+
+def check_padding(mask: Tensor, training: bool) -> None:
+    """UserError for a row of the mask, (B, N) bool, with pads before a real token: places, slots and neighbours would be others.
+
+    Where it costs no more than a look: a GPU would have to be waited for, so there not in training, nor in what is traced.
+    """
+    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    if traced or not (mask.is_cpu or (mask.is_cuda and not training and not torch.cuda.is_current_stream_capturing())):
+        return
+    if (mask[:, 1:] > mask[:, :-1]).any():
+        allowed = "real tokens first, then pads: of a tokenizer of transformers padding_side='right'"
+        raise UserError("attention_mask has pads before real tokens", allowed)

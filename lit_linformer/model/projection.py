@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .errors import SettingError, UserError
-from .registry import Registry
+from .registry import Registry, check_shape
 from .starts import FITS, PROJECTION_INITS
 
 if TYPE_CHECKING:
@@ -176,6 +176,13 @@ def make_projection(kind: str, max_length: int, projection_dim: int, **settings:
     return PROJECTIONS.find(kind)(max_length=max_length, projection_dim=projection_dim, **settings)
 
 
+def compressed(E: Projection, compress: Callable[..., Tensor], x: Tensor, mask: Tensor | None) -> Tensor:
+    """(..., N, C) → (..., K, C), by what ``E.for_input`` gave; UserError where a user's own E gives something else."""
+    found = compress(x, mask)
+    check_shape(PROJECTIONS, E, found, (*x.shape[:-2], E.projection_dim, x.shape[-1]), "a row for each of projection_dim slots")
+    return found
+
+
 def project(E: Tensor, x: Tensor) -> Tensor:
     """E x: (K, N) times (B, N, C) or (B, H, N, C), or a matrix a head, (H, K, N) times (B, H, N, C) → (..., K, C).
 
@@ -186,7 +193,7 @@ def project(E: Tensor, x: Tensor) -> Tensor:
         return torch.einsum("hkn,bhnc->bhkc", E, x)
     if x.dim() == 4:  # one E for all heads: their widths side by side
         return project(E, x.transpose(1, 2).flatten(-2)).unflatten(-1, (x.shape[1], -1)).transpose(1, 2)
-    return torch.bmm(E.expand(len(x), -1, -1), x)
+    return torch.bmm(E.expand(x.shape[0], -1, -1), x)  # len(x) would be a constant of an exported program
 
 
 def missing(x: Tensor, mask: Tensor | None, max_length: int) -> Tensor:

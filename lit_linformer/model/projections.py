@@ -37,6 +37,8 @@ class Linear(Projection):
         self.weight = nn.Parameter(E + self.noise * torch.randn_like(E) if self.noise else E)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        if torch.compiler.is_exporting():  # of a plain encoder, for every length perhaps
+            return self.any_length()(x, mask)
         return with_rest(self, project(self.weight[..., : x.shape[-2]], x), x, mask)
 
     def mass(self, x: Tensor, mask: Tensor | None) -> Tensor | None:
@@ -97,7 +99,7 @@ class Convolution(Projection):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         if self.short_rows == "mean" and not is_full(self, x, mask):
             holes = missing(x, mask, self.max_length)
-            holes = holes.view(holes.shape[0], *[1] * (x.dim() - 3), -1, 1)
+            holes = holes.view(holes.shape[0], *[1] * (x.dim() - 3), holes.shape[1], 1)
             x = torch.where(holes, mean_token(x, mask), functional.pad(x, (0, 0, 0, self.max_length - x.shape[-2])))
         return (windows(self, x, 0.0) * self.weight.unsqueeze(-3)).sum(-2)
 
@@ -138,7 +140,7 @@ class Mean(Projection):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         counts = window_counts(self, x, mask)
-        counts = counts.view(counts.shape[0], *[1] * (x.dim() - 3), -1, 1)
+        counts = counts.view(counts.shape[0], *[1] * (x.dim() - 3), counts.shape[1], 1)
         return windows(self, x, 0.0).sum(-2) / counts.clamp(min=1).to(x.dtype)
 
     def mass(self, x: Tensor, mask: Tensor | None) -> Tensor | None:
@@ -163,7 +165,7 @@ class Max(Mean):
             x = x.masked_fill(pads[..., None], lowest)
         found = windows(self, x, lowest).amax(-2)
         counts = window_counts(self, x, mask)
-        return found.masked_fill(counts.view(counts.shape[0], *[1] * (x.dim() - 3), -1, 1) == 0, 0.0)
+        return found.masked_fill(counts.view(counts.shape[0], *[1] * (x.dim() - 3), counts.shape[1], 1) == 0, 0.0)
 
     def mass(self, x: Tensor, mask: Tensor | None) -> Tensor | None:
         return window_mass(self, x, mask)

@@ -93,13 +93,11 @@ class Registry(Mapping):
         raise UnknownKind(self.setting, name, f"{entries}{own}", why) from error
 
     def check_options(self, name: str, taken: set[str], options: dict[str, Any] | None) -> None:
-        """ValueError for an option that the class ``name`` does not have, or a value that its annotation does not allow.
+        """ValueError for an option that the class ``name`` does not have or lacks, or a value that its annotation does not allow.
 
         taken: arguments that the encoder itself gives it beside them.
         """
-        if not options:
-            return
-        init = self.find(name).__init__
+        options, init = options or {}, self.find(name).__init__
         parameters = inspect.signature(init).parameters.values()
         plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         own = [one.name for one in parameters if one.kind in plain and one.name not in taken | {"self"}]
@@ -109,3 +107,19 @@ class Registry(Mapping):
                     f"{self.setting}_options names {option!r}", ", ".join(own) or "none", when=f"with {self.setting}={name}"
                 )
         check_values(f"{self.setting}_options.", init, options)
+        any_more = any(one.kind is one.VAR_KEYWORD for one in parameters)
+        if not any_more and (refused := taken - {one.name for one in parameters}):
+            takes = f", whose __init__ takes no {min(refused)}"
+            raise SettingError(self.setting, name, "a class with `def __init__(self, …, **shape)`", more=takes)
+        needed = (one.name for one in parameters if one.name in own and one.default is one.empty)
+        if missing := next((one for one in needed if one not in options), None):
+            raise UserError(f"{self.setting}_options lacks {missing!r}", f"a value for it, since {name} has no default")
+
+
+def check_shape(registry: Registry, module: Any, found: Any, shape: tuple[int, ...], why: str) -> None:
+    """UserError, which names the class, for what its ``forward`` has returned, unless it is a tensor of that shape."""
+    if getattr(found, "shape", None) != shape:
+        said = f"a tensor {tuple(found.shape)}" if hasattr(found, "shape") else f"a {type(found).__name__}"
+        raise UserError(
+            f"forward of {registry.setting} {registry.name(type(module))} returns {said}", f"a tensor {shape}, {why}"
+        )

@@ -65,7 +65,7 @@ class SparseAttention(Attention):
     def _near(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """Of q, k, v (B, H/2, N, d): chunks of r, with both chunks beside them."""
         seen = columns(q.shape[2], self.reach, self.reach, q.device)  # (M, r, 3 r)
-        place = torch.arange(len(seen) * self.reach, device=q.device).view(-1, self.reach, 1)
+        place = torch.arange(seen.shape[0] * self.reach, device=q.device).view(-1, self.reach, 1)
         allowed = real_columns(seen, mask) & ((seen - place).abs() <= self.reach)
         weights = near_scores(q, k, allowed, self.reach, self.reach).softmax(-1)
         return near_values(functional.dropout(weights, self.dropout, self.training), v, self.reach, self.reach)

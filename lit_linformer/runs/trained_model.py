@@ -25,7 +25,7 @@ from lit_linformer.runs.checkpoints import (
 from lit_linformer.runs.folder import PERPLEXITY, SCORES, TOKENIZER
 from lit_linformer.runs.record import RunRecord, of_class
 from lit_linformer.utils.environment import versions
-from lit_linformer.utils.errors import SettingError
+from lit_linformer.utils.errors import SettingError, UserError
 from lit_linformer.utils.files import read_rows
 from lit_linformer.utils.weights import check_finite
 
@@ -94,6 +94,9 @@ class StoredModel:
                 net = SequenceClassifier(encoder, self.settings["num_labels"], self.settings["pooling"])
             else:
                 net = MaskedLanguageModel(encoder)
+            if others := sorted(net.state_dict().keys() ^ self.weights.keys()):  # of a task of the user's own, say
+                has = "it has" if others[0] in self.weights else "it lacks"
+                raise UserError(f"{has} {others[0]}, {len(others)} names differ in all")
             net.load_state_dict(self.weights)
         except (TypeError, KeyError, ValueError, RuntimeError) as error:
             what = " ".join(str(error).split())[:200]

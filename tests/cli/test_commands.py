@@ -119,11 +119,13 @@ def test_padding_of_a_batch_does_not_change_a_prediction(trained, tiny, tmp_path
 def test_prepare_is_what_fit_then_finds(tiny, tmp_path):
     own = ["--data.cache_dir", str(tmp_path / "cache")]
     assert re.search(r"done: .*/cache now has tokenizer-\w+, tokens-\w+$", output(["prepare", *tiny, *own], tmp_path).strip())
-    assert f"done: all of it was there already, in {tmp_path / 'cache'}" in output(["prepare", *tiny, *own], tmp_path)
+    there = f"done: all of it was there already, in {tmp_path / 'cache'}"
+    assert there in output(["prepare", *tiny, *own], tmp_path)
     assert not (tmp_path / "runs").exists()
     made = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*") if path.is_file()}
     assert any(path.name == "tokenizer.json" for path in made) and any(path.suffix == ".bin" for path in made)
     output(["fit", *tiny, *own], tmp_path)
+    assert there in output(["prepare", "--config", "runs/tiny/config.yaml"], tmp_path)
     after = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*") if path.is_file()}
     assert {path: time for path, time in after.items() if path.suffix != ".lock"} == {
         path: time for path, time in made.items() if path.suffix != ".lock"

@@ -154,7 +154,7 @@ def test_nothing_is_left_where_an_export_differs(pretrained, tmp_path, monkeypat
         ({"ckpt_path": "text.ckpt"}, "ckpt_path is text.ckpt, which is truncated or no checkpoint: it is no whole zip file"),
         ({"ckpt_path": "pickled.ckpt"}, "ckpt_path is pickled.ckpt, which holds other objects than weights"),
         ({"ckpt_path": "other.ckpt"}, "ckpt_path is other.ckpt, which holds no training state; allowed"),
-        ({"ckpt_path": "strange.ckpt"}, "ckpt_path is strange.ckpt, whose weights are of another model"),
+        ({"ckpt_path": "strange.ckpt"}, "ckpt_path is strange.ckpt, whose weights are of another model (it lacks head."),
         ({"format": "tensorflow"}, "format is 'tensorflow'; allowed: safetensors, huggingface, onnx, torch"),
         ({"format": "onx"}, "format is 'onx'; did you mean 'onnx'?"),
         ({"format": None}, "format is not given; allowed: safetensors|huggingface"),

@@ -200,3 +200,10 @@ def test_pipeline_gives_the_value_of_a_regression(folders, tmp_path):
     (found,) = transformers.pipeline("text-classification", model=model.eval(), tokenizer=tokenizer)("a film")
     ids = torch.tensor([tokenizer("a film")["input_ids"]])
     assert found["score"] == pytest.approx(model(ids).logits.item(), rel=1e-5) and abs(found["score"]) > 1
+
+
+def test_padding_on_the_left_is_refused(folders):
+    tokenizer = AutoTokenizer.from_pretrained(folders["mlm"], padding_side="left")
+    model = AutoModelForMaskedLM.from_pretrained(folders["mlm"])
+    with pytest.raises(ValueError, match="pads before real tokens; allowed: .* padding_side='right'"):
+        model(**tokenizer(["one", "one two three"], padding=True, return_tensors="pt"))

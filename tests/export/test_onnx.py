@@ -78,3 +78,15 @@ def test_an_exported_folder_is_measured_on_the_text_that_is_given(tmp_path, pret
     assert quantize.read_batches(model, str(corpus), tmp_path / "tokenizer.json")
     with pytest.raises(ValueError, match="quantize is 'int8'; allowed: for a run whose data is PretrainingData, or with"):
         quantize.read_batches(model, None, tmp_path / "tokenizer.json")
+
+
+def test_a_text_that_is_missing_is_told_before_the_graph_is_written(tmp_path, pretrained, monkeypatch):
+    pytest.importorskip("onnxruntime")
+    from lit_linformer.export import command, onnx
+
+    export(pretrained, "safetensors", tmp_path / "folder", tmp_path)
+    monkeypatch.setattr(onnx, "write", lambda model, folder: pytest.fail("the graph was written first"))
+    words = ["--ckpt_path", str(tmp_path / "folder"), "--format", "onnx", "--output", str(tmp_path / "o"), "--quantize", "int8"]
+    with pytest.raises(ValueError, match="quantize is 'int8'; allowed: for a run whose data is PretrainingData, or with"):
+        command.main(words)
+    assert not (tmp_path / "o").exists()

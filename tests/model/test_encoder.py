@@ -90,6 +90,32 @@ def test_attention_maps_of_chosen_layers(attention):
     assert list(maps) == [1] and maps[1].shape == (2, 2, 16, {"linformer": 4, "full": 16, "lookup": 20}[attention])
     torch.testing.assert_close(hidden, encoder(ids), rtol=1e-10, atol=1e-10)
     assert list(encoder(ids, need_weights=True)[1]) == [0, 1]
+    torch.testing.assert_close(encoder(ids, need_weights=[-1])[1], maps)
+    with pytest.raises(ValueError, match=r"need_weights names layer 2; allowed: 0 to 1, or -1 \(the last\) to -2"):
+        encoder(ids, need_weights=[0, 2])
+
+
+@pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
+def test_no_rows_and_ids_of_32_bits(options):
+    encoder, ids = Encoder(tiny(**options)).eval(), torch.randint(0, 50, (2, 16))
+    assert encoder(ids[:0]).shape == (0, 16, 8)
+    assert encoder(ids[:0], torch.ones(0, 16), need_weights=True)[0].shape == (0, 16, 8)
+    assert torch.equal(encoder(ids.int()), encoder(ids))
+
+
+RECOMMENDED = {"lookup, window": MECHANISMS["lookup, window"] | {"short_rows": "mean"}, "none": {"sharing": "none"}}
+
+
+@pytest.mark.parametrize("options", [{}, {"attention": "full"}, *RECOMMENDED.values()], ids=["linformer", "full", *RECOMMENDED])
+def test_the_plain_encoder_is_exported_for_any_batch_and_length(options):
+    encoder = Encoder(tiny(norm="pre", local_width=3, **options)).eval()
+    ids, mask = torch.randint(0, 50, (3, 10)), torch.ones(3, 10, dtype=torch.bool)
+    sizes = {0: torch.export.Dim("batch", min=1, max=64), 1: torch.export.Dim("length", min=1, max=16)}
+    program = torch.export.export(encoder, (ids, mask), dynamic_shapes=(sizes, sizes)).module()
+    for rows, length in ((1, 1), (2, 3), (5, 16)):
+        ids = torch.randint(0, 50, (rows, length))
+        mask = torch.arange(length) < torch.randint(1, length + 1, (rows, 1))
+        torch.testing.assert_close(program(ids, mask)[mask], encoder(ids, mask)[mask])
 
 
 def test_k_may_differ_by_layer():
@@ -279,3 +305,9 @@ def test_inputs_that_do_not_fit_are_refused():
         encoder(torch.zeros(1, 17, dtype=torch.int64))
     with pytest.raises(ValueError, match=r"attention_mask has shape \(1, 3\); allowed: input_ids', \(1, 4\)"):
         encoder(torch.zeros(1, 4, dtype=torch.int64), torch.ones(1, 3, dtype=torch.bool))
+    encoder(torch.zeros(2, 4, dtype=torch.int64), torch.tensor([[1, 1, 0, 0], [0, 0, 0, 0]]))
+    for row in ([0, 1, 1, 1], [1, 0, 0, 1]):
+        with pytest.raises(
+            ValueError, match="attention_mask has pads before real tokens; allowed: real tokens first, then pads"
+        ):
+            encoder(torch.zeros(2, 4, dtype=torch.int64), torch.tensor([[1, 1, 1, 0], row]))

@@ -36,6 +36,41 @@ class Alone(SelfAttention):
         return self.value(x)
 
 
+class Few(Projection):
+    """A slot too few."""
+
+    def forward(self, x, mask=None):
+        return x[..., : self.projection_dim - 1, :]
+
+
+class Short(Alone):
+    """Of the first token alone, which adding would spread over all."""
+
+    def forward(self, x, attention_mask=None):
+        return self.value(x[:, :1])
+
+
+class Silent(Alone):
+    """No return."""
+
+    def forward(self, x, attention_mask=None):
+        x = self.value(x)
+
+
+class Bare(Alone):
+    """Without **shape."""
+
+    def __init__(self, reach: int = 3):
+        super().__init__(8, 2, 16)
+
+
+class Needy(Alone):
+    """A setting without a default."""
+
+    def __init__(self, reach: int, **shape):
+        super().__init__(**shape)
+
+
 class Dynamic(Projection):
     """Long-Short Transformer's: weights from the layer's input, computed once for keys and values."""
 
@@ -143,6 +178,29 @@ def test_what_a_class_tells_of_its_forward_is_not_inherited_by_another_forward()
 def test_an_attention_that_gives_no_more_than_a_tensor():
     hidden, maps = encoder(attention=path(Alone))(torch.randint(0, 50, (2, 9)), need_weights=True)
     assert hidden.shape == (2, 9, 8) and maps == {}
+
+
+@pytest.mark.parametrize("order", ["compress_first", "project_first"])
+def test_a_forward_that_returns_another_shape_is_refused(order):
+    ids = torch.randint(0, 50, (2, 9))
+    shapes = (
+        r"\(2, 3, 8\); allowed: a tensor \(2, 4, 8\)" if order == "compress_first" else r"\(2, 2, 3, 4\); allowed: a tensor"
+    )
+    with pytest.raises(ValueError, match=f"forward of projection {path(Few)} returns a tensor {shapes}"):
+        encoder(projection=path(Few), order=order)(ids)
+    for kind, said in ((Short, r"tensor \(2, 1, 8\)"), (Silent, "NoneType")):
+        with pytest.raises(
+            ValueError, match=rf"forward of attention {path(kind)} returns a {said}; allowed: a tensor \(2, 9, 8\)"
+        ):
+            encoder(attention=path(kind))(ids)
+
+
+def test_an_init_that_the_encoder_cannot_call_is_refused():
+    with pytest.raises(ValueError, match=r"Bare', whose __init__ takes no bias; allowed: a class with .*\*\*shape"):
+        encoder(attention=path(Bare))
+    with pytest.raises(ValueError, match=r"attention_options lacks 'reach'; allowed: a value for it"):
+        encoder(attention=path(Needy))
+    encoder(attention=path(Needy), attention_options={"reach": 2})
 
 
 @pytest.mark.parametrize("order", ["compress_first", "project_first"])
