@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,14 @@ def test_trains_resumes_and_validates_under_its_own_name(name, ideas, here, tmp_
     argv = ["--config", f"runs/{name}/config.yaml", "--trainer.default_root_dir", str(tmp_path / "runs" / name)]
     assert "resuming at step 8" in output(["fit", *argv, "--ckpt_path", "last", "--trainer.max_steps", "10"], tmp_path)
     assert "val/perplexity" in output(["validate", *argv], tmp_path)
+
+
+@pytest.mark.parametrize("setting", ['attention="my_ideas.Window"', 'projection="my_ideas.Salient"'])
+def test_the_pages_lines_show_that_padding_does_not_matter(setting, here, monkeypatch):
+    monkeypatch.syspath_prepend(here)
+    lines = re.search(r"```python3\n(.*?)```", PAGE, re.DOTALL)[1]
+    exec(lines.replace('attention="my_ideas.Window"', setting), {})
+    del sys.modules["my_ideas"]  # other tests have files of that name
 
 
 def test_draws_or_says_that_there_are_no_slots(here, tmp_path):

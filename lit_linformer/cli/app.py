@@ -38,6 +38,7 @@ from lit_linformer.cli.early import check_early, check_machine
 from lit_linformer.cli.evaluated import evaluated, load_exported
 from lit_linformer.cli.given import for_parser, given_settings
 from lit_linformer.cli.help import RangesInWords, add_run_arguments
+from lit_linformer.cli.ignored import warn_ignored
 from lit_linformer.cli.often_changed import DEFAULT_CLASSES, TRAINER_DEFAULTS
 from lit_linformer.cli.quick_checks import no_encoder
 from lit_linformer.cli.refused import refused, unwrapped
@@ -157,6 +158,8 @@ class LinformerCLI(LightningCLI):
             raise UserError(*no_encoder("load_weights" in model))  # before a tokenizer is trained for it
         if self.subcommand != "prepare":
             check_early(self.subcommand, config)
+        if self.subcommand == "fit":
+            warn_ignored(self.argv, config.model)
 
     def instantiate_classes(self) -> None:
         if self.subcommand != "prepare":

@@ -52,5 +52,5 @@ class RunTrainer(Trainer):
         return results
 
     def prepare(self, datamodule: LightningDataModule, ckpt_path: str | None = None, weights_only: bool | None = None) -> None:
-        """Makes the tokenizer and the token blocks; trains nothing. What a run's config.yaml says of checkpoints is not read."""
+        """Makes the tokenizer and the token blocks; trains nothing. What a run's config says of checkpoints is not read."""
         datamodule.prepare_data()

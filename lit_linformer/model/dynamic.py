@@ -22,6 +22,8 @@ class Dynamic(Projection):
         shape: as Projection's; init and noise have no effect.
     """
 
+    settings = ()
+
     def __init__(self, **shape: Any):
         super().__init__(**shape)
         # Without a bias, which the softmax over tokens would cancel.

@@ -32,6 +32,8 @@ class Gated(Projection):
         shape: as Projection's; of init, what B starts as (of windows only), and noise has no effect.
     """
 
+    settings = ("projection_init",)
+
     def __init__(self, gate: Annotated[str, OneOf(("head", "channel"))] = "head", overlap: Natural = 0, **shape: Any):
         super().__init__(**shape)
         self.window, self.overlap = self.max_length // self.projection_dim, overlap

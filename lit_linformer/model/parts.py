@@ -125,7 +125,7 @@ def check_parts(config: "EncoderConfig") -> None:
 
 
 def check_padding(mask: Tensor, training: bool) -> None:
-    """UserError for a row of the mask, (B, N) bool, with pads before a real token: places, slots and neighbours would be others.
+    """UserError for a row of the mask, (B, N) bool, with pads before a real token: its places would be others.
 
     Where it costs no more than a look: a GPU would have to be waited for, so there not in training, nor in what is traced.
     """

@@ -44,6 +44,8 @@ class Projection(nn.Module):
     """
 
     commutes = False  # whether E (x W) = (E x) W for every matrix W
+    # Of EncoderConfig, those that only some kinds read; a class of your own may.
+    settings: tuple[str, ...] = ("projection_init", "projection_noise", "short_rows")
 
     def __init__(
         self,

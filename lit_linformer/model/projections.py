@@ -129,6 +129,8 @@ class Convolution(Projection):
 class Mean(Projection):
     """Slot j is the mean of the real tokens of window j, of n/k tokens."""
 
+    settings = ()
+
     @classmethod
     def check(cls, max_length: int, projection_dim: int, init: str) -> None:
         super().check(max_length, projection_dim, init)
@@ -183,6 +185,7 @@ class Gaussian(Linear):
     """A fixed random E, N(0, 1/k), kept in the state dict: the theorems' projection."""
 
     fill = Projection.fill  # what is random stays so
+    settings = ("short_rows",)
 
     def _keep(self, E: Tensor) -> None:
         self.register_buffer("weight", E)

@@ -93,7 +93,7 @@ class Registry(Mapping):
         raise UnknownKind(self.setting, name, f"{entries}{own}", why) from error
 
     def check_options(self, name: str, taken: set[str], options: dict[str, Any] | None) -> None:
-        """ValueError for an option that the class ``name`` does not have or lacks, or a value that its annotation does not allow.
+        """ValueError for an option that the class ``name`` does not have, or lacks, or whose value its annotation refuses.
 
         taken: arguments that the encoder itself gives it beside them.
         """

@@ -15,6 +15,8 @@ from lit_linformer.utils.errors import SettingError
 SCHEDULES = ("linear", "cosine", "polynomial", "constant", "wsd")
 OPTIMIZERS = ("adamw", "muon")
 MUON = "muon"  # the name of its parameter group
+# Settings of Optimization that are read with one value of another alone.
+READ_WITH = {"muon_lr_factor": ("optimizer", "muon"), "decay_share": ("schedule", "wsd"), "power": ("schedule", "polynomial")}
 Schedule = Annotated[str, OneOf(SCHEDULES)]
 LearningRate = Annotated[float, Range(above=0, most=10000)]
 Multiple = Annotated[float, Range(least=0, most=1000)]  # of another learning rate

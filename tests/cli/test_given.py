@@ -71,3 +71,23 @@ def test_what_is_typed_as_a_text_is_one(words, meant):
     assert for_parser(["predict", *words]) == ["predict", *meant]
     if words[0] == "--data.text" and "[" not in words[1] and words[1] != "null":
         assert given_settings(["predict", *words])["data.text"] == words[1]
+
+
+def test_a_typed_setting_that_nothing_reads_is_told_once(tiny, tmp_path):
+    encoder, quick = "--model.encoder", ["--trainer.max_steps", "1", "--trainer.fast_dev_run", "true"]
+
+    def told(*words):
+        lines = output(["fit", *tiny, *quick, *words], tmp_path).splitlines()
+        return [line.removeprefix("warning: ") for line in lines if "ignored: model." in line]
+
+    full = [f"{encoder}.attention", "full"]
+    assert told(*full, f"{encoder}.projection", "conv", f"{encoder}.projection_dim", "4", "--model.power", "3") == [
+        "model.power is ignored: model.schedule is linear",
+        "model.encoder.projection, model.encoder.projection_dim are ignored: model.encoder.attention is full",
+    ]
+    # The config says k for every attention. What is read is not told.
+    assert told(*full) == []
+    assert told("--model.schedule", "wsd", "--model.decay_share", "0.2", f"{encoder}.projection_init", "strided") == []
+    assert told(f"{encoder}.projection", "mean", f"{encoder}.projection_init", "split", f"{encoder}.local_width", "5") == [
+        "model.encoder.projection_init is ignored: model.encoder.projection is mean"
+    ]

@@ -205,5 +205,5 @@ def test_pipeline_gives_the_value_of_a_regression(folders, tmp_path):
 def test_padding_on_the_left_is_refused(folders):
     tokenizer = AutoTokenizer.from_pretrained(folders["mlm"], padding_side="left")
     model = AutoModelForMaskedLM.from_pretrained(folders["mlm"])
-    with pytest.raises(ValueError, match="pads before real tokens; allowed: .* padding_side='right'"):
+    with pytest.raises(ValueError, match=r"pads before real tokens; allowed: .* padding_side='right'"):
         model(**tokenizer(["one", "one two three"], padding=True, return_tensors="pt"))

@@ -1,0 +1,44 @@
+"""Settings that are typed on a command line, and that the kinds which are chosen do not read: told in a line, once.
+
+Not those of --config files: an overlay may set them for every kind of model that it is laid over.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from jsonargparse import Namespace
+from lightning.pytorch.utilities import rank_zero_warn
+
+from lit_linformer.cli.given import typed_words
+from lit_linformer.model import ATTENTIONS, PROJECTIONS, Projection
+from lit_linformer.tasks.optim import READ_WITH
+
+ENCODER, OF_PROJECTIONS = "model.encoder", ("projection_lr_factor", "projection_weight_decay")
+
+
+def warn_ignored(argv: list[str], model: Namespace) -> None:
+    """model: a fit's, with class_path and init_args."""
+    typed, settings = [name for name, _ in typed_words(argv)], dict(vars(model.get("init_args", Namespace())))
+    for names, reason in _unread(settings):
+        if told := dict.fromkeys(name for name in typed for one in names if name == one or name.startswith(f"{one}.")):
+            rank_zero_warn(f"{', '.join(told)} {'is' if len(told) == 1 else 'are'} ignored: {reason}")
+
+
+def _unread(settings: dict[str, Any]) -> Iterator[tuple[set[str], str]]:
+    """(settings, why nothing reads them). A class of the user's own may read any."""
+    for name, (decides, value) in READ_WITH.items():
+        if settings.get(decides, value) != value:
+            yield {f"model.{name}"}, f"model.{decides} is {settings[decides]}"
+    encoder = settings.get("encoder")
+    if not isinstance(encoder, Namespace) or not {"attention", "projection", "position"} <= vars(encoder).keys():
+        return
+    if encoder.attention in ATTENTIONS:
+        kind = ATTENTIONS[encoder.attention]
+        others = {name for one in ATTENTIONS.values() for name in one.settings} - {*kind.settings}
+        unread = {f"{ENCODER}.{name}" for name in others} | {f"model.{name}" for name in OF_PROJECTIONS if not kind.slots}
+        yield unread, f"{ENCODER}.attention is {encoder.attention}"
+        if kind.slots and encoder.projection in PROJECTIONS:
+            others = {*Projection.settings} - {*PROJECTIONS[encoder.projection].settings}
+            yield {f"{ENCODER}.{name}" for name in others}, f"{ENCODER}.projection is {encoder.projection}"
+    if encoder.position != "rotary":
+        yield {f"{ENCODER}.rotary_base"}, f"{ENCODER}.position is {encoder.position}"
