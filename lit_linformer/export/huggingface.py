@@ -6,8 +6,8 @@
     model = AutoModelForMaskedLM.from_pretrained("out/quickstart")
     pipeline("fill-mask", "out/quickstart")("Return the <mask> of the object.")
 
-Thin: the encoder and the heads are those of lit_linformer.model. Tokens must be padded on the right, as the tokenizer does; a mask
-that says otherwise is refused.
+Thin: the encoder and the heads are those of lit_linformer.model. Tokens must be padded on the right, as the tokenizer does; a
+mask that says otherwise is refused.
 Shapes: B rows, N tokens, D hidden width, V vocabulary, C classes, K slots.
 """
 
