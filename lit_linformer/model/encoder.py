@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from .attention import ATTENTIONS, Attention, check_heads, check_width
 from .errors import SettingError, UserError
-from .parts import FEED_FORWARDS, NORM_TYPES, POSITIONS, check_padding, check_parts, inner_width, make_norm
+from .parts import FEED_FORWARDS, NORM_TYPES, POSITIONS, check_mask, check_parts, inner_width, make_norm
 from .projection import SHORT_ROWS, Projection
 from .ranges import Dropout, Natural, OneOf, Range, check_ranges
 from .registry import check_shape
@@ -185,12 +185,8 @@ class Encoder(nn.Module):
         if length > self.config.max_length:
             raise UserError(f"the input has {length} tokens", f"up to max_length = {self.config.max_length}")
         if attention_mask is not None:
-            if attention_mask.shape != input_ids.shape:
-                raise UserError(
-                    f"attention_mask has shape {tuple(attention_mask.shape)}", f"input_ids', {tuple(input_ids.shape)}"
-                )
             attention_mask = attention_mask.bool()
-            check_padding(attention_mask, self.training)
+            check_mask(attention_mask, input_ids, self.training)
         wanted = range(len(self.layers)) if need_weights is True else self._layers(need_weights or ())
         x = self.tokens(input_ids)
         x = self.dropout(self.embedding_norm(x if self.positions is None else x + self.positions.weight[:length]))

@@ -124,11 +124,14 @@ def check_parts(config: "EncoderConfig") -> None:
         raise SettingError("position", "rotary", "learned, or a class with `rotary = True`", more=silent)
 
 
-def check_padding(mask: Tensor, training: bool) -> None:
-    """UserError for a row of the mask, (B, N) bool, with pads before a real token: its places would be others.
+def check_mask(mask: Tensor, ids: Tensor, training: bool) -> None:
+    """UserError for a mask, (B, N) bool, that is not of the ids' shape, or has pads before real tokens, whose places count.
 
-    Where it costs no more than a look: a GPU would have to be waited for, so there not in training, nor in what is traced.
+    The second where it costs no more than a look: a GPU would have to be waited for, so there not in training, nor in what is
+    traced.
     """
+    if mask.shape != ids.shape:
+        raise UserError(f"attention_mask has shape {tuple(mask.shape)}", f"input_ids', {tuple(ids.shape)}")
     traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
     if traced or not (mask.is_cpu or (mask.is_cuda and not training and not torch.cuda.is_current_stream_capturing())):
         return
