@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from .attention import ATTENTIONS, Attention, log_mass, split_heads, zero_pads
 from .errors import SettingError, UserError
-from .projection import PROJECTIONS, Projection, check_dims, compressed, longer_dims, make_projection
+from .projection import PROJECTIONS, Projection, check_dims, longer_dims, make_projection
 
 if TYPE_CHECKING:
     from .encoder import EncoderConfig
@@ -212,14 +212,15 @@ class LinformerAttention(Attention):
             return self.project(k, v, x, attention_mask, shared)
         x = zero_pads(x, attention_mask)
         if E.commutes and not torch.compiler.is_exporting() and x.shape[1] < E.projection_dim:
-            # Fewer tokens than slots: E (x W) + b is (E x) W + b, with W applied to N rows instead of K.
+            # Fewer tokens than slots: E (x W) + b is (E x) W + b, with W applied to N rows instead of K. (What is exported may be
+            # for any length, and cannot choose.)
             k = E(functional.linear(x, self.key.weight), attention_mask)
             v = F(functional.linear(x, self.value.weight), attention_mask)
             if self.key.bias is not None:
                 k, v = k + self.key.bias.to(k.dtype), v + self.value.bias.to(v.dtype)
         else:
-            x_E = compressed(E, E.for_input(x, attention_mask), x, attention_mask)  # (B, K, D)
-            x_F = x_E if F is E else compressed(F, F.for_input(x, attention_mask), x, attention_mask)
+            x_E = E.for_input(x, attention_mask)(x, attention_mask)  # (B, K, D)
+            x_F = x_E if F is E else F.for_input(x, attention_mask)(x, attention_mask)
             k, v = self.key(x_E), self.value(x_F)
         return split_heads(k, self.num_heads), split_heads(v, self.num_heads)
 
@@ -229,8 +230,8 @@ class LinformerAttention(Attention):
         """E k and F v, (B, H, K, d) each, of keys and values (B, H, N, d), zeros at pads; x: the layer's input."""
         E, F = self.projections(shared)
         to_slots = E.for_input(x, attention_mask)
-        k = compressed(E, to_slots, k, attention_mask)
-        return k, compressed(F, to_slots if F is E else F.for_input(x, attention_mask), v, attention_mask)
+        k = to_slots(k, attention_mask)
+        return k, (to_slots if F is E else F.for_input(x, attention_mask))(v, attention_mask)
 
     def projections(self, shared: Projection | None) -> tuple[Projection, Projection]:
         """E and F of this layer."""

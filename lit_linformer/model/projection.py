@@ -116,7 +116,13 @@ class Projection(nn.Module):
         For projections whose weights depend on the layer's input x, (B, N, D): they are computed once for keys and values.
         The values at pads must not matter.
         """
-        return self
+        return self._to_slots
+
+    def _to_slots(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """``forward``; UserError where that of a user's own class does not return K rows."""
+        found = self(x, mask)
+        check_shape(PROJECTIONS, self, found, (*x.shape[:-2], self.projection_dim, x.shape[-1]), "a row for each of k slots")
+        return found
 
     def mass(self, x: Tensor, mask: Tensor | None) -> Tensor | None:
         """The share of each slot that lies on real tokens: Σ_real |E_j| / Σ |E_j|, in [0, 1]; 0 means an empty slot.
@@ -176,13 +182,6 @@ PROJECTIONS = Registry("projection", Projection)
 def make_projection(kind: str, max_length: int, projection_dim: int, **settings: Any) -> Projection:
     """The projection of that name or class path; settings: num_heads, channels, init, noise, and what it has of its own."""
     return PROJECTIONS.find(kind)(max_length=max_length, projection_dim=projection_dim, **settings)
-
-
-def compressed(E: Projection, compress: Callable[..., Tensor], x: Tensor, mask: Tensor | None) -> Tensor:
-    """(..., N, C) → (..., K, C), by what ``E.for_input`` gave; UserError where a user's own E gives something else."""
-    found = compress(x, mask)
-    check_shape(PROJECTIONS, E, found, (*x.shape[:-2], E.projection_dim, x.shape[-1]), "a row for each of projection_dim slots")
-    return found
 
 
 def project(E: Tensor, x: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ def test_it_is_validated_and_goes_on(run, tmp_path):
     assert now == pytest.approx(then, rel=1e-3)  # another processor's sums
     words = ["fit", "--config", "runs/old/config.yaml", "--ckpt_path", "last", "--trainer.max_steps", "15"]
     told = output(words, tmp_path)
-    assert "resuming at step 10" in told and "  first     300.13 (step 0)\n" in told
+    assert "resuming at step 10" in told and "(step 15)\n" in told
     assert [row["step"] for row in read_rows(run / "perplexity.csv")] == [0, 5, 10, 15]
 
 

@@ -70,7 +70,8 @@ def test_a_hub_data_set_with_its_classes_in_another_order_counts_by_name(tmp_pat
     (root / "README.md").write_text(CARD)
     source = LabelledSource(f"hub:{root}", OWN)
     assert list(source.rows("test")) == [LabelledRow(("good",), 1), LabelledRow(("bad",), 0)]
-    with pytest.raises(ValueError, match=r"data.source: 'hub:.*', split train, row 2 has no label; allowed: one in every"):
+    told = r"data.source: 'hub:.*', split train, row 2 has the label -1, which stands for none; allowed: one in every"
+    with pytest.raises(ValueError, match=told):
         list(source.rows("train"))
 
 
