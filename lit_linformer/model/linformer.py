@@ -212,8 +212,8 @@ class LinformerAttention(Attention):
             return self.project(k, v, x, attention_mask, shared)
         x = zero_pads(x, attention_mask)
         if E.commutes and not torch.compiler.is_exporting() and x.shape[1] < E.projection_dim:
-            # Fewer tokens than slots: E (x W) + b is (E x) W + b, with W applied to N rows instead of K. (What is exported may be
-            # for any length, and cannot choose.)
+            # Fewer tokens than slots: E (x W) + b is (E x) W + b, with W applied to N rows instead of K. (What is exported
+            # may be for any length, and cannot choose.)
             k = E(functional.linear(x, self.key.weight), attention_mask)
             v = F(functional.linear(x, self.value.weight), attention_mask)
             if self.key.bias is not None:
