@@ -10,7 +10,7 @@ from lightning.pytorch.accelerators import AcceleratorRegistry, CUDAAccelerator,
 from lightning.pytorch.strategies import StrategyRegistry
 
 from lit_linformer.cli.class_paths import class_of
-from lit_linformer.data.datamodule import check_global_batch, check_row_length
+from lit_linformer.data.datamodule import check_global_batch, check_limit, check_row_length
 from lit_linformer.runs.record import of_class
 from lit_linformer.tasks.optim import check_shardable, endless
 from lit_linformer.utils.errors import SettingError, UserError
@@ -46,9 +46,12 @@ def check_early(subcommand: str, config: Namespace) -> None:
         allowed = "steps or a share of an epoch, on which several processes agree"
         raise SettingError("trainer.val_check_interval", trainer.val_check_interval, allowed)
     settings, data = (vars(part.get("init_args", Namespace())) for part in (model, config.data))
+    each = trainer.accumulate_grad_batches
     if isinstance(trainer.strategy, str) and data.get("global_batch_size") and data.get("batch_size"):
         devices = built.num_devices * built.num_nodes
-        check_global_batch(data["global_batch_size"], data["batch_size"], devices, trainer.accumulate_grad_batches)
+        check_global_batch(data["global_batch_size"], data["batch_size"], devices, each)
+        each = data["global_batch_size"] // (data["batch_size"] * devices)
+    check_limit(trainer, each)
     rows, longest = data.get("max_length"), getattr(settings.get("encoder"), "max_length", None)
     if isinstance(rows, int) and isinstance(longest, int):
         check_row_length(rows, longest, windows="max_windows" in data)

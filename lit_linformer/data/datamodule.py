@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from lightning.pytorch import LightningDataModule
@@ -168,15 +168,6 @@ class ResumableDataModule(LightningDataModule):
             trainer.val_check_interval *= trainer.accumulate_grad_batches
         self._divided = True
 
-    def _check_limit(self) -> None:
-        """ValueError where each pass would end with a step of fewer rows, whose gradient Lightning divides as a whole one's."""
-        trainer = self.trainer
-        if trainer is None or trainer.fast_dev_run or trainer.overfit_batches:
-            return
-        limit, each = trainer.limit_train_batches, trainer.accumulate_grad_batches
-        if isinstance(limit, int) and limit % each:
-            raise SettingError("trainer.limit_train_batches", limit, f"a multiple of {each}, as many batches as a step has")
-
     def _compare_processes(self) -> None:
         """ValueError where the processes of a run have prepared different data, or are not of one age."""
         if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
@@ -203,7 +194,8 @@ class ResumableDataModule(LightningDataModule):
         """For setup of a fit: a checkpoint's state, if there is one, is loaded after it."""
         self._loader, self._samples = None, 0
         self._divide_global_batch()
-        self._check_limit()
+        if self.trainer is not None:
+            check_limit(self.trainer, self.trainer.accumulate_grad_batches)
 
     def state_dict(self) -> dict:
         samples = self._loader.samples if self._loader is not None else self._samples
@@ -257,6 +249,13 @@ def check_global_batch(rows: int, batch_size: int, devices: int, accumulate: int
             rows,
             f"a multiple of {batch_size * devices}, data.batch_size = {batch_size} × {devices} device{'s' * (devices > 1)}",
         )
+
+
+def check_limit(trainer: Any, each: int) -> None:
+    """ValueError where a pass would end with a step of fewer batches than ``each``, its gradient divided as a whole one's."""
+    limit = trainer.limit_train_batches
+    if isinstance(limit, int) and limit % each and not (trainer.fast_dev_run or trainer.overfit_batches):
+        raise SettingError("trainer.limit_train_batches", limit, f"a multiple of {each}, as many batches as a step has")
 
 
 def check_ids(ids: torch.Tensor, vocab_size: int) -> None:
