@@ -3,7 +3,6 @@
 TrainingModule (tasks/base.py) does both by itself, in a Trainer of one's own too.
 """
 
-import os
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+
+from lit_linformer.callbacks.observing import out_of_patience
+from lit_linformer.tasks.base import seeds_at
 
 Settings = dict[str, Any]  # of a parameter group, but for its parameters
 
@@ -51,12 +53,16 @@ class Resuming(Callback):
             _seed(begun, 0)
 
     def restored(self, trainer: Trainer) -> None:
-        """Before Lightning asks the loader for its iterator: a plain one shuffles by what torch draws, on all processes alike.
+        """When all that a checkpoint holds is in its place; of a run that begins, too.
 
-        Of a checkpoint written at a pass's end, it asks for the next one's; of one within a pass, for the same once more.
+        Now Lightning asks the loader for its iterator, and a plain one shuffles by what torch draws, on all processes alike.
+        Of a checkpoint written at a pass's end it is the next pass's, of one within a pass the same once more.
         """
         for stopping, patience in zip(trainer.early_stopping_callbacks, self._patience, strict=True):
             stopping.patience = patience
+        trainer.should_stop = bool(out_of_patience(trainer))  # stays ended
+        if trainer.ckpt_path:
+            trainer.num_sanity_val_steps = 0  # Lightning would validate once more after a pass's end
         progress = trainer.fit_loop.epoch_progress.current
         self._seeded = progress.ready if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch else progress.processed
         _seed(self._seeded, 0)
@@ -69,8 +75,7 @@ class Resuming(Callback):
 
 def _seed(*place: int) -> None:
     """All random states, as a function of the run's seed and a place in it."""
-    sequence = np.random.SeedSequence((int(os.environ.get("PL_GLOBAL_SEED", 0)), *place))
-    first, second, third = (int(seed) for seed in sequence.generate_state(3))
+    first, second, third = (int(seed) for seed in seeds_at(*place).generate_state(3))
     random.seed(first)
     np.random.seed(second)
     torch.manual_seed(third)

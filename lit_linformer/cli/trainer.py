@@ -5,7 +5,6 @@ from typing import Any
 from lightning.pytorch import LightningDataModule, Trainer
 
 from lit_linformer.callbacks import Curves, Resuming
-from lit_linformer.callbacks.observing import out_of_patience
 from lit_linformer.callbacks.owed import finish
 from lit_linformer.cli.failures import failure
 from lit_linformer.utils import compat
@@ -43,9 +42,6 @@ class RunTrainer(Trainer):
         if self.state.fn == "fit":
             for one in (callback for callback in self.callbacks if isinstance(callback, Resuming)):
                 one.restored(self)
-            if self.ckpt_path:
-                self.num_sanity_val_steps = 0  # Lightning would validate once more after a pass's end
-            self.should_stop = bool(out_of_patience(self))  # stays ended
         results = super()._run_stage()
         if self.state.fn == "fit":
             finish(self)

@@ -163,8 +163,7 @@ class TrainingModule(LightningModule):
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         self._check_ids(batch, batch_idx)
         # Dropout is a pure function of (seed, batches so far, rank), so that a resumed run repeats it bit for bit.
-        seed = int(os.environ.get("PL_GLOBAL_SEED", 0))
-        state = np.random.SeedSequence((seed, self.batches_seen, self.global_rank)).generate_state(1, np.uint64)
+        state = seeds_at(self.batches_seen, self.global_rank).generate_state(1, np.uint64)
         torch.manual_seed(int(state[0]))
 
     def configure_optimizers(self) -> dict[str, Any]:
@@ -279,6 +278,11 @@ class TrainingModule(LightningModule):
             done = 0 if name == "current" and steps_differ else counts["processed"] // before * now
             unfinished = counts["processed"] - counts["completed"]  # 1 where the checkpoint was written at a batch's end
             counts.update({count: done for count in counts}, completed=done - unfinished)
+
+
+def seeds_at(*place: int) -> np.random.SeedSequence:
+    """Random numbers of a place in a run, which a resumed run of the same seed repeats."""
+    return np.random.SeedSequence((int(os.environ.get("PL_GLOBAL_SEED", 0)), *place))
 
 
 def _kinds(groups: list[dict[str, Any]]) -> list[str]:

@@ -66,16 +66,17 @@ def _line_texts(file: str, pair: bool) -> Iterator[Prompt]:
 
 def _table_texts(file: str, task: TextTask, empty_texts: str) -> Iterator[Prompt]:
     """Rows with their labels, as far as they are the task's: none is needed, and a column of that name may hold anything."""
-    source, strange = LabelledSource(file, task, empty_texts, setting="data.file"), []
+    source = LabelledSource(file, task, empty_texts, setting="data.file")
+    strange, first = 0, ""
     for (_, unit, number), texts, value in source.texts("train", needs_label=False):
         place, label = at(file, unit, number), None
         try:
             label = label_of(value, task)
         except UserError:
-            strange.append(f"{shortened(repr(value))} in {place}")
+            strange, first = strange + 1, first or f"{shortened(repr(value))} in {place}"
         yield Prompt(place, texts, {unit: number}, label)
     if strange:
-        note(f"labels that are not the task's are left out, {len(strange):,} in all, the first {strange[0]}")
+        note(f"labels that are not the task's are left out, {strange:,} in all, the first {first}")
 
 
 def text_loader(prompts: list[Prompt], tokenizer: Tokenizer, layout: RowLayout, task: TextTask, batch_size: int) -> DataLoader:
