@@ -37,7 +37,7 @@ class ResumableDataModule(LightningDataModule):
     `data_name` once it knows what it trains on: a checkpoint tells by it whether a resumed run sees the same data, and the
     processes of a run whether they all do; and `held_out_name` where validation is a share of what would else train: by that a
     checkpoint tells whether it trained on some of it. Its setup begins a fit with `_start_anew` and ends with
-    `_compare_processes`.
+    `_compare_processes`. It has a train_dataloader, and an `_evaluation` for the other two.
     """
 
     tokenizer_name: str
@@ -113,6 +113,16 @@ class ResumableDataModule(LightningDataModule):
         return []
 
     # Loaders
+
+    def val_dataloader(self):
+        return self._evaluation("validation")
+
+    def test_dataloader(self):
+        return self._evaluation("test")
+
+    def _evaluation(self, kind: str):
+        """The loader of the "validation" or "test" set; a list where there are several, or none."""
+        raise NotImplementedError
 
     def _training_loader(self, dataset, lengths=None) -> ResumableLoader:
         trainer, parallel = self.trainer, self._parallel()

@@ -98,11 +98,8 @@ class RecallData(ResumableDataModule):
     def train_dataloader(self) -> ResumableLoader:
         return self._training_loader(self.datasets["train"])
 
-    def val_dataloader(self, split: str = "validation") -> EvaluationLoader:
-        return EvaluationLoader(self.datasets[split], self.batch_size, **self._parallel())
-
-    def test_dataloader(self) -> EvaluationLoader:
-        return self.val_dataloader("test")
+    def _evaluation(self, kind: str) -> EvaluationLoader:
+        return EvaluationLoader(self.datasets[kind], self.batch_size, **self._parallel())
 
 
 class RecallRows(Dataset):

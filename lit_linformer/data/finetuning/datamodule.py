@@ -275,12 +275,6 @@ class FineTuningData(ResumableDataModule):
         rows = self.sets["train"]
         return self._training_loader(rows, rows.lengths)
 
-    def val_dataloader(self):
-        return self._evaluation("validation")
-
-    def test_dataloader(self):
-        return self._evaluation("test")
-
     def predict_dataloader(self):
         return text_loader(self.prompts, self.tokenizer, self.layout, self.text_task, self.eval_batch_size)
 

@@ -199,15 +199,9 @@ class LongRangeData(ResumableDataModule):
         rows = self.sets["train"]
         return self._training_loader(self._masked(rows, self.mask_rate, self.seed), rows.lengths)
 
-    def val_dataloader(self) -> EvaluationLoader:
-        return self._evaluation("validation")
-
-    def test_dataloader(self) -> EvaluationLoader:
-        return self._evaluation("test")
-
-    def _evaluation(self, split: str) -> EvaluationLoader:
-        rows = self._masked(self.sets[split], VALIDATION_MASK_RATE, VALIDATION_SEED)
-        return EvaluationLoader(rows, self.eval_batch_size, lengths=self.sets[split].lengths, **self._parallel())
+    def _evaluation(self, kind: str) -> EvaluationLoader:
+        rows = self._masked(self.sets[kind], VALIDATION_MASK_RATE, VALIDATION_SEED)
+        return EvaluationLoader(rows, self.eval_batch_size, lengths=self.sets[kind].lengths, **self._parallel())
 
     def _masked(self, rows: EncodedTexts, mask_rate: float, seed: int) -> Dataset:
         masker = Masker(self.num_tokens, range(SPECIAL), MASK, mask_rate, seed)

@@ -235,12 +235,6 @@ class PretrainingData(ResumableDataModule):
         masker = self._masker(self.mask_rate, self.seed, self.whole_word)
         return self._training_loader(MaskedBlocks(self.blocks["train"], masker))
 
-    def val_dataloader(self):
-        return self._evaluation("validation")
-
-    def test_dataloader(self):
-        return self._evaluation("test")
-
     def predict_dataloader(self):
         return prompt_loader(self.prompts, self.tokenizer, self.batch_size)
 
@@ -252,8 +246,8 @@ class PretrainingData(ResumableDataModule):
         # No workers: a loader that lives for one pass would only start and stop them.
         return self._held_out(self._blocks(split, max_length), batch_size or self.batch_size, num_workers=0)
 
-    def _evaluation(self, split: str):
-        return self._held_out(self.blocks[split], self.batch_size) if len(self.blocks[split]) else []
+    def _evaluation(self, kind: str):
+        return self._held_out(self.blocks[kind], self.batch_size) if len(self.blocks[kind]) else []
 
     def _held_out(self, blocks: TokenBlocks, batch_size: int, **parallel: int) -> EvaluationLoader:
         dataset = MaskedBlocks(blocks, self._masker(VALIDATION_MASK_RATE, VALIDATION_SEED))
