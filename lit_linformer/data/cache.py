@@ -125,6 +125,11 @@ def read_whole(path: Path):
         raise damaged(path, "it is no JSON") from error
 
 
+def read_meta(folder: Path) -> dict:
+    """An entry's meta.json: counts, checksums, and what shaped its files."""
+    return read_whole(folder / "meta.json")
+
+
 def damaged(path: Path, what: str) -> UserError:
     """The error for a file of the cache that is not as it was made."""
     return UserError(f"{path} is damaged: {what}; delete the folder {path.parent}, it will be made again")

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lit_linformer.data.cache import damaged, make_once
+from lit_linformer.data.cache import damaged, make_once, read_meta
 from lit_linformer.data.notes import note
 from lit_linformer.data.progress_bar import Preparing
 from lit_linformer.utils.files import read_json, write_text
@@ -63,13 +63,14 @@ class ShardWriter:
         self._file.close()
 
 
-def verify(folder: Path, meta: dict, names: list[str], when: str = "once") -> None:
-    """ValueError where a file does not hold what was written to it.
+def verify(folder: Path, names: list[str], when: str) -> None:
+    """ValueError where one of these files does not hold what was written to it.
 
     when: "once": unless this machine has checked the file as it is; "always"; "never".
     """
     if when == "never":
         return
+    meta = read_meta(folder)
     if "checksums" not in meta:
         note(f"{folder} is from before there were checksums, and is not checked; without it, it is made anew, with them")
         return

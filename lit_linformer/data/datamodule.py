@@ -1,7 +1,7 @@
 """What the LightningDataModules share: a tokenizer that may be trained, loaders for every rank, and exact resuming."""
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,11 +16,11 @@ from lit_linformer.data.loader import ResumableLoader
 from lit_linformer.data.pieces import size_of
 from lit_linformer.data.progress_bar import Preparing
 from lit_linformer.data.summary import Summary
-from lit_linformer.data.tokenizer import Tokenizer, check_vocab_size, load_tokenizer, train_tokenizer
+from lit_linformer.data.tokenizer import SMALLEST, Tokenizer, load_tokenizer, train_tokenizer
 from lit_linformer.model.ranges import OneOf, Range
 from lit_linformer.utils.errors import SettingError, UserError
 
-TRAINED = ("bpe", "wordpiece")  # tokenizers that are trained, not loaded
+TRAINED = tuple(SMALLEST)  # tokenizers that are trained, not loaded
 VocabularySize = Annotated[int, Range(least=1, largest=2**24)]
 RowLength = Annotated[int, Range(least=8, largest=2**24)]
 BatchSize = Annotated[int, Range(least=1, largest=2**16)]  # more in a step: data.global_batch_size
@@ -59,33 +59,19 @@ class ResumableDataModule(LightningDataModule):
 
     # The tokenizer
 
-    def _check_vocabulary(self) -> None:
-        if self.tokenizer_name in TRAINED:
-            check_vocab_size(self.tokenizer_name, self.vocab_size)
-
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer; loaded, or trained under a lock, at first use. Where ids come from no text, a subclass has None."""
         if self.tokenizer_name not in TRAINED:
             return load_tokenizer(self.tokenizer_name)
-        return self._train_tokenizer()
-
-    def _train_tokenizer(self) -> Tokenizer:
-        raise NotImplementedError
-
-    def _trained_tokenizer(self, source: str, inputs: dict, documents: Callable[[], Iterator[tuple[str, float]]]) -> Tokenizer:
-        """Trains one or finds it again.
-
-        source: what progress messages call the text; inputs: JSON-able description of all that shapes it; documents: gives an
-        iterator of (text, share of the source read so far).
-        """
+        source, inputs, documents = self._training_texts()
         inputs = {"kind": self.tokenizer_name, "vocab_size": self.vocab_size} | inputs
 
         def make(folder: Path) -> None:
             with Preparing(f"Training a {self.tokenizer_name} tokenizer on {source}") as progress:
 
                 def texts():
-                    for text, fraction in documents():
+                    for text, fraction in documents:
                         progress.update(size_of(text), fraction)
                         yield text
 
@@ -96,6 +82,11 @@ class ResumableDataModule(LightningDataModule):
             return Tokenizer.from_file(folder / "tokenizer.json")
         except ValueError as error:
             raise damaged(folder / "tokenizer.json", "it is no tokenizer") from error
+
+    def _training_texts(self) -> tuple[str, dict, Iterator[tuple[str, float]]]:
+        """What a tokenizer learns from: what progress messages call it; a JSON-able description of all that shapes it; and
+        (text, share of the source read so far), read when they are asked for."""
+        raise NotImplementedError
 
     @property
     def num_tokens(self) -> int:

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lit_linformer.data.cache import damaged, fingerprint, read_whole
-from lit_linformer.data.checksums import SHARD_BYTES, ShardWriter, make_verified, verify
+from lit_linformer.data.cache import damaged, fingerprint, read_meta
+from lit_linformer.data.checksums import SHARD_BYTES, ShardWriter, make_verified
 from lit_linformer.data.progress_bar import Preparing
 
 FORMAT = 1  # raise it when the files' meaning changes: old caches are then not found
@@ -91,17 +91,12 @@ def _write(folder: Path, rows: Iterable[Encoded], dtype: np.dtype, texts: int, c
     (folder / "meta.json").write_text(json.dumps(meta | {"checksums": checksums, "inputs": inputs}, indent=1))
 
 
-def verify_text_files(folder: Path, when: str) -> None:
-    """ValueError where the files are not what was written; `when` as `checksums.verify` has it."""
-    verify(folder, read_whole(folder / "meta.json"), FILES, when)
-
-
 class TextFiles:
     """A split's files, memory-mapped; `classes`: labels are class numbers, not values."""
 
     def __init__(self, folder: Path, classes: bool):
         self.folder = folder
-        meta = read_whole(folder / "meta.json")
+        meta = read_meta(folder)
         self.rows, self.texts = meta["rows"], meta["texts"]
         self.dtype = np.dtype(meta["dtype"])
         self.offsets = self._read("offsets", np.int64, self.rows * self.texts + 1)
@@ -124,9 +119,6 @@ class TextFiles:
         """Token ids of a row's texts."""
         first = row * self.texts
         return [self._ids[self.offsets[i] : self.offsets[i + 1]] for i in range(first, first + self.texts)]
-
-    def name_of(self, rows: np.ndarray) -> str:
-        return name_of(self.folder, rows)
 
     def _read(self, name: str, dtype, count: int) -> np.ndarray:
         array = np.fromfile(self.folder / f"{name}.bin", dtype)

@@ -263,7 +263,8 @@ def train_tokenizer(kind: str, documents: Iterable[str], vocab_size: int) -> Tok
 
 
 def check_vocab_size(kind: str, vocab_size: int) -> None:
-    if vocab_size < SMALLEST[kind]:
+    """ValueError for fewer tokens than a tokenizer of that kind has at least; a file's or a folder's has what it has."""
+    if vocab_size < SMALLEST.get(kind, 0):
         raise SettingError("data.vocab_size", vocab_size, f"{SMALLEST[kind]} or more with data.tokenizer {kind}")
 
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from lit_linformer.data import checksums
-from lit_linformer.data.checksums import ShardWriter
+from lit_linformer.data.checksums import ShardWriter, verify
 from lit_linformer.data.finetuning.encoded_texts import encoded_files
 from lit_linformer.data.finetuning.labelled_rows import LabelledSource
 from lit_linformer.data.finetuning.text_tasks import own_task
 from lit_linformer.data.pretraining.corpus import Corpus
-from lit_linformer.data.pretraining.token_files import Holdout, TokenBlocks, make_token_files, verify_token_files
-from lit_linformer.data.text_files import FILES, verify_text_files
+from lit_linformer.data.pretraining.token_files import Holdout, TokenBlocks, make_token_files
+from lit_linformer.data.text_files import FILES
 from tests.data.finetuning.test_labelled_rows import write_json
 from tests.helpers import output
 
@@ -41,7 +41,7 @@ def read(monkeypatch):
 
 
 def check(folder, when="once", splits=("train", "validation", "test")):
-    verify_token_files(folder, splits, when)
+    verify(folder, [f"{split}.bin" for split in splits], when)
 
 
 def change(path, start, new):
@@ -164,10 +164,10 @@ def test_labelled_rows_are_checked_too(tmp_path, tokenizer, documents, name):
     write_json(tmp_path / "source/train.jsonl", [{"text": text, "label": i % 2} for i, text in enumerate(documents)])
     source = LabelledSource(str(tmp_path / "source"), own_task(["text"], labels=["a", "b"]))
     folder = encoded_files(tmp_path / "cache", source, "train", tokenizer, progress=False)
-    verify_text_files(folder, "always")
+    verify(folder, FILES, "always")
     change(folder / name, 8, bytes([(folder / name).read_bytes()[8] ^ 128]))
     with pytest.raises(ValueError, match=rf"{name} is damaged: shard 1 of 1, bytes 0 to [\d,]+, is not what was written"):
-        verify_text_files(folder, "always")
+        verify(folder, FILES, "always")
 
 
 def test_shards_go_on_where_they_were(tmp_path):

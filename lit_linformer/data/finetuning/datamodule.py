@@ -19,6 +19,7 @@ from typing import Annotated
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_only
 
+from lit_linformer.data.checksums import verify
 from lit_linformer.data.datamodule import BatchSize, ResumableDataModule, RowLength, Verify, VocabularySize, Workers
 from lit_linformer.data.finetuning.encoded_texts import EncodedTexts, encoded_files, encoded_folder
 from lit_linformer.data.finetuning.labelled_rows import EMPTY_TEXTS, SOURCES, LabelledSource
@@ -29,8 +30,8 @@ from lit_linformer.data.finetuning.summary import class_hint, cut_hint, leaked_h
 from lit_linformer.data.finetuning.text_tasks import chosen_task
 from lit_linformer.data.loader import EvaluationLoader, ResumableLoader
 from lit_linformer.data.summary import Summary
-from lit_linformer.data.text_files import TextFiles, name_of, verify_text_files
-from lit_linformer.data.tokenizer import Tokenizer
+from lit_linformer.data.text_files import FILES, TextFiles, name_of
+from lit_linformer.data.tokenizer import check_vocab_size
 from lit_linformer.model.ranges import Count, Natural, OneOf, Range, Seed, check_ranges
 from lit_linformer.utils.errors import SettingError, UserError
 
@@ -134,7 +135,7 @@ class FineTuningData(ResumableDataModule):
                 "model.pretrained carries one over)",
             )
         self.tokenizer_name = tokenizer
-        self._check_vocabulary()
+        check_vocab_size(tokenizer, vocab_size)
         self._layout(0, 0, 0)  # which checks its settings
         self.sets: dict[str, EncodedTexts] = {}
         self._trained_name: str | None = None  # in a test of a table: of the rows that would train
@@ -164,15 +165,15 @@ class FineTuningData(ResumableDataModule):
         """Names of the evaluation sets: ("",), or MNLI's two."""
         return self.text_task.evaluation
 
-    def _train_tokenizer(self) -> Tokenizer:
-        return self._trained_tokenizer(self.source.source, self.splits.stamp(), self.splits.training_texts)
+    def _training_texts(self) -> tuple[str, dict, Iterator[tuple[str, float]]]:
+        return self.source.source, self.splits.stamp(), self.splits.training_texts()
 
     def prepare_data(self) -> None:
         stage = self.trainer and self.trainer.state.fn
         if stage == "predict":
             return
         for split in self.splits.needed(stage) if stage else self.source.splits():
-            verify_text_files(self._folder(split), self.verify)
+            verify(self._folder(split), FILES, self.verify)
         if stage is None:  # `prepare`: find out now whether training could start
             self.sets = self._training_sets()
 
@@ -222,7 +223,7 @@ class FineTuningData(ResumableDataModule):
         selection = self.splits.select(lambda split: files[split].hashes)
         if self.splits.drop_leaked:
             rank_zero_only(print)(f"{selection.leaked} training rows dropped: their texts are in validation or test too")
-        self.data_name = files["train"].name_of(selection.train)
+        self.data_name = name_of(files["train"].folder, selection.train)
         return {"train": self._set("train", files["train"], selection.train)} | self._validation_sets()
 
     def _validation_sets(self) -> dict[str, EncodedTexts]:
@@ -235,7 +236,7 @@ class FineTuningData(ResumableDataModule):
             return {}
         files = self._files("train")
         held_out = select_rows(files.hashes, fraction).held_out
-        self.held_out_name = files.name_of(held_out)
+        self.held_out_name = name_of(files.folder, held_out)
         return {"validation": self._set("train", files, held_out, by_length=True)}
 
     def _set(self, split: str, files: TextFiles, rows: np.ndarray | None = None, by_length: bool = False) -> EncodedTexts:

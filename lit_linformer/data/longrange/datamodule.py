@@ -16,6 +16,7 @@ from typing import Annotated
 import numpy as np
 from torch.utils.data import Dataset
 
+from lit_linformer.data.checksums import verify
 from lit_linformer.data.datamodule import BatchSize, ResumableDataModule, RowLength, Verify, Workers
 from lit_linformer.data.finetuning.encoded_texts import EncodedTexts
 from lit_linformer.data.finetuning.row_layout import RowLayout
@@ -29,7 +30,7 @@ from lit_linformer.data.pretraining.masking import VALIDATION_MASK_RATE, VALIDAT
 from lit_linformer.data.pretraining.token_files import SPLITS
 from lit_linformer.data.progress_bar import Preparing
 from lit_linformer.data.summary import Summary
-from lit_linformer.data.text_files import Encoded, TextFiles, make_text_files, verify_text_files
+from lit_linformer.data.text_files import FILES, Encoded, TextFiles, make_text_files, name_of
 from lit_linformer.model.ranges import Count, OneOf, Range, Seed, check_ranges
 from lit_linformer.utils.errors import SettingError, UserError
 
@@ -142,7 +143,7 @@ class LongRangeData(ResumableDataModule):
 
     def prepare_data(self) -> None:
         for split in self.source.splits():
-            verify_text_files(self._folder(split), self.verify)
+            verify(self._folder(split), FILES, self.verify)
 
     def _folder(self, split: str) -> Path:
         if split not in self.source.splits():
@@ -179,9 +180,9 @@ class LongRangeData(ResumableDataModule):
         if held_out and split != "test":
             chosen = select_rows(files.hashes, self.validation_fraction)
             rows = chosen.train if split == "train" else chosen.held_out
-            self.held_out_name = files.name_of(chosen.held_out)
+            self.held_out_name = name_of(files.folder, chosen.held_out)
         if split == "train":
-            self.data_name = files.name_of(rows) if held_out else files.folder.name
+            self.data_name = name_of(files.folder, rows) if held_out else files.folder.name
         beside = self.max_length - self.layout.capacity  # bos and eos
         longest = beside + int(files.lengths[rows].sum(1).max())
         if not self.cut and longest > self.max_length:

@@ -9,26 +9,21 @@ Batches: input_ids (B, N), positions (B, M), labels (B, M) with -100 for no targ
 bool only where a row has pads (the last row of a set).
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
+from lit_linformer.data.cache import read_meta
+from lit_linformer.data.checksums import verify
 from lit_linformer.data.datamodule import BatchSize, ResumableDataModule, RowLength, Verify, VocabularySize, Workers
 from lit_linformer.data.loader import EvaluationLoader, ResumableLoader
 from lit_linformer.data.notes import note
 from lit_linformer.data.pretraining.corpus import Corpus
 from lit_linformer.data.pretraining.masking import VALIDATION_MASK_RATE, VALIDATION_SEED, MaskedBlocks, Masker
 from lit_linformer.data.pretraining.prompts import encode_prompts, prompt_loader, read_prompts
-from lit_linformer.data.pretraining.token_files import (
-    SPLITS,
-    Holdout,
-    TokenBlocks,
-    least_fraction,
-    make_token_files,
-    read_meta,
-    verify_token_files,
-)
+from lit_linformer.data.pretraining.token_files import FILES, SPLITS, Holdout, TokenBlocks, least_fraction, make_token_files
 from lit_linformer.data.summary import Summary, of_token_files
-from lit_linformer.data.tokenizer import Tokenizer
+from lit_linformer.data.tokenizer import check_vocab_size
 from lit_linformer.model.ranges import Count, Range, Seed, check_ranges
 from lit_linformer.utils.errors import SettingError, UserError
 
@@ -109,7 +104,7 @@ class PretrainingData(ResumableDataModule):
             raise UserError(f"data.validation_fraction + data.test_fraction is {fractions}", "less than 1 in all")
         if max_length is None:
             raise SettingError("data.max_length", None, "a number of tokens, or null with model.pretrained")
-        self._check_vocabulary()
+        check_vocab_size(tokenizer, vocab_size)
 
         sources = {"train": source, "validation": validation_source, "test": test_source}
         names = {"train": "data.source", "validation": "data.validation_source", "test": "data.test_source"}
@@ -120,16 +115,12 @@ class PretrainingData(ResumableDataModule):
 
     # The tokenizer
 
-    def _train_tokenizer(self) -> Tokenizer:
+    def _training_texts(self) -> tuple[str, dict, Iterator[tuple[str, float]]]:
         self._check_held_out()  # `fit` asks for the tokenizer first, which may take long
         corpus = self.corpora["train"]
         # it learns from training documents only
         inputs = {"source": corpus.stamp(), "holdout": [self.holdout.validation, self.holdout.test]}
-
-        def documents():
-            return ((document, corpus.fraction) for document in self.holdout.training(corpus))
-
-        return self._trained_tokenizer(corpus.source, inputs, documents)
+        return corpus.source, inputs, ((document, corpus.fraction) for document in self.holdout.training(corpus))
 
     @property
     def mask_id(self) -> int:
@@ -152,7 +143,7 @@ class PretrainingData(ResumableDataModule):
         self._make_token_files()
         # of the files that are read; `prepare` checks all
         splits = SPLITS if trainer is None else STAGES.get(trainer.state.fn, SPLITS)
-        verify_token_files(self.folder, splits, self.verify)
+        verify(self.folder, [FILES[split] for split in splits], self.verify)
         if trainer is None:  # `prepare`: find out now whether training could start
             for split in STAGES["fit"]:
                 self._open(split)

@@ -21,8 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lit_linformer.data.cache import damaged, fingerprint, read_progress, read_whole, write_progress
-from lit_linformer.data.checksums import ShardWriter, make_verified, verify
+from lit_linformer.data.cache import damaged, fingerprint, read_meta, read_progress, write_progress
+from lit_linformer.data.checksums import ShardWriter, make_verified
 from lit_linformer.data.pieces import batches_of, pieces_of
 from lit_linformer.data.pretraining.corpus import Corpus
 from lit_linformer.data.progress_bar import Preparing
@@ -109,11 +109,6 @@ def make_token_files(
         (folder / "meta.json").write_text(json.dumps(meta, indent=1))
 
     return make_verified(cache / f"tokens-{fingerprint(inputs)}", make, list(FILES.values()))
-
-
-def verify_token_files(folder: Path, splits: Iterable[str], when: str) -> None:
-    """ValueError where these splits' files are not what was written; `when` as `checksums.verify` has it."""
-    verify(folder, read_meta(folder), [FILES[split] for split in splits], when)
 
 
 def _open_files(folder: Path, dtype: np.dtype, corpora: Iterable[str]) -> tuple[dict[str, int], dict, dict]:
@@ -247,8 +242,3 @@ class TokenBlocks:
     def __getstate__(self):
         # a memmap would be pickled with all that it maps: spawned workers open the file again
         return {name: value for name, value in self.__dict__.items() if name != "stream"}
-
-
-def read_meta(folder: Path) -> dict:
-    """meta.json: counts of documents, tokens and bytes a split, and the inputs of the fingerprint."""
-    return read_whole(folder / "meta.json")

@@ -11,10 +11,10 @@ import time
 import numpy as np
 import pytest
 
-from lit_linformer.data.cache import make_once
+from lit_linformer.data.cache import make_once, read_meta
 from lit_linformer.data.pieces import pieces_of
 from lit_linformer.data.pretraining.corpus import Corpus
-from lit_linformer.data.pretraining.token_files import Holdout, TokenBlocks, make_token_files, read_meta
+from lit_linformer.data.pretraining.token_files import Holdout, TokenBlocks, make_token_files
 from lit_linformer.data.tokenizer import train_tokenizer
 from tests.data.conftest import make_documents
 from tests.helpers import HANGS
