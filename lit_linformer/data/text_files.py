@@ -39,7 +39,6 @@ def make_text_files(
     texts: int,
     classes: bool,
     vocab_size: int,
-    progress: bool = True,
 ) -> Path:
     """The folder of a split's files, made if it is not there; inputs: JSON-able description of all that shapes them.
 
@@ -47,7 +46,7 @@ def make_text_files(
     """
 
     def make(folder: Path) -> None:
-        with Preparing(title, show=progress) as shown:
+        with Preparing(title) as shown:
             _write(folder, rows(shown), np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32), texts, classes, inputs)
 
     folder, inputs = text_folder(cache, inputs), {"format": FORMAT} | inputs
@@ -57,6 +56,11 @@ def make_text_files(
 def text_folder(cache: Path, inputs: dict) -> Path:
     """Where `make_text_files` has them."""
     return cache / f"texts-{fingerprint({'format': FORMAT} | inputs)}"
+
+
+def row_hash(texts: bytes) -> int:
+    """The hash of a row's texts, however they are written as bytes."""
+    return int.from_bytes(hashlib.blake2b(texts, digest_size=8).digest(), "little")
 
 
 def name_of(folder: Path, rows: np.ndarray) -> str:

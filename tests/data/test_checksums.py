@@ -163,7 +163,7 @@ def test_files_of_a_version_without_checksums_are_read_unchecked(folder, tokeniz
 def test_labelled_rows_are_checked_too(tmp_path, tokenizer, documents, name):
     write_json(tmp_path / "source/train.jsonl", [{"text": text, "label": i % 2} for i, text in enumerate(documents)])
     source = LabelledSource(str(tmp_path / "source"), own_task(["text"], labels=["a", "b"]))
-    folder = encoded_files(tmp_path / "cache", source, "train", tokenizer, progress=False)
+    folder = encoded_files(tmp_path / "cache", source, "train", tokenizer)
     verify(folder, FILES, "always")
     change(folder / name, 8, bytes([(folder / name).read_bytes()[8] ^ 128]))
     with pytest.raises(ValueError, match=rf"{name} is damaged: shard 1 of 1, bytes 0 to [\d,]+, is not what was written"):

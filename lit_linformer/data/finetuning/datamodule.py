@@ -21,7 +21,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from lit_linformer.data.checksums import verify
 from lit_linformer.data.datamodule import BatchSize, ResumableDataModule, RowLength, Verify, VocabularySize, Workers
-from lit_linformer.data.finetuning.encoded_texts import EncodedTexts, encoded_files, encoded_folder
+from lit_linformer.data.finetuning.encoded_texts import EncodedTexts, encoded_files, inputs_of
 from lit_linformer.data.finetuning.labelled_rows import EMPTY_TEXTS, SOURCES, LabelledSource
 from lit_linformer.data.finetuning.prompts import read_texts, text_loader
 from lit_linformer.data.finetuning.row_layout import TRUNCATIONS, RowLayout
@@ -30,7 +30,7 @@ from lit_linformer.data.finetuning.summary import class_hint, cut_hint, leaked_h
 from lit_linformer.data.finetuning.text_tasks import chosen_task
 from lit_linformer.data.loader import EvaluationLoader, ResumableLoader
 from lit_linformer.data.summary import Summary
-from lit_linformer.data.text_files import FILES, TextFiles, name_of
+from lit_linformer.data.text_files import FILES, TextFiles, name_of, text_folder
 from lit_linformer.data.tokenizer import check_vocab_size
 from lit_linformer.model.ranges import Count, Natural, OneOf, Range, Seed, check_ranges
 from lit_linformer.utils.errors import SettingError, UserError
@@ -198,7 +198,7 @@ class FineTuningData(ResumableDataModule):
             self.sets = {split: self._set(split, self._files(split), by_length=True) for split in self.splits.needed("test")}
             if self.source.is_table:
                 (tested,) = self.sets.values()
-                folder = encoded_folder(self.cache_dir, self.source, "train", self.tokenizer)
+                folder = text_folder(self.cache_dir, inputs_of(self.source, "train", self.tokenizer))
                 with contextlib.suppress(ValueError):  # too few rows to divide so: other ones
                     self._trained_name = name_of(folder, self.splits.select(lambda split: tested.files.hashes).train)
             for split, rows in self.sets.items():

@@ -4,7 +4,6 @@ Shapes: B rows of the file, T texts a row (1, or 2 for pairs), R rows of tokens 
 windows), L tokens of the longest of them.
 """
 
-import hashlib
 import json
 from collections import deque
 from collections.abc import Iterator
@@ -20,12 +19,12 @@ from lit_linformer.data.finetuning.row_layout import RowLayout
 from lit_linformer.data.loader import FILLER
 from lit_linformer.data.pieces import encode_texts, size_of
 from lit_linformer.data.progress_bar import Preparing
-from lit_linformer.data.text_files import Encoded, TextFiles, make_text_files, text_folder
+from lit_linformer.data.text_files import Encoded, TextFiles, make_text_files, row_hash
 from lit_linformer.data.tokenizer import Tokenizer
 from lit_linformer.model.heads import IGNORED
 
 
-def encoded_files(cache: Path, source: LabelledSource, split: str, tokenizer: Tokenizer, progress: bool = True) -> Path:
+def encoded_files(cache: Path, source: LabelledSource, split: str, tokenizer: Tokenizer) -> Path:
     """The folder of a split's files, made if it is not there."""
     task = source.task
 
@@ -46,16 +45,11 @@ def encoded_files(cache: Path, source: LabelledSource, split: str, tokenizer: To
             rank_zero_warn(f"{source.source}: {source.skipped} lines of the {split} split have too few fields: skipped")
 
     title = f"Tokenising {source.source}, {split}"
-    inputs = _inputs(source, split, tokenizer)
-    return make_text_files(cache, inputs, rows, title, len(task.columns), bool(task.labels), len(tokenizer), progress)
+    inputs = inputs_of(source, split, tokenizer)
+    return make_text_files(cache, inputs, rows, title, len(task.columns), bool(task.labels), len(tokenizer))
 
 
-def encoded_folder(cache: Path, source: LabelledSource, split: str, tokenizer: Tokenizer) -> Path:
-    """The same folder, whether it is there or not."""
-    return text_folder(cache, _inputs(source, split, tokenizer))
-
-
-def _inputs(source: LabelledSource, split: str, tokenizer: Tokenizer) -> dict:
+def inputs_of(source: LabelledSource, split: str, tokenizer: Tokenizer) -> dict:
     """All that shapes a split's files; the tokenizer's whole content is part of it."""
     task = source.task
     return {
@@ -70,8 +64,7 @@ def _inputs(source: LabelledSource, split: str, tokenizer: Tokenizer) -> dict:
 
 def text_hash(texts: tuple[str, ...]) -> int:
     """The same for rows with the same texts; white space around them does not count."""
-    text = json.dumps([text.strip() for text in texts])
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+    return row_hash(json.dumps([text.strip() for text in texts]).encode())
 
 
 class EncodedTexts(Dataset):

@@ -8,7 +8,6 @@
 Batches as FineTuningData's: input_ids, attention_mask, labels, index; with ``masked`` as PretrainingData's.
 """
 
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -30,7 +29,7 @@ from lit_linformer.data.pretraining.masking import VALIDATION_MASK_RATE, VALIDAT
 from lit_linformer.data.pretraining.token_files import SPLITS
 from lit_linformer.data.progress_bar import Preparing
 from lit_linformer.data.summary import Summary
-from lit_linformer.data.text_files import FILES, Encoded, TextFiles, make_text_files, name_of
+from lit_linformer.data.text_files import FILES, Encoded, TextFiles, make_text_files, name_of, row_hash
 from lit_linformer.model.ranges import Count, OneOf, Range, Seed, check_ranges
 from lit_linformer.utils.errors import SettingError, UserError
 
@@ -117,7 +116,7 @@ class LongRangeData(ResumableDataModule):
         if benchmark is None:
             raise UserError("data.source is not given", f"a folder with {FROM_FILES[name][0]}")
         counts = (rows or benchmark[0], held_out or benchmark[1], held_out or benchmark[2])
-        return GeneratedSource(name, dict(zip(SPLITS, counts, strict=True)), level, seed=0)
+        return GeneratedSource(name, dict(zip(SPLITS, counts, strict=True)), level)
 
     # What the model asks for
 
@@ -156,7 +155,8 @@ class LongRangeData(ResumableDataModule):
             for symbols, label in self.source.rows(split):
                 any_row = True
                 shown.update(sum(map(len, symbols)), self.source.fraction)
-                yield [SPECIAL + one.astype(np.uint16) for one in symbols], label, _hash(symbols)
+                hashed = row_hash(b"|".join(one.tobytes() for one in symbols))
+                yield [SPECIAL + one.astype(np.uint16) for one in symbols], label, hashed
             if not any_row:
                 raise UserError(f"data.source has no rows in its {split} split", "one or more")
 
@@ -207,8 +207,3 @@ class LongRangeData(ResumableDataModule):
     def _masked(self, rows: EncodedTexts, mask_rate: float, seed: int) -> Dataset:
         masker = Masker(self.num_tokens, range(SPECIAL), MASK, mask_rate, seed)
         return MaskedBlocks(rows, masker, unequal=True) if self.masked else rows
-
-
-def _hash(symbols: list[np.ndarray]) -> int:
-    data = b"|".join(one.tobytes() for one in symbols)
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")

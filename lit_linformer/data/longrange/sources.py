@@ -112,9 +112,9 @@ def images(files: list[Path]) -> Rows:
                 raise UserError(
                     f"data.source: {path} has {path.stat().st_size} bytes", f"{CIFAR_BYTES} for each image of 32 × 32"
                 )
-            number = 0
-            while record := file.read(CIFAR_BYTES):
-                label, number = record[0], number + 1
+            for number in range(1, path.stat().st_size // CIFAR_BYTES + 1):
+                record = file.read(CIFAR_BYTES)
+                label = record[0]
                 if label >= len(CIFAR_CLASSES):
                     raise UserError(f"data.source: {path}, image {number} has the label {label}", "0 to 9")
                 colours = np.frombuffer(record, np.uint8, offset=1).reshape(3, -1)
@@ -146,25 +146,23 @@ VERSIONS = {"listops": 1, "pathfinder": 2}
 
 
 class GeneratedSource:
-    """ListOps or Pathfinder, made here: a function of the rows of each split, of Pathfinder's level, and of the seed."""
+    """ListOps or Pathfinder, made here: a function of the rows of each split, and of Pathfinder's level."""
 
-    def __init__(self, name: str, rows: dict[str, int], level: str, seed: int):
-        self.name, self.counts, self.level, self.seed = name, rows, level, seed
-        self.fraction = 0.0
+    fraction = 0.0
+
+    def __init__(self, name: str, rows: dict[str, int], level: str):
+        self.name, self.counts = name, rows
+        self.level = level if name == "pathfinder" else None
 
     def splits(self) -> list[str]:
         return list(self.counts)
 
     def stamp(self, split: str):
-        level = self.level if self.name == "pathfinder" else None
-        return ["generated", VERSIONS[self.name], self.name, self.counts[split], level, self.seed]
+        return ["generated", VERSIONS[self.name], self.name, self.counts[split], self.level, 0]
 
     def rows(self, split: str) -> Rows:
         count = self.counts[split]
-        listed = self.name == "listops"
-        made = (
-            listops.generated(split, count, self.seed) if listed else pathfinder.generated(self.level, split, count, self.seed)
-        )
+        made = listops.generated(split, count) if self.level is None else pathfinder.generated(split, count, self.level)
         for number, row in enumerate(made, 1):
             self.fraction = number / count
             yield row

@@ -27,7 +27,7 @@ def layout_of(tokenizer, max_length=64, **settings):
 
 
 def make(cache, root, tokenizer, task=OWN, split="train", **settings):
-    return encoded_files(cache, LabelledSource(str(root), task, **settings), split, tokenizer, progress=False)
+    return encoded_files(cache, LabelledSource(str(root), task, **settings), split, tokenizer)
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ def rows_of(loader):
 def test_rows_of_listops_come_with_their_value(cache):
     made = data(cache)
     assert (made.num_tokens, made.num_labels, made.metrics) == (19, 10, ("accuracy",))
-    wanted = [(tokens.tolist(), label) for (tokens,), label in listops.generated("validation", 5, 0)]
+    wanted = [(tokens.tolist(), label) for (tokens,), label in listops.generated("validation", 5)]
     assert rows_of(made.val_dataloader()) == dict(enumerate(wanted))
     batch = next(iter(made.train_dataloader()))
     for ids, label in zip(batch["input_ids"], batch["labels"].tolist(), strict=True):
@@ -54,7 +54,7 @@ def test_rows_of_listops_come_with_their_value(cache):
 
 def test_rows_of_pathfinder_are_its_pixels(cache):
     made = data(cache, "pathfinder", "test", max_length=1026, cut=False, level="easy")
-    wanted = [(pixels.tolist(), label) for (pixels,), label in pathfinder.generated("easy", "test", 5, 0)]
+    wanted = [(pixels.tolist(), label) for (pixels,), label in pathfinder.generated("test", 5, "easy")]
     assert rows_of(made.test_dataloader()) == dict(enumerate(wanted))
 
 
