@@ -7,13 +7,12 @@ import codecs
 import json
 import lzma
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from lit_linformer.data.parquet_pages import check_pages
 from lit_linformer.utils.errors import SettingError, UserError, first_line
-
-from .parquet_pages import check_pages
 
 JSON, PARQUET, COMPRESSED = {".jsonl", ".ndjson", ".json"}, {".parquet"}, {".gz", ".xz", ".zst"}
 LONGEST_LINE = 16_000_000  # bytes that are read at once: memory stays flat whatever the file is
@@ -78,13 +77,6 @@ def not_utf8(setting: str, path: Path, number: int, error: UnicodeDecodeError, b
     )
 
 
-def json_objects(path: Path, setting: str) -> Iterator[tuple[int, dict, int]]:
-    """(line number, object, bytes read so far) of JSON lines."""
-    for number, line, position in raw_lines(path, setting):
-        if not line.isspace():
-            yield number, json_object(line, f"{path}:{number}", setting), position
-
-
 def json_object(line: bytes, where: str, setting: str) -> dict:
     """The object that a line holds."""
     try:
@@ -101,27 +93,28 @@ def json_object(line: bytes, where: str, setting: str) -> dict:
     return row
 
 
-def parquet_batches(path: Path, columns_of: Callable[[list[str]], list[str]], setting: str) -> Iterator[tuple]:
-    """(Arrow's record batch, rows read before it, rows of the file): a few megabytes each, as far as the file allows.
-
-    Arrow takes in a page at once, and a cell is in one page: a file with too large a one is refused (parquet_pages.py).
-    columns_of: which columns to read, given the names of all.
-    """
+def parquet_file(path: Path, setting: str):
+    """pyarrow's ParquetFile."""
     import pyarrow.parquet
 
     with readable(path, setting):
         # by default a column's whole row group would be read at once
-        file = pyarrow.parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)
-        columns, read = columns_of(file.schema_arrow.names), 0
+        return pyarrow.parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)
+
+
+def parquet_batches(file, path: Path, columns: list[str], setting: str) -> Iterator:
+    """Arrow's record batches of these columns: a few megabytes each, as far as the file allows.
+
+    Arrow takes in a page at once, and a cell is in one page: a file with too large a one is refused (parquet_pages.py).
+    """
+    with readable(path, setting):
         for number in range(file.metadata.num_row_groups):
             group = file.metadata.row_group(number)
             parts = [group.column(i) for i in range(group.num_columns)]
             check_pages(path, group, columns, setting)
             size = sum(part.total_uncompressed_size for part in parts if part.path_in_schema in columns)
             rows = min(100, max(1, 4_000_000 * group.num_rows // max(size, 1)))
-            for batch in file.iter_batches(batch_size=rows, row_groups=[number], columns=columns):
-                yield batch, read, file.metadata.num_rows
-                read += batch.num_rows
+            yield from file.iter_batches(batch_size=rows, row_groups=[number], columns=columns)
 
 
 def cells(column, first: int, where, setting: str) -> Iterator:
@@ -160,14 +153,6 @@ def load_hub(name: str, config: str | None, split: str | None, source: str, sett
         ) from error
 
 
-def hub_batches(rows, columns: list[str]) -> Iterator[tuple]:
-    """(Arrow's table, rows read before it, rows in all) of a split of a Hugging Face data set: views of its file."""
-    read = 0
-    for table in rows.select_columns(columns).with_format("arrow").iter(batch_size=1000):
-        yield table, read, len(rows)
-        read += table.num_rows
-
-
 def hub_stamp(name: str, *rest: str | None) -> dict:
     """What distinguishes one hub data set from another; of a local copy also its files."""
     root = Path(name)
@@ -178,9 +163,9 @@ def hub_stamp(name: str, *rest: str | None) -> dict:
 
 def stamps(files: list[Path], root: Path | None) -> list:
     """[name, size, time of last change] of each file: what distinguishes contents without reading them."""
-    stats = [(path, path.stat()) for path in files]
+    stats = [path.stat() for path in files]
     names = [path.relative_to(root).as_posix() if root else path.name for path in files]
-    return [[name, stat.st_size, stat.st_mtime_ns] for name, (_, stat) in zip(names, stats, strict=True)]
+    return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in zip(names, stats, strict=True)]
 
 
 @contextmanager

@@ -20,10 +20,10 @@ from lit_linformer.data.reading import (
     LONGEST_LINE,
     PARQUET,
     cells,
-    hub_batches,
-    json_objects,
+    json_object,
     not_utf8,
     parquet_batches,
+    parquet_file,
     raw_lines,
     text_lines,
 )
@@ -100,39 +100,46 @@ def named_column(column: str, setting: str, allowed: Iterable[str], where) -> Us
 
 def _json(path: Path, choose: Chooser, setting: str) -> Iterator[Row]:
     size = path.stat().st_size
-    for number, row, position in json_objects(path, setting):
+    for number, line, position in raw_lines(path, setting):
+        if line.isspace():
+            continue
+        row = json_object(line, f"{path}:{number}", setting)
         chosen = choose(f"{path}, line {number}", row)
         values = [None if name is None else row[name] for name in chosen]
         yield Row(position / size, (path, "line", number), values)
 
 
 def _parquet(path: Path, choose: Chooser, setting: str) -> Iterator[Row]:
-    chosen: list[str | None] = []
-
-    def columns(names: list[str]) -> list[str]:
-        chosen[:] = choose(path, names)
-        if twice := [name for name in chosen if name is not None and names.count(name) > 1]:
-            raise UserError(f"{setting}: {path} has two columns {twice[0]!r}", "one of that name")
-        return [name for name in chosen if name is not None]
-
-    return arrow_rows(parquet_batches(path, columns, setting), chosen, path, setting)
+    file = parquet_file(path, setting)
+    names = file.schema_arrow.names
+    chosen = choose(path, names)
+    _check_unique(chosen, names, path, setting)
+    batches = parquet_batches(file, path, [name for name in chosen if name is not None], setting)
+    yield from _arrow_rows(batches, file.metadata.num_rows, chosen, path, setting)
 
 
 def hub_rows(rows, chosen: Sequence[str | None], where: str, setting: str) -> Iterator[Row]:
     """Rows of a split of a Hugging Face data set."""
-    batches = hub_batches(rows, [name for name in chosen if name is not None])
-    return arrow_rows(batches, chosen, where, setting)
+    columns = rows.select_columns([name for name in chosen if name is not None])
+    return _arrow_rows(columns.with_format("arrow").iter(batch_size=1000), len(rows), chosen, where, setting)
 
 
-def arrow_rows(batches: Iterable[tuple], chosen: Sequence[str | None], where, setting: str) -> Iterator[Row]:
-    """Rows of (Arrow's table, rows read before it, rows in all); None for a column that is None."""
-    for table, read, size in batches:
+def _arrow_rows(tables: Iterable, size: int, chosen: Sequence[str | None], where, setting: str) -> Iterator[Row]:
+    """Rows of Arrow's tables, `size` in all; None for a column that is None."""
+    read = 0
+    for table in tables:
         columns = (
             repeat(None, table.num_rows) if name is None else cells(table.column(name), read + 1, where, setting)
             for name in chosen
         )
         for number, values in enumerate(zip(*columns, strict=True), read + 1):
             yield Row(number / size, (where, "row", number), values)
+        read += table.num_rows
+
+
+def _check_unique(chosen: Sequence[str | None], names: list[str], path: Path, setting: str) -> None:
+    if twice := [name for name in chosen if name is not None and names.count(name) > 1]:
+        raise UserError(f"{setting}: {path} has two columns {twice[0]!r}", "one of that name")
 
 
 def _delimited(path: Path, choose: Chooser, setting: str, kind: str, headerless, ragged) -> Iterator[Row]:
@@ -147,8 +154,7 @@ def _delimited(path: Path, choose: Chooser, setting: str, kind: str, headerless,
                 chosen = choose(path, names)
             except ValueError as error:
                 raise UserError(f"{error}{_advice(fields, kind)}") from error
-            if twice := [name for name in chosen if names.count(name) > 1]:
-                raise UserError(f"{setting}: {path} has two columns {twice[0]!r}", "one of that name")
+            _check_unique(chosen, names, path, setting)
             places = [None if name is None else names.index(name) for name in chosen]
             if own is None:
                 continue

@@ -48,6 +48,9 @@ def test_predict_skips_what_has_no_mask_and_says_which(make, tmp_path, capsys):
     data = make(file=str(tmp_path / "rows.jsonl"))
     data.setup("predict")
     assert [prompt["text"] for prompt in data.prompts] == ["the <mask>"]
+    (tmp_path / "rows.jsonl").write_text('{"text": "none"}\n{"text": "' + "<mask> " * 70 + '"}\n')
+    with pytest.raises(ValueError, match=r"all 2 lines are without <mask> or longer than data.max_length = 64; allowed: some"):
+        data.setup("predict")
     (tmp_path / "rows.jsonl").write_text('{"text": "none"}\n')
     with pytest.raises(ValueError, match=r"rows.jsonl': all 1 lines are without <mask>; allowed: some that can be"):
         data.setup("predict")

@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from lit_linformer.data.loader import by_length
-from lit_linformer.data.notes import first_few, note
+from lit_linformer.data.notes import note
 from lit_linformer.data.pretraining.corpus import Corpus
 from lit_linformer.data.prompts import Prompt, at, given_texts, is_table, no_prompts, shortened, text_prompts
 from lit_linformer.data.tables import table_rows
@@ -15,6 +15,7 @@ from lit_linformer.data.tokenizer import Tokenizer
 from lit_linformer.utils.errors import SettingError, UserError
 
 LONGEST_PROMPT = 1_000_000  # characters: a row of tokens holds far fewer, and none is cut
+FEW = 5  # so many of the skipped are named
 
 
 def read_prompts(text: str | list[str] | None, file: str | None, column: str) -> list[Prompt]:
@@ -67,12 +68,12 @@ def encode_prompts(prompts: list[Prompt], tokenizer: Tokenizer, max_length: int)
 def _tell(skipped: dict[str, list[Prompt]], prompts: int, none_left: bool) -> None:
     """What was skipped of data.file, and why; ValueError where nothing is left."""
     for reason, found in skipped.items():
-        file, (unit, _) = found[0].where.rpartition(",")[0], next(iter(found[0].place.items()))
-        units = f"{unit}s" if len(found) > 1 else unit
+        file, (unit,) = found[0].where.rpartition(",")[0], found[0].place
         if none_left:
-            raise UserError(f"{file}: all {prompts} {unit}s are {reason}", "some that can be filled in")
-        numbers = first_few([prompt.place[unit] for prompt in found])
-        note(f"{file}: {len(found)} {units} {reason} {'are' if len(found) > 1 else 'is'} skipped: {numbers}")
+            raise UserError(f"{file}: all {prompts} {unit}s are {' or '.join(skipped)}", "some that can be filled in")
+        units, verb = (f"{unit}s", "are") if len(found) > 1 else (unit, "is")
+        numbers = ", ".join(str(prompt.place[unit]) for prompt in found[:FEW]) + ", …" * (len(found) > FEW)
+        note(f"{file}: {len(found)} {units} {reason} {verb} skipped: {numbers}")
 
 
 def prompt_loader(encoded: list[dict], tokenizer: Tokenizer, batch_size: int) -> DataLoader:
