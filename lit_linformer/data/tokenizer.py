@@ -113,20 +113,16 @@ class Tokenizer:
 
     def same_ids(self, other: "Tokenizer") -> bool:
         """Whether both turn texts into the same ids; what an export adds (bos and eos, no white space at the ends) aside."""
-        return self.splits == other.splits
+        return self._rules == other._rules
 
     @cached_property
-    def splits(self) -> dict:
+    def _rules(self) -> dict:
         """What of tokenizer.json decides a text's ids."""
         kept = self._config | {"post_processor": None}
         whole = kept["normalizer"]
         parts = [] if whole is None else whole.get("normalizers", [whole])
         kept["normalizer"] = parts[1:] if parts and parts[0] != whole and parts[0]["type"] == "Strip" else parts
         return kept
-
-    @cached_property
-    def byte_level(self) -> bool:
-        return '"ByteLevel"' in json.dumps(self._config["pre_tokenizer"])
 
     @cached_property
     def splits_at_newlines(self) -> bool:
@@ -147,13 +143,14 @@ class Tokenizer:
         from tokenizers import decoders
 
         prefix = self._config["model"].get("continuing_subword_prefix") or ""
+        byte_level = '"ByteLevel"' in json.dumps(self._config["pre_tokenizer"])
         joins, ends_word = np.zeros(len(self), dtype=bool), np.zeros(len(self), dtype=bool)
         decoder = decoders.ByteLevel()
         for token, i in self.backend.get_vocab(with_added_tokens=True).items():
             if prefix:
                 joins[i], ends_word[i] = token.startswith(prefix), True
                 continue
-            if self.byte_level:
+            if byte_level:
                 token = decoder.decode([token])  # a part of a character becomes U+FFFD, and such characters are mostly letters
             joins[i], ends_word[i] = _is_word(token[:1]), _is_word(token[-1:])
         joins[self.special_ids] = ends_word[self.special_ids] = False

@@ -255,8 +255,8 @@ class FineTuningData(ResumableDataModule):
 
     def summary_hints(self, longest: int | None) -> list[str]:
         summary = self.summary()
-        hints = [cut_hint(self.sets, summary, longest), *missing_hints(summary), class_hint(self.sets, self.text_task)]
-        hints.append(leaked_hint(self.sets))
+        labels = [*missing_hints(summary), class_hint(self.sets, self.text_task)]
+        hints = [cut_hint(self.sets, summary, longest), *labels, leaked_hint(self.sets)]
         return [hint for hint in hints if hint]
 
     def evaluated_texts(self, split: str) -> Iterator[tuple[int, dict, tuple[str, ...]]]:

@@ -91,17 +91,26 @@ class LabelledSource:
         if self.hub:
             found = [name for name in _names(split) if name in self._hub_splits]
             return Layout("hub", found[0], []) if found else None
-        if Path(self.source).is_file():
-            return self._table() if split.startswith(("train", "test")) else None
-        classes = self.task.labels or ()
+        root, classes = Path(self.source), self.task.labels or ()
+        if root.is_file():
+            if not split.startswith(("train", "test")):
+                return None
+            if kind_of(root) not in TABLES:
+                raise SettingError(self.setting, self.source, f"a table ({TABLE_FILES}), or a folder")
+            return Layout("file", self.source, [root])
+        if not root.is_dir():
+            raise SettingError(self.setting, self.source, SOURCES, more=", which is not there")
+        folders = [root, *(root / name for name in self._below() if (root / name).is_dir())]
         found = [
             layout
-            for folder, name in itertools.product(self._folders(), _names(split))
+            for folder, name in itertools.product(folders, _names(split))
             for layout in find_files(folder, name, classes, self.setting)
         ]
         if len(found) > 1:
             names = " and ".join(layout.name for layout in found)
             raise SettingError(self.setting, self.source, "once", more=f", which has the {split} split twice, in {names}")
+        if found and found[0].kind == "folders" and len(self.task.columns) == 2:
+            raise UserError(f"{self.setting}: {found[0].name} has one text in each file", "tables with both columns of a pair")
         if split == "train" and found and found[0].kind == "folders":
             there = {file.parent.name for file in found[0].files}
             if missing := ", ".join(repr(name) for name in classes if name not in there):
@@ -123,21 +132,9 @@ class LabelledSource:
         return SettingError(self.setting, self.source, f"{allowed}{instead}", more=f", which has no {split} split")
 
     def _below(self) -> list[str]:
+        """Names of the folders in which the splits may be instead."""
         config = self.task.hub[1] if self.task.hub else None
         return [name for name in dict.fromkeys((self.task.folder, config, "plain_text", "data")) if name]
-
-    def _table(self) -> Layout:
-        """All of a file."""
-        path = Path(self.source)
-        if kind_of(path) not in TABLES:
-            raise SettingError(self.setting, self.source, f"a table ({TABLE_FILES}), or a folder")
-        return Layout("file", self.source, [path])
-
-    def _folders(self) -> list[Path]:
-        root = Path(self.source)
-        if not root.is_dir():
-            raise SettingError(self.setting, self.source, SOURCES, more=", which is not there")
-        return [root, *(root / name for name in self._below() if (root / name).is_dir())]
 
     @cached_property
     def _hub_rows(self):

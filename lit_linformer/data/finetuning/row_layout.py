@@ -79,9 +79,8 @@ class RowLayout:
         """The first of these pairs of which only_first or only_second would leave nothing of a text; None if all fit."""
         if not self.pair or self.truncation == "longest_first":
             return None
-        cut = self.truncation == "only_second"
-        kept = self.cut(lengths)
-        bad = (kept.sum(1) > self.capacity) | ((kept[:, int(cut)] == 0) & (lengths[:, int(cut)] > 0))
+        kept, one = self.cut(lengths), int(self.truncation == "only_second")  # the text that is cut
+        bad = (kept.sum(1) > self.capacity) | ((kept[:, one] == 0) & (lengths[:, one] > 0))
         return int(bad.argmax()) if bad.any() else None
 
     def windows(self, length: int | np.ndarray):

@@ -92,36 +92,36 @@ class Splits:
         validation, _ = self.validation()
         if stage == "validate":
             return validation or ["train"]
-        return ["train", *validation, *self._others(validation)]
+        return ["train", *dict.fromkeys([*validation, *self._others()])]
 
-    def _others(self, validation: list[str]) -> list[str]:
+    def _others(self) -> list[str]:
         """Splits whose texts are not to be in training."""
-        test = [split for split in self.task.splits("test") if split in self.source.splits()]
-        return [*validation, *test] if self.drop_leaked else []
+        if not self.drop_leaked:
+            return []
+        validation, _ = self.validation()
+        return [*validation, *(split for split in self.task.splits("test") if split in self.source.splits())]
 
     def select(self, hashes_of: Callable[[str], np.ndarray]) -> Selection:
         """Which rows train, and which are held out; hashes_of: of a split's texts."""
-        validation, fraction = self.validation()
-        others = [hashes_of(split) for split in self._others(validation)]
-        hashes = np.concatenate(others) if others else np.zeros(0, np.uint64)
-        return select_rows(hashes_of("train"), fraction, hashes if self.drop_leaked else None, self.limit_train)
+        _, fraction = self.validation()
+        others = np.concatenate([np.zeros(0, np.uint64), *map(hashes_of, self._others())]) if self.drop_leaked else None
+        return select_rows(hashes_of("train"), fraction, others, self.limit_train)
 
     # What a tokenizer learns from: the rows that train, only
 
     def stamp(self) -> dict:
         """JSON-able description of all that shapes `training_texts`."""
-        validation, fraction = self.validation()
+        _, fraction = self.validation()
         return {
-            "source": [self.source.stamp(split) for split in ["train", *self._others(validation)]],
+            "source": [self.source.stamp(split) for split in ["train", *self._others()]],
             "columns": self.task.columns,
             "selection": [fraction, self.drop_leaked, self.limit_train, self.source.keep_empty],
         }
 
     def training_texts(self) -> Iterator[tuple[str, float]]:
         """(text, share of the training split read so far)."""
-        source, (validation, _) = self.source, self.validation()
-        splits = ["train", *self._others(validation)]
-        hashes = {split: np.array([text_hash(row[1]) for row in source.texts(split)], np.uint64) for split in splits}
+        source, splits = self.source, ["train", *self._others()]
+        hashes = {split: np.array([text_hash(texts) for _, texts, _ in source.texts(split)], np.uint64) for split in splits}
         chosen = np.zeros(len(hashes["train"]), dtype=bool)
         chosen[self.select(hashes.__getitem__).train] = True
         for i, (_, texts, _) in enumerate(source.texts("train")):

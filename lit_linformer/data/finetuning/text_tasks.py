@@ -192,20 +192,20 @@ def as_list(names: Iterable[str]) -> str:
 
 def _class(value, labels: tuple[str, ...]) -> int | None:
     text = str(value)
-    whole = re.sub(r"^(-?\d+)\.0+$", r"\1", text)  # pandas writes whole numbers as 1.0 where one of the column is missing
-    for name in (text, text.lower() if isinstance(value, bool) else whole):  # JSON's true is Python's True
-        if name in labels:
-            return labels.index(name)
-    text = whole
-    if isinstance(value, bool):
-        text = str(int(value))
+    if isinstance(value, bool):  # JSON's true is Python's True
+        name, number = text.lower(), str(int(value))
+    else:
+        name = number = re.sub(r"^(-?\d+)\.0+$", r"\1", text)  # pandas writes 1.0 where a number of the column is missing
+    for each in (text, name):
+        if each in labels:
+            return labels.index(each)
     allowed = ", ".join(map(repr, labels))
     # Names that are numbers themselves, stars from 1 to 5 say: a 0 is then none of them, not the first one.
     if not any(_is_integer(label) for label in labels):
-        if _is_integer(text) and -1 <= int(text) < len(labels):
-            return int(text) if int(text) >= 0 else None
+        if _is_integer(number) and -1 <= int(number) < len(labels):
+            return int(number) if int(number) >= 0 else None
         allowed += f", or their numbers 0 to {len(labels) - 1} (-1: no label)"
-    elif text == "-1":
+    elif number == "-1":
         return None
     raise SettingError("label", value, allowed)
 

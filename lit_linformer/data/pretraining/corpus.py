@@ -28,7 +28,6 @@ SOURCES = "embedded, hub:NAME:SPLIT, hub:NAME:CONFIG:SPLIT, or a file, folder or
 # Characters. What is longer is cut here (a file at a line's end), so that memory stays flat whatever the text is.
 LONGEST_DOCUMENT = 16_000_000
 
-
 # What lies beside a corpus and tells about it.
 ABOUT = {"README", "LICENSE", "LICENCE", "COPYING", "NOTICE", "CHANGELOG", "CONTRIBUTING"}
 TITLE = re.compile(r" = [^=].* = ?$")  # of an article in WikiText

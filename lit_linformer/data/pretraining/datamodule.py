@@ -27,7 +27,7 @@ from lit_linformer.data.tokenizer import check_vocab_size
 from lit_linformer.model.ranges import Count, Range, Seed, check_ranges
 from lit_linformer.utils.errors import SettingError, UserError
 
-STAGES = {"fit": ("train", "validation"), "validate": ("validation",), "test": ("test",), "predict": ()}
+STAGES = {"fit": ("train", "validation"), "validate": ("validation",), "test": ("test",)}
 
 
 class PretrainingData(ResumableDataModule):

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
-SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "_bundled"}
-SKIPPED_FOLDERS.add("pydoc_data")  # the topics themselves
+# pydoc_data has the topics themselves.
+SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "_bundled", "pydoc_data"}
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 

@@ -139,4 +139,6 @@ class MaskedBlocks(Dataset):
         found = self.masker(batch["input_ids"].numpy(), [(int(epoch), max(int(index), 0)) for epoch, index in keys], lengths)
         found["labels"][[row for row, (_, index) in enumerate(keys) if index == FILLER]] = IGNORED
         made = {name: torch.from_numpy(array) for name, array in found.items()}
-        return made | {name: batch[name] for name in ("attention_mask",) if name in batch}
+        if "attention_mask" in batch:
+            made["attention_mask"] = batch["attention_mask"]
+        return made

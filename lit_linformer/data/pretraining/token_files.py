@@ -196,9 +196,9 @@ class TokenBlocks:
         self.path, self.length, self.bos_id, self.pad_id = folder / FILES[split], length, bos_id, pad_id
         meta = read_meta(folder)
         self.dtype, self.tokens = np.dtype(meta["dtype"]), meta["splits"][split]["tokens"]
-        if self.path.stat().st_size != self.tokens * self.dtype.itemsize:
-            expected = self.tokens * self.dtype.itemsize
-            raise damaged(self.path, f"it has {self.path.stat().st_size:,} bytes of {expected:,}")
+        size, expected = self.path.stat().st_size, self.tokens * self.dtype.itemsize
+        if size != expected:
+            raise damaged(self.path, f"it has {size:,} bytes of {expected:,}")
 
     def __len__(self) -> int:
         return -(-self.tokens // (self.length - 1))

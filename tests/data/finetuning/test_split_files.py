@@ -111,6 +111,15 @@ def test_a_class_without_training_texts(tmp_path):
         list(LabelledSource(str(tmp_path), task).rows("train"))
 
 
+def test_pairs_are_in_tables(tmp_path):
+    for label in ("neg", "pos"):
+        (tmp_path / "train" / label).mkdir(parents=True)
+        (tmp_path / "train" / label / "1.txt").write_text("a film")
+    source = LabelledSource(str(tmp_path), own_task(["text", "other"], labels=["neg", "pos"]))
+    with pytest.raises(ValueError, match=r"^data.source: .*/train has one text in each file; allowed: tables with both columns"):
+        source.splits()
+
+
 def test_a_lost_shard(tmp_path):
     write_json(tmp_path / "train-00001-of-00002.jsonl", as_dicts(ROWS[2:], OWN))
     with pytest.raises(ValueError, match=r"train-00001-of-00002.jsonl is one of 1 shards; allowed: all 2 of its name$"):
