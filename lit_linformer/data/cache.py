@@ -51,7 +51,7 @@ def make_once(folder: Path, make: Callable[[Path], None]) -> Path:
             held = lock.acquire()
         with held:
             if not folder.is_dir():
-                remove_stale(cache)
+                _remove_stale(cache)
                 _make(folder, make)
     except (OSError, NotImplementedError) as error:  # NotImplementedError: a file system without locks
         reason = getattr(error, "strerror", None) or error
@@ -89,7 +89,7 @@ def _remove(temporary: Path) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def remove_stale(cache: Path) -> None:
+def _remove_stale(cache: Path) -> None:
     """Removes what killed processes left half-made: temporary folders whose lock nobody holds."""
     from filelock import FileLock, Timeout
 

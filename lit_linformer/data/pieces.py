@@ -50,11 +50,11 @@ def size_of(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode())
 
 
-def batches_of(pieces: Iterable[tuple], text: int) -> Iterator[list[tuple]]:
-    """Pieces, tuples that hold a text at place `text`, in batches of about BATCH_BYTES, each followed by its size."""
+def batches_of(pieces: Iterable[tuple]) -> Iterator[list[tuple]]:
+    """Pieces, tuples that begin with a text, in batches of about BATCH_BYTES; each tuple has the text's size at its end."""
     batch, total = [], 0
     for piece in pieces:
-        size = size_of(piece[text])
+        size = size_of(piece[0])
         batch.append((*piece, size))
         total += size
         if total >= BATCH_BYTES:
@@ -74,7 +74,7 @@ def encode_texts(texts: Iterable[str], tokenizer) -> Iterator[np.ndarray]:
             yield last, True
 
     held: list[np.ndarray] = []
-    for batch in batches_of(pieces(), text=0):
+    for batch in batches_of(pieces()):
         encodings = tokenizer.encode_plain([piece for piece, _, _ in batch])
         for (_, ends, _), encoding in zip(batch, encodings, strict=True):
             held.append(np.array(encoding.ids, np.int64))

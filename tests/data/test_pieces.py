@@ -72,7 +72,7 @@ def test_texts_come_one_by_one_and_in_order(tokenizer, monkeypatch):
 
 
 def test_batches_count_bytes():
-    batches = list(batches_of([("é" * 100_000, i) for i in range(12)], text=0))
+    batches = list(batches_of([("é" * 100_000, i) for i in range(12)]))
     assert [len(batch) for batch in batches] == [BATCH_BYTES // 200_000 + 1] * 4
     assert batches[0][0][1:] == (0, 200_000)
 

@@ -205,5 +205,6 @@ class LongRangeData(ResumableDataModule):
         return EvaluationLoader(rows, self.eval_batch_size, lengths=self.sets[kind].lengths, **self._parallel())
 
     def _masked(self, rows: EncodedTexts, mask_rate: float, seed: int) -> Dataset:
-        masker = Masker(self.num_tokens, range(SPECIAL), MASK, mask_rate, seed)
-        return MaskedBlocks(rows, masker, unequal=True) if self.masked else rows
+        if not self.masked:
+            return rows
+        return MaskedBlocks(rows, Masker(self.num_tokens, range(SPECIAL), MASK, mask_rate, seed), unequal=True)

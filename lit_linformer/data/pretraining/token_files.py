@@ -57,7 +57,7 @@ def _chance(number: int) -> float:
     return int.from_bytes(digest, "little") / 2**64
 
 
-def least_fraction(documents: int, before: float = 0.0) -> float | None:
+def least_fraction(documents: int, before: float) -> float | None:
     """The least share, of one percent's precision, that holds out one of so many documents or more; ``before``: the shares of
     the splits that come before. None: none does."""
     chances = [chance for chance in map(_chance, range(documents)) if chance >= before]
@@ -135,7 +135,7 @@ def _finish_shard(folder: Path, files: dict, read: dict[str, int], counts: dict)
 
 
 def write_tokens(pieces: Iterable[tuple], tokenizer: Tokenizer, files, counts, dtype) -> Iterator[tuple[int, int, bool]]:
-    """Tokenises pieces (split, text, ends a document) into the files.
+    """Tokenises pieces (text, split, ends a document) into the files.
 
     Yields, batch by batch, the bytes done, the documents that ended, and whether the last one did.
 
@@ -146,7 +146,7 @@ def write_tokens(pieces: Iterable[tuple], tokenizer: Tokenizer, files, counts, d
     def write(batch, encodings) -> tuple[int, int, bool]:
         ids: dict[str, list[int]] = {split: [] for split in files}
         done = 0
-        for (split, _, ends, size), encoding in zip(batch, encodings, strict=True):
+        for (_, split, ends, size), encoding in zip(batch, encodings, strict=True):
             tokens, count = ids[split], counts[split]
             before = len(tokens)
             tokens.extend(encoding.ids)
@@ -160,12 +160,12 @@ def write_tokens(pieces: Iterable[tuple], tokenizer: Tokenizer, files, counts, d
             files[split].write(np.fromiter(tokens, dtype, len(tokens)))
         return done, sum(ends for _, _, ends, _ in batch), batch[-1][2]
 
-    batches = batches_of(pieces, text=1)
+    batches = batches_of(pieces)
     with ThreadPoolExecutor(2) as pool:
         reading, writing = pool.submit(next, batches, None), None
         while (batch := reading.result()) is not None:
             reading = pool.submit(next, batches, None)
-            encodings = tokenizer.encode_plain([text for _, text, _, _ in batch])
+            encodings = tokenizer.encode_plain([text for text, _, _, _ in batch])
             if writing is not None:
                 yield writing.result()
             writing = pool.submit(write, batch, encodings)
@@ -174,7 +174,8 @@ def write_tokens(pieces: Iterable[tuple], tokenizer: Tokenizer, files, counts, d
             yield writing.result()
 
 
-def _pieces(documents: Iterable[str], tokenizer: Tokenizer, split_of, first: int = 0) -> Iterator[tuple[str, str, bool]]:
+def _pieces(documents: Iterable[str], tokenizer: Tokenizer, split_of, first: int) -> Iterator[tuple[str, str, bool]]:
+    """(text, split, does it end a document?) of the documents from number `first` on."""
     number = -1
     for document in documents:
         number += 1
@@ -183,10 +184,10 @@ def _pieces(documents: Iterable[str], tokenizer: Tokenizer, split_of, first: int
         split, last = split_of(number), None
         for piece in pieces_of(document, tokenizer.splits_at_newlines):
             if last is not None:
-                yield split, last, False
+                yield last, split, False
             last = piece
         del document  # it may be large, and the next one is read while its last piece waits
-        yield split, last, True
+        yield last, split, True
 
 
 class TokenBlocks:

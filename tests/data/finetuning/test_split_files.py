@@ -116,7 +116,7 @@ def test_pairs_are_in_tables(tmp_path):
         (tmp_path / "train" / label).mkdir(parents=True)
         (tmp_path / "train" / label / "1.txt").write_text("a film")
     source = LabelledSource(str(tmp_path), own_task(["text", "other"], labels=["neg", "pos"]))
-    with pytest.raises(ValueError, match=r"^data.source: .*/train has one text in each file; allowed: tables with both columns"):
+    with pytest.raises(ValueError, match=r"^data.source: .*/train has one text in each file; allowed: tables with both"):
         source.splits()
 
 
