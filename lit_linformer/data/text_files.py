@@ -71,13 +71,13 @@ def name_of(folder: Path, rows: np.ndarray) -> str:
 def _write(folder: Path, rows: Iterable[Encoded], dtype: np.dtype, texts: int, classes: bool, inputs: dict) -> None:
     offsets, labels, hashes = [0], [], []
     with closing(ShardWriter(folder / "ids.bin")) as file:
-        for ids_of_row, label, row_hash in rows:
+        for ids_of_row, label, hashed in rows:
             for ids in ids_of_row:
                 offsets.append(offsets[-1] + len(ids))
                 file.write(ids.astype(dtype, copy=False))
             file.end_shard(SHARD_BYTES)
             labels.append(label)
-            hashes.append(row_hash)
+            hashes.append(hashed)
         file.end_shard()
     none = -1 if classes else np.nan
     arrays = {

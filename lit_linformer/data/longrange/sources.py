@@ -108,17 +108,15 @@ def images(files: list[Path]) -> Rows:
     """CIFAR-10's binary version, its pixels as shades of gray."""
     for path in files:
         with readable(path, "data.source"), open(path, "rb") as file:
-            if path.stat().st_size % CIFAR_BYTES:
-                raise UserError(
-                    f"data.source: {path} has {path.stat().st_size} bytes", f"{CIFAR_BYTES} for each image of 32 × 32"
-                )
-            for number in range(1, path.stat().st_size // CIFAR_BYTES + 1):
+            size = path.stat().st_size
+            if size % CIFAR_BYTES:
+                raise UserError(f"data.source: {path} has {size} bytes", f"{CIFAR_BYTES} for each image of 32 × 32")
+            for number in range(1, size // CIFAR_BYTES + 1):
                 record = file.read(CIFAR_BYTES)
-                label = record[0]
-                if label >= len(CIFAR_CLASSES):
-                    raise UserError(f"data.source: {path}, image {number} has the label {label}", "0 to 9")
+                if record[0] >= len(CIFAR_CLASSES):
+                    raise UserError(f"data.source: {path}, image {number} has the label {record[0]}", "0 to 9")
                 colours = np.frombuffer(record, np.uint8, offset=1).reshape(3, -1)
-                yield [(GRAY @ colours).round().astype(np.uint8)], label
+                yield [(GRAY @ colours).round().astype(np.uint8)], record[0]
 
 
 # What a folder should hold, in words and as the names of each split's files, and who reads them.

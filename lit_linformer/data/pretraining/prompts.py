@@ -48,17 +48,17 @@ def encode_prompts(prompts: list[Prompt], tokenizer: Tokenizer, max_length: int)
         if len(text) > LONGEST_PROMPT:
             raise UserError(f"{where} has {len(text):,} characters", f"up to {LONGEST_PROMPT:,}")
         ids = [tokenizer.bos_id, *tokenizer.encode(text), tokenizer.eos_id]
+        if tokenizer.mask_id in ids and len(ids) <= max_length:
+            encoded.append({"text": text, "ids": ids, "place": dict(prompt.place)})
+            continue
         if tokenizer.mask_id not in ids:
             mask = tokenizer.mask_token
             reason = f"without {mask}"
             error = SettingError(where, shortened(text), f"a text with {mask} where a word is to be filled in")
-        elif len(ids) > max_length:
+        else:
             reason = f"longer than data.max_length = {max_length}"
             error = UserError(f"{where} has {len(ids)} tokens with bos and eos", f"up to data.max_length = {max_length}")
-        else:
-            encoded.append({"text": text, "ids": ids, "place": dict(prompt.place)})
-            continue
-        if not prompt.place:
+        if not prompt.place:  # it was typed
             raise error
         skipped.setdefault(reason, []).append(prompt)
     _tell(skipped, len(prompts), none_left=not encoded)
