@@ -20,6 +20,7 @@ from lit_linformer.data.tokenizer import SMALLEST, Tokenizer, load_tokenizer, tr
 from lit_linformer.model.ranges import OneOf, Range
 from lit_linformer.utils.errors import SettingError, UserError
 
+STAGES = {"fit": ("train", "validation"), "validate": ("validation",), "test": ("test",), "predict": ()}  # what each reads
 TRAINED = tuple(SMALLEST)  # tokenizers that are trained, not loaded
 VocabularySize = Annotated[int, Range(least=1, largest=2**24)]
 RowLength = Annotated[int, Range(least=8, largest=2**24)]

@@ -16,7 +16,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from lit_linformer.data.checksums import verify
-from lit_linformer.data.datamodule import BatchSize, ResumableDataModule, RowLength, Verify, Workers
+from lit_linformer.data.datamodule import STAGES, BatchSize, ResumableDataModule, RowLength, Verify, Workers
 from lit_linformer.data.finetuning.encoded_texts import EncodedTexts
 from lit_linformer.data.finetuning.row_layout import RowLayout
 from lit_linformer.data.finetuning.splits import select_rows
@@ -141,8 +141,14 @@ class LongRangeData(ResumableDataModule):
     # Preparation
 
     def prepare_data(self) -> None:
-        for split in self.source.splits():
+        stage = self.trainer and self.trainer.state.fn
+        wanted = self.source.splits() if stage in (None, "fit") else STAGES[stage]
+        for split in map(self._stored, wanted):
             verify(self._folder(split), FILES, self.verify)
+
+    def _stored(self, split: str) -> str:
+        """The split of the files in which its rows are: without one for validation they are a share of the training rows."""
+        return "train" if split == "validation" and split not in self.source.splits() else split
 
     def _folder(self, split: str) -> Path:
         if split not in self.source.splits():
@@ -168,14 +174,12 @@ class LongRangeData(ResumableDataModule):
             raise UserError("data is LongRangeData", "PretrainingData or FineTuningData", when="with predict")
         if stage in ("fit", None):
             self._start_anew()
-        wanted = {"validate": ("validation",), "test": ("test",)}.get(stage or "fit", ("train", "validation"))
-        self.sets = {split: self._set(split) for split in wanted}
+        self.sets = {split: self._set(split) for split in STAGES[stage or "fit"]}
         self._compare_processes()
 
     def _set(self, split: str) -> EncodedTexts:
-        """A split's rows; where the files have no validation split, a share of the training rows is it."""
-        held_out = "validation" not in self.source.splits()
-        files = TextFiles(self._folder("train" if held_out and split == "validation" else split), classes=True)
+        held_out = self._stored("validation") == "train"
+        files = TextFiles(self._folder(self._stored(split)), classes=True)
         rows = np.arange(files.rows)
         if held_out and split != "test":
             chosen = select_rows(files.hashes, self.validation_fraction)

@@ -15,7 +15,7 @@ from typing import Annotated
 
 from lit_linformer.data.cache import read_meta
 from lit_linformer.data.checksums import verify
-from lit_linformer.data.datamodule import BatchSize, ResumableDataModule, RowLength, Verify, VocabularySize, Workers
+from lit_linformer.data.datamodule import STAGES, BatchSize, ResumableDataModule, RowLength, Verify, VocabularySize, Workers
 from lit_linformer.data.loader import EvaluationLoader, ResumableLoader
 from lit_linformer.data.notes import note
 from lit_linformer.data.pretraining.corpus import Corpus
@@ -26,8 +26,6 @@ from lit_linformer.data.summary import Summary, of_token_files
 from lit_linformer.data.tokenizer import check_vocab_size
 from lit_linformer.model.ranges import Count, Range, Seed, check_ranges
 from lit_linformer.utils.errors import SettingError, UserError
-
-STAGES = {"fit": ("train", "validation"), "validate": ("validation",), "test": ("test",)}
 
 
 class PretrainingData(ResumableDataModule):

@@ -163,6 +163,13 @@ def test_a_split_without_files_is_evaluated_alone(stage, cache, tmp_path):
         assert len(rows_of(alone.test_dataloader())) == len(alone.sets["test"])
 
 
+def test_a_test_makes_no_training_rows(tmp_path):
+    made = LongRangeData(rows=12, held_out_rows=5, cache_dir=str(tmp_path))
+    trainer().test(Recorder(tmp_path), made)
+    (folder,) = tmp_path.glob("texts-*[!k]")
+    assert folder == made.sets["test"].files.folder and len(made.sets["test"]) == 5
+
+
 def test_validating_rows_that_a_checkpoint_trained_on_is_announced(cache, tmp_path):
     settings = {"source": str(write_long_range(tmp_path, "image")), "max_length": 1026}
     trained = data(cache, "image", validation_fraction=0.3, **settings).state_dict()
