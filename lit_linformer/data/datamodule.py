@@ -56,7 +56,7 @@ class ResumableDataModule(LightningDataModule):
         self.held_out_name: str | None = None
         self._loader: ResumableLoader | None = None
         self._samples = 0
-        self._divided = False
+        self._divided: Any = None  # the trainer whose batches add up to the global batch
 
     # The tokenizer
 
@@ -161,14 +161,14 @@ class ResumableDataModule(LightningDataModule):
     def _divide_global_batch(self) -> None:
         """Sets how many micro-batches the trainer accumulates, before it counts steps; val_check_interval counts steps."""
         trainer, rows = self.trainer, self.global_batch_size
-        if trainer is None or rows is None or self._divided:
+        if trainer is None or rows is None or self._divided is trainer:
             return
         devices = self._parallel()["world_size"]
         check_global_batch(rows, self.batch_size, devices, trainer.accumulate_grad_batches)
         trainer.accumulate_grad_batches = rows // (self.batch_size * devices)
         if isinstance(trainer.val_check_interval, int):
             trainer.val_check_interval *= trainer.accumulate_grad_batches
-        self._divided = True
+        self._divided = trainer
 
     def _compare_processes(self) -> None:
         """ValueError where the processes of a run have prepared different data, or are not of one age."""

@@ -53,6 +53,16 @@ def test_a_second_fit_starts_anew(make, tmp_path):
     assert len(lines) == 6 and lines[:3] == lines[3:]
 
 
+def test_each_trainer_divides_the_global_batch_once(make):
+    data = make(global_batch_size=32)
+    data.prepare_data()
+    for given in (trainer(val_check_interval=3), trainer()):
+        data.trainer = given
+        for _ in range(2):
+            data.setup("fit")
+        assert given.accumulate_grad_batches == 4 and given.val_check_interval in (12, 1.0)
+
+
 def test_two_processes_read_what_one_reads(make, tmp_path, monkeypatch):
     """Also with Lightning's use_distributed_sampler left on: it must leave our samplers alone."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
