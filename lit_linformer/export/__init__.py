@@ -10,7 +10,10 @@ from typing import Any
 
 def load(folder: str | Path) -> tuple[Any, Any]:
     """The plain PyTorch module, in evaluation mode, and the tokenizer of a folder that `export` wrote as safetensors or
-    huggingface: (MaskedLanguageModel or SequenceClassifier, lit_linformer.data.tokenizer.Tokenizer)."""
-    from lit_linformer.export.safetensors_folder import load
+    huggingface: (MaskedLanguageModel or SequenceClassifier, lit_linformer.data.tokenizer.Tokenizer). ValueError for another."""
+    from lit_linformer.runs.exported import read_config
+    from lit_linformer.runs.trained_model import read_model
 
-    return load(folder)
+    read_config(Path(folder))  # for read_model takes runs and checkpoints as well
+    stored = read_model(folder, "folder")
+    return stored.build("folder"), stored.own_tokenizer

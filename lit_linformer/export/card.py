@@ -11,7 +11,7 @@ from lit_linformer.runs.trained_model import COLUMNS, TrainedModel, own_classes
 from lit_linformer.utils.figures import COLOURS, figure_class, open_frame, plain_numbers, thinned
 from lit_linformer.utils.markdown import plain
 
-NOT_ALONE = ("safetensors", "huggingface")  # weights, which a class of the user's own makes a model of; the others are graphs
+OF_WEIGHTS = ("safetensors", "huggingface")  # for which the model's classes are needed; the others are graphs
 ROWS = 24  # of the perplexity table; a longer curve is thinned
 FOLDER = "path/to/this/folder"
 PICTURE, FEWEST = "perplexity.png", 3  # points of a curve that is worth a picture
@@ -78,7 +78,7 @@ def card(model: TrainedModel, form: str, notes: list[str], pictured: bool) -> st
     lines = [*(_hub(model) if form == "huggingface" else []), f"# {plain(model.name)}", "", _lead(model)]
     lines += ["", *_settings(model), "", *_training(model, pictured), *_results(model)]
     lines += ["", *_use(model, form)]
-    if own := form in NOT_ALONE and own_classes(model.encoder):
+    if own := form in OF_WEIGHTS and own_classes(model.encoder):
         lines += ["", f"It needs {' and '.join(own)}, which is not in this folder: a module that Python can import."]
     for note in notes:
         lines += ["", note]
@@ -155,7 +155,7 @@ def _use(model: TrainedModel, form: str) -> list[str]:
     pair = '{"text": "some text", "text_pair": "another"}' if model.pair else '"some text"'
     use = use.replace("TEXT", pair if model.classifies else f'"The {model.tokenizer.mask_token} of a function."')
     lines = ["## Use", "", "```python", *use.splitlines(), "```", "", "Rows are " + _layout(model) + ", padded on the right."]
-    if form in NOT_ALONE and not model.classifies:
+    if form in OF_WEIGHTS and not model.classifies:
         text = f"The {model.tokenizer.mask_token} of a word."
         shell = f'python run.py predict --model.pretrained {FOLDER} --data.text "{text}"'
         lines += ["", "With lit-linformer itself:", "", "```sh", shell, "```"]

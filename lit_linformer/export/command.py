@@ -30,7 +30,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lit_linformer.export.results import read_results
+from lit_linformer.runs.record import RunRecord
 from lit_linformer.utils.arguments import FLAG, Setting, choice, parse, several, word
 from lit_linformer.utils.environment import command_line
 from lit_linformer.utils.errors import SettingError, UserError
@@ -63,6 +63,7 @@ NEEDS = {
 }
 # Each has write(model, folder), and logits(model, folder): what was written, as a function of input_ids and attention_mask.
 MODULES = {"safetensors": "safetensors_folder", "huggingface": "huggingface_folder", "onnx": "onnx", "torch": "graph"}
+LEFT_OUT = ("train/", "val/loss", "val/score", "test/loss", "test/score")  # of --results; score is the mean of the others
 
 
 def main(argv: list[str]) -> None:
@@ -103,7 +104,7 @@ def write(model: "TrainedModel", form: str, folder: Path, given: dict[str, Any])
     module = importlib.import_module(f"lit_linformer.export.{MODULES[form]}")
     rounded = []
     if given["dtype"] != "float32":
-        from lit_linformer.export.rounding import round_weights, store_rounded
+        from lit_linformer.export.safetensors_folder import round_weights, store_rounded
 
         rounded = [round_weights(model)]
     batches: list = []
@@ -143,17 +144,25 @@ def describe(model: "TrainedModel") -> str:
     return f"{model.name}: {kind}, n = {e.max_length}, {head}, {millions:.1f} M parameters, step {model.facts['step']}"
 
 
+def read_results(folder: Path) -> dict[str, Any]:
+    """{"run", "metrics", "commands"} of a run; ValueError, in one line, for a folder without results."""
+    metrics: dict[str, float] = {}
+    commands, run = [], RunRecord(folder)
+    for found, key in ((run.result, "best_metrics"), (run.validated, "metrics"), (run.tested, "metrics")):
+        metrics |= {k: v for k, v in (found.get(key) or {}).items() if not k.startswith(LEFT_OUT) and isinstance(v, float)}
+        commands += [found["command"]] if found.get("command") else []
+    if not metrics:
+        allowed = "the folder of a run that fit, validate or test has ended in"
+        raise SettingError("results", folder, allowed, more=", which holds no metrics")
+    return {"run": folder.resolve().name, "metrics": metrics, "commands": commands}
+
+
 def check_installed(form: str) -> None:
     """ValueError, with the pip command, where a format's packages are missing."""
     packages, extra = NEEDS.get(form, ((), ""))
     if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
-        raise SettingError(
-            "format",
-            form,
-            f"pip install {extra}",
-            more=f", which needs {' and '.join(missing)}, not installed here",
-            when="after",
-        )
+        more = f", which needs {' and '.join(missing)}, not installed here"
+        raise SettingError("format", form, f"pip install {extra}", more=more, when="after")
 
 
 def check_output(output: Path, overwrite: bool) -> None:

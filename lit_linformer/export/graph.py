@@ -51,13 +51,9 @@ def traceable(model: TrainedModel, form: str) -> Iterator[None]:
     except Exception as error:
         if not (own := own_classes(model.encoder)):
             raise
-        said = first_line(error)
-        raise SettingError(
-            "format",
-            form,
-            "safetensors, huggingface, or a forward without branches on tensors and lengths",
-            more=f", but {' and '.join(own)} cannot be traced for every length ({said})",
-        ) from error
+        allowed = "safetensors, huggingface, or a forward without branches on tensors and lengths"
+        more = f", but {' and '.join(own)} cannot be traced for every length ({first_line(error)})"
+        raise SettingError("format", form, allowed, more=more) from error
 
 
 def write(model: TrainedModel, folder: Path) -> None:

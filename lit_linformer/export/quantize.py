@@ -52,7 +52,11 @@ def read_batches(model: TrainedModel, source: str | None, tokenizer: Path) -> li
         text = "" if model.classifies else ", or with --source, a text to measure on"
         raise UserError("quantize is 'int8'", f"for a run whose data is {own}{text}")
     try:
-        batches = (_texts if model.classifies else _blocks)(settings, source, tokenizer, model.max_length)
+        if model.classifies:
+            batches = _texts(settings, source, tokenizer, model.max_length)
+        else:
+            data, split = open_text(settings, source, tokenizer, model.max_length)
+            batches = masked_batches(data, split, model.max_length, ROWS)
     except (ValueError, OSError) as error:
         if source is not None:
             raise
@@ -61,10 +65,6 @@ def read_batches(model: TrainedModel, source: str | None, tokenizer: Path) -> li
     if not batches:
         raise UserError("source is not given, and the run held out no text", "a text, as for data.source")
     return batches
-
-
-def _blocks(settings: dict[str, Any], source: str | None, tokenizer: Path, max_length: int) -> list[dict[str, Tensor]]:
-    return masked_batches(*open_text(settings, source, tokenizer, max_length), max_length, ROWS)
 
 
 def _texts(settings: dict[str, Any], source: str | None, tokenizer: Path, max_length: int) -> list[dict[str, Tensor]]:

@@ -1,15 +1,18 @@
-"""The safetensors format: model.safetensors, config.json, tokenizer.json, and its way back into plain PyTorch."""
+"""The safetensors format: model.safetensors, config.json, tokenizer.json; and weights of 16 bits, of huggingface too."""
 
+import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
 
-from safetensors.torch import save_file
-from torch import Tensor, nn
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
-from lit_linformer.data.tokenizer import Tokenizer
-from lit_linformer.runs.exported import CONFIG, WEIGHTS, read_config
-from lit_linformer.runs.trained_model import TrainedModel, read_model
+from lit_linformer.export import load
+from lit_linformer.export.verify import random_inputs, read
+from lit_linformer.runs.exported import CONFIG, WEIGHTS
+from lit_linformer.runs.trained_model import TrainedModel
 
 
 def write(model: TrainedModel, folder: Path) -> None:
@@ -32,8 +35,26 @@ def write_config(model: TrainedModel, folder: Path) -> None:
     model.tokenizer.save(folder / "tokenizer.json")
 
 
-def load(folder: str | Path) -> tuple[nn.Module, Tokenizer]:
-    """The module, in evaluation mode, and the tokenizer; ValueError for a folder that `export` did not write."""
-    read_config(Path(folder))  # for read_model takes runs and checkpoints as well
-    stored = read_model(folder, "folder")
-    return stored.build("folder"), stored.own_tokenizer
+@torch.inference_mode()
+def round_weights(model: TrainedModel) -> str:
+    """In place, the tensors staying float32: so it computes with what will be stored. A line that says what it changes."""
+    before = copy.deepcopy(model.net)
+    for tensor in model.net.state_dict().values():
+        if tensor.is_floating_point():
+            tensor.copy_(tensor.bfloat16())
+    largest = change = 0.0
+    for ids, mask in random_inputs(model):
+        real = mask.bool()
+        exact, rounded = (read(model, net(ids, real), real) for net in (before, model.net))
+        largest = max(largest, exact.abs().max().item())
+        change = max(change, (exact - rounded).abs().max().item())
+    return (
+        f"weights rounded to bfloat16: on the same inputs the logits, of up to {largest:.3g}, change by {change:.2g} at most; "
+        "they are computed in float32"
+    )
+
+
+def store_rounded(folder: Path) -> None:
+    """model.safetensors in bfloat16."""
+    weights = {name: t.bfloat16() if t.is_floating_point() else t for name, t in load_file(folder / WEIGHTS).items()}
+    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
