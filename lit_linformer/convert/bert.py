@@ -76,12 +76,11 @@ def open_folder(folder: Path, tokenizer: str | None = None) -> tuple[TrainedMode
         if name not in found:
             raise SettingError("from", folder, "a whole checkpoint", more=f", which lacks {name} of this project's Transformer")
         if found[name].shape != tensor.shape:
-            raise SettingError(
-                "from",
-                folder,
-                "weights and settings that fit",
-                more=f", whose {name} is {list(found[name].shape)}, by its {CONFIG} {list(tensor.shape)}",
-            )
+            more = f", whose {name} is {list(found[name].shape)}, by its {CONFIG} {list(tensor.shape)}"
+            raise SettingError("from", folder, "weights and settings that fit", more=more)
+    if beyond := [name for name in found if name not in expected]:
+        more = f", which holds {beyond[0]}: nothing that a model of its {CONFIG} has"
+        raise SettingError("from", folder, "weights and settings that fit", more=more)
     net.load_state_dict(found)
     text = load_tokenizer(tokenizer or str(folder))
     if len(text) > encoder.vocab_size:
@@ -164,12 +163,8 @@ def _renamed(
     if bias is not None and (untied or "head.bias" not in found):  # else both are one, and either may be in the file
         found["head.bias"] = bias
     if strange := [name for name in left if not name.startswith(family.spare)]:
-        raise SettingError(
-            "from",
-            folder,
-            "a plain model, without adapters or cross-attention",
-            more=f", which holds {strange[0]}: nothing that a {settings['model_type']} has",
-        )
+        more = f", which holds {strange[0]}: nothing that a {settings['model_type']} has"
+        raise SettingError("from", folder, "a plain model, without adapters or cross-attention", more=more)
     if (positions := found.get("encoder.positions.weight")) is not None:
         types = weights.get(TYPES)
         found["encoder.positions.weight"] = positions[offset:] + (0.0 if types is None else types[0])
@@ -220,13 +215,9 @@ def _read(file: Path, folder: Path) -> dict[str, Tensor]:
             return load_file(file)
         found = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        raise SettingError(
-            "from",
-            folder,
-            "weights only, better as safetensors",
-            more=f", whose {file.name} holds other objects than weights and plain values: they are not loaded, for "
-            "that may run code",
-        ) from error
+        reason = "they are not loaded, for that may run code"
+        more = f", whose {file.name} holds other objects than weights and plain values: {reason}"
+        raise SettingError("from", folder, "weights only, better as safetensors", more=more) from error
     except (*UNREADABLE, SafetensorError) as error:
         raise UserError(f"from is {folder}, whose {file.name} cannot be read ({first_line(error)})") from error
     if not isinstance(found, dict) or not all(isinstance(tensor, Tensor) for tensor in found.values()):

@@ -109,12 +109,8 @@ def _check(given: dict[str, Any]) -> None:
         if key in given and other not in given:
             raise SettingError(key, given[key], f"with --{other}", more=f" without {other}")
     if given.get("projection_init") in FILLS and "source" not in given:
-        raise SettingError(
-            "projection_init",
-            given["projection_init"],
-            "with --source, the text whose attention is decomposed",
-            more=" without source",
-        )
+        allowed = "with --source, the text whose attention is decomposed"
+        raise SettingError("projection_init", given["projection_init"], allowed, more=" without source")
 
 
 def check_output(output: Path, overwrite: bool) -> None:
@@ -142,9 +138,8 @@ def open_model(given: dict[str, Any]) -> "tuple[TrainedModel, list[str]]":
     name = given["from"].removeprefix("hub:")
     folder = Path(given["from"]) if name == given["from"] else bert.from_hub(name)
     if not folder.exists():
-        raise SettingError(
-            "from", folder, "a Hugging Face folder or hub:NAME, a run, or a checkpoint", more=", which does not exist"
-        )
+        allowed = "a Hugging Face folder or hub:NAME, a run, or a checkpoint"
+        raise SettingError("from", folder, allowed, more=", which does not exist")
     if folder.is_dir() and bert.is_folder(folder):
         model, lines = bert.open_folder(folder, given.get("tokenizer"))
         if importlib.util.find_spec("transformers") is None:
@@ -157,12 +152,8 @@ def open_model(given: dict[str, Any]) -> "tuple[TrainedModel, list[str]]":
         raise SettingError("tokenizer", given["tokenizer"], "with a Hugging Face folder, for a run has its own")
     ours = is_exported(folder) or any((folder / name).exists() for name in ("checkpoints", "config.yaml", ".metadata"))
     if folder.is_dir() and not ours:
-        raise SettingError(
-            "from",
-            folder,
-            "a Hugging Face folder with config.json, the folder of a run, or a checkpoint",
-            more=", which is no model",
-        )
+        allowed = "a Hugging Face folder with config.json, the folder of a run, or a checkpoint"
+        raise SettingError("from", folder, allowed, more=", which is no model")
     model = open_checkpoint(folder, "from")
     if model.classifies:
         raise SettingError("from", folder, "a masked language model, to be fine-tuned after conversion", more=", a classifier")
@@ -171,8 +162,8 @@ def open_model(given: dict[str, Any]) -> "tuple[TrainedModel, list[str]]":
 
 def convert(model: "TrainedModel", given: dict[str, Any], folder: Path, where: str) -> list[dict[str, Any]]:
     """Changes the model as asked, and prints and gives the perplexities on the way, if there is a text."""
-    from lit_linformer.convert import surgery as conversion
-    from lit_linformer.tasks import evaluation as text
+    from lit_linformer.convert import surgery
+    from lit_linformer.tasks.evaluation import masked_batches, open_text, perplexity
 
     source = given.get("source")
     if source == "validation" and not of_class(model.data.get("class_path"), "PretrainingData"):
@@ -182,14 +173,13 @@ def convert(model: "TrainedModel", given: dict[str, Any], folder: Path, where: s
     data = split = None
     if source is not None:
         model.tokenizer.save(folder / "tokenizer.json")
-        data, split = text.open_text(model.data, None if source == "validation" else source, folder / "tokenizer.json", old)
+        data, split = open_text(model.data, None if source == "validation" else source, folder / "tokenizer.json", old)
 
     def measure(what: str, max_length: int) -> None:
         if data is None:
             return
         rows = max(1, given.get("num_rows", 64) * old // max_length)
-        batches = text.masked_batches(data, split, max_length, rows)
-        found = text.perplexity(model.net.to(where), batches)
+        found = perplexity(model.net.to(where), masked_batches(data, split, max_length, rows))
         model.net.to("cpu")
         measured.append({"what": what, "max_length": max_length, "perplexity": found})
         print(f"perplexity {what + ', n = ' + str(max_length):<44}{found:10.2f}", flush=True)
@@ -200,14 +190,14 @@ def convert(model: "TrainedModel", given: dict[str, Any], folder: Path, where: s
         measure(f"as a {_said(model.encoder, given)}", old)
     elif "attention" in given and any(key in given for key in (*WITH_LINFORMER, "attention_options")):
         raise SettingError("attention", given["attention"], "a Transformer", more=f", and {given['from']} is one already")
-    if "projections" in given and not conversion.has_projections(model.net):
+    if "projections" in given and not surgery.has_projections(model.net):
         raise SettingError("projections", given["projections"], "for a Linformer", more=f", but {given['from']} has none")
     if "positions" in given and model.encoder.position == "rotary":
         allowed = "for learned positions, for rotary ones go on by themselves"
         raise SettingError("positions", given["positions"], allowed, more=f", but {given['from']} has rotary positions")
     if "max_length" in given:
         how = [given.get(key, "repeat") for key in ("positions", "projections")]
-        model.net = conversion.to_longer(model.net, new, *how)
+        model.net = surgery.to_longer(model.net, new, *how)
         model.max_length = new
         if "batch_size" in model.data:  # as many tokens a step
             before, now = model.data["batch_size"], max(1, model.data["batch_size"] * old // new)
@@ -221,26 +211,22 @@ def convert(model: "TrainedModel", given: dict[str, Any], folder: Path, where: s
 
 def _change_attention(model: "TrainedModel", given: dict[str, Any], blocks: Any) -> None:
     """A Transformer's weights under another attention. blocks: of the text that is measured on; None if there is none."""
-    from lit_linformer.convert import surgery as conversion
+    from lit_linformer.convert import surgery
     from lit_linformer.model import ATTENTIONS
 
     kind, before = ATTENTIONS.find(given["attention"]), model.encoder.attention_kind
     if not before.exact:
-        raise SettingError(
-            "attention",
-            given["attention"],
-            model.encoder.attention,
-            more=f", but {given['from']} is a {before.title or model.encoder.attention}",
-        )
+        more = f", but {given['from']} is a {before.title or model.encoder.attention}"
+        raise SettingError("attention", given["attention"], model.encoder.attention, more=more)
     settings = {"sharing": "none", "projection": "linear", "projection_dim": max(1, model.encoder.max_length // 4)}
     settings = {key: given.get(key, value) for key, value in settings.items() if key in kind.settings}
     settings["attention_options"] = given.get("attention_options")
     start, rows = given.get("projection_init", START), None
-    if start in conversion.FILLS:
+    if start in surgery.FILLS:
         import torch
 
         rows = torch.from_numpy(blocks.full_rows(given.get("num_rows", 64)))
-    model.net = conversion.to_linformer(model.net, start, rows, given["attention"], **settings)
+    model.net = surgery.to_linformer(model.net, start, rows, given["attention"], **settings)
 
 
 def _said(encoder: "EncoderConfig", given: dict[str, Any]) -> str:

@@ -1,6 +1,5 @@
 """A model as the folder of a run that has not trained yet: other runs and commands start from it."""
 
-import json
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
@@ -12,6 +11,7 @@ from lit_linformer.runs.checkpoints import write_checkpoint
 from lit_linformer.runs.folder import CONFIG, CONVERSION, TOKENIZER, write_marker
 from lit_linformer.runs.record import of_class
 from lit_linformer.runs.trained_model import TrainedModel
+from lit_linformer.utils.files import write_json
 
 HEAD = """# Written by `convert` (conversion.json). The model as it is:
 #   python run.py predict --config {run}/config.yaml --data.text "…"
@@ -42,7 +42,7 @@ def write(model: TrainedModel, folder: Path, run: Path, conversion: dict[str, An
     text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
     model.tokenizer.save(folder / TOKENIZER)
     (folder / CONFIG).write_text(HEAD.format(run=run) + text, encoding="utf-8")
-    (folder / CONVERSION).write_text(json.dumps(conversion, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_json(folder / CONVERSION, conversion, indent=2)
     write_marker(folder, run.name)
     checkpoint = {
         "state_dict": {f"net.{name}": tensor for name, tensor in model.net.state_dict().items()},

@@ -40,12 +40,9 @@ def to_linformer(
     made = MaskedLanguageModel(config)
     own, theirs = made.state_dict(), net.state_dict()
     if lacking := [name for name, tensor in theirs.items() if name not in own or own[name].shape != tensor.shape]:
-        raise SettingError(
-            "attention",
-            attention,
-            "one with query, key, value and out as Attention has them",
-            more=f", which has no {lacking[0].removeprefix('encoder.')} like a Transformer's",
-        )
+        allowed = "one with query, key, value and out as Attention has them"
+        more = f", which has no {lacking[0].removeprefix('encoder.')} like a Transformer's"
+        raise SettingError("attention", attention, allowed, more=more)
     made.load_state_dict(own | theirs)
     if start in FILLS:
         FILLS[start](net.encoder, made.encoder, rows)
@@ -127,12 +124,9 @@ def to_longer(net: MaskedLanguageModel, max_length: int, positions: str, project
             weights |= {f"{name}.{key}": tensor for key, tensor in module.state_dict().items()}
     for name, tensor in made.state_dict().items():
         if tensor.shape != weights[name].shape:
-            raise SettingError(
-                "attention",
-                config.attention,
-                "one whose weights do not, or are those of a Projection with `lengthen`",
-                more=f", whose {name.rpartition('attention.')[2]} depends on n",
-            )
+            allowed = "one whose weights do not, or are those of a Projection with `lengthen`"
+            more = f", whose {name.rpartition('attention.')[2]} depends on n"
+            raise SettingError("attention", config.attention, allowed, more=more)
     made.load_state_dict(weights)
     return made.eval()
 

@@ -154,6 +154,7 @@ SETTINGS = {
     "heads": ({"num_attention_heads": 5}, r"makes no encoder: hidden_size is 24; allowed: a multiple of num_heads = 5"),
     "width": ({"hidden_size": 48}, r"is \[300, 24\], by its config.json \[300, 48\]; allowed: weights and settings that fit"),
     "layers": ({"num_hidden_layers": 3}, r"which lacks encoder.layers.2.* of this project's Transformer; allowed: a whole"),
+    "fewer": ({"num_hidden_layers": 1}, r"which holds encoder.layers.1.*: nothing that a model of its config.json has"),
     "nothing": ({"vocab_size": None}, r"config.json makes no encoder"),
     "untied": ({"tie_word_embeddings": False}, r"head is untied by its config.json, but lm_head.decoder.weight is not there"),
 }
