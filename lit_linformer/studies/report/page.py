@@ -4,8 +4,10 @@ import base64
 import html
 import io
 import re
+from collections.abc import Callable
 from typing import Any
 
+from lit_linformer.utils.figures import figure_class
 from lit_linformer.utils.markdown import plain
 
 STYLE = """
@@ -46,9 +48,9 @@ class Page:
     def add(self, *texts: str) -> None:
         self.parts += [f"{text.rstrip()}\n" for text in texts if text.strip()]
 
-    def show(self, name: str, what: str, figure: Any) -> None:
-        """Adds a figure, if there is one; further ones of the same name are numbered."""
-        if figure is None:
+    def show(self, name: str, what: str, draw: Callable[[Any], Any]) -> None:
+        """Adds what ``draw`` makes of matplotlib's Figure, if there are both; further ones of the same name are numbered."""
+        if (figure_kind := figure_class()) is None or (figure := draw(figure_kind)) is None:
             return
         number = sum(re.fullmatch(rf"{name}(-\d+)?\.png", other) is not None for other in self.images) + 1
         file = f"{name}.png" if number == 1 else f"{name}-{number}.png"

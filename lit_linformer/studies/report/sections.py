@@ -1,28 +1,27 @@
 """The sections of `report`: the paper's figures and tables, each made by the code of the study that measured it."""
 
 import contextlib
+import zipfile
+import zlib
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from lit_linformer.runs.record import RunRecord
+from lit_linformer.studies.grid import table
 from lit_linformer.studies.paper import FIGURE1, FIGURE3, TABLE2, TASKS
+from lit_linformer.studies.report.figures import draw_curves
 from lit_linformer.studies.report.page import Page
 from lit_linformer.studies.report.sources import Group, Run, Source
 from lit_linformer.studies.report.tables import conversion_table, counted, curve_table, facts, number, run_facts, unfinished
 from lit_linformer.studies.report.times import CLOCKS, clock_of, time_table
 from lit_linformer.utils.environment import without_folders
-from lit_linformer.utils.figures import figure_class
+from lit_linformer.utils.figures import draw_spectra
 from lit_linformer.utils.markdown import aligned, code, demoted, plain
 
 MOST_CURVES = 8  # in one figure, of runs outside of grids
-
-
-def draw(page: Page, name: str, what: str, make: Callable[[Any], Any]) -> None:
-    """Adds a figure, if matplotlib is installed."""
-    if (figure := figure_class()) is not None:
-        page.show(name, what, make(figure))
+# What numpy raises for a file that is missing, cut, or another kind's.
+UNREADABLE = (OSError, ValueError, LookupError, EOFError, zipfile.BadZipFile, zlib.error)
 
 
 def spectrum(page: Page, source: Source) -> None:
@@ -31,13 +30,11 @@ def spectrum(page: Page, source: Source) -> None:
     page.add(f"## Figure 1: the spectrum of attention, {plain(str(folder))}", FIGURE1)
     try:
         named, indices = _measured(folder / "spectrum.npz", content)
-    except (OSError, ValueError, LookupError):
+    except UNREADABLE:
         page.add("Its curves are not drawn: spectrum.npz is missing or not whole.")
     else:
-        from lit_linformer.utils.figures import draw_spectra
-
         what = "Cumulative share of the singular values by index, and the share at one index by layer and head"
-        draw(page, "figure1", what, lambda figure: draw_spectra(figure, named, indices, content["threshold"]))
+        page.show("figure1", what, lambda figure: draw_spectra(figure, named, indices, content["threshold"]))
     with contextlib.suppress(OSError, UnicodeDecodeError):
         lines = (folder / "spectrum.md").read_text(encoding="utf-8").splitlines()
         skip = ("# ", f"`{content.get('command')}`")
@@ -75,8 +72,8 @@ def benchmark(page: Page, source: Source) -> None:
 
     data, settings = source.content, source.content["settings"]
     page.add(f"## Figure 2 and Table 3: time and memory, {plain(str(source.folder))}")
-    draw(page, "figure2", "Time of a batch against n, a line a model", lambda figure: draw_times(figure, data))
-    draw(page, "table3", "Time and memory saved against n and k", lambda figure: draw_ratios(figure, data))
+    page.show("figure2", "Time of a batch against n, a line a model", lambda figure: draw_times(figure, data))
+    page.show("table3", "Time and memory saved against n and k", lambda figure: draw_ratios(figure, data))
     # Without its head: the list at the section's end has command and hardware.
     page.add(demoted(markdown(data).partition(f"`{data['command']}`\n")[2].strip()))
     if left := [key(place) for place in plan(settings) if key(place) not in data["cells"]]:
@@ -88,8 +85,6 @@ def benchmark(page: Page, source: Source) -> None:
 
 def pretraining_grid(page: Page, source: Source) -> None:
     """Figure 3, one panel per column of the grid."""
-    from lit_linformer.studies.grid.table import measured
-
     grid = source.grid
     page.add(f"## Figure 3: perplexity while pretraining, {plain(grid.name)}", FIGURE3)
     groups: dict[tuple[str, str], Group] = {}
@@ -100,11 +95,11 @@ def pretraining_grid(page: Page, source: Source) -> None:
         groups.setdefault((row, column), empty).runs.append(run)
     order = [(row, column) for column in grid.axes[grid.columns] for row in grid.axes[grid.rows]]
     chosen = [groups[key] for key in order if key in groups]
-    draw_curves(page, "figure3", chosen)
+    curve_figures(page, "figure3", chosen)
     if any(len(group.runs) > 1 for group in chosen):
         page.add("Of several runs the median, with lowest and highest; in the figure each run is a thin line.")
-    curves(page, chosen, source.content.get("command"))
-    page.add(measured(source.content))
+    curve_numbers(page, chosen, source.content.get("command"))
+    page.add(table.measured(source.content))
 
 
 def _named(axis: str, value: str) -> str:
@@ -114,13 +109,11 @@ def _named(axis: str, value: str) -> str:
 
 def finetuning_grid(page: Page, source: Source) -> None:
     """Table 2, and tables of other tasks."""
-    from lit_linformer.studies.grid.table import heading, markdown, measured, summary
-
     grid = source.grid
     of_paper = bool({*TASKS} & {*grid.axes[grid.rows], *grid.axes[grid.columns]})
     title = "Table 2: scores after fine-tuning" if of_paper else "Scores"
-    page.add(f"## {title}, {plain(grid.name)}", f"{plain(heading(grid))}.")
-    page.add(markdown(grid, summary(grid)), measured(source.content))
+    page.add(f"## {title}, {plain(grid.name)}", f"{plain(table.heading(grid))}.")
+    page.add(table.markdown(grid, table.summary(grid)), table.measured(source.content))
     if of_paper and not grid.paper:
         page.add("The paper's, in percent (RoBERTa-base's size and budget; dev accuracy, of IMDB test accuracy):")
         lines = [[f"{n}", model, *map("{:.1f}".format, row[:-1]), f"{row[-1]:.2f}"] for (n, model), row in TABLE2.items()]
@@ -137,37 +130,34 @@ def pretraining_runs(page: Page, runs: list[Run]) -> None:
         run.label += f" ({before[run.label]})" if before[run.label] > 1 else ""
     groups = [Group(run.label, "", [run]) for run in runs]
     for place in range(0, len(groups), MOST_CURVES):
-        draw_curves(page, "curves", groups[place : place + MOST_CURVES])
-    curves(page, groups)
+        curve_figures(page, "curves", groups[place : place + MOST_CURVES])
+    curve_numbers(page, groups)
 
 
 def conversions(page: Page, runs: list[Run]) -> None:
     """Runs of conf/convert/: what a converted model lost and recovered."""
     page.add("## Converted models, trained on", "A Transformer's weights in a Linformer, which learns from that Transformer.")
-    from lit_linformer.studies.report import figures
-
     what = f"Validation perplexity against tokens spent after the conversion: {', '.join(run.label for run in runs)}"
     groups, levels = [Group(run.label, "", [run]) for run in runs], sorted({run.teacher for run in runs if run.teacher})
     spent = "tokens spent after the conversion (millions)"
-    draw(page, "conversion", what, lambda figure: figures.draw_curves(figure, groups, spent=spent, teachers=levels))
+    page.show("conversion", what, lambda figure: draw_curves(figure, groups, spent=spent, teachers=levels))
     page.add(conversion_table(runs), unfinished(runs), run_facts(runs))
     made = (RunRecord(Path(str(run.setting("model.init_args.pretrained")))).conversion for run in runs)
     if commands := list(dict.fromkeys(content["command"] for content in made if content)):
         page.add("Converted by:", "\n".join(f"- {code(command)}" for command in commands))
 
 
-def draw_curves(page: Page, name: str, groups: list[Group]) -> None:
-    from lit_linformer.studies.report import figures
-
+def curve_figures(page: Page, name: str, groups: list[Group]) -> None:
+    """Against tokens and, where it was measured, against time, with a table of what each has reached by then."""
     of = ", ".join(dict.fromkeys(group.label for group in groups if any(run.points() for run in group.runs)))
-    draw(page, name, f"Validation perplexity against tokens seen: {of}", lambda figure: figures.draw_curves(figure, groups))
+    page.show(name, f"Validation perplexity against tokens seen: {of}", lambda figure: draw_curves(figure, groups))
     if (clock := clock_of(groups)) is not None:
         what = f"Validation perplexity against {CLOCKS[clock]}: {of}"
-        draw(page, f"{name}-time", what, lambda figure: figures.draw_curves(figure, groups, clock))
+        page.show(f"{name}-time", what, lambda figure: draw_curves(figure, groups, clock))
         page.add(time_table(groups, clock))
 
 
-def curves(page: Page, groups: list[Group], command: str | None = None) -> None:
+def curve_numbers(page: Page, groups: list[Group], command: str | None = None) -> None:
     """Their numbers, and whether they are comparable."""
     runs = [run for group in groups for run in group.runs]
     page.add(curve_table(groups))

@@ -151,7 +151,7 @@ class Source:
     Args:
         kind: grid, benchmark, spectrum or run.
         folder: where.
-        content: the JSON of a benchmark or spectrum.
+        content: the JSON of a grid, benchmark or spectrum.
         grid: of a grid; its cells' runs are in ``runs``, in their order.
         runs: of a grid or a run.
     """

@@ -5,6 +5,7 @@ import re
 import statistics
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
@@ -288,6 +289,21 @@ def test_what_cannot_be_read_is_left_out_unless_it_was_asked_for(tmp_path, monke
     assert f"left out: {expected}" in capsys.readouterr().out and "Left out:" in Path("runs/report/report.md").read_text()
     with pytest.raises(ValueError, match=f"source is {expected}"):
         main(["--source", "runs/broken"])
+
+
+@pytest.mark.parametrize("left", [0, 0.5])
+def test_a_spectrum_whose_curves_were_cut_is_told_without_them(left, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = {"run": "runs/a", "name": "a", "attention": "full", "layers": [0], "length": 8, "columns": [8], "index": 2}
+    content = {"command": "python run.py spectrum", "threshold": 0.9, "runs": [run | {"sentences": 3, "step": 7}]}
+    Path("runs/spectrum").mkdir(parents=True)
+    Path("runs/spectrum/spectrum.json").write_text(json.dumps(content))
+    file = Path("runs/spectrum/spectrum.npz")
+    np.savez_compressed(file, **{"runs/a:cumulative": np.linspace(0, 1, 8, dtype="float32").reshape(1, 1, 8)})
+    file.write_bytes(file.read_bytes()[: int(left * file.stat().st_size)])
+    main([])
+    page = Path("runs/report/report.md").read_text()
+    assert "Its curves are not drawn: spectrum.npz is missing or not whole." in page and "3 rows of 8 tokens" in page
 
 
 def test_cells_and_links_are_found_once(tmp_path, monkeypatch):
