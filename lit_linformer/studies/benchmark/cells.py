@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lit_linformer.studies.benchmark.models import TRANSFORMERS, has_slots, operations
+from lit_linformer.studies.benchmark.models import has_slots, operations
 from lit_linformer.studies.benchmark.passes import measure_largest_batch, measure_memory, measure_speed, measure_time
 from lit_linformer.studies.benchmark.process import Job, measure
 from lit_linformer.studies.benchmark.tables import progress, with_ratios
@@ -34,22 +34,20 @@ def key(place: Place) -> str:
     return "/".join(map(str, place))
 
 
-def own_models(settings: dict[str, Any]) -> list[str]:
-    """Attention other than the Linformer's and the Transformer's, and the user's own."""
-    return [name for name in settings["models"] if name not in (*TRANSFORMERS, "linformer")]
-
-
 def model_names(settings: dict[str, Any], n: int, fused: list[str]) -> list[str]:
     """The models at one n. Transformers come first, since a Linformer shares their weights."""
     dims = [k for k in settings["projection_dims"] if k <= n]
     members = {"written-out": ["written-out"], "fused": fused, "linformer": [f"linformer {k}" for k in dims]}
-    members |= {path: [f"{path} {k}" for k in dims] if has_slots(path) else [path] for path in own_models(settings)}
+    others = [word for word in settings["models"] if word not in members]
+    members |= {word: [f"{word} {k}" for k in dims] if has_slots(word) else [word] for word in others}
     names = [name for kind, found in members.items() if kind in settings["models"] for name in found]
     return names + ([f"peer {k}" for k in dims] if settings["peer"] else [])
 
 
 def seconds_needed(settings: dict[str, Any], places: list[Place], fused: list[str]) -> dict[Place, float]:
     """Estimated seconds of each cell: its operation count at the speed of one measured pass; 0 for largest batches."""
+    if not places:
+        return {}
     n = settings["lengths"][0]
     found = measure(Job(measure_speed, {**settings, "num_layers": 1, "compile": False}, n=n), ["fused"])["fused"]
     if found["status"] != "ok":
@@ -118,21 +116,12 @@ def finished_cells(file: Path, data: dict[str, Any], defaults: dict[str, Any]) -
     before = read_json(file)
     if before is None or not {"settings", "environment", "cells"} <= before.keys():
         raise SettingError("output", file.parent, "--overwrite true", more=f", whose {file.name} is not whole")
-    old, new = (
-        {name: value for name, value in settings.items() if name not in CHOOSE_CELLS} | place
-        for settings, place in (
-            (defaults | before["settings"], before["environment"]),
-            (data["settings"], data["environment"]),
-        )
-    )
+    old = defaults | before["settings"] | before["environment"]
+    new = data["settings"] | data["environment"]
     for name in new:
-        if old.get(name) != new[name] and name not in NOT_COMPARED:
-            raise SettingError(
-                "output",
-                file.parent,
-                "another --output, or --overwrite true",
-                more=f", which was measured with {name} {old.get(name)}, not {new[name]}",
-            )
+        if old.get(name) != new[name] and name not in (*CHOOSE_CELLS, *NOT_COMPARED):
+            more = f", which was measured with {name} {old.get(name)}, not {new[name]}"
+            raise SettingError("output", file.parent, "another --output, or --overwrite true", more=more)
     cells = before["cells"].values()
     whole = [cell for cell in cells if all(entry["status"] != "failed" for entry in cell["models"].values())]
     return {key((cell["kind"], cell["direction"], cell["n"])): cell for cell in whole}

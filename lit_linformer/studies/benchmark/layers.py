@@ -75,8 +75,6 @@ DEFAULTS = {  # where it depends on the device: (CPU, GPU)
     "warmup": (1, 3),
     "largest_batch": (False, True),
 }
-
-
 FILES = ("benchmark.json", "benchmark.md", "figure2.png", "table3.png")
 
 
@@ -122,11 +120,11 @@ def read_settings(argv: list[str]) -> dict[str, Any]:
 
 
 def _model(where: str, word: str) -> str:
-    """One of MODELS, or what attention_words.py reads."""
+    """One of MODELS, or what `kind_settings` reads."""
     name = word.partition(":")[0]
     if word not in MODELS and "." not in name:
         from lit_linformer.model import ATTENTIONS
-        from lit_linformer.studies.attention_words import kind_settings
+        from lit_linformer.studies.benchmark.models import kind_settings
 
         check_choice(where, name, [*MODELS, *(other for other in ATTENTIONS if other not in ("full", *MODELS))])
         kind_settings(word)
@@ -143,9 +141,8 @@ def _check(settings: dict[str, Any], on_gpu: bool) -> None:
         raise SettingError("largest_batch", True, "false on a CPU, whose memory other programs use too")
     if settings["peer"]:
         if importlib.util.find_spec("linformer") is None:
-            raise SettingError(
-                "peer", True, "false, or `pip install linformer` first", more=", but its package is not installed"
-            )
+            allowed = "false, or `pip install linformer` first"
+            raise SettingError("peer", True, allowed, more=", but its package is not installed")
         if settings["intermediate_size"] != 4 * settings["hidden_size"]:
             wide = 4 * settings["hidden_size"]
             raise SettingError("intermediate_size", settings["intermediate_size"], f"4 hidden_size = {wide}", when="with peer")
@@ -191,7 +188,7 @@ def write(folder: Path, data: dict[str, Any]) -> str:
     with SummaryWriter(str(folder), filename_suffix=".benchmark") as writer:
         writer.add_text("benchmark", text)
         for cell in data["cells"].values():
-            unit, scale = {"time": ("ms", 1e3), "memory": ("MiB", 2**-20), "largest_batch": ("sequences", 1)}[cell["kind"]]
+            unit, scale = tables.UNITS[cell["kind"]]
             for name, entry in cell["models"].items():
                 if entry["status"] == "ok":
                     tag = f"{cell['kind']}, {cell['direction']}, {unit}/{name}"

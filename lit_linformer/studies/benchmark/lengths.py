@@ -68,18 +68,18 @@ def prepared(settings: dict[str, Any]) -> tuple[dict[str, Any], dict[str, list[d
     net, data = reader(settings["pretrained"], settings, settings["length"], settings["windows"])
     nets, whole = dict.fromkeys(KINDS, net), None
     if settings["whole"]:
-        nets[WHOLE], whole = reader(settings["whole"], settings, None, 1)
+        nets[WHOLE], whole = reader(settings["whole"], settings, length=None, windows=1)
     found: dict[str, list[dict]] = {}
     loaders = {"training": ("train", data.train_dataloader()), "inference": ("validation", data.val_dataloader())}
     for name, (split, loader) in loaders.items():
         every, rows = list(loader.sampler), data.sets[split]
+        at = {} if whole is None else {row: place for place, row in enumerate(whole.sets[split].rows.tolist())}
         found[name] = []
         for place in range(settings["steps"]):
             keys = every[place * len(every) // settings["steps"]]
             batches = dict(zip(KINDS, beside(rows[keys], data.max_length), strict=True))
             if whole is not None:
-                places = {row: place for place, row in enumerate(whole.sets[split].rows.tolist())}
-                batches[WHOLE] = whole.sets[split][[(epoch, places[int(rows.rows[index])]) for epoch, index in keys]]
+                batches[WHOLE] = whole.sets[split][[(epoch, at[int(rows.rows[index])]) for epoch, index in keys]]
             found[name].append({kind: _on(batch, settings["device"]) for kind, batch in batches.items()})
     return nets, found
 

@@ -71,7 +71,10 @@ def read_training(path: Path) -> tuple[dict[str, Any], Any]:
     from lit_linformer.data import PretrainingData
 
     config = OmegaConf.to_container(OmegaConf.create(read_config(path)), resolve=True)
-    classes = [str(config.get(key, {}).get("class_path")) for key in ("model", "data")]
+    model, data = (part if isinstance(part := config.get(key), dict) else {"class_path": part} for key in ("model", "data"))
+    classes = [str(part.get("class_path")) for part in (model, data)]
     if classes != ["lit_linformer.tasks.MLM", "lit_linformer.data.PretrainingData"]:
         raise SettingError("config", path, "a config of MLM and PretrainingData", more=f", of {' and '.join(classes)}")
-    return config["model"]["init_args"]["encoder"], PretrainingData(**config["data"]["init_args"])
+    if "encoder" not in model.get("init_args", {}):
+        raise SettingError("config", path, "a config with an encoder of its own", more=", which names no model.encoder")
+    return model["init_args"]["encoder"], PretrainingData(**data.get("init_args", {}))

@@ -5,17 +5,19 @@ Shapes: B batch, N tokens, H heads, D hidden width, d = D/H.
 
 import contextlib
 import math
+from dataclasses import fields
 from typing import Any
 
 import torch
+import yaml
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lit_linformer.model import ATTENTIONS, Encoder, EncoderConfig, EncoderLayer, SelfAttention
 from lit_linformer.model.attention import merge_heads, split_heads
 from lit_linformer.model.flops import forward_flops
-from lit_linformer.studies.attention_words import kind_settings
 from lit_linformer.utils import compat
+from lit_linformer.utils.errors import SettingError
 
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 BACKENDS = {
@@ -24,8 +26,6 @@ BACKENDS = {
     "fused efficient": SDPBackend.EFFICIENT_ATTENTION,
     "fused math": SDPBackend.MATH,
 }
-
-
 TRANSFORMERS = ("written-out", "fused")  # ways to compute full attention
 
 
@@ -60,6 +60,30 @@ class Layers(nn.Module):
             for layer in self.layers:
                 x, _ = layer(x, None, self.E, False, given)
         return x
+
+
+def kind_settings(word: str) -> dict[str, Any]:
+    """An attention and its settings in one word, as --models takes it, as EncoderConfig's settings.
+
+    NAME or NAME:SETTING=VALUE+…, as window:window=64+projection=dynamic. A SETTING is one of EncoderConfig's, or of
+    attention_options, or projection_options.SETTING. ValueError for another form.
+    """
+    name, _, rest = word.partition(":")
+    known, found = {field.name for field in fields(EncoderConfig)}, {"attention": name}
+    for part in rest.split("+") if rest else ():
+        key, equals, text = part.partition("=")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
+            equals = ""
+        if not equals or key in ("", "attention", "projection_dim", "max_length"):
+            raise SettingError("models", word, "NAME, or NAME:SETTING=VALUE+… as window:window=64+sharing=heads")
+        if key in known:
+            found[key] = value
+        else:
+            options, _, key = key.rpartition(".")
+            found.setdefault(options or "attention_options", {})[key] = value
+    return found
 
 
 def encoder_config(name: str, settings: dict[str, Any], n: int) -> EncoderConfig:

@@ -34,8 +34,9 @@ def fill(settings: dict[str, Any], by_device: dict[str, tuple[Any, Any]]) -> dic
     import torch
 
     device = check_device(settings["device"])
-    known = {name: pair[device != "cpu"] for name, pair in {**by_device, "threads": (torch.get_num_threads(),) * 2}.items()}
-    return settings | {name: value for name, value in known.items() if settings.get(name, 0) is None} | {"device": device}
+    defaults = {"threads": torch.get_num_threads(), **{name: pair[device != "cpu"] for name, pair in by_device.items()}}
+    left = {name for name, value in settings.items() if value is None}
+    return settings | {name: value for name, value in defaults.items() if name in left} | {"device": device}
 
 
 def begin(

@@ -9,9 +9,8 @@ from lit_linformer.utils.markdown import aligned
 
 VALUES = {"time": "median", "memory": "bytes", "largest_batch": "batch"}
 SAVED = {"time": "Time saved", "memory": "Memory saved (peak)", "largest_batch": "Memory saved (largest batch)"}
+UNITS = {"time": ("ms", 1e3), "memory": ("MiB", 2**-20), "largest_batch": ("sequences", 1)}  # and what to multiply with
 BASELINES = {"written-out": "written-out attention", "fused": "fused attention", "peer": "the package `linformer`"}
-
-
 OURS = "linformer"  # what the paper's numbers are of
 
 
@@ -105,7 +104,7 @@ def _value(kind: str, entry: dict[str, Any], spread: bool = False) -> str:
 
 def progress(cell: dict[str, Any]) -> str:
     """The cell in one line."""
-    unit = {"time": "ms", "memory": "MiB", "largest_batch": "sequences"}[cell["kind"]]
+    unit, _ = UNITS[cell["kind"]]
     parts = []
     for name, entry in cell["models"].items():
         parts.append(f"{name} {_value(cell['kind'], entry)}" + (f" {unit}" if entry["status"] == "ok" else ""))

@@ -6,6 +6,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from lit_linformer.model import SelfAttention
+from lit_linformer.studies.benchmark import cells
 from lit_linformer.studies.benchmark.models import Layers, WrittenOutAttention, build, encoder_config, operations
 from lit_linformer.studies.benchmark.passes import largest, measure_memory, measure_time, peak_memory
 from lit_linformer.studies.benchmark.process import Job, measure
@@ -108,6 +109,11 @@ def test_a_pass_that_is_too_long_is_ended():
     settings = settings_of("--cell_seconds", "0.5", "--rounds", "1", "--num_layers", "200")
     found = measure(Job(measure_time, settings, False, 65536, 1), ["fused", "linformer 8"])
     assert found["fused"] == {"status": "over limit"} and found["linformer 8"]["status"] in ("ok", "over limit")
+
+
+def test_nothing_is_estimated_where_nothing_is_left_to_measure(monkeypatch):
+    monkeypatch.setattr(cells, "measure", lambda *_: pytest.fail("a pass was measured"))
+    assert cells.seconds_needed(settings_of(), [], ["fused"]) == {}
 
 
 def test_an_error_of_torch_is_a_result_and_one_of_ours_is_raised():

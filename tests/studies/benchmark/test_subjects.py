@@ -131,6 +131,26 @@ def test_parallel(here, tiny, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"model": "lit_linformer.tasks.MLM", "data": None}, "of lit_linformer.tasks.MLM and None; allowed: a config of MLM"),
+        (
+            {
+                "model": {"class_path": "lit_linformer.tasks.MLM", "init_args": {"pretrained": "runs/a"}},
+                "data": {"class_path": "lit_linformer.data.PretrainingData"},
+            },
+            "which names no model.encoder; allowed: a config with an encoder of its own",
+        ),
+    ],
+)
+def test_a_config_that_the_loop_cannot_build(config, expected, here):
+    Path("other.yaml").write_text(yaml.safe_dump(config))
+    with pytest.raises(ValueError) as caught:
+        main(["--what", "loop", "--config", "other.yaml"])
+    assert str(caught.value).startswith(f"config is other.yaml, {expected}")
+
+
+@pytest.mark.parametrize(
     ("argv", "expected"),
     [
         (["--what", "train"], "what is 'train'; did you mean 'training'?; allowed: layers, training, loop, lengths, para"),

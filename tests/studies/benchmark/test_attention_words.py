@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from lit_linformer.model import ATTENTIONS
-from lit_linformer.studies.attention_words import kind_settings
+from lit_linformer.model import ATTENTIONS, EncoderConfig
 from lit_linformer.studies.benchmark.layers import main
-from lit_linformer.studies.benchmark.models import operations
+from lit_linformer.studies.benchmark.models import kind_settings, operations
 from tests.cli.test_errors import complaint
 from tests.studies.conftest import settings_of
 
@@ -18,9 +17,11 @@ def test_settings_of_a_word():
     found = kind_settings("window:window=64+projection=gated+dual_norm=true+projection_options.gate=channel")
     options = {"attention_options": {"window": 64, "dual_norm": True}, "projection_options": {"gate": "channel"}}
     assert found == {"attention": "window", "projection": "gated", **options}
-    for word in ("window:64", "window:=3", "window:projection_dim=3", "window:window=64+"):
-        with pytest.raises(ValueError, match="allowed: NAME, or NAME:SETTING=VALUE"):
+    for word in ("window:64", "window:=3", "window:projection_dim=3", "window:window=64+", "window:window={a"):
+        with pytest.raises(ValueError, match="allowed: NAME, or NAME:SETTING=VALUE") as caught:
             kind_settings(word)
+    shown = str(caught.value).rpartition(" as ")[2]  # the example is one that works
+    EncoderConfig(**kind_settings(shown))
 
 
 def test_operations_are_those_of_the_settings():
