@@ -23,7 +23,6 @@ if TYPE_CHECKING:  # the help needs no torch
 
     from lit_linformer.model import EncoderConfig
 
-
 SETTINGS = {
     "ckpt_path": Setting(word("FILE|RUN"), "checkpoint, or the folder of a run (its best checkpoint)", required=True),
     "text": Setting(word("TEXT"), "what the model reads, mask tokens included", required=True),
@@ -50,9 +49,8 @@ def main(argv: list[str]) -> None:
     from lit_linformer.utils.figures import figure_class
 
     if (figure := figure_class()) is None:
-        raise SettingError(
-            "output", output, "pip install 'lit-linformer[plots]'", more=", which needs matplotlib", when="after"
-        )
+        allowed = "pip install 'lit-linformer[plots]'"
+        raise SettingError("output", output, allowed, more=", which needs matplotlib", when="after")
     model = open_checkpoint(given["ckpt_path"])
     config, tokenizer = model.encoder, model.tokenizer
     ids = [tokenizer.bos_id, *tokenizer.encode(given["text"]), tokenizer.eos_id]
@@ -92,11 +90,9 @@ def slot_maps(encoder: Any, ids: list[int], layer: int, head: int | None) -> "tu
     if E is None or layer not in maps:
         return None
     E, attention = E.detach(), maps[layer][0]  # (H, N, K)
-    if head is None:
-        E, attention = E if E.dim() == 2 else E.mean(0), attention.mean(0)
-    else:
-        E, attention = E if E.dim() == 2 else E[head], attention[head]
-    return E, attention.T
+    if E.dim() == 3:
+        E = E.mean(0) if head is None else E[head]
+    return E, (attention.mean(0) if head is None else attention[head]).T
 
 
 def _why_not(config: "EncoderConfig") -> str:
@@ -141,20 +137,20 @@ def draw(figure_class: Any, layers: list[int], maps: list, names: list[str], cou
         reach = reads.T @ feeds.abs()
         reach = reach / reach.sum(1, keepdim=True).clamp(min=1e-12)
         most = max(feeds[slots].abs().max().item(), 1e-12)
-        images = [
-            row[0].imshow(feeds[slots].numpy(), cmap="RdBu_r", vmin=-most, vmax=most, aspect="auto"),
-            row[1].imshow(reads[slots].numpy(), cmap="viridis", vmin=0, aspect="auto"),
-            row[2].imshow(reach.numpy(), cmap="viridis", vmin=0, aspect="auto"),
-        ]
-        titles = ("what feeds a slot (E)", "who reads a slot (attention)", "which token reaches which")
-        for place, (axis, image, title) in enumerate(zip(row, images, titles, strict=True)):
+        strengths = {"cmap": "viridis", "vmin": 0}
+        panels = (
+            ("what feeds a slot (E)", feeds[slots], {"cmap": "RdBu_r", "vmin": -most, "vmax": most}),
+            ("who reads a slot (attention)", reads[slots], strengths),
+            ("which token reaches which", reach, strengths),
+        )
+        for axis, (title, values, colours) in zip(row, panels, strict=True):
+            image = axis.imshow(values.numpy(), aspect="auto", **colours)
             axis.set_title(f"layer {layer}: {title}", fontsize=10)
             axis.set_xticks(ticks, shown, rotation=90, fontsize=7)
-            if place < 2:
-                axis.set_yticks(range(len(slots)), slots, fontsize=7)
-                axis.set_ylabel("slot", fontsize=8)
-            else:
-                axis.set_yticks(ticks, shown, fontsize=7)
-                axis.set_ylabel("reads", fontsize=8)
             figure.colorbar(image, ax=axis, shrink=0.7)
+        for axis in row[:2]:
+            axis.set_yticks(range(len(slots)), slots, fontsize=7)
+            axis.set_ylabel("slot", fontsize=8)
+        row[2].set_yticks(ticks, shown, fontsize=7)
+        row[2].set_ylabel("reads", fontsize=8)
     return figure
