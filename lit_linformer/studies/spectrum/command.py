@@ -43,38 +43,34 @@ SETTINGS = {
         word("FOLDER"), "where to write (default: RUN/spectrum of the first run; runs/pretrained-… of an export)"
     ),
 }
-
-
 FILES = ("spectrum.md", "spectrum.json", "spectrum.npz", "spectrum.csv", "figure1.png")
 
 
 def main(argv: list[str]) -> None:
     """Measures, writes and shows the tables; raises ValueError, in one line, for bad input."""
     given = parse("spectrum", __doc__, SETTINGS, argv)
-    which, threshold, heads = given["ckpt_path"], given["threshold"], given["heads"] and sorted(set(given["heads"]))
+    given["heads"] = given["heads"] and sorted(set(given["heads"]))
     runs = list(dict.fromkeys(map(Path, given["run"])))
 
     from lit_linformer.runs.exported import is_exported
 
     for run in runs:
         if not is_exported(run) and not ((run / "config.yaml").is_file() and (run / "checkpoints").is_dir()):
-            raise SettingError(
-                "run", run, "the folder of a trained run, or an export", more=", which holds no config.yaml and checkpoints/"
-            )
-    if which not in (None, "best", "last") and len(runs) > 1:
-        raise SettingError("ckpt_path", which, "best, last", when=f"with {len(runs)} runs")
+            allowed = "the folder of a trained run, or an export"
+            raise SettingError("run", run, allowed, more=", which holds no config.yaml and checkpoints/")
+    if given["ckpt_path"] not in (None, "best", "last") and len(runs) > 1:
+        raise SettingError("ckpt_path", given["ckpt_path"], "best, last", when=f"with {len(runs)} runs")
 
     first = Path("runs", f"pretrained-{runs[0].resolve().name}") if is_exported(runs[0]) else runs[0]
     folder = Path(given["output"] or first / "spectrum")
     check_own(folder, FILES, "spectrum.json", "spectrum")
     from lit_linformer.studies.spectrum.measured_run import open_run
 
-    chosen = check_device(given["device"])
-    what = (given["source"], given["num_sentences"], given["layers"], heads, given["index"])
-    opened = [open_run(run, which, *what) for run in runs]
+    device = check_device(given["device"])
+    opened = [open_run(run, given) for run in runs]
     for run in opened:
-        run.measure(chosen)
-    write(folder, opened, threshold, heads, command_line(["spectrum", *argv]), environment(chosen))
+        run.measure(device)
+    write(folder, opened, given["threshold"], given["heads"], command_line(["spectrum", *argv]), environment(device))
     print((folder / "spectrum.md").read_text(encoding="utf-8"), end="")
     print(f"\n→ {folder}/", flush=True)
 
@@ -155,12 +151,8 @@ def markdown(runs: "list[MeasuredRun]", threshold: float, command: str) -> str:
         for place, (layer, k, rank) in enumerate(zip(found.layers, found.suggested(threshold), found.ranks, strict=True)):
             cells = [str(layer), _range(share[place], ".3f"), _range(held[place].double(), ".0f"), str(k), str(rank)]
             table.append(cells + [f"{found.errors[name][place].mean():.3f}" for name in names])
-        over = f"over all {found.length} tokens"
-        lines += [
-            aligned(table, right=True, words=1),
-            f"Error: ‖approximation − P V‖ / ‖P V‖ (Frobenius), P = softmax(q Kᵀ/√d) {over}:",
-            "",
-        ]
+        error = f"‖approximation − P V‖ / ‖P V‖ (Frobenius), P = softmax(q Kᵀ/√d) over all {found.length} tokens"
+        lines += [aligned(table, right=True, words=1), f"Error: {error}:", ""]
         lines += [f"- {name}: {ERRORS[name]}" for name in names]
         suggestion = run.suggestion(threshold)
         why = f"`{suggestion}`" if suggestion else "only where all layers are measured"

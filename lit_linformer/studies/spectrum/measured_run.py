@@ -81,21 +81,21 @@ class MeasuredRun:
         return " ".join(words)
 
 
-def open_run(path: Path, which: str | None, source: str | None, count: int, layers: Any, heads: Any, index: Any) -> MeasuredRun:
-    """Finds a run's checkpoint and text; raises ValueError for bad input before anything is computed."""
-    found = path if is_exported(path) else Path(checkpoint_path("spectrum", which, path))
+def open_run(path: Path, given: dict[str, Any]) -> MeasuredRun:
+    """Finds a run's checkpoint and text, as the command's settings say; ValueError for bad input before it computes."""
+    found = path if is_exported(path) else Path(checkpoint_path("spectrum", given["ckpt_path"], path))
     run = read_model(found, "run" if found == path else "ckpt_path")
     step = run.checkpoint["global_step"] if run.checkpoint else (run.exported.get("lit_linformer") or {}).get("step", 0)
-    layers = check_layers("layers", layers, run.encoder)
-    if heads is not None and not (heads and 0 <= heads[0] and heads[-1] < run.encoder.num_heads):
+    layers, heads = check_layers("layers", given["layers"], run.encoder), given["heads"]
+    if heads and heads[-1] >= run.encoder.num_heads:
         raise SettingError("heads", heads, f"heads from 0 to {run.encoder.num_heads - 1}", when=f"for {path}")
     data = RunRecord(path).setting("data", {})
     settings = data.get("init_args", {})
     seen_from(path, settings)
     length = settings.get("max_length")
     length = min(length, run.encoder.max_length) if isinstance(length, int) else run.encoder.max_length
-    index = check_index("index", index, run.encoder, length)
-    rows, text = _rows(path, data, source, run.tokenizer, length, count)
+    index = check_index("index", given["index"], run.encoder, length)
+    rows, text = _rows(path, data, given["source"], run.tokenizer, length, given["num_sentences"])
     return MeasuredRun(path, found, step, run.encoder, run.encoder_weights, rows, text, layers, index)
 
 
