@@ -122,7 +122,7 @@ def run_jobs(
     """
     running: list[RunningCell] = []
     free = gpu_shares(jobs)
-    more, pause = True, 0.1
+    more = True
     try:
         while more or running:
             pause = 0.1

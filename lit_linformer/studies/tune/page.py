@@ -57,7 +57,7 @@ def _outcome(trial: FrozenTrial) -> tuple[str, str]:
     return "–", f"unfinished, validated up to step {trial.last_step or 0:,}"
 
 
-def write_best(study: Study) -> Path:
+def write_best(study: Study) -> None:
     """best.yaml: the config of the best run under another name, so that `fit` takes it."""
     best = study.optuna.best_trial
     name, to = run_name(best.number), study.folder / "best.yaml"
@@ -65,7 +65,6 @@ def write_best(study: Study) -> Path:
     found = ", ".join(f"{axis.setting} {axis.word(best.params[axis.setting])}" for axis in study.space.axes)
     head = f"# The best of {len(study.trials())} trials, {name}: {study.metric} {best.value:.4g} with {found}.\n"
     write_text(to, f"{head}#   python run.py fit --config {to}\n{yaml.safe_dump(config, sort_keys=False, allow_unicode=True)}")
-    return to
 
 
 def draw_slices(figure_class: Any, study: Study) -> Any:

@@ -83,7 +83,7 @@ class Study:
             before = {"first": asked["first"], **self.optuna.user_attrs}  # a study of before it was kept
             if before == asked:
                 return
-            if any(is_run(self.folder / run_name(one.number)) for one in self.trials()):
+            if self._has_runs():
                 raise _difference(before, asked, self.folder)
             optuna.delete_study(study_name=STUDY, storage=self._storage)  # nothing of it ever began to train
         direction = "maximize" if asked["metric"][1] == "max" else "minimize"
@@ -98,6 +98,10 @@ class Study:
     def trials(self) -> list[FrozenTrial]:
         """Those that have begun."""
         return [one for one in self.optuna.get_trials(deepcopy=False) if one.state != TrialState.WAITING]
+
+    def _has_runs(self) -> bool:
+        """Whether a trial ever began to train."""
+        return any(is_run(self.folder / run_name(one.number)) for one in self.trials())
 
     def finished(self) -> list[FrozenTrial]:
         return [one for one in self.trials() if one.state == TrialState.COMPLETE]
@@ -175,14 +179,17 @@ class Study:
         seconds, number, status = time.monotonic() - job.began, job.trial.number, job.process and job.process.returncode
         if not job.cell.left():
             value = job.cell.value()
-            self.optuna.tell(number, value) if math.isfinite(value) else self._prune(job, f"{self.metric} is {value}")
+            if math.isfinite(value):
+                self.optuna.tell(number, value)
+            else:
+                self._prune(job, f"{self.metric} is {value}")
             print(f"{job.label}: {self.metric} {value:.4g} ({seconds:.0f} s)", flush=True)
         elif job.pruned is not None or status == REFUSED:
-            refused = job.pruned is None and not is_run(job.cell.run_dir)
-            if refused and not any(is_run(self.folder / run_name(one.number)) for one in self.trials()):
+            if job.pruned is None and not self._has_runs():
                 raise UserError(job.error())
-            self._prune(job, job.pruned or job.error())
-            print(f"{job.label}: ended early ({seconds:.0f} s): {job.pruned or job.error()}", flush=True)
+            why = job.pruned or job.error()
+            self._prune(job, why)
+            print(f"{job.label}: ended early ({seconds:.0f} s): {why}", flush=True)
         else:
             self.failed.append(job)
             print(f"{job.label}: failed ({seconds:.0f} s): {job.error()}", flush=True)
