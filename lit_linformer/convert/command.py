@@ -71,13 +71,13 @@ def main(argv: list[str]) -> None:
     from lit_linformer.convert.new_run import write
     from lit_linformer.export.command import describe, staged
 
-    where = check_device(given.get("device", "auto"))
+    device = check_device(given.get("device", "auto"))
     model, lines = open_model(given)
     for line in lines:
         print(line)
     with staged(output, "name") as folder:
         content = {"command": command_line(["convert", *argv]), "from": model.name}
-        content |= {"settings": given, "perplexity": convert(model, given, folder, where)}
+        content |= {"settings": given, "perplexity": convert(model, given, folder, device)}
         model.name = output.name
         write(model, folder, output, content)
     print(describe(model))
@@ -160,7 +160,7 @@ def open_model(given: dict[str, Any]) -> "tuple[TrainedModel, list[str]]":
     return model, []
 
 
-def convert(model: "TrainedModel", given: dict[str, Any], folder: Path, where: str) -> list[dict[str, Any]]:
+def convert(model: "TrainedModel", given: dict[str, Any], folder: Path, device: str) -> list[dict[str, Any]]:
     """Changes the model as asked, and prints and gives the perplexities on the way, if there is a text."""
     from lit_linformer.convert import surgery
     from lit_linformer.tasks.evaluation import masked_batches, open_text, perplexity
@@ -179,7 +179,7 @@ def convert(model: "TrainedModel", given: dict[str, Any], folder: Path, where: s
         if data is None:
             return
         rows = max(1, given.get("num_rows", 64) * old // max_length)
-        found = perplexity(model.net.to(where), masked_batches(data, split, max_length, rows))
+        found = perplexity(model.net.to(device), masked_batches(data, split, max_length, rows))
         model.net.to("cpu")
         measured.append({"what": what, "max_length": max_length, "perplexity": found})
         print(f"perplexity {what + ', n = ' + str(max_length):<44}{found:10.2f}", flush=True)

@@ -75,13 +75,12 @@ def draw_slices(figure_class: Any, study: Study) -> Any:
     high = math.ceil(len(axes) / wide)
     figure = figure_class(figsize=(1.6 + 3.4 * wide, 3.4 * high), layout="constrained")
     panels = figure.subplots(high, wide, squeeze=False, sharey=True).flatten()
-    values = [one.value for one in done]
+    best, values = study.optuna.best_trial, [one.value for one in done]
     for panel, axis in zip(panels, axes, strict=False):
         shade = {"c": [one.number for one in done], "cmap": "Blues", "vmin": -len(trials) / 3, "vmax": len(trials) - 1}
         points = panel.scatter(_places(axis, done), values, edgecolors="0.3", linewidths=0.6, label="finished", **shade)
         top = panel.get_xaxis_transform()  # x as measured, y as a share of the panel's height
         panel.scatter(_places(axis, early), [0.97] * len(early), marker="x", color="0.5", transform=top, label="ended early")
-        best = study.optuna.best_trial
         panel.scatter(_places(axis, [best]), [best.value], label="best", **STAR)
         panel.set_xlabel(axis.setting)
         if axis.ends is None:

@@ -53,18 +53,7 @@ def test_training_beside_transformers(here):
     pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
     sizes = "--hidden_size 32 --num_layers 1 --vocab_size 300 --length 32 --projection_dim 8 --tokens 64 --rounds 1 --steps 2"
-    main(
-        [
-            "--what=training",
-            *sizes.split(),
-            "--models",
-            "roberta,roberta-trainer,linformer",
-            "--threads",
-            "1",
-            "--output",
-            "out",
-        ]
-    )
+    main(f"--what=training {sizes} --models roberta,roberta-trainer,linformer --threads 1 --output out".split())
     found = result("training")
     assert {model["status"] for model in found["models"].values()} == {"ok"}
     assert found["ratios"]["linformer 32 / roberta 32"]["median"] > 0 and found["environment"]["transformers"]

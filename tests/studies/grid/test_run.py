@@ -19,7 +19,7 @@ from lit_linformer.studies.grid.file import read_grid
 from lit_linformer.studies.grid.run import RunningCell, gpu_shares, run_jobs
 from tests.helpers import HANGS
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def write_small_grid(tiny, axes, **table):
