@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from lit_linformer.utils.arguments import Setting, listed, parse, whole, word
 from lit_linformer.utils.errors import SettingError, UserError
+from lit_linformer.utils.files import write_bytes
 
 if TYPE_CHECKING:  # the help needs no torch
     from torch import Tensor
@@ -66,10 +67,9 @@ def main(argv: list[str]) -> None:
         raise UserError(f"ckpt_path is {given['ckpt_path']}, {_why_not(config)}")
     for layer, (feeds, reads) in zip(layers, maps, strict=True):
         print(as_text(layer, feeds, reads, names, min(count, MOST_TOLD)))
-    output.parent.mkdir(parents=True, exist_ok=True)
     picture = io.BytesIO()
     draw(figure, layers, maps, names, count).savefig(picture, dpi=120, format=output.suffix[1:])
-    output.write_bytes(picture.getvalue())
+    write_bytes(output, picture.getvalue())
     print(f"→ {output}", flush=True)
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from lit_linformer.utils.arguments import Setting, check_device, parse, several, whole, word
 from lit_linformer.utils.errors import SettingError, UserError
+from lit_linformer.utils.files import write_bytes
 
 if TYPE_CHECKING:  # the help needs no torch
     import numpy as np
@@ -116,8 +117,6 @@ def embed(
 
 def write(path: Path, texts: list[str], vectors: "np.ndarray[Any, Any]") -> None:
     """.npy, or .parquet with the texts."""
-    from lit_linformer.utils.files import write_bytes
-
     content = io.BytesIO()
     if path.suffix == ".npy":
         import numpy as np

@@ -226,19 +226,19 @@ def _by_transformers(settings: dict[str, Any], n: int) -> Callable[[], float]:
     compat.many_recompilations()
     batches = [_for_transformers(make_batch(settings, n, seed)) for seed in range(BATCHES)]
     rows = [{key: value[row] for key, value in batch.items()} for batch in batches for row in range(len(batch["labels"]))]
-    folder = tempfile.mkdtemp()
 
     def timed() -> float:
         clock, ticks = Clock(settings), TrainerCallback()
         ticks.on_step_end = clock.tick
-        arguments = TrainingArguments(
-            output_dir=folder, max_steps=WARM + settings["steps"], per_device_train_batch_size=max(1, settings["tokens"] // n),
-            bf16=settings["precision"] == "bf16", torch_compile=settings["compile"], optim="adamw_torch_fused",
-            max_grad_norm=1.0, learning_rate=1e-4, report_to=[], save_strategy="no", logging_strategy="no", disable_tqdm=True,
-            use_cpu=settings["device"] == "cpu", dataloader_pin_memory=settings["device"] != "cpu",
-        )  # fmt: skip
-        trainer = Trainer(model, arguments, train_dataset=rows, data_collator=default_data_collator, callbacks=[ticks])
-        with contextlib.redirect_stdout(None):  # it prints a summary
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(None):  # it prints a summary
+            arguments = TrainingArguments(
+                output_dir=folder, max_steps=WARM + settings["steps"], max_grad_norm=1.0, learning_rate=1e-4,
+                per_device_train_batch_size=max(1, settings["tokens"] // n), bf16=settings["precision"] == "bf16",
+                torch_compile=settings["compile"], optim="adamw_torch_fused", report_to=[], save_strategy="no",
+                logging_strategy="no", disable_tqdm=True, use_cpu=settings["device"] == "cpu",
+                dataloader_pin_memory=settings["device"] != "cpu",
+            )  # fmt: skip
+            trainer = Trainer(model, arguments, train_dataset=rows, data_collator=default_data_collator, callbacks=[ticks])
             trainer.train()
         return clock.seconds
 

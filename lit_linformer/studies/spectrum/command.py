@@ -83,7 +83,6 @@ def write(
 
     from lit_linformer.utils.figures import draw_spectra, figure_class
 
-    folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "spectrum.md", markdown(runs, threshold, command))
     content = {"command": command, "environment": where, "threshold": threshold}
     content["runs"] = [_plain(run, threshold) for run in runs]
