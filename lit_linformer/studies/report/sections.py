@@ -76,8 +76,9 @@ def benchmark(page: Page, source: Source) -> None:
     page.show("table3", "Time and memory saved against n and k", lambda figure: draw_ratios(figure, data))
     # Without its head: the list at the section's end has command and hardware.
     page.add(demoted(markdown(data).partition(f"`{data['command']}`\n")[2].strip()))
-    if left := [key(place) for place in plan(settings) if key(place) not in data["cells"]]:
-        page.add(f"Not finished, {len(left)} of {len(plan(settings))} cells: {', '.join(left)}.")
+    planned = [key(place) for place in plan(settings)]
+    if left := [name for name in planned if name not in data["cells"]]:
+        page.add(f"Not finished, {len(left)} of {len(planned)} cells: {', '.join(left)}.")
     place = {**data["environment"], **({"threads": settings["threads"]} if settings["device"] == "cpu" else {})}
     budget = f"{len(data['cells'])} cells, {settings['rounds']} timed passes of {settings['tokens']:,} tokens for each model"
     page.add(facts([data["command"]], [place], ("model", headline(data).splitlines()[1]), ("budget", budget)))

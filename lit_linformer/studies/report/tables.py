@@ -36,8 +36,7 @@ def curve_table(groups: list[Group]) -> str:
 
 def conversion_table(runs: list[Run]) -> str:
     """One line per run: its teacher's perplexity, and its own right after the conversion, half-way and at the end."""
-    head = ["run", "teacher", "right after", "half-way", "last perplexity", "÷ teacher", "tokens, millions"]
-    lines = [head]
+    lines = [["run", "teacher", "right after", "half-way", "last perplexity", "÷ teacher", "tokens, millions"]]
     for run in runs:
         points, show = run.points(), "{:,.2f}".format
         tokens = sorted(points)
@@ -86,14 +85,14 @@ def number(value: float | None) -> str:
 
 def unfinished(runs: list[Run]) -> str:
     """One line per state."""
-    left = sorted(((run.state(), place) for place, run in enumerate(runs) if run.state()), key=lambda pair: pair[1])
-    if not left:
-        return ""
     by_state: dict[str, list[str]] = {}
-    for state, place in left:
-        by_state.setdefault(state, []).append(plain(runs[place].label))
+    for run in runs:
+        if state := run.state():
+            by_state.setdefault(state, []).append(plain(run.label))
+    if not by_state:
+        return ""
     lines = (f"- {'; '.join(labels)}: {state}\n" for state, labels in by_state.items())
-    return f"Not finished, {len(left)} of {len(runs)}:\n\n{''.join(lines)}"
+    return f"Not finished, {sum(map(len, by_state.values()))} of {len(runs)}:\n\n{''.join(lines)}"
 
 
 def facts(commands: Iterable[str | None], places: Iterable[dict[str, Any] | None], *more: tuple[str, str]) -> str:
@@ -140,8 +139,9 @@ def _hardware(place: dict[str, Any]) -> str:
 
 
 def _versions(place: dict[str, Any]) -> str:
-    names = {"python": "Python", "torch": "torch", "lightning": "Lightning"} | {key: key for key in ("lit-linformer", "commit")}
-    return plain(", ".join(f"{name} {place[key]}" for key, name in names.items() if key in place)) or NOT_RECORDED
+    names = {"python": "Python", "lightning": "Lightning"}
+    there = [key for key in ("python", "torch", "lightning", "lit-linformer", "commit") if key in place]
+    return plain(", ".join(f"{names.get(key, key)} {place[key]}" for key in there)) or NOT_RECORDED
 
 
 def _shape(run: Run) -> str:

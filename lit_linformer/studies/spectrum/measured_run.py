@@ -25,11 +25,6 @@ class MeasuredRun:
     """A trained run, ready to be measured.
 
     Args:
-        path: its folder.
-        checkpoint: the file.
-        step: of the checkpoint.
-        encoder: its settings.
-        weights: its state dict.
         rows: token ids (S, N).
         text: what the rows are, in words.
         layers: which are measured.
