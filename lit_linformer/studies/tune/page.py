@@ -76,8 +76,9 @@ def draw_slices(figure_class: Any, study: Study) -> Any:
     figure = figure_class(figsize=(1.6 + 3.4 * wide, 3.4 * high), layout="constrained")
     panels = figure.subplots(high, wide, squeeze=False, sharey=True).flatten()
     best, values = study.optuna.best_trial, [one.value for one in done]
+    last = max(1, len(trials) - 1)  # of one trial alone the colour bar has a length, too
     for panel, axis in zip(panels, axes, strict=False):
-        shade = {"c": [one.number for one in done], "cmap": "Blues", "vmin": -len(trials) / 3, "vmax": len(trials) - 1}
+        shade = {"c": [one.number for one in done], "cmap": "Blues", "vmin": -len(trials) / 3, "vmax": last}
         points = panel.scatter(_places(axis, done), values, edgecolors="0.3", linewidths=0.6, label="finished", **shade)
         top = panel.get_xaxis_transform()  # x as measured, y as a share of the panel's height
         panel.scatter(_places(axis, early), [0.97] * len(early), marker="x", color="0.5", transform=top, label="ended early")
@@ -105,7 +106,7 @@ def draw_slices(figure_class: Any, study: Study) -> Any:
     first.set_ylabel(study.metric)
     figure.legend(*first.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
     bar = figure.colorbar(points, ax=figure.axes, label="trial")
-    bar.ax.set_ylim(0, len(trials) - 1)
+    bar.ax.set_ylim(0, last)
     bar.ax.yaxis.get_major_locator().set_params(integer=True)
     return figure
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -87,6 +88,18 @@ def test_a_study_takes_in_curves_and_results_and_draws_what_it_found(tmp_path, m
     study.space = replace(study.space, axes=(*study.space.axes, study.space.axes[0]))  # in 4 of 6 places
     panels = draw_slices(figure_class(), study).axes[:6]  # behind them the colour bar
     assert [panel.axison for panel in panels] == [True] * 4 + [False] * 2
+
+
+def test_after_its_first_trial_a_study_is_drawn_without_a_warning(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_space(trials=2)
+    study = Study(read_space(Path("space.yaml"), None, None), ["fit"], "val/perplexity", "min")
+    job = next(study.todo())
+    finished(job.cell.run_dir, 50)
+    run_jobs(iter([job]), 1, study.ended, study.watch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        draw_slices(figure_class(), study).savefig("slices.png")
 
 
 def test_a_study_draws_the_same_whenever_it_was_interrupted(tmp_path, monkeypatch):
