@@ -12,8 +12,6 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 from .errors import SettingError
 
 MANY = 2**31 - 1  # what a count may be at most; larger ones overflow somewhere below
-
-
 PLAIN = {int: "a whole number", float: "a number", bool: "true or false", str: "a name", type(None): "null"}
 
 
@@ -36,9 +34,8 @@ class Range:
             math.isfinite(value)
             and (self.least is None or value >= self.least)
             and (self.above is None or value > self.above)
-            and (self.most is None or value <= self.most)
             and (self.below is None or value < self.below)
-            and value <= self.largest
+            and value <= (self.largest if self.most is None else self.most)
         )
 
     def __repr__(self) -> str:

@@ -8,7 +8,6 @@ The command line: `--lengths 512 1024`, `--lengths=512,1024`, `--lengths [512,10
 
 import argparse
 import contextlib
-import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,9 +15,9 @@ from typing import Any
 
 import yaml
 
-from lit_linformer.utils.errors import SettingError, UserError, meant
+from lit_linformer.utils.errors import SettingError, UserError, meant, without_torch
 
-MANY = 2**31 - 1  # the largest count; larger ones overflow somewhere below
+Range = without_torch("ranges").Range
 
 
 @dataclass(frozen=True)
@@ -142,11 +141,11 @@ def choice(*allowed: str, name: str = "") -> Kind:
     return Kind(name or "|".join(allowed), partial(check_choice, allowed=allowed))
 
 
-def number(name: str, least: float = -math.inf, most: float = MANY, above: float = -math.inf) -> Kind:
+def number(name: str, least: float | None = None, most: float | None = None, above: float | None = None) -> Kind:
     return Kind(name, partial(check_number, least=least, most=most, above=above))
 
 
-def whole(name: str, least: int = 0, most: int = MANY) -> Kind:
+def whole(name: str, least: int = 0, most: int | None = None) -> Kind:
     return Kind(name, partial(check_number, whole=True, least=least, most=most))
 
 
@@ -168,16 +167,21 @@ def _check_mapping(where: str, text: str) -> dict[str, Any]:
 
 
 def check_number(
-    where: str, text: Any, whole: bool = False, least: float = -math.inf, most: float = MANY, above: float = -math.inf
+    where: str,
+    text: Any,
+    whole: bool = False,
+    least: float | None = None,
+    most: float | None = None,
+    above: float | None = None,
 ) -> float:
-    """The number, which must be finite, from least to most and more than above."""
+    """The number, which must be in the Range of these bounds."""
+    allowed = Range(least=least, above=above, most=most)
     with contextlib.suppress(TypeError, ValueError):
         value = int(text) if whole else float(text)
-        if math.isfinite(value) and least <= value <= most and value > above:
+        if value in allowed:
             return value
-    words = "" if least == -math.inf else f", {least:g} or more" if most == MANY else f", {least:g} to {most:.10g}"
-    words = words if above == -math.inf else f" above {above:g}" + (f", up to {most:g}" if most != MANY else "")
-    raise SettingError(where, text, f"a{' whole' * whole} number{words}")
+    bounds = "" if least is None and above is None else f", {allowed}"
+    raise SettingError(where, text, f"a{' whole' * whole} number{bounds}")
 
 
 def check_device(name: str) -> str:

@@ -54,8 +54,8 @@ def test_forms_of_values():
         (["--run", "a", "--lengths", "-3"], "lengths is '-3'; allowed: a whole number, 1 or more"),
         (["--run", "a", "--lengths", ""], "lengths is ''; allowed: a whole number, 1 or more"),
         (["--run", "a", "--lengths", str(2**70)], f"lengths is '{2**70}'; allowed: a whole number, 1 or more"),
-        (["--run", "a", "--share", "0"], "share is '0'; allowed: a number above 0, up to 1"),
-        (["--run", "a", "--share", "nan"], "share is 'nan'; allowed: a number above 0, up to 1"),
+        (["--run", "a", "--share", "0"], "share is '0'; allowed: a number, more than 0, up to 1"),
+        (["--run", "a", "--share", "nan"], "share is 'nan'; allowed: a number, more than 0, up to 1"),
         (["--run", "a", "--order", "lats"], "order is 'lats'; did you mean 'last'?; allowed: first, last"),
         (["--run", "a", "--overwrite", "yes"], "overwrite is 'yes'; allowed: true, false"),
     ],
@@ -71,7 +71,6 @@ def test_help_of_every_command_is_quick():
     code = """
 import importlib, sys
 from lit_linformer.cli import COMMANDS, LIGHTNING, main
-from lit_linformer.cli import COMMANDS, LIGHTNING
 from lit_linformer.studies.benchmark.subject import SUBJECTS
 lines = [[name] for name in COMMANDS if name not in LIGHTNING] + [["benchmark", "--what", what] for what in SUBJECTS]
 for line in lines:

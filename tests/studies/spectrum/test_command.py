@@ -151,7 +151,7 @@ def test_run_of_another_kind_needs_a_source(here, tmp_path, corpus):
         (["--run", "runs/full", "--layers", "first"], "layers is 'first'; allowed: a whole number, 0 or more"),
         (["--run", "runs/full", "--layers", ""], "layers is ''; allowed: a whole number, 0 or more"),
         (["--run", "runs/full", "--heads", "2"], "heads is [2]; allowed for runs/full: heads from 0 to 1"),
-        (["--run", "runs/full", "--threshold", "1.5"], "threshold is '1.5'; allowed: a number above 0, up to 1"),
+        (["--run", "runs/full", "--threshold", "1.5"], "threshold is '1.5'; allowed: a number, more than 0, up to 1"),
         (["--run", "runs/full", "--threshold", "most"], "threshold is 'most'; allowed: a number"),
         (["--run", "runs/full", "--num_sentences", "0"], "num_sentences is '0'; allowed: a whole number, 1 or more"),
         (["--run", "runs/full", "--device", "abacus"], "device is 'abacus'; allowed: auto, cpu"),

@@ -1,0 +1,14 @@
+"""Numbers that a setting allows."""
+
+import pytest
+
+from lit_linformer.model.ranges import MANY, Count, Range, Seed, check_ranges
+
+
+def test_a_bound_that_is_told_is_the_one_that_counts():
+    check_ranges("", {"seed": Seed}, {"seed": 2**32 - 1})  # more than MANY
+    with pytest.raises(ValueError, match=r"^seed is 4294967296; allowed: 0 to 4294967295$"):
+        check_ranges("", {"seed": Seed}, {"seed": 2**32})
+    with pytest.raises(ValueError, match=rf"^rows is {MANY + 1}; allowed: 1 to {MANY}$"):
+        check_ranges("", {"rows": Count}, {"rows": MANY + 1})
+    assert 1e10 in Range(above=0, most=1e11) and 1.0 not in Range(least=0, below=1)
