@@ -24,7 +24,6 @@ SLICES = (
     "nowhere_frequent", "nowhere_rare", "elsewhere_frequent", "elsewhere_rare", "beside_frequent", "beside_rare", "other",
 )  # fmt: skip
 OTHER = len(SLICES) - 1
-COLUMNS = ("step", "tokens", "slice", "share", "nll", "perplexity")
 AT_A_TIME = 2**22  # comparisons of two tokens
 
 
@@ -72,21 +71,18 @@ class CopySlices(Measuring):
         slices = copy_slices(ids, positions, labels, trainer.datamodule.mask_id, self.near, self.frequent)
         self.sums.update(outputs["nll"], slices)
 
-    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # Not on_validation_end: the checkpoints that are written there must hold these rows.
-        if trainer.sanity_checking:
-            return
+    def after_validation(self, trainer: Trainer, pl_module: LightningModule) -> None:
         nll, count = (part.tolist() for part in self.sums.compute())  # on every rank: sums over all of them
         fitting, total, step = trainer.state.fn == "fit", sum(count) or 1, self.measured_step(trainer)
         rows = []
         for name, summed, tokens in zip(SLICES, nll, count, strict=True):
             mean = summed / tokens if tokens else math.nan
-            values = (step, pl_module.tokens_seen, name, tokens / total, mean, math.exp(min(mean, 700.0)))
-            rows.append(dict(zip(COLUMNS, values, strict=True)))
+            row = {"step": step, "tokens": pl_module.tokens_seen, "slice": name, "share": tokens / total}
+            rows.append(row | {"nll": mean, "perplexity": math.exp(min(mean, 700.0))})
         self.rows = [*self.rows, *rows] if fitting else rows
         if (path := self.file(trainer, "copy_slices.csv")) is None:
             return
-        write_csv(path, COLUMNS, self.rows)
+        write_csv(path, self.rows)
         means = {f"copy/nll_{row['slice']}": row["nll"] for row in rows if math.isfinite(row["nll"])}
         for logger in writers(trainer) if fitting else ():
             logger.points(means, trainer.global_step)

@@ -9,7 +9,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import Logger
 
 from lit_linformer.callbacks.loggers import Writer, writer_of, writers
-from lit_linformer.callbacks.observing import Stepping, owes_validation
+from lit_linformer.callbacks.observing import Stepping, is_whole, metrics, owes_validation
 from lit_linformer.utils import compat
 from lit_linformer.utils.errors import UserError, first_line
 from lit_linformer.utils.files import write_text
@@ -92,9 +92,8 @@ class Curves(Stepping):
             writer.place = trainer.global_step
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.sanity_checking and trainer.num_sanity_val_steps == float("inf"):
-            found = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("val/")}
-            self._untrained = found
+        if trainer.sanity_checking and is_whole(trainer):
+            self._untrained = metrics(trainer, "val/")
         for writer in self.writers:
             writer.holding, writer.place = False, None
 

@@ -13,7 +13,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from lit_linformer.callbacks.checkpoint import LastCheckpoint
-from lit_linformer.callbacks.observing import Stepping, say
+from lit_linformer.callbacks.observing import Stepping, callback_of, metrics, say
 from lit_linformer.utils.errors import UserError
 from lit_linformer.utils.weights import all_finite
 
@@ -47,8 +47,8 @@ class LossWatch:
         self._value.copy_(loss.float(), non_blocking=True)
         self._copied.record()
 
-    def read(self, step: int, stepped: bool, precision_plugin: Any) -> tuple[int, int] | None:
-        """``step`` and the index of its KIND if a loss of it, the present one or an earlier, was bad; else None.
+    def read(self, stepped: bool, precision_plugin: Any) -> int:
+        """The place in KINDS of the worst loss of this step, the present one or an earlier; 0 where none was bad.
 
         Where a gradient scaler is at work (16-mixed) that takes two steps in a row: a loss that overflows makes gradients
         that do, and with those it leaves the step out, which harms nothing. It is no way out if the next one does too.
@@ -62,8 +62,8 @@ class LossWatch:
         if stepped:
             self._steps = self._steps + 1 if worst else 0
         if getattr(precision_plugin, "scaler", None) is not None and self._steps < 2:
-            return None
-        return (step, worst) if worst else None
+            return 0
+        return worst
 
 
 class Finite(Stepping):
@@ -80,8 +80,9 @@ class Finite(Stepping):
         self._losses.note(loss)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        found = self._losses.read(self._step_before_batch + 1, self.stepped(trainer), trainer.precision_plugin)
-        self.bad = self.bad or found
+        kind = self._losses.read(self.stepped(trainer), trainer.precision_plugin)
+        if kind and self.bad is None:
+            self.bad = self._step_before_batch + 1, kind
         if self.bad and trainer.world_size == 1:
             self.refuse(trainer, *self.bad)
 
@@ -93,8 +94,7 @@ class Finite(Stepping):
             self._check(trainer, pl_module)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        bad = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("val/")}
-        for name, value in bad.items() if trainer.state.fn == "fit" else ():
+        for name, value in metrics(trainer, "val/").items() if trainer.state.fn == "fit" else ():
             if not math.isfinite(value):
                 say(trainer, f"warning: {name} is {value} at step {trainer.global_step}, although all weights are finite")
 
@@ -115,7 +115,7 @@ class Finite(Stepping):
 
 
 def _not_finite(trainer: Trainer, what: str) -> NotFinite:
-    last = next((found for found in trainer.callbacks if isinstance(found, LastCheckpoint)), None)
+    last = callback_of(trainer, LastCheckpoint)
     path = Path(trainer.default_root_dir) / "checkpoints" / "last.ckpt"
     if last is None or not path.exists():
         return NotFinite(f"{what}; no checkpoint was written before it", _remedies(trainer))

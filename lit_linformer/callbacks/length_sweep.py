@@ -65,7 +65,6 @@ class LengthSweep(Measuring):
         self.every_n_validations, self.at_end = every_n_validations, at_end
         self.num_tokens, self.limit_batches = num_tokens, limit_batches
         self.rows: dict[tuple[int, int], dict[str, float]] = {}  # by (step, length)
-        self.validations = 0
         self._swept_step = -1
 
     def state_dict(self) -> dict[str, Any]:
@@ -103,21 +102,11 @@ class LengthSweep(Measuring):
             in_file = [row | {name: int(row[name]) for name in COLUMNS[:3]} for row in read_rows(path)]
             self._add([*(row for row in in_file if row["step"] <= trainer.global_step), *self.rows.values()])
 
-    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # Not on_validation_end: the checkpoints that are written there must hold these rows.
-        if trainer.sanity_checking:
-            return
-        if trainer.state.fn == "fit":
-            self.validations += 1
-            if not self.every_n_validations or self.validations % self.every_n_validations:
-                return
-        self._sweep(trainer, pl_module)
-
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.at_end and self._swept_step != trainer.global_step:
-            self._sweep(trainer, pl_module)
+            self.after_validation(trainer, pl_module)
 
-    def _sweep(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def after_validation(self, trainer: Trainer, pl_module: LightningModule) -> None:
         fitting = trainer.state.fn == "fit"
         step = self.measured_step(trainer)
         with unnoticed(pl_module):
@@ -133,7 +122,7 @@ class LengthSweep(Measuring):
             if (path := self.file(trainer, "length_sweep.csv")) is None:
                 return
             shown = list(self.rows.values()) if fitting else rows
-            write_csv(path, COLUMNS, shown)
+            write_csv(path, shown)
             self._draw(trainer, rows, shown, path.with_suffix(".png"))
 
     def _measure(self, trainer: Trainer, pl_module: LightningModule, length: int) -> dict[str, float]:

@@ -2,12 +2,13 @@
 
 import csv
 import io
+import math
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from lit_linformer.utils.files import write_text
 # What tells how a model does: metric, words, format, and which of two values is better.
 Headline = tuple[str, str, str, Callable[..., float]]
 HEADLINE: Headline = ("val/perplexity", "validation perplexity", ".2f", min)
+One = TypeVar("One", bound=Callback)
 
 
 def headline(trainer: Trainer, pl_module: LightningModule) -> Headline:
@@ -29,6 +31,21 @@ def headline(trainer: Trainer, pl_module: LightningModule) -> Headline:
         if (monitor := getattr(callback, "monitor", None)) is not None:
             return monitor, monitor, ".4g", max if callback.mode == "max" else min
     return HEADLINE
+
+
+def metrics(trainer: Trainer, prefix: str = "") -> dict[str, float]:
+    """What was logged last, under names that begin so."""
+    return {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith(prefix)}
+
+
+def is_whole(trainer: Trainer) -> bool:
+    """Whether the validation that runs is of all batches, not Lightning's try of a few before training."""
+    return not trainer.sanity_checking or trainer.num_sanity_val_steps == float("inf")
+
+
+def callback_of(trainer: Trainer, kind: type[One]) -> One | None:
+    """The trainer's callback of that class."""
+    return next((one for one in trainer.callbacks if isinstance(one, kind)), None)
 
 
 @contextmanager
@@ -64,7 +81,23 @@ class Stepping(Callback):
 class Measuring(Callback):
     """Measures something of its own after validations: while a run trains, and by `validate` of a checkpoint."""
 
+    every_n_validations = 1  # of a fit; 0: after none
+    validations = 0
     _loaded_step = 0
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # Not on_validation_end: the checkpoints that are written there must hold what is measured.
+        if trainer.sanity_checking:
+            return
+        if trainer.state.fn == "fit":
+            self.validations += 1
+            if not self.every_n_validations or self.validations % self.every_n_validations:
+                return
+        self.after_validation(trainer, pl_module)
+
+    def after_validation(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Measures, on all processes."""
+        raise NotImplementedError
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self._loaded_step = checkpoint["global_step"]  # `validate` does not restore the trainer's
@@ -103,10 +136,10 @@ def out_of_patience(trainer: Trainer) -> list[EarlyStopping]:
     return [one for one in trainer.early_stopping_callbacks if one.wait_count >= max(1, one.patience)]
 
 
-def write_csv(path: Path, columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:
-    """A table with a header line, written atomically as by write_text."""
+def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """A table with a header line, written atomically as by write_text; NaN where a row lacks what others have."""
     text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, columns)
+    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), restval=math.nan)
     writer.writeheader()
     writer.writerows(rows)
     write_text(path, text.getvalue())

@@ -8,7 +8,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_linformer.callbacks.loggers import writers
-from lit_linformer.callbacks.observing import Clock, headline, owes_validation, write_csv
+from lit_linformer.callbacks.observing import Clock, callback_of, headline, is_whole, owes_validation, write_csv
 from lit_linformer.callbacks.throughput import Throughput
 from lit_linformer.runs.folder import CURVE, PERPLEXITY
 
@@ -43,7 +43,7 @@ class PerplexityCurve(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._clock.start()
-        self._throughput = next((found for found in trainer.callbacks if isinstance(found, Throughput)), None)
+        self._throughput = callback_of(trainer, Throughput)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not hasattr(pl_module, "tokens_seen"):
@@ -69,12 +69,11 @@ class PerplexityCurve(Callback):
     def _record(
         self, trainer: Trainer, pl_module: LightningModule, name: str, read: Callable[[], float], better: Callable[..., float]
     ) -> None:
-        whole = not trainer.sanity_checking or trainer.num_sanity_val_steps == float("inf")
-        if trainer.state.fn != "fit" or not whole:
+        if trainer.state.fn != "fit" or not is_whole(trainer):
             return
         value, tokens = read(), getattr(pl_module, "tokens_seen", None)  # read on every rank: perhaps a sum over all of them
         self._name, column, file = name, *FILES.get(name, (name, CURVE))
-        known = [one for one in (value, *(row[column] for row in self.rows)) if math.isfinite(one)]
+        known = [one for one in (value, *(row.get(column, math.nan) for row in self.rows)) if math.isfinite(one)]
         best = better(known, default=value)
         row = {"step": trainer.global_step} | ({"tokens": tokens} if tokens is not None else {})
         spent = {name: round(value, 2) for name, value in self._trained().items()}
@@ -84,8 +83,7 @@ class PerplexityCurve(Callback):
         self.rows.append({**row, "seconds": self._clock.seconds(), column: value, "best": best, **beside, **spent})
         if trainer.is_global_zero:
             if not trainer.fast_dev_run:
-                columns = dict.fromkeys((name for row in self.rows for name in row), math.nan)  # an old run's rows know less
-                write_csv(Path(trainer.default_root_dir) / file, list(columns), (columns | row for row in self.rows))
+                write_csv(Path(trainer.default_root_dir) / file, self.rows)
             for logger in writers(trainer) if not trainer.sanity_checking else ():  # those points wait for training
                 logger.points({f"{name}_best": best}, trainer.global_step)
                 if tokens is not None:

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from lit_linformer.callbacks.checkpoint import LastCheckpoint
 from lit_linformer.callbacks.finite import Finite, NotFinite
-from lit_linformer.callbacks.observing import Stepping
+from lit_linformer.callbacks.observing import Stepping, callback_of
 from lit_linformer.utils import compat
 from lit_linformer.utils.errors import UserError
 from lit_linformer.utils.signals import Stopped, requeue, watch
@@ -111,9 +111,8 @@ class Preemption(Stepping, Checkpoint):
 
     def _stop(self, trainer: Trainer, owing: bool = False) -> None:
         self._take_answer()
-        for callback in trainer.checkpoint_callbacks:
-            if isinstance(callback, LastCheckpoint):
-                callback.save(trainer, owing)
+        if (last := callback_of(trainer, LastCheckpoint)) is not None:
+            last.save(trainer, owing)
         trainer.strategy.barrier()  # the checkpoint is whole before any process ends, which ends the others
         name = signal.Signals(self._agreed).name
         if trainer.is_global_zero:

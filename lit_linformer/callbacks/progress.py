@@ -10,7 +10,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ProgressBar
 
 from lit_linformer.callbacks.header import WIDTH, Rows, header, wrapped
-from lit_linformer.callbacks.observing import Clock, headline, out_of_patience
+from lit_linformer.callbacks.observing import Clock, callback_of, headline, is_whole, out_of_patience
 from lit_linformer.callbacks.pace import Pace
 from lit_linformer.callbacks.throughput import Throughput, Totals, brief, cells
 from lit_linformer.data.summary import data_rows
@@ -85,7 +85,7 @@ class Progress(ProgressBar):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        self._throughput = next((found for found in trainer.callbacks if isinstance(found, Throughput)), None)
+        self._throughput = callback_of(trainer, Throughput)
         self._marked, self._marked_step = Totals(), trainer.global_step
         steps = trainer.estimated_stepping_batches
         total = None if steps == float("inf") else int(steps)
@@ -143,7 +143,7 @@ class Progress(ProgressBar):
         value = trainer.callback_metrics.get(name)
         if trainer.state.fn != "fit":
             return
-        if not trainer.sanity_checking or trainer.num_sanity_val_steps == float("inf"):
+        if is_whole(trainer):
             self._pace = self._pace or Pace(time.monotonic, None, 0)
             self._pace.validation = time.monotonic() - self._validation_began
         if self._bar is not None:
@@ -188,7 +188,7 @@ class Progress(ProgressBar):
     def _mark(self, value: float, step: int, better: Any) -> None:
         self._marks.setdefault("first", (value, step))
         best = self._marks.setdefault("best", (value, step))
-        if better(value, best[0]) != best[0] or not math.isfinite(best[0]):
+        if math.isfinite(value) and (better(value, best[0]) != best[0] or not math.isfinite(best[0])):
             self._marks["best"] = (value, step)
         self._marks["last"] = (value, step)
 

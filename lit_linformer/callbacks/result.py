@@ -6,7 +6,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lit_linformer.callbacks.observing import Clock
+from lit_linformer.callbacks.observing import Clock, callback_of, metrics
 from lit_linformer.callbacks.throughput import Throughput
 from lit_linformer.model import count_parameters
 from lit_linformer.runs.folder import PRUNED, RESULT, TEST, VALIDATE
@@ -37,7 +37,7 @@ class RunResult(Callback):
         self.best, self._clock.before = state_dict["best"], state_dict["seconds"]
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        checkpoint["metrics"] = self._metrics_before | _metrics(trainer, "")
+        checkpoint["metrics"] = self._metrics_before | metrics(trainer)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         # A run that continues near its end has no validation left, or no step.
@@ -52,33 +52,29 @@ class RunResult(Callback):
             self.environment = environment(str(trainer.strategy.root_device)) | {"processes": trainer.world_size}
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        metrics = _metrics(trainer, "val/")
+        found = metrics(trainer, "val/")
         if trainer.state.fn == "validate":
-            _write(trainer, VALIDATE, {"metrics": metrics, "command": self.command})
-        elif not trainer.sanity_checking and self.monitor in metrics:
-            new, old = metrics[self.monitor], self.best.get("metrics", {}).get(self.monitor)
+            _write(trainer, VALIDATE, {"metrics": found, "command": self.command})
+        elif not trainer.sanity_checking and self.monitor in found:
+            new, old = found[self.monitor], self.best.get("metrics", {}).get(self.monitor)
             if math.isfinite(new) and (old is None or (new > old if self.mode == "max" else new < old)):
-                self.best = {"step": trainer.global_step, "metrics": metrics}
+                self.best = {"step": trainer.global_step, "metrics": found}
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        _write(trainer, TEST, {"metrics": _metrics(trainer, "test/"), "command": self.command})
+        _write(trainer, TEST, {"metrics": metrics(trainer, "test/"), "command": self.command})
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         tokens = getattr(pl_module, "tokens_seen", None)
-        result = {"step": trainer.global_step, "tokens": tokens, "seconds": self._clock.seconds()}
-        best = {f"best_{key}": value for key, value in self.best.items()}
-        found = [callback.summary() for callback in trainer.callbacks if isinstance(callback, Throughput)]
-        speed = {"throughput": found[0]} if found else {}
-        size = {"parameters": count_parameters(pl_module.net)} if hasattr(pl_module, "net") else {}
-        told = trainer.datamodule.summary() if hasattr(trainer.datamodule, "summary") else {}
-        data = {"data": told} if told else {}
-        made = {"command": self.command, "environment": self.environment}
-        metrics = self._metrics_before | _metrics(trainer, "")
-        _write(trainer, RESULT, {**result, "metrics": metrics, **best, **speed, **size, **data, **made})
-
-
-def _metrics(trainer: Trainer, prefix: str) -> dict[str, float]:
-    return {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith(prefix)}
+        result: dict[str, Any] = {"step": trainer.global_step, "tokens": tokens, "seconds": self._clock.seconds()}
+        result["metrics"] = self._metrics_before | metrics(trainer)
+        result |= {f"best_{key}": value for key, value in self.best.items()}
+        if (throughput := callback_of(trainer, Throughput)) is not None:
+            result["throughput"] = throughput.summary()
+        if hasattr(pl_module, "net"):
+            result["parameters"] = count_parameters(pl_module.net)
+        if hasattr(trainer.datamodule, "summary") and (data := trainer.datamodule.summary()):
+            result["data"] = data
+        _write(trainer, RESULT, result | {"command": self.command, "environment": self.environment})
 
 
 def _write(trainer: Trainer, name: str, content: dict[str, Any]) -> None:

@@ -50,7 +50,6 @@ class Spectrum(Measuring):
         self.every_n_validations, self.layers, self.num_sentences = every_n_validations, layers, num_sentences
         self.index, self.threshold = index, threshold
         self.history: list[dict[str, Any]] = []
-        self.validations = 0
 
     def state_dict(self) -> dict[str, Any]:
         return {"validations": self.validations, "history": [dict(entry) for entry in self.history]}
@@ -76,14 +75,8 @@ class Spectrum(Measuring):
         self._layers = check_layers("Spectrum.layers", self.layers, encoder.config)
         self._index = check_index("Spectrum.index", self.index, encoder.config, blocks.length)
 
-    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # Not on_validation_end: the checkpoints that are written there must hold this.
-        if trainer.sanity_checking:
-            return
+    def after_validation(self, trainer: Trainer, pl_module: LightningModule) -> None:
         fitting = trainer.state.fn == "fit"
-        self.validations += fitting
-        if fitting and self.validations % self.every_n_validations:
-            return
         with unnoticed(pl_module):
             rows = torch.from_numpy(trainer.datamodule.blocks["validation"].full_rows(self.num_sentences))
             rows = rows[trainer.global_rank :: trainer.world_size]

@@ -1,6 +1,5 @@
 """Records how a fine-tuning run scores: scores.csv, the confusion matrix, and GLUE's submission files."""
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ from torch import Tensor
 from torchmetrics.functional.classification import multiclass_confusion_matrix
 
 from lit_linformer.callbacks.loggers import Writer, writers
-from lit_linformer.callbacks.observing import write_csv
+from lit_linformer.callbacks.observing import metrics, write_csv
 from lit_linformer.runs.folder import SCORES
 from lit_linformer.utils.figures import figure_class
 
@@ -29,13 +28,10 @@ class TaskScores(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
-        scores = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith("val/")}
-        self.rows.append({"step": trainer.global_step, "epoch": trainer.current_epoch, **scores})
+        self.rows.append({"step": trainer.global_step, "epoch": trainer.current_epoch, **metrics(trainer, "val/")})
         if not trainer.is_global_zero or trainer.fast_dev_run:
             return
-        # Of all rows: a run may go on with other metrics.
-        columns = dict.fromkeys((name for row in self.rows for name in row), math.nan)
-        write_csv(Path(trainer.default_root_dir) / SCORES, list(columns), (columns | row for row in self.rows))
+        write_csv(Path(trainer.default_root_dir) / SCORES, self.rows)
         labels = trainer.datamodule.text_task.labels
         shown = writers(trainer)
         for name, result in pl_module.results.items() if labels is not None and shown else ():

@@ -5,6 +5,7 @@ from typing import Any
 from lightning.pytorch import LightningDataModule, Trainer
 
 from lit_linformer.callbacks import Curves, Resuming
+from lit_linformer.callbacks.observing import callback_of
 from lit_linformer.callbacks.owed import finish
 from lit_linformer.cli.failures import failure
 from lit_linformer.utils import compat
@@ -30,7 +31,7 @@ class RunTrainer(Trainer):
                 raise
             raise told from error
         finally:
-            for curves in (callback for callback in self.callbacks if isinstance(callback, Curves)):
+            if (curves := callback_of(self, Curves)) is not None:
                 curves.close(self, failed)
 
     @property
@@ -40,8 +41,8 @@ class RunTrainer(Trainer):
 
     def _run_stage(self) -> Any:
         if self.state.fn == "fit":
-            for one in (callback for callback in self.callbacks if isinstance(callback, Resuming)):
-                one.restored(self)
+            if (resuming := callback_of(self, Resuming)) is not None:
+                resuming.restored(self)
         results = super()._run_stage()
         if self.state.fn == "fit":
             finish(self)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lit_linformer.callbacks import throughput
+from lit_linformer.callbacks import PerplexityCurve, throughput
 from lit_linformer.studies.tune.study import read_curve
 from lit_linformer.tasks import MLM
 from lit_linformer.utils.files import read_rows
@@ -69,3 +69,15 @@ def test_a_headline_beside_the_perplexity_is_a_column_of_its_own(tmp_path, monke
     found = read_curve(tmp_path / "runs/recall", "val/accuracy")
     assert list(found) == [3, 6] and all(0 <= value <= 1 for value in found.values())
     assert rows[-1]["perplexity"] > 1
+
+
+def test_a_run_may_go_on_with_another_headline(tmp_path):
+    curve = PerplexityCurve()
+    curve.rows = [{"step": 1, "seconds": 1.0, "val/loss": 0.1, "best": 0.1}]
+    trainer = SimpleNamespace(
+        state=SimpleNamespace(fn="fit"), sanity_checking=False, fast_dev_run=False, is_global_zero=True, global_step=2,
+        callbacks=[], callback_metrics={"val/accuracy": torch.tensor(0.5)}, default_root_dir=tmp_path,
+    )  # fmt: skip
+    curve.on_validation_end(trainer, SimpleNamespace(headline=("val/accuracy", "accuracy", ".4f", max)))
+    earlier, now = read_rows(tmp_path / "curve.csv")
+    assert math.isnan(earlier["val/accuracy"]) and math.isnan(now["val/loss"]) and now["val/accuracy"] == now["best"] == 0.5

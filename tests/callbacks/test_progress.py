@@ -3,6 +3,7 @@
 import fcntl
 import io
 import json
+import math
 import os
 import pty
 import re
@@ -17,7 +18,7 @@ from rich.console import Console
 
 from lit_linformer.callbacks.header import wrapped
 from lit_linformer.callbacks.pace import Pace
-from lit_linformer.callbacks.progress import _Bar, _fitting
+from lit_linformer.callbacks.progress import Progress, _Bar, _fitting
 from lit_linformer.utils.amounts import clock, count
 from tests.callbacks.test_curves import curves
 from tests.helpers import output, run_forked
@@ -159,6 +160,13 @@ def test_time_left_does_not_count_the_first_step():
         pace.stepped(step)
     assert pace.per_step(13) == 2.0
     assert pace.left(Running(13, 200)) == 2.0 * 87 + 3.0
+
+
+def test_a_metric_that_is_nan_is_not_the_best():
+    progress = Progress(live=False)
+    for step, value in enumerate((5.0, math.nan, 6.0)):
+        progress._mark(value, step, min)
+    assert progress._marks == {"first": (5.0, 0), "best": (5.0, 0), "last": (6.0, 2)}
 
 
 def test_times_counts_and_lines():
