@@ -12,11 +12,14 @@ import os
 import re
 import signal
 import sys
+import sysconfig
+import traceback
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from lit_linformer.utils.errors import UserError
+from lit_linformer.utils.errors import UserError, user_error
 from lit_linformer.utils.signals import Stopped, is_first_process, requeue, watch
 
 COMMANDS = {
@@ -161,12 +164,36 @@ def _as_typed(message: str, argv: list[str]) -> str:
 
 
 def _message(error: Exception) -> str | None:
+    """One line for an error that a user can fix; None for what looks like a bug of ours, whose traceback is worth more."""
+    if (told := user_error(error)) is not None:
+        return told  # without what follows, which imports Lightning
     try:
-        from lit_linformer.cli.messages import one_line
+        from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-        return one_line(error)
+        from lit_linformer.cli.failures import connection_error
     except ModuleNotFoundError as missing:
         return (
             f"{sys.executable} lacks the package {missing.name}; allowed: the Python of the environment in which "
             "`pip install -c constraints.txt -e .` was run"
         )
+    if line := connection_error(error):
+        return line
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    if isinstance(error, ValueError | OSError | MisconfigurationException | ModuleNotFoundError):
+        line = " ".join(str(error).split())
+        return f"{line}{_place(error)}" if line else None
+    return None
+
+
+def _place(error: Exception) -> str:
+    """Where in the user's own code an error was raised, or what was raised below it: it may be a bug there. "": elsewhere."""
+    ours = Path(__file__).resolve().parents[1]
+    installed = [Path(folder).resolve() for folder in {sys.prefix, sys.base_prefix, *sysconfig.get_paths().values()}]
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = Path(frame.filename).resolve()
+        if file.is_relative_to(ours):
+            return ""
+        if file.is_file() and not any(file.is_relative_to(folder) for folder in installed):
+            return f" ({frame.filename}, line {frame.lineno}; --traceback shows more)"
+    return ""

@@ -30,13 +30,11 @@ from lit_linformer.callbacks import (
     best_of,
 )
 from lit_linformer.callbacks.header import wrapped
-from lit_linformer.cli.carried import carry_over
-from lit_linformer.cli.checks import check_once, check_settings
+from lit_linformer.cli.carried import carry_over, evaluated, load_exported
+from lit_linformer.cli.checks import check_early, check_machine, check_once, check_settings
 from lit_linformer.cli.class_paths import check_class_paths, class_of
 from lit_linformer.cli.closing import closing_lines
-from lit_linformer.cli.early import check_early, check_machine
-from lit_linformer.cli.evaluated import evaluated, load_exported
-from lit_linformer.cli.given import for_parser, given_settings
+from lit_linformer.cli.given import as_list, for_parser, given_settings
 from lit_linformer.cli.help import RangesInWords, add_run_arguments
 from lit_linformer.cli.ignored import warn_ignored
 from lit_linformer.cli.often_changed import DEFAULT_CLASSES, TRAINER_DEFAULTS
@@ -180,11 +178,11 @@ class LinformerCLI(LightningCLI):
         config.default_root_dir = str(self.run_dir)
         if self.loggers:
             config.logger = DummyLogger()  # until training begins
-        config.plugins = [*_listed(config.plugins), AtomicCheckpointIO()]
+        config.plugins = [*as_list(config.plugins), AtomicCheckpointIO()]
         best = self.as_given.best
         result = RunResult(best.monitor, best.mode, command_line(self.argv))
         written = {"predict": [PredictionWriter()], "fit": [result]}
-        config.callbacks = [*_listed(config.callbacks), *written.get(self.subcommand, [result, EvaluationWriter()])]
+        config.callbacks = [*as_list(config.callbacks), *written.get(self.subcommand, [result, EvaluationWriter()])]
         check_once(config.callbacks)
         self.config[self.subcommand] = self.as_given  # what the run directory's config.yaml holds
         try:
@@ -249,12 +247,6 @@ def _keep_sources(config: Namespace, root: Path) -> None:
     for name, source in (settings | {"ckpt_path": config.ckpt_path}).items():
         if source is not None and Path(source).resolve().is_relative_to(root.resolve()) and any(own_files(root)):
             raise SettingError(name, Path(source), "another --name", more=", which --overwrite true would delete")
-
-
-def _listed(one_or_more: Any) -> list:
-    if one_or_more is None:
-        return []
-    return one_or_more if isinstance(one_or_more, list) else [one_or_more]
 
 
 def run(argv: list[str]) -> LinformerCLI:

@@ -1,22 +1,33 @@
-"""What a trained model settles for a run that continues it, starts from it or evaluates it: tokenizer, row length, classes."""
+"""What a trained model settles for a run that continues it, starts from it or evaluates it: tokenizer, row length, classes.
+
+`validate`, `test` and `predict` evaluate the run's checkpoint, or a model that the command line names:
+
+    python run.py predict --model.pretrained models/small --data.text "Paris is the <mask> of France."
+
+Only the command line's word counts there: a run's config.yaml names under model.pretrained what the run started from.
+"""
 
 from pathlib import Path
 from typing import Any
 
 from jsonargparse import Namespace
+from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_warn
 
-from lit_linformer.cli.evaluated import COMMANDS
 from lit_linformer.cli.given import typed_words
+from lit_linformer.cli.often_changed import RUN
 from lit_linformer.data.datamodule import TRAINED
 from lit_linformer.data.tokenizer import load_tokenizer
 from lit_linformer.model import EncoderConfig
 from lit_linformer.runs.checkpoints import check_checkpoint, config_of
+from lit_linformer.runs.exported import is_exported
 from lit_linformer.runs.folder import TOKENIZER
-from lit_linformer.runs.trained_model import StoredModel, read_model, task_of
+from lit_linformer.runs.trained_model import StoredModel, find_model, read_model, task_of
 from lit_linformer.tasks.pretrained import pretrained_encoder
-from lit_linformer.utils import sources
+from lit_linformer.utils.configs import config_files
 from lit_linformer.utils.errors import SettingError
+
+EVALUATING = ("validate", "test", "predict")
 
 
 def carry_over(subcommand: str, argv: list[str], config: Namespace) -> None:
@@ -42,7 +53,7 @@ def carry_over(subcommand: str, argv: list[str], config: Namespace) -> None:
 
 def _ours(class_path: str) -> bool:
     """Whether a class is this project's; a setting of the user's own by the same name may mean anything."""
-    return class_path.startswith(f"{sources.PACKAGE.name}.")
+    return class_path.startswith("lit_linformer.")
 
 
 def _check_masked_model(checkpoint: dict[str, Any], path: Path, class_path: str) -> None:
@@ -73,7 +84,7 @@ def _of_pretrained(subcommand: str, config: Namespace) -> None:
     source = read_model(model.pretrained) if model.pretrained else None
     if source is not None and model.encoder:
         pretrained_encoder(source, EncoderConfig(**vars(model.encoder)), None)
-    if source is not None and "pooling" in model and (config.get("ckpt_path") or subcommand in COMMANDS):
+    if source is not None and "pooling" in model and (config.get("ckpt_path") or subcommand in EVALUATING):
         _check_same_task(source, model, config.data)
     if "tokenizer" in data and data.get("tokenizer") in own and source is not None:
         data.tokenizer = source.tokenizer or data.tokenizer
@@ -97,3 +108,40 @@ def _check_same_task(source: StoredModel, model: Namespace, data: Namespace) -> 
         raise SettingError("data.task" if given else "data.labels", given or list(asked.labels), order, more=more)
     # Another task of the same meaning, perhaps: negative and positive, neg and pos.
     rank_zero_warn(f"{source.path} was trained with the classes {list(trained)}; here they stand for {list(asked.labels)}")
+
+
+def evaluated(subcommand: str, argv: list[str], config: Namespace) -> Path | None:
+    """The model, where the command line asks for one; its checkpoint becomes ckpt_path, or it is an exported folder.
+
+    Without --name what is found lies in runs/pretrained-MODEL, without a config rows are as long as the model's n.
+    """
+    settings = config.model.get("init_args", Namespace())
+    named, typed = settings.get("pretrained"), dict(typed_words(argv))
+    if subcommand not in EVALUATING or named is None or config.ckpt_path or "model.pretrained" not in typed:
+        return None
+    path = Path(named)
+    if not is_exported(path):
+        config.ckpt_path = str(find_model(path, "model.pretrained"))
+    if config.name == RUN["name"][0] and "name" not in typed:
+        config.name = f"pretrained-{path.resolve().stem}"
+    if not any(config_files(argv)) and "data.max_length" not in typed and "max_length" in config.data.get("init_args", ()):
+        config.data.init_args.max_length = None  # the model's
+    return path
+
+
+def load_exported(module: LightningModule, folder: Path) -> None:
+    """All weights of an exported folder, a classifier's head too, which a fine-tuning would not take over.
+
+    Raises ValueError where the folder holds another model than the config describes.
+    """
+    stored, own = read_model(folder), module.net.state_dict()
+    for name, tensor in own.items():
+        if name not in stored.weights or stored.weights[name].shape != tensor.shape:
+            what = "a classifier" if "num_labels" in stored.settings else "a masked language model"
+            raise SettingError(
+                "model.pretrained",
+                folder,
+                "settings of model and data that are that model's",
+                more=f", {what} whose weights are not those of {type(module).__name__} as it is set up here ({name})",
+            )
+    module.net.load_state_dict(stored.weights)

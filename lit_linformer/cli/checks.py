@@ -1,19 +1,30 @@
-"""Checks numbers before anything is built: no data are prepared for a run that cannot start."""
+"""Checks a run's settings before anything is built, and before its data are prepared, which may take hours.
 
+Numbers and names by their types and ranges; then whether this model and Trainer can run on this machine.
+"""
+
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import is_dataclass
 from typing import Annotated, Any, get_args, get_type_hints
 
+import torch
 from jsonargparse import Namespace
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.accelerators import AcceleratorRegistry, CUDAAccelerator, MPSAccelerator
+from lightning.pytorch.strategies import StrategyRegistry
 
 from lit_linformer.cli.class_paths import class_of
+from lit_linformer.cli.given import as_list
 from lit_linformer.cli.help import CALLBACKS
+from lit_linformer.data.datamodule import check_global_batch, check_limit, check_row_length
 from lit_linformer.model.ranges import Count, Natural, NotNegative, Range, Seed, Share, check_ranges
+from lit_linformer.runs.record import of_class
 from lit_linformer.tasks.base import TrainingModule
-from lit_linformer.tasks.optim import Optimization
+from lit_linformer.tasks.optim import Optimization, check_shardable, endless
 from lit_linformer.utils.errors import SettingError, UserError
+from lit_linformer.utils.quiet import quiet
 
 OrNoLimit = Annotated[int, Range(least=1, also=(-1,))]
 LimitedTo = Count | Annotated[float, Range(above=0, most=1)] | None
@@ -46,6 +57,15 @@ TEXTS = {
     "profiler": ("simple|advanced|pytorch|xla", "simple, advanced, pytorch, xla, or a class_path"),
     "val_check_interval": (rf"-?\d+|{TIME[0]}", f"steps, a share of an epoch, or {TIME[1]}"),
 }
+PLAIN = (bool, int, float, str, type(None))
+# Of the thirty strategies that Lightning knows by name, those that are no other one with an option set.
+STRATEGIES = "auto, ddp, ddp_fork, deepspeed, or the class path of one"
+REFUSED = {
+    "fsdp": "whose flattened weights look like biases and would not decay (conf/trainer/fsdp.yaml shards each matrix as it is)",
+    "ddp_spawn": "whose processes know nothing of the command line",
+}
+# Names that Lightning still takes for others.
+SHORT = {"16": "16-mixed", "bf16": "bf16-mixed", "32": "32-true", "64": "64-true"}
 
 
 def check_settings(config: Namespace) -> None:
@@ -65,8 +85,7 @@ def check_settings(config: Namespace) -> None:
             check_ranges(f"{key}.", _parameters(declared), dict(vars(config[key])))
     for key in ("model", "data"):
         _check_class(key, config.get(key), key)
-    callbacks = trainer.get("callbacks") or []
-    for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
+    for callback in as_list(trainer.get("callbacks")):
         if isinstance(callback, Namespace) and "class_path" in callback:
             _check_class(callback.class_path.rpartition(".")[2], callback, "trainer.callbacks")
 
@@ -110,3 +129,103 @@ def _parameters(declared: Any) -> Mapping[str, Any]:
         return get_type_hints(declared.__init__ if isinstance(declared, type) else declared, include_extras=True)
     except (NameError, TypeError, AttributeError):
         return {}
+
+
+def check_early(subcommand: str, config: Namespace) -> None:
+    """ValueError, in one line, for settings with which the run would be refused once its data are there."""
+    trainer, model = config.trainer, config.model
+    _check_names(trainer)
+    with quiet():  # the one that trains says of the machine what this one would
+        built = Trainer(**_plain(trainer), logger=False, enable_checkpointing=False, enable_model_summary=False)
+    check_machine(built, trainer.precision)
+    if subcommand == "validate" and trainer.limit_val_batches == 0:  # as a run's config may have it
+        raise SettingError("trainer.limit_val_batches", 0, "null, or more than 0", when="with validate")
+    if subcommand != "fit":
+        return
+    if trainer.precision == "16-true":
+        why = ", in which AdamW's second moments of small gradients are 0"
+        raise SettingError("trainer.precision", "16-true", "32-true, 16-mixed, bf16-mixed, bf16-true", why, "with fit")
+    if isinstance(trainer.val_check_interval, str) and built.num_devices * built.num_nodes > 1:
+        # Each looks at a clock of its own, and would wait for the others in a validation that they have not begun.
+        allowed = "steps or a share of an epoch, on which several processes agree"
+        raise SettingError("trainer.val_check_interval", trainer.val_check_interval, allowed)
+    settings, data = (vars(part.get("init_args", Namespace())) for part in (model, config.data))
+    each = trainer.accumulate_grad_batches
+    if isinstance(trainer.strategy, str) and data.get("global_batch_size") and data.get("batch_size"):
+        devices = built.num_devices * built.num_nodes
+        check_global_batch(data["global_batch_size"], data["batch_size"], devices, each)
+        each = data["global_batch_size"] // (data["batch_size"] * devices)
+    check_limit(trainer, each)
+    rows, longest = data.get("max_length"), getattr(settings.get("encoder"), "max_length", None)
+    if isinstance(rows, int) and isinstance(longest, int):
+        check_row_length(rows, longest, windows="max_windows" in data)
+    schedule = settings.get("schedule", "constant")
+    if schedule != "constant" and (built.max_steps, built.max_epochs) == (-1, -1):
+        raise endless(schedule, -1)
+    strategy = trainer.strategy.get("class_path", "") if isinstance(trainer.strategy, Namespace) else ""
+    if strategy.endswith(("ModelParallelStrategy", "ShardedStrategy")):
+        check_shardable(settings.get("compile"), settings.get("optimizer"))
+    check = getattr(class_of(model.class_path, "model"), "check_early", None)
+    if check is not None:
+        check(settings)
+
+
+def check_machine(trainer: Trainer, precision: Any) -> None:
+    """ValueError where the processes or the device are not what the settings say of a trainer that was built with them.
+
+    precision: as it was asked for; Lightning may have put another one in its place.
+    """
+    started, starter = _started()
+    # Without this the processes of a trainer with one device would each train alone, in one run directory.
+    if started not in (None, trainer.num_devices * trainer.num_nodes):
+        devices = f"trainer.devices × trainer.num_nodes is {trainer.num_devices} × {trainer.num_nodes}"
+        raise UserError(devices, f"{started} in all, the processes that {starter} has started")
+    device, asked = trainer.strategy.root_device, SHORT.get(str(precision), str(precision))
+    lacks, instead = False, "32-true, 16-mixed"
+    if device.type == "cpu":
+        lacks, instead = asked == "16-mixed", "32-true, bf16-mixed"
+    elif device.type == "cuda":
+        lacks = asked.startswith("bf16") and not torch.cuda.is_bf16_supported(including_emulation=False)
+    elif device.type == "mps":
+        lacks = asked.startswith("64")
+    if lacks:
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"accelerator {device.type}"
+        raise SettingError("trainer.precision", asked, instead, more=f", which {name} lacks", when="there")
+
+
+def _started() -> tuple[int | None, str]:
+    """How many processes torchrun or srun has started, and which of them; None where this one was started alone."""
+    if torch.distributed.is_available() and torch.distributed.is_torchelastic_launched():
+        return int(os.environ["WORLD_SIZE"]), "torchrun"
+    if "SLURM_NTASKS" in os.environ and os.environ.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
+        return int(os.environ["SLURM_NTASKS"]), "Slurm"
+    return None, ""
+
+
+def _check_names(trainer: Namespace) -> None:
+    """What Lightning refuses in words of its own."""
+    accelerators = {"auto", "gpu", *AcceleratorRegistry.available_accelerators()}
+    if isinstance(trainer.accelerator, str):
+        if trainer.accelerator not in accelerators:
+            raise SettingError("trainer.accelerator", trainer.accelerator, ", ".join(sorted(accelerators)))
+        gpus = {"cuda": (CUDAAccelerator,), "mps": (MPSAccelerator,), "gpu": (CUDAAccelerator, MPSAccelerator)}
+        if (kinds := gpus.get(trainer.accelerator)) and not any(kind.is_available() for kind in kinds):
+            raise SettingError(
+                "trainer.accelerator", trainer.accelerator, "auto, cpu", more=", which this machine lacks", when="here"
+            )
+    if isinstance(trainer.strategy, str) and trainer.strategy not in {"auto", *StrategyRegistry.available_strategies()}:
+        raise SettingError("trainer.strategy", trainer.strategy, STRATEGIES)
+    named = trainer.strategy if isinstance(trainer.strategy, str) else ""
+    if isinstance(trainer.strategy, Namespace) and of_class(trainer.strategy.get("class_path"), "FSDPStrategy"):
+        named = "fsdp"
+    for name, why in REFUSED.items():
+        if named.startswith(name):
+            raise SettingError("trainer.strategy", named, STRATEGIES, more=f", {why}")
+    if trainer.gradient_clip_algorithm not in (None, "norm", "value"):
+        raise SettingError("trainer.gradient_clip_algorithm", trainer.gradient_clip_algorithm, "norm, value")
+
+
+def _plain(trainer: Namespace) -> dict[str, Any]:
+    """The settings that need no object built: without a strategy of a class, callbacks, loggers."""
+    own = ("logger", "enable_checkpointing", "enable_model_summary", "callbacks", "plugins", "profiler")
+    return {key: value for key, value in vars(trainer).items() if isinstance(value, PLAIN) and key not in own}

@@ -9,7 +9,7 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, lo
 from lightning.pytorch.loggers import Logger
 
 from lit_linformer import data, tasks
-from lit_linformer.cli.given import given_settings, walk
+from lit_linformer.cli.given import as_list, given_settings, walk
 from lit_linformer.cli.often_changed import DEFAULT_CLASSES
 from lit_linformer.cli.short_help import exported
 from lit_linformer.model.registry import Registry, UnknownKind
@@ -90,7 +90,7 @@ def _named(key: str, value: Any) -> Iterator[tuple[str, str]]:
     """(setting, class path or name) of what stands under a key: model: …, trainer: {callbacks: …}, trainer.callbacks+: …"""
     key = key.removesuffix("+").removesuffix(".class_path")
     if key in BASES:
-        for spec in value if isinstance(value, list) else [value]:
+        for spec in as_list(value):
             path = spec.get("class_path") if isinstance(spec, dict) else spec
             if isinstance(path, str):
                 yield key, path

@@ -65,6 +65,11 @@ def typed_words(argv: list[str]) -> Iterator[tuple[str, str | None]]:
             yield name[2:].replace(".init_args", ""), value if equals else None if missing else following
 
 
+def as_list(value: Any) -> list[Any]:
+    """What a setting that takes one or several has been given."""
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
 def _in_files(argv: list[str]) -> list[tuple[str, str, Any]]:
     return [(file, str(key), value) for file, content in config_contents(argv) for key, value in content.items()]
 
@@ -110,9 +115,7 @@ def _put(found: dict[str, Any], key: str, value: Any) -> None:
         key = key.removesuffix(".class_path")
     section = key.partition(".")[0]
     if key.endswith("+"):  # one more
-        before = found.get(key[:-1])
-        listed = before if isinstance(before, list) else [] if before is None else [before]
-        found[key[:-1]] = [*listed, *(value if isinstance(value, list) else [value])]
+        found[key[:-1]] = [*as_list(found.get(key[:-1])), *as_list(value)]
     elif key in CLASSES and isinstance(value, str):
         if value != found.get(key, value):  # what refers to another setting does not survive the change of its class
             for name in [name for name, old in found.items() if name.startswith(f"{key}.") and REFERENCE.search(str(old))]:

@@ -28,7 +28,12 @@ def settings_help(argv: list[str]) -> str:
 
 def settings_of(argv: list[str]) -> dict[str, Any]:
     """{setting: its type} of a command line, every one of Lightning's too."""
-    actions = compat.actions(_settings_parser(argv))
+    return types_of(_settings_parser(argv))
+
+
+def types_of(parser: ArgumentParser) -> dict[str, Any]:
+    """{setting: its type} of a parser."""
+    actions = (action for action in compat.actions(parser) if not action.dest.endswith(".help"))
     return {action.dest: compat.type_of(action) or action.type for action in actions}
 
 

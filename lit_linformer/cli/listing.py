@@ -35,7 +35,6 @@ BY_THEMSELVES = (
     "AtomicCheckpointIO Curves EvaluationWriter Finite LastCheckpoint LastValidation OwedValidation PredictionWriter "
     "Preemption Progress Resuming RunResult Throughput TrainingModule"
 ).split()
-MODEL = f"{sources.PACKAGE.name}.model"
 ALL = 10_000  # letters of a line that nothing cuts
 
 
@@ -100,29 +99,24 @@ def _table(rows: list[tuple[str, ...]], width: int) -> list[str]:
     return [_cut("  " + "  ".join(row[place].ljust(sizes[place]) for place in order).rstrip(), width) for row in rows]
 
 
-def declared(find: Callable[[], dict[str, sources.Declared]]) -> Callable[..., Iterable[str]]:
+def declared(find: Callable[[str], dict[str, sources.Declared]], place: str) -> Callable[..., Iterable[str]]:
     def listed(_: list[Path], alone: bool, width: int) -> Iterable[str]:
-        items = [Item(name, one.summary, _settings(one, alone)) for name, one in find().items() if name not in BY_THEMSELVES]
-        return _items(items, alone, width)
+        found = ((name, one) for name, one in find(place).items() if name not in BY_THEMSELVES)
+        return _items([Item(name, one.summary, _settings(one, alone)) for name, one in found], alone, width)
 
     return listed
 
 
-def registered(registry: str) -> Callable[..., Iterable[str]]:
-    return declared(lambda: sources.registered(registry))
-
-
-def exported(package: str) -> Callable[..., Iterable[str]]:
-    return declared(lambda: sources.exported(f"{sources.PACKAGE.name}.{package}"))
-
-
 def _settings(one: sources.Declared, wanted: bool) -> str:
-    """Those that it names itself, with their defaults."""
+    """Those that it names itself, with their defaults; of the model's kinds not those that the encoder hands on."""
+    if not wanted:
+        return ""
     from lit_linformer.cli.short_help import shown
 
-    shape = {*sources.find(ENCODER).settings(), "encoder"} if wanted and one.module.name.startswith(MODEL) else {"encoder"}
-    settings = (setting for setting in one.own() if wanted and setting.name not in shape)
-    return ", ".join(f"{setting.name} {shown(setting.default)}" for setting in settings)
+    left_out = {"encoder"}
+    if one.module.name.startswith("lit_linformer.model"):
+        left_out |= sources.find(ENCODER).settings().keys()
+    return ", ".join(f"{setting.name} {shown(setting.default)}" for setting in one.own() if setting.name not in left_out)
 
 
 def _items(items: list[Item], alone: bool, width: int, label: str = "") -> Iterable[str]:
@@ -146,11 +140,14 @@ def _cut(line: str, width: int) -> str:
 
 
 KINDS: dict[str, tuple[str, Callable[..., Iterable[str]]]] = {
-    "attentions": ("attentions: --model.encoder.attention NAME", registered("ATTENTIONS")),
-    "projections": ("projections: --model.encoder.projection NAME", registered("PROJECTIONS")),
-    "tasks": ("tasks: --model NAME", exported("tasks")),
-    "data": ("data: --data NAME", exported("data")),
-    "callbacks": ("callbacks: --trainer.callbacks+ NAME; Lightning's too, as EarlyStopping", exported("callbacks")),
+    "attentions": ("attentions: --model.encoder.attention NAME", declared(sources.registered, "ATTENTIONS")),
+    "projections": ("projections: --model.encoder.projection NAME", declared(sources.registered, "PROJECTIONS")),
+    "tasks": ("tasks: --model NAME", declared(sources.exported, "lit_linformer.tasks")),
+    "data": ("data: --data NAME", declared(sources.exported, "lit_linformer.data")),
+    "callbacks": (
+        "callbacks: --trainer.callbacks+ NAME; Lightning's too, as EarlyStopping",
+        declared(sources.exported, "lit_linformer.callbacks"),
+    ),
     "configs": ("configs: python run.py fit --config FILE", configs("fit", "convert")),
     "grids": ("grids, many runs and one table: python run.py grid --config FILE", configs("grid")),
     "spaces": ("spaces, to search for better settings: python run.py tune --config FILE --space SPACE", configs("tune")),

@@ -49,14 +49,14 @@ def check_quickly(argv: list[str]) -> None:
 def _owner(name: str) -> str | None:
     """Which other task has a setting of the model."""
     section, _, setting = name.partition(".")
-    classes = {task: _class("model", f"{sources.PACKAGE.name}.tasks.{task}") for task in exported("model")}
-    return next((task for task, one in classes.items() if section == "model" and one and setting in one.settings()), None)
+    tasks = exported("model") if section == "model" else {}
+    return next((task for task, one in tasks.items() if setting in one.settings()), None)
 
 
 def _class(key: str, path: Any) -> sources.Declared | None:
     """The class, if it is one of this package's."""
     found = find(key, path)
-    return found if found is not None and found.module.name.startswith(f"{sources.PACKAGE.name}.") else None
+    return found if found is not None and found.ours else None
 
 
 def known_settings(argv: list[str]) -> dict[str, list[str]]:

@@ -15,8 +15,8 @@ import yaml
 from jsonargparse import ArgumentParser
 
 from lit_linformer.cli.class_paths import BASES, OURS, find_class, kinds
-from lit_linformer.cli.given import REFERENCE, given_settings, typed_words
-from lit_linformer.cli.help import settings_of
+from lit_linformer.cli.given import REFERENCE, as_list, given_settings, typed_words
+from lit_linformer.cli.help import settings_of, types_of
 from lit_linformer.cli.quick_checks import nearest
 from lit_linformer.model.errors import shown
 from lit_linformer.model.ranges import OneOf
@@ -32,7 +32,7 @@ Types = dict[str, Any]
 
 def refused(error: Exception, argv: list[str], parser: Any) -> UserError:
     """The error to raise for what a command's ``parser`` has raised; where no setting is found, in the parser's own words."""
-    types = _types(parser) | settings_of(argv)
+    types = types_of(parser) | settings_of(argv)
     built: dict[str, list[tuple[str, dict[str, Any]]]] = {}  # {setting: [(class path, its settings)]}, of those with classes
     files = [word for file in config_files(argv) for word in ("--config", file)]
     given = given_settings(argv)
@@ -102,7 +102,7 @@ def _refused_within(setting: str, path: str, values: dict[str, Any]) -> UserErro
         return None
     parser = ArgumentParser(add_help=False, exit_on_error=False)
     parser.add_class_arguments(found)
-    types = {f"{found.__name__}.{key}": hint for key, hint in _types(parser).items()}
+    types = {f"{found.__name__}.{key}": hint for key, hint in types_of(parser).items()}
     for name, value in values.items():
         if told := _refused(f"{found.__name__}.{name}", value, types):
             return told
@@ -134,20 +134,14 @@ def _stray(argv: list[str], types: Types) -> UserError | None:
 
 
 def _classes(value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    for one in value if isinstance(value, list) else [value]:
+    for one in as_list(value):
         path = one.get("class_path") if isinstance(one, dict) else one
         if isinstance(path, str):
             yield path, dict((one.get("init_args") or {}) if isinstance(one, dict) else {})
 
 
 def _beside_class_path(value: Any) -> str | None:
-    listed = value if isinstance(value, list) else [value]
-    return next((key for one in listed if isinstance(one, dict) for key in one if key not in CLASS), None)
-
-
-def _types(parser: Any) -> Types:
-    actions = (action for action in compat.actions(parser) if not action.dest.endswith(".help"))
-    return {action.dest: compat.type_of(action) or action.type for action in actions}
+    return next((key for one in as_list(value) if isinstance(one, dict) for key in one if key not in CLASS), None)
 
 
 def takes(hint: Any, value: Any) -> bool:

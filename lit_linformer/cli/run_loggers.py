@@ -11,6 +11,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lit_linformer.callbacks.curves import Identities
 from lit_linformer.callbacks.loggers import Settings, writer_of
 from lit_linformer.cli.class_paths import class_of
+from lit_linformer.cli.given import as_list
 
 DEFAULT = Namespace(class_path=f"{TensorBoardLogger.__module__}.TensorBoardLogger", init_args=Namespace(save_dir=None))
 
@@ -42,8 +43,7 @@ class RunLoggers:
     """
 
     def __init__(self, given: Any, folder: Path, name: str) -> None:
-        given = DEFAULT if given in (None, True) else given or []
-        specs = given if isinstance(given, list) else [given]
+        specs = as_list(DEFAULT if given in (None, True) else given or None)
         self._chosen = [(class_of(spec.class_path, "trainer.logger"), spec) for spec in specs]
         for kind, _ in self._chosen:
             writer_of(kind)

@@ -129,7 +129,7 @@ def _chosen(command: str, key: str, declared: sources.Declared) -> list[str]:
     """The class's settings that the page shows."""
     if key == "data" and command in table.OF_DATA:
         return table.OF_DATA[command].split()
-    if declared.module.name.startswith(f"{sources.PACKAGE.name}."):
+    if declared.ours:
         return table.OF_CLASSES.get(declared.node.name, "").split()
     own = [setting.name for setting in declared.own() if setting.name not in FILLED_IN]
     return [*own, *(name for name in USUAL if name not in own)]
@@ -137,7 +137,7 @@ def _chosen(command: str, key: str, declared: sources.Declared) -> list[str]:
 
 def exported(key: str) -> dict[str, sources.Declared]:
     """The package's own classes for --model or --data, by name."""
-    return sources.exported(f"{sources.PACKAGE.name}.{'tasks' if key == 'model' else key}")
+    return sources.exported("lit_linformer.tasks" if key == "model" else "lit_linformer.data")
 
 
 def find(key: str, path: Any) -> sources.Declared | None:

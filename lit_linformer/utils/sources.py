@@ -94,6 +94,11 @@ class Declared:
         return f"{self.module.name}.{self.node.name}"
 
     @property
+    def ours(self) -> bool:
+        """Whether it is this package's own."""
+        return self.module.name.startswith("lit_linformer.")
+
+    @property
     def summary(self) -> str:
         """Its docstring's first sentence; nothing without one."""
         return first_sentence((ast.get_docstring(self.node) or "").partition("\n\n")[0]).rstrip(":")
