@@ -16,4 +16,4 @@ def load(folder: str | Path) -> tuple[Any, Any]:
 
     read_config(Path(folder))  # for read_model takes runs and checkpoints as well
     stored = read_model(folder, "folder")
-    return stored.build("folder"), stored.own_tokenizer
+    return stored.build(), stored.own_tokenizer

@@ -41,22 +41,20 @@ def check_checkpoint(path: Path, setting: str = "ckpt_path", whole: bool = True)
     if not path.exists():
         raise SettingError(setting, path, "a checkpoint file, 'last' or 'best'", more=", which is no file")
     try:
-        if path.is_dir():
-            checkpoint = check_sharded(path)
-        else:
-            checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        sharded = path.is_dir()
+        checkpoint = check_sharded(path) if sharded else torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
         raise SettingError(setting, path, OURS, more=FOREIGN) from error
     except UNREADABLE as error:
-        whole = path.is_dir() or zipfile.is_zipfile(path)
-        reason = first_line(error) if whole else "it is no whole zip file, which torch.save writes"
+        is_zip = sharded or zipfile.is_zipfile(path)
+        reason = first_line(error) if is_zip else "it is no whole zip file, which torch.save writes"
         raise UserError(f"{setting} is {path}, which is truncated or no checkpoint: {reason}") from error
     steps = checkpoint.get("global_step") if isinstance(checkpoint, dict) else None
-    if not isinstance(steps, int) or ("state_dict" not in checkpoint and not path.is_dir()):
+    if not isinstance(steps, int) or ("state_dict" not in checkpoint and not sharded):
         raise SettingError(setting, path, OURS, more=", which holds no training state")
     try:
         _verify(path, *_states(path))
-        return load_sharded(path) if whole and path.is_dir() else checkpoint
+        return load_sharded(path) if whole and sharded else checkpoint
     except pickle.UnpicklingError as error:
         raise SettingError(setting, path, OURS, more=FOREIGN) from error
     except UNREADABLE as error:

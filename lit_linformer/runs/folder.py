@@ -28,27 +28,25 @@ PROJECT, FORMAT = "lit-linformer", 1
 MARKER, CONFIG, TOKENIZER, CONVERSION = "run.json", "config.yaml", "tokenizer.json", "conversion.json"
 PRUNED = "pruned.json"  # of a trial that `tune` ended early: why
 NAME = re.compile(r"\w[\w.,=+@-]*(/\w[\w.,=+@-]*)*")
-CHECKPOINT_NAMES = ("last.ckpt", "previous.ckpt", "new.ckpt", "best-*.ckpt")
 RESULT, VALIDATE, TEST = "result.json", "validate.json", "test.json"
 CURVES = PERPLEXITY, SCORES, CURVE = "perplexity.csv", "scores.csv", "curve.csv"
-OTHERS = (
-    "predictions.jsonl", "spectrum.json", "validate_spectrum.json", "length_sweep.*", "validate_length_sweep.*",
-    "copy_slices.csv", "validate_copy_slices.csv",
-)  # fmt: skip
 BEST = re.compile(r"best-(\d+)-(-?\d+\.\d+|nan|-?inf)(?:-v\d+)?\.ckpt")  # best-STEP-METRIC.ckpt
 EVENTS = ("events.out.tfevents.*", "hparams.yaml")
-PROFILE = "fit-profile*"  # conf/debug/profile.yaml
-LOGGERS = ("loggers.json", "metrics.csv", "metrics-before.csv", "mlflow.db*")
 # What a run writes, by the folder that it lies in.
 OURS = {
-    "": (MARKER, CONFIG, TOKENIZER, CONVERSION, RESULT, PRUNED, VALIDATE, TEST, *CURVES, *OTHERS, PROFILE, *EVENTS, *LOGGERS),
+    "": (
+        MARKER, CONFIG, TOKENIZER, CONVERSION, RESULT, PRUNED, VALIDATE, TEST, *CURVES, *EVENTS,
+        "predictions.jsonl", "spectrum.json", "validate_spectrum.json", "length_sweep.*", "validate_length_sweep.*",
+        "copy_slices.csv", "validate_copy_slices.csv", "fit-profile*",
+        "loggers.json", "metrics.csv", "metrics-before.csv", "mlflow.db*",
+    ),
     "by_tokens": EVENTS,
     # Folders of loggers, with all that is in them; names within are theirs.
     "wandb": ("offline-run-*", "run-*", "latest-run", "debug*.log"),
     "mlartifacts": ("*",),
     "submission": ("*.tsv",),
-    "checkpoints": CHECKPOINT_NAMES,
-}
+    "checkpoints": ("last.ckpt", "previous.ckpt", "new.ckpt", "best-*.ckpt"),
+}  # fmt: skip
 OF_LOGGERS = ("wandb", "mlartifacts")
 SHARDED = ("__*.distcp", ".metadata", "meta.pt", "checksums.json")  # the files of a checkpoint that is a folder
 

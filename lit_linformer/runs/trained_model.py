@@ -44,6 +44,7 @@ class StoredModel:
         encoder: the encoder's settings.
         weights: the state dict of the whole model, encoder and head.
         settings: num_labels and pooling of a classifier; a task's hyper-parameters.
+        setting: what the user has named it by, for messages.
         tokenizer: what `load_tokenizer` reads; None: the checkpoint carries none.
         checkpoint: all that the checkpoint holds; empty for an exported folder.
         exported: config.json of an exported folder; empty for a checkpoint.
@@ -53,6 +54,7 @@ class StoredModel:
     encoder: EncoderConfig
     weights: dict[str, Tensor]
     settings: dict[str, Any]
+    setting: str
     tokenizer: str | None
     checkpoint: dict[str, Any] = field(default_factory=dict)
     exported: dict[str, Any] = field(default_factory=dict)
@@ -72,7 +74,7 @@ class StoredModel:
     @cached_property
     def data(self) -> dict[str, Any]:
         """The run's data settings, {"class_path": …, "init_args": {…}}; empty where they are not known."""
-        return config_of(self.checkpoint, self.path, "ckpt_path").get("data") or {}
+        return config_of(self.checkpoint, self.path, self.setting).get("data") or {}
 
     @property
     def labels(self) -> tuple[str, ...] | None:
@@ -85,7 +87,7 @@ class StoredModel:
             labels = () if task is None else task.labels or ()
         return labels if len(labels) == self.settings.get("num_labels") != 1 else None
 
-    def build(self, setting: str) -> MaskedLanguageModel | SequenceClassifier:
+    def build(self) -> MaskedLanguageModel | SequenceClassifier:
         """MaskedLanguageModel or SequenceClassifier, float32, in evaluation mode."""
         encoder = replace(self.encoder, activation_checkpointing=False)
         try:
@@ -99,9 +101,9 @@ class StoredModel:
                 raise UserError(f"{has} {others[0]}, {len(others)} names differ in all")
             net.load_state_dict(self.weights)
         except (TypeError, KeyError, ValueError, RuntimeError) as error:
-            what = " ".join(str(error).split())[:200]
+            more = f", whose weights are of another model ({' '.join(str(error).split())[:200]})"
             allowed = "a checkpoint of MLM or SequenceClassification"
-            raise SettingError(setting, self.path, allowed, more=f", whose weights are of another model ({what})") from error
+            raise SettingError(self.setting, self.path, allowed, more=more) from error
         return net.float().eval()
 
 
@@ -119,7 +121,7 @@ def read_model(asked: str | Path, setting: str = "model.pretrained") -> StoredMo
         }
         weights = exported.read_weights(path, setting)
         tokenizer = str(path) if (path / TOKENIZER).is_file() else None
-        stored = StoredModel(path, encoder, weights, settings, tokenizer, exported=config)
+        stored = StoredModel(path, encoder, weights, settings, setting, tokenizer, exported=config)
     else:
         path = find_model(path, setting)
         checkpoint = check_checkpoint(path, setting)
@@ -128,7 +130,7 @@ def read_model(asked: str | Path, setting: str = "model.pretrained") -> StoredMo
         if not weights:
             raise SettingError(setting, path, "a checkpoint of this project", more=", which holds no encoder")
         tokenizer = str(path) if "tokenizer" in checkpoint else None
-        stored = StoredModel(path, encoder, weights, checkpoint["hyper_parameters"], tokenizer, checkpoint)
+        stored = StoredModel(path, encoder, weights, checkpoint["hyper_parameters"], setting, tokenizer, checkpoint)
     check_finite(weights, f"{setting} is {path}")
     return stored
 
@@ -201,38 +203,30 @@ def open_checkpoint(asked: str | Path, setting: str = "ckpt_path") -> TrainedMod
     Raises ValueError, in one line that names the setting, for what is no model with a tokenizer.
     """
     stored = read_model(asked, setting)
-    path, net = stored.path, stored.build(setting)
-    tokenizer = stored.own_tokenizer
+    path, net, tokenizer = stored.path, stored.build(), stored.own_tokenizer
     if tokenizer is None:
         raise SettingError(setting, path, "a checkpoint that has one", more=", which carries no tokenizer")
-    vocabulary = net.encoder.config.vocab_size
-    if len(tokenizer) > vocabulary:
-        raise SettingError(setting, path, f"its model's {vocabulary}", more=f": its tokenizer has {len(tokenizer)} tokens")
-    data = config_of(stored.checkpoint, path, setting).get("data") or {}
-    settings = data.get("init_args") or {}
+    encoder = net.encoder.config
+    if len(tokenizer) > encoder.vocab_size:
+        more = f": its tokenizer has {len(tokenizer)} tokens"
+        raise SettingError(setting, path, f"its model's {encoder.vocab_size}", more=more)
+    settings = stored.data.get("init_args") or {}
     longest = (settings | stored.exported).get("max_length")
-    longest = min(longest, net.encoder.config.max_length) if isinstance(longest, int) else net.encoder.config.max_length
-    beside = path.parent.parent
-    name = beside.name if path.parent.name == "checkpoints" else path.stem
-    model = TrainedModel(name, net, tokenizer, longest, stored.labels)
+    longest = min(longest, encoder.max_length) if isinstance(longest, int) else encoder.max_length
     if stored.exported:
-        model.name = stored.path.resolve().name
-        _add_exported(model, stored)
+        model = TrainedModel(path.resolve().name, net, tokenizer, longest, stored.labels)
+        model.pair = model.classifies and bool(stored.exported.get("pair", False))
+        model.facts = {"version": version()} | (stored.exported.get("lit_linformer") or {})
+        model.curve = _curve(read_rows(path / PERPLEXITY))
         return model
-    model.data = {"class_path": str(data.get("class_path", "")), **settings}
-    if model.classifies:
-        _add_task(model, task_of(model.data["class_path"], settings))
-    _add_facts(model, stored.checkpoint, beside)
+    run = path.parent.parent
+    name = run.name if path.parent.name == "checkpoints" else path.stem
+    model = TrainedModel(name, net, tokenizer, longest, stored.labels)
+    model.data = {"class_path": str(stored.data.get("class_path", "")), **settings}
+    _add_facts(model, stored.checkpoint, run)
+    if model.classifies and (task := task_of(model.data["class_path"], settings)) is not None:
+        model.facts["task"], model.pair = task.name, len(task.columns) == 2
     return model
-
-
-def _add_exported(model: TrainedModel, stored: StoredModel) -> None:
-    """What its config.json tells of the classes and of the training, and its curve."""
-    config = stored.exported
-    model.facts = {"version": version()} | (config.get("lit_linformer") or {})
-    model.curve = _curve(read_rows(stored.path / PERPLEXITY))
-    if model.classifies:
-        model.pair = bool(config.get("pair", False))
 
 
 def task_of(class_path: str, settings: dict[str, Any]) -> "TextTask | None":
@@ -244,11 +238,6 @@ def task_of(class_path: str, settings: dict[str, Any]) -> "TextTask | None":
     if settings.get("task"):
         return find_task(settings["task"])
     return own_task(settings["columns"], settings["label_column"], settings["labels"]) if settings.get("columns") else None
-
-
-def _add_task(model: TrainedModel, task: "TextTask | None") -> None:
-    if task is not None:
-        model.facts["task"], model.pair = task.name, len(task.columns) == 2
 
 
 def _add_facts(model: TrainedModel, checkpoint: dict, run: Path) -> None:
@@ -271,8 +260,7 @@ def _add_facts(model: TrainedModel, checkpoint: dict, run: Path) -> None:
     elif scores := [row for row in read_rows(run / SCORES) if row["step"] == step]:
         facts["scores"] = {key.removeprefix("val/"): value for key, value in scores[-1].items() if key.startswith("val/")}
     result = RunRecord(run).result
-    facts |= {key: result[key] for key in ("seconds", "command", "environment") if result.get(key)}
-    model.facts = facts | model.facts
+    model.facts = facts | {key: result[key] for key in ("seconds", "command", "environment") if result.get(key)}
 
 
 def _curve(rows: list[dict[str, float]]) -> list[tuple[int, int, float]]:
