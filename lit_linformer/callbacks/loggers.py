@@ -108,7 +108,9 @@ class Table(Writer):
     def drop(self, first: int) -> bool:
         if (before := Path(self.logger.log_dir) / self.BEFORE).is_file():
             with open(before, newline="", encoding="utf-8") as file:
-                rows = [{name: value for name, value in row.items() if value} for row in csv.DictReader(file)]
+                # The last row of a start that was killed may be cut off: it comes after the last checkpoint.
+                whole = [row for row in csv.DictReader(file) if None not in row.values()]
+            rows = [{name: value for name, value in row.items() if value} for row in whole]
             self.logger.experiment.metrics[:0] = [row for row in rows if int(row["step"]) < first]
             self.logger.save()
             before.unlink()

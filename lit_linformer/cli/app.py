@@ -153,7 +153,7 @@ class LinformerCLI(LightningCLI):
         carry_over(self.subcommand, self.argv, config)
         model = config.model.get("init_args", {})
         if self.subcommand == "fit" and "encoder" in model and not (model.encoder or model.get("pretrained")):
-            raise UserError(*no_encoder("load_weights" in model))  # before a tokenizer is trained for it
+            raise no_encoder("load_weights" in model)  # before a tokenizer is trained for it
         if self.subcommand != "prepare":
             check_early(self.subcommand, config)
         if self.subcommand == "fit":

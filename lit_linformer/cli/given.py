@@ -36,13 +36,7 @@ def for_parser(argv: list[str]) -> list[str]:
     """The command line with its --config first, and without options that they give an attention which it replaces."""
     words, end = configs_first(argv), 1 + 2 * len([*config_files(argv)])
     words[end:end] = [word for name in _outdated(_in_files(argv), argv) for word in (f"--{name}", "{}")]
-    words = [_as_meant(*pair) for pair in itertools.pairwise(["", *words])]
-    # jsonargparse refuses null for what lies in the encoder.
-    none = {f"--{name}=null": f"--{name}={{}}" for name in OPTIONS}
-    return [
-        "{}" if word == "null" and name[2:] in OPTIONS else none.get(word, word)
-        for name, word in itertools.pairwise(["", *words])
-    ]
+    return [_as_meant(*pair) for pair in itertools.pairwise(["", *words])]
 
 
 def walk(argv: list[str]) -> Iterator[tuple[str, str, Any]]:
@@ -86,7 +80,7 @@ def _outdated(files: list[tuple[str, str, Any]], argv: list[str]) -> Iterator[st
 
 
 def _as_meant(name: str, word: str) -> str:
-    """A text to predict, or a pattern, that YAML would read as something else: "Note: <mask>", "# "."""
+    """A text to predict, or a pattern, that YAML would read as something else: "Note: <mask>", "# "; and no options."""
     option, equals, value = word.partition("=")
     if not equals or not option.startswith("--"):
         option, value = name, word
@@ -94,6 +88,8 @@ def _as_meant(name: str, word: str) -> str:
         value = json.dumps([value])
     elif option[2:] == "data.document_start" and value.startswith("#") and _value(value) is None:
         value = f"^{value}"
+    elif option[2:] in OPTIONS and value == "null":  # which jsonargparse refuses for what lies in the encoder
+        value = "{}"
     return f"{option}={value}" if option != name else value
 
 

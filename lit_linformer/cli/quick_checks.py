@@ -105,17 +105,17 @@ def _check_encoder(given: dict[str, Any], model: sources.Declared | None) -> Non
     if "encoder" not in settings or "pretrained" not in settings or there:
         return
     if given.get("model.pretrained") is None and given.get("ckpt_path") is None:
-        raise UserError(*no_encoder("load_weights" in settings))
+        raise no_encoder("load_weights" in settings)
 
 
-def no_encoder(fine_tunes: bool) -> tuple[str, str]:
-    """What is wrong with a model that has nothing to start from, and what is allowed."""
+def no_encoder(fine_tunes: bool) -> UserError:
+    """For a model that has nothing to start from."""
     if fine_tunes:
-        return (
+        return UserError(
             "model.pretrained is not given",
             "a run directory or a checkpoint, or model.encoder with the settings of one to train from scratch",
         )
-    return (
+    return UserError(
         "model.encoder is not given",
         "its settings, as --config conf/quickstart.yaml has them, or model.pretrained with a model to start from",
     )

@@ -33,16 +33,15 @@ class RunConfig(SaveConfigCallback):
             return
         if self.claim is not None:
             self.claim.begin()
-        folder, tokenizer = Path(trainer.default_root_dir), getattr(trainer.datamodule, "tokenizer", None)
+        folder = Path(trainer.default_root_dir)
         write_text(folder / CONFIG, self._text)
-        if hasattr(tokenizer, "to_str"):
-            write_text(folder / TOKENIZER, tokenizer.to_str())
+        if (tokenizer := _tokenizer(trainer)) is not None:
+            write_text(folder / TOKENIZER, tokenizer)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["config"] = self._text
-        tokenizer = getattr(trainer.datamodule, "tokenizer", None)
-        if hasattr(tokenizer, "to_str"):  # so that the file alone can be fine-tuned
-            checkpoint["tokenizer"] = tokenizer.to_str()
+        if (tokenizer := _tokenizer(trainer)) is not None:  # so that the file alone can be fine-tuned
+            checkpoint["tokenizer"] = tokenizer
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if trainer.state.fn != "fit" or "config" not in checkpoint or not trainer.is_global_zero:
@@ -57,6 +56,12 @@ class RunConfig(SaveConfigCallback):
     @functools.cached_property
     def _text(self) -> str:  # each checkpoint carries it, and to make it takes longer than to write a small one
         return self.parser.dump(self.config, skip_unset=False)
+
+
+def _tokenizer(trainer: Trainer) -> str | None:
+    """tokenizer.json, of data that have a tokenizer of this project's."""
+    tokenizer = getattr(trainer.datamodule, "tokenizer", None)
+    return tokenizer.to_str() if hasattr(tokenizer, "to_str") else None
 
 
 def _flatten(tree: Any, prefix: str = "") -> dict[str, Any]:

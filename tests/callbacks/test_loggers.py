@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers import CSVLogger, Logger
 
-from lit_linformer.callbacks.loggers import WeightsAndBiases
+from lit_linformer.callbacks.loggers import Table, WeightsAndBiases
 from lit_linformer.tasks import MLM
 from lit_linformer.utils.files import read_rows
 from tests.callbacks.test_curves import curves
@@ -234,3 +234,10 @@ def test_a_logger_that_cannot_be_is_refused_at_once(tiny, tmp_path, monkeypatch)
     line = complaint(argv, tmp_path)
     assert "trainer.logger is WandbLogger, for which the package wandb_which_is_absent is not installed; allowed: after" in line
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("rest", ["0", "0,2", "0,2,0.2"])
+def test_a_row_of_a_csv_that_was_cut_off_is_dropped(rest, tmp_path):
+    (tmp_path / Table.BEFORE).write_text(f"epoch,step,train/loss\n0,1,0.5\n{rest}")
+    Table(CSVLogger(tmp_path, name="", version="")).drop(2)
+    assert read_rows(tmp_path / Table.NAME) == [{"epoch": 0, "step": 1, "train/loss": 0.5}]
