@@ -139,18 +139,18 @@ class Progress(ProgressBar):
             self._bar.validated()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        name, words, form, better = headline(trainer, pl_module)
-        value = trainer.callback_metrics.get(name)
         if trainer.state.fn != "fit":
             return
-        if is_whole(trainer):
-            self._pace = self._pace or Pace(time.monotonic, None, 0)
-            self._pace.validation = time.monotonic() - self._validation_began
         if self._bar is not None:
             self._bar.train()
-        if value is None:
+        if not is_whole(trainer):
             return
-        step, value = trainer.global_step, float(value)
+        self._pace = self._pace or Pace(time.monotonic, None, 0)
+        self._pace.validation = time.monotonic() - self._validation_began
+        name, words, form, better = headline(trainer, pl_module)
+        if name not in trainer.callback_metrics:
+            return
+        step, value = trainer.global_step, float(trainer.callback_metrics[name])
         self._mark(value, step, better)
         best, at = self._marks["best"]
         note = "before training" if trainer.sanity_checking else f"best {best:{form}} at step {at}"

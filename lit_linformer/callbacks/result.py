@@ -45,8 +45,8 @@ class RunResult(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._clock.start()
-        if trainer.is_global_zero:  # a run that continues is not finished
-            for name in (RESULT, PRUNED):
+        if trainer.is_global_zero and not trainer.fast_dev_run:
+            for name in (RESULT, PRUNED):  # a run that continues is not finished
                 (Path(trainer.default_root_dir) / name).unlink(missing_ok=True)
             # At the start: later the checkout may be at another commit than the code that runs.
             self.environment = environment(str(trainer.strategy.root_device)) | {"processes": trainer.world_size}

@@ -82,14 +82,14 @@ def _of_pretrained(subcommand: str, config: Namespace) -> None:
     elif "load_weights" in model:
         own = (None,)
     source = read_model(model.pretrained) if model.pretrained else None
-    if source is not None and model.encoder:
+    if source is not None and model.get("encoder"):
         pretrained_encoder(source, EncoderConfig(**vars(model.encoder)), None)
     if source is not None and "pooling" in model and (config.get("ckpt_path") or subcommand in EVALUATING):
         _check_same_task(source, model, config.data)
     if "tokenizer" in data and data.get("tokenizer") in own and source is not None:
         data.tokenizer = source.tokenizer or data.tokenizer
     if "max_length" in data and data.max_length is None:
-        encoder = source.encoder if source is not None else model.encoder
+        encoder = source.encoder if source is not None else model.get("encoder")
         data.max_length = None if encoder is None else encoder.max_length
 
 

@@ -12,10 +12,12 @@ import struct
 import termios
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
+from lit_linformer.callbacks import RunResult
 from lit_linformer.callbacks.header import wrapped
 from lit_linformer.callbacks.pace import Pace
 from lit_linformer.callbacks.progress import Progress, _Bar, _fitting
@@ -160,6 +162,25 @@ def test_time_left_does_not_count_the_first_step():
         pace.stepped(step)
     assert pace.per_step(13) == 2.0
     assert pace.left(Running(13, 200)) == 2.0 * 87 + 3.0
+
+
+def test_a_few_batches_tried_before_training_are_no_validation(capsys):
+    progress = Progress(live=True)
+    progress._bar = _Bar(Console(file=io.StringIO(), force_terminal=True, width=80))
+    progress._bar.validate(2)
+    trainer = SimpleNamespace(
+        state=SimpleNamespace(fn="fit"), sanity_checking=True, num_sanity_val_steps=2, callback_metrics={"val/perplexity": 3.0}
+    )
+    progress.on_validation_end(trainer, SimpleNamespace())
+    progress._stop()
+    assert progress._marks == {} and capsys.readouterr().out == ""
+
+
+def test_a_trial_of_one_batch_leaves_the_result_of_an_earlier_run(tmp_path):
+    (tmp_path / "result.json").write_text("{}")
+    trainer = SimpleNamespace(is_global_zero=True, fast_dev_run=1, default_root_dir=tmp_path)
+    RunResult().on_fit_start(trainer, SimpleNamespace())
+    assert (tmp_path / "result.json").exists()
 
 
 def test_a_metric_that_is_nan_is_not_the_best():

@@ -78,6 +78,13 @@ def test_a_tokenizer_of_ones_own_data_means_what_it_means(theirs, grown, tmp_pat
     assert data.init_args.tokenizer == theirs
 
 
+def test_a_module_of_ones_own_starts_from_a_model_without_an_encoder_setting(grown):
+    model = Namespace(class_path="mine.Module", init_args=Namespace(pretrained="runs/tiny"))
+    data = Namespace(class_path="lit_linformer.data.PretrainingData", init_args=Namespace(tokenizer="bpe", max_length=None))
+    carry_over("fit", [], Namespace(ckpt_path=None, model=model, data=data))
+    assert data.init_args.max_length == 32 and data.init_args.tokenizer.startswith("runs/tiny/checkpoints/best-")
+
+
 def test_a_checkpoint_of_another_name_has_its_tokenizer(grown, tmp_path):
     shutil.copy(tmp_path / "runs/tiny/checkpoints/last.ckpt", tmp_path / "model.pt")
     output(["validate", *grown, "--ckpt_path", "model.pt", "--name", "alone"], tmp_path)
