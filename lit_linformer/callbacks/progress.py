@@ -169,7 +169,9 @@ class Progress(ProgressBar):
         _, words, form, _ = headline(trainer, pl_module)
         rows: Rows = []
         if self._marks:
-            shown = {name: f"{self._marks[name][0]:{form}}" for name in ("first", "best", "last")}
+            # A checkpoint keeps those that are finite.
+            known = [name for name in ("first", "best", "last") if name in self._marks]
+            shown = {name: f"{self._marks[name][0]:{form}}" for name in known}
             width = max(map(len, shown.values()))
             rows = [(words, "")]
             rows += [(f"  {name}", f"{text:>{width}} (step {self._marks[name][1]})") for name, text in shown.items()]

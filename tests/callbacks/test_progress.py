@@ -19,6 +19,7 @@ from rich.console import Console
 
 from lit_linformer.callbacks import RunResult
 from lit_linformer.callbacks.header import wrapped
+from lit_linformer.callbacks.observing import HEADLINE
 from lit_linformer.callbacks.pace import Pace
 from lit_linformer.callbacks.progress import Progress, _Bar, _fitting
 from lit_linformer.utils.amounts import clock, count
@@ -188,6 +189,15 @@ def test_a_metric_that_is_nan_is_not_the_best():
     for step, value in enumerate((5.0, math.nan, 6.0)):
         progress._mark(value, step, min)
     assert progress._marks == {"first": (5.0, 0), "best": (5.0, 0), "last": (6.0, 2)}
+
+
+def test_a_run_that_goes_on_after_its_end_tells_what_it_knows(capsys):
+    before, again = Progress(live=False), Progress(live=False)
+    before._mark(5.0, 0, min)
+    before._mark(math.inf, 12, min)
+    again.load_state_dict(before.state_dict())
+    again.on_fit_end(SimpleNamespace(global_step=12, early_stopping_callbacks=[]), SimpleNamespace(headline=HEADLINE))
+    assert re.findall(r"^  (\w+) +5.00 \(step 0\)$", capsys.readouterr().out, re.M) == ["first", "best"]
 
 
 def test_times_counts_and_lines():
