@@ -245,7 +245,7 @@ def _keep_sources(config: Namespace, root: Path) -> None:
     """ValueError where overwriting would delete what the run is to start from."""
     settings = {f"model.{name}": config.model.get("init_args", {}).get(name) for name in ("pretrained", "teacher")}
     for name, source in (settings | {"ckpt_path": config.ckpt_path}).items():
-        if source is not None and Path(source).resolve().is_relative_to(root.resolve()) and any(own_files(root)):
+        if isinstance(source, str) and Path(source).resolve().is_relative_to(root.resolve()) and any(own_files(root)):
             raise SettingError(name, Path(source), "another --name", more=", which --overwrite true would delete")
 
 

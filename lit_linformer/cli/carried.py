@@ -33,7 +33,9 @@ EVALUATING = ("validate", "test", "predict")
 def carry_over(subcommand: str, argv: list[str], config: Namespace) -> None:
     """Sets in a command's config what the model says that ckpt_path or model.pretrained names."""
     model, data = config.model.get("init_args", Namespace()), config.data.get("init_args", Namespace())
-    if model.get("pretrained") or "load_weights" in model:  # what fine-tunes takes its own checkpoint for the pretrained
+    pretrained = model.get("pretrained")  # of a class of the user's own it may be a flag
+    if (pretrained and isinstance(pretrained, str)) or "load_weights" in model:
+        # What fine-tunes takes its own checkpoint for the pretrained.
         _of_pretrained(subcommand, config)
     elif config.get("ckpt_path") and "tokenizer" in data:
         path, typed = Path(config.ckpt_path), {name for name, _ in typed_words(argv)}
@@ -117,7 +119,7 @@ def evaluated(subcommand: str, argv: list[str], config: Namespace) -> Path | Non
     """
     settings = config.model.get("init_args", Namespace())
     named, typed = settings.get("pretrained"), dict(typed_words(argv))
-    if subcommand not in EVALUATING or named is None or config.ckpt_path or "model.pretrained" not in typed:
+    if subcommand not in EVALUATING or not isinstance(named, str) or config.ckpt_path or "model.pretrained" not in typed:
         return None
     path = Path(named)
     if not is_exported(path):

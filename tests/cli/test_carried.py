@@ -83,6 +83,8 @@ def test_a_module_of_ones_own_starts_from_a_model_without_an_encoder_setting(gro
     data = Namespace(class_path="lit_linformer.data.PretrainingData", init_args=Namespace(tokenizer="bpe", max_length=None))
     carry_over("fit", [], Namespace(ckpt_path=None, model=model, data=data))
     assert data.init_args.max_length == 32 and data.init_args.tokenizer.startswith("runs/tiny/checkpoints/best-")
+    model.init_args.pretrained = True  # a flag of its own
+    carry_over("fit", [], Namespace(ckpt_path=None, model=model, data=data))
 
 
 def test_a_checkpoint_of_another_name_has_its_tokenizer(grown, tmp_path):
