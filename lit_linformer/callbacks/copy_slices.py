@@ -18,7 +18,6 @@ from lit_linformer.callbacks.observing import Measuring, write_csv
 from lit_linformer.model.heads import IGNORED
 from lit_linformer.model.ranges import Natural, check_ranges
 from lit_linformer.tasks.perplexity import Exact
-from lit_linformer.utils.errors import UserError
 
 SLICES = (
     "nowhere_frequent", "nowhere_rare", "elsewhere_frequent", "elsewhere_rare", "beside_frequent", "beside_rare", "other",
@@ -56,10 +55,7 @@ class CopySlices(Measuring):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         net, data = getattr(pl_module, "net", None), trainer.datamodule
         if stage in ("fit", "validate") and not (hasattr(net, "nll") and hasattr(data, "mask_id")):
-            raise UserError(
-                f"trainer.callbacks holds CopySlices, but data is {type(data).__name__}",
-                "masked language modelling on PretrainingData",
-            )
+            self.refuse(trainer, "masked language modelling on PretrainingData")
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.sums.to(pl_module.device).reset()

@@ -79,10 +79,7 @@ class LengthSweep(Measuring):
             return
         net, data = getattr(pl_module, "net", None), trainer.datamodule
         if not hasattr(net, "nll") or not hasattr(data, "evaluation_loader"):
-            raise UserError(
-                f"trainer.callbacks holds LengthSweep, but data is {type(data).__name__}",
-                "masked language modelling on PretrainingData",
-            )
+            self.refuse(trainer, "masked language modelling on PretrainingData")
         longest = net.encoder.config.max_length
         if self.lengths[-1] > longest:
             allowed = f"{SHORTEST} to model.encoder.max_length = {longest}"
@@ -128,8 +125,8 @@ class LengthSweep(Measuring):
     def _measure(self, trainer: Trainer, pl_module: LightningModule, length: int) -> dict[str, float]:
         """One length: {perplexity, tokens_per_second, peak_memory_mib}, the same on every rank."""
         data, device, limit = trainer.datamodule, pl_module.device, 1 if trainer.fast_dev_run else self.limit_batches
-        tokens = self.num_tokens or data.batch_size * data.max_length
-        loader = data.evaluation_loader("validation", length, max(1, tokens // length))
+        rows = max(1, (self.num_tokens or data.batch_size * data.max_length) // length)
+        loader = data.evaluation_loader("validation", length, rows)
         metric = Perplexity().to(device)
         tokens, seconds, peak = 0, 0.0, 0.0
         for index, batch in enumerate(itertools.islice(loader, limit)):

@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
 
+from lit_linformer.utils.errors import UserError
 from lit_linformer.utils.files import write_text
 
 # What tells how a model does: metric, words, format, and which of two values is better.
@@ -101,6 +102,11 @@ class Measuring(Callback):
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self._loaded_step = checkpoint["global_step"]  # `validate` does not restore the trainer's
+
+    def refuse(self, trainer: Trainer, allowed: str) -> NoReturn:
+        """Where model or data are none that this can measure."""
+        data = type(trainer.datamodule).__name__
+        raise UserError(f"trainer.callbacks holds {type(self).__name__}, but data is {data}", allowed)
 
     def measured_step(self, trainer: Trainer) -> int:
         return trainer.global_step if trainer.state.fn == "fit" else self._loaded_step

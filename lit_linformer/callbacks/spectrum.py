@@ -18,7 +18,7 @@ from lit_linformer.callbacks.loggers import writers
 from lit_linformer.callbacks.observing import Measuring, say, unnoticed
 from lit_linformer.model.lowrank import Measured, check_index, check_layers, check_maps, measure, summary
 from lit_linformer.model.ranges import Count, Natural, Range, check_ranges
-from lit_linformer.utils.errors import SettingError, UserError
+from lit_linformer.utils.errors import SettingError
 from lit_linformer.utils.figures import draw_spectra, figure_class
 from lit_linformer.utils.files import write_json
 
@@ -63,10 +63,7 @@ class Spectrum(Measuring):
         encoder = getattr(getattr(pl_module, "net", None), "encoder", None)
         blocks = getattr(trainer.datamodule, "blocks", {}).get("validation")
         if encoder is None or blocks is None:
-            raise UserError(
-                f"trainer.callbacks holds Spectrum, but data is {type(trainer.datamodule).__name__}",
-                "PretrainingData (a fine-tuned run: python run.py spectrum --run RUN --source TEXT)",
-            )
+            self.refuse(trainer, "PretrainingData (a fine-tuned run: python run.py spectrum --run RUN --source TEXT)")
         if blocks.full == 0:
             raise SettingError(
                 "data.max_length", blocks.length, "fewer, for the validation text has no full row", when="with Spectrum"
