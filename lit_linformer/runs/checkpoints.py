@@ -110,6 +110,11 @@ def find_checkpoint(run_dir: Path, which: str) -> Path | None:
     return RunRecord(run_dir).best_checkpoint()[2] if which == "best" else _find_last(run_dir)
 
 
+def best_or_last(run_dir: Path) -> Path | None:
+    """What is evaluated or started from: the best, or the last where there is no best."""
+    return find_checkpoint(run_dir, "best") or find_checkpoint(run_dir, "last")
+
+
 def _find_last(run_dir: Path) -> Path | None:
     found = []
     for rank, name in enumerate(("previous", "last", "new")):
@@ -135,7 +140,7 @@ def checkpoint_path(subcommand: str, asked: str | None, root: Path) -> str | Non
     if asked == "auto" and not fits:
         raise SettingError("ckpt_path", asked, "best, last, a file", when=f"with {subcommand}")
     if asked is None:
-        found = find_checkpoint(root, "best") or find_checkpoint(root, "last")
+        found = best_or_last(root)
         if found is None:
             allowed = "a file, a --name that has run, its --config runs/NAME/config.yaml, or --model.pretrained models/small"
             raise UserError(f"ckpt_path is not given and {root}/checkpoints holds none", allowed)
@@ -150,7 +155,7 @@ def checkpoint_path(subcommand: str, asked: str | None, root: Path) -> str | Non
     else:
         found = Path(asked)
         if (found / "checkpoints").is_dir():  # a run's folder
-            found = find_checkpoint(found, "last" if fits else "best") or find_checkpoint(found, "last") or found
+            found = (find_checkpoint(found, "last") if fits else best_or_last(found)) or found
     check_checkpoint(found, whole=False)
     if (asked is None or found.parent.parent == Path(asked)) and is_first_process():
         print(f"checkpoint: {found}", flush=True)

@@ -14,14 +14,7 @@ from torch import Tensor
 from lit_linformer.data.tokenizer import Tokenizer, load_tokenizer
 from lit_linformer.model import ATTENTIONS, PROJECTIONS, EncoderConfig, MaskedLanguageModel, SequenceClassifier
 from lit_linformer.runs import exported
-from lit_linformer.runs.checkpoints import (
-    check_checkpoint,
-    config_of,
-    encoder_of,
-    find_checkpoint,
-    is_sharded,
-    stored_encoder,
-)
+from lit_linformer.runs.checkpoints import best_or_last, check_checkpoint, config_of, encoder_of, is_sharded, stored_encoder
 from lit_linformer.runs.folder import PERPLEXITY, SCORES, TOKENIZER
 from lit_linformer.runs.record import RunRecord, of_class
 from lit_linformer.utils.environment import versions
@@ -143,8 +136,7 @@ def find_model(path: Path, setting: str) -> Path:
         )
     if not path.is_dir() or is_sharded(path):  # a sharded checkpoint is a folder
         return path
-    found = find_checkpoint(path, "best") or find_checkpoint(path, "last")
-    if found is None:
+    if (found := best_or_last(path)) is None:
         raise SettingError(setting, path, "a run that was trained, or a file", more=", a folder without checkpoints/")
     return found
 
