@@ -136,8 +136,9 @@ def _chosen(command: str, key: str, declared: sources.Declared) -> list[str]:
 
 
 def exported(key: str) -> dict[str, sources.Declared]:
-    """The package's own classes for --model or --data, by name."""
-    return sources.exported("lit_linformer.tasks" if key == "model" else "lit_linformer.data")
+    """The package's own classes for --model or --data, by name; none for other settings."""
+    package = {"model": "lit_linformer.tasks", "data": "lit_linformer.data"}.get(key)
+    return {} if package is None else sources.exported(package)
 
 
 def find(key: str, path: Any) -> sources.Declared | None:
