@@ -113,10 +113,10 @@ class Tokenizer:
 
     def same_ids(self, other: "Tokenizer") -> bool:
         """Whether both turn texts into the same ids; what an export adds (bos and eos, no white space at the ends) aside."""
-        return self._rules == other._rules
+        return self.rules == other.rules
 
     @cached_property
-    def _rules(self) -> dict:
+    def rules(self) -> dict:
         """What of tokenizer.json decides a text's ids."""
         kept = self._config | {"post_processor": None}
         whole = kept["normalizer"]
