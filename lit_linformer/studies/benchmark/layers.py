@@ -47,7 +47,7 @@ SETTINGS = {
     "num_heads": Setting(COUNT, "heads a layer", 12),
     "num_layers": Setting(COUNT, "layers (default 2; on a GPU 12, the paper's)"),
     "intermediate_size": Setting(COUNT, "width inside the feed-forward (default 4 D)"),
-    "sharing": Setting(choice("none", "headwise", "key-value", "layerwise"), "which E and F are one", "layerwise"),
+    "sharing": Setting(choice("none", "heads", "headwise", "key-value", "layerwise"), "which E and F are one", "layerwise"),
     "projection": Setting(word("NAME"), "of the Linformer, as model.encoder.projection", "linear"),
     "order": Setting(choice("compress_first", "project_first"), "W_K (E x) or E (W_K x)", "compress_first"),
     "local_width": Setting(whole("N"), "odd width of the local convolution, in all models but the peer; 0: none", 0),

@@ -19,6 +19,8 @@ from lit_linformer.studies.spectrum.command import main
 from lit_linformer.tasks import MLM
 from tests.helpers import TINY, inside, run_forked, write_corpus
 
+SMALL = Path(__file__).parents[3] / "models/small"  # an export
+
 SHORT = ["--trainer.max_steps", "7", "--model.encoder.initializer_range", "0.4"]  # maps of a rank above one, at once
 
 
@@ -158,6 +160,7 @@ def test_run_of_another_kind_needs_a_source(here, tmp_path, corpus):
         (["--run", "runs/full", "--device", "meta"], "device is 'meta'; allowed: auto, cpu"),
         (["--run", "runs/full", "--ckpt_path", "gone.ckpt"], "ckpt_path is gone.ckpt, which is no file; allowed"),
         (["--run", "runs/full", "--run", "runs/lin", "--ckpt_path", "x"], "ckpt_path is 'x'; allowed with 2 runs: best, last"),
+        (["--run", str(SMALL), "--ckpt_path", "last"], f"ckpt_path is 'last'; allowed with {SMALL}: none: an export has one"),
         (["--run", "runs/full", "--source", "gone.txt"], "gone.txt"),
         (["--run", "runs/full", "--run"], "--run has no value; allowed: RUN"),
     ],
