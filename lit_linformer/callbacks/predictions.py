@@ -40,18 +40,18 @@ class PredictionWriter(Callback):
         path = Path(trainer.default_root_dir) / FILE
         order = sorted(range(len(self.records)), key=self._numbers.__getitem__)
         self.records = [self.records[place] for place in order]
-        replaced = ""
+        written = ""
         if not trainer.fast_dev_run:
-            replaced = _replaced(path)
+            written = f" → {path}{_replaced(path)}"
             write_lines(path, map(json_text, self.records))
         console, count = Console(), len(self.records)
         if not self.records or not all("text" in record and record.keys() & {"top", "value"} for record in self.records):
-            console.print(f"{count} predictions → {path}{replaced}", highlight=False)
+            console.print(f"{count} predictions{written}", highlight=False)
             return
         console.print(_table(self.records[:SHOWN]))
         rest = f", of which the first {SHOWN} are shown" if count > SHOWN else ""
         what = ("mask" if "mask" in self.records[0] else "text") + "s" * (count > 1)
-        console.print(f"{count:,} {what} → {path}{replaced}{rest}", highlight=False, soft_wrap=True)
+        console.print(f"{count:,} {what}{written}{rest}", highlight=False, soft_wrap=True)
 
 
 class EvaluationWriter(Callback):

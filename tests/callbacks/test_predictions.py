@@ -48,6 +48,8 @@ def test_test_writes_glues_submission_and_predict_classifies(learnt, tmp_path):
     assert [record["top"][0]["label"] for record in records] == ["positive", "negative"]
     assert all(sum(found["probability"] for found in record["top"]) == pytest.approx(1) for record in records)
     assert "2 texts → runs/task/predictions.jsonl\n" in shown and "positive" in shown
+    shown = output(["predict", *learnt, "--data.text", "we saw good", "--trainer.fast_dev_run", "true"], tmp_path)
+    assert "1 text\n" in shown and len((tmp_path / "runs/task/predictions.jsonl").read_text().splitlines()) == 2
     (tmp_path / "texts.txt").write_text("we saw good\n\nthe plot so awful\n")
     shown = output(["predict", *learnt, "--data.file", "texts.txt"], tmp_path)
     assert "2 texts → runs/task/predictions.jsonl (which replaces an earlier one)\n" in shown

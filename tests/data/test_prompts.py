@@ -51,6 +51,11 @@ def test_predict_skips_what_has_no_mask_and_says_which(make, tmp_path, capsys):
     (tmp_path / "rows.jsonl").write_text('{"text": "none"}\n{"text": "' + "<mask> " * 70 + '"}\n')
     with pytest.raises(ValueError, match=r"all 2 lines are without <mask> or longer than data.max_length = 64; allowed: some"):
         data.setup("predict")
+    (tmp_path / "rows.jsonl").write_text('{"text": "the <mask>"}\n{"text": "' + "<mask> " * 200_000 + '"}\n')
+    data = make(file=str(tmp_path / "rows.jsonl"))
+    data.setup("predict")
+    assert [prompt["text"] for prompt in data.prompts] == ["the <mask>"]
+    assert "1 line longer than 1,000,000 characters is skipped: 2" in capsys.readouterr().err
     (tmp_path / "rows.jsonl").write_text('{"text": "none"}\n')
     with pytest.raises(ValueError, match=r"rows.jsonl': all 1 lines are without <mask>; allowed: some that can be"):
         data.setup("predict")

@@ -45,13 +45,15 @@ def encode_prompts(prompts: list[Prompt], tokenizer: Tokenizer, max_length: int)
     skipped: dict[str, list[Prompt]] = {}
     for prompt in prompts:
         where, (text,) = prompt.where, prompt.texts
-        if len(text) > LONGEST_PROMPT:
-            raise UserError(f"{where} has {len(text):,} characters", f"up to {LONGEST_PROMPT:,}")
-        ids = [tokenizer.bos_id, *tokenizer.encode(text), tokenizer.eos_id]
+        readable = len(text) <= LONGEST_PROMPT
+        ids = [tokenizer.bos_id, *tokenizer.encode(text), tokenizer.eos_id] if readable else []
         if tokenizer.mask_id in ids and len(ids) <= max_length:
             encoded.append({"text": text, "ids": ids, "place": dict(prompt.place)})
             continue
-        if tokenizer.mask_id not in ids:
+        if not readable:
+            reason = f"longer than {LONGEST_PROMPT:,} characters"
+            error = UserError(f"{where} has {len(text):,} characters", f"up to {LONGEST_PROMPT:,}")
+        elif tokenizer.mask_id not in ids:
             mask = tokenizer.mask_token
             reason = f"without {mask}"
             error = SettingError(where, shortened(text), f"a text with {mask} where a word is to be filled in")
