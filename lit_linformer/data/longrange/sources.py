@@ -156,7 +156,7 @@ class GeneratedSource:
         return list(self.counts)
 
     def stamp(self, split: str):
-        return ["generated", VERSIONS[self.name], self.name, self.counts[split], self.level, 0]
+        return ["generated", VERSIONS[self.name], self.name, self.counts[split], self.level, 0]  # 0: what all are drawn with
 
     def rows(self, split: str) -> Rows:
         count = self.counts[split]

@@ -59,7 +59,8 @@ def main(argv: list[str]) -> None:
             allowed = "the folder of a trained run, or an export"
             raise SettingError("run", run, allowed, more=", which holds no config.yaml and checkpoints/")
         if is_exported(run) and given["ckpt_path"] is not None:
-            raise SettingError("ckpt_path", given["ckpt_path"], "none: an export has one set of weights", when=f"with {run}")
+            allowed = "none, for an export has one set of weights"
+            raise SettingError("ckpt_path", given["ckpt_path"], allowed, when=f"with {run}")
     if given["ckpt_path"] not in (None, "best", "last") and len(runs) > 1:
         raise SettingError("ckpt_path", given["ckpt_path"], "best, last", when=f"with {len(runs)} runs")
 

@@ -1,4 +1,4 @@
-"""`report` of folders written by hand: Table 2, medians and ratios, what is left out, and each way to be given nothing."""
+"""`report` of folders written by hand: Table 2, what is left out, and each way to be given nothing."""
 
 import json
 import re
@@ -14,10 +14,8 @@ from lit_linformer.studies.grid.file import read_grid
 from lit_linformer.studies.grid.table import read_table, write_table
 from lit_linformer.studies.paper import TABLE2, TASKS
 from lit_linformer.studies.report.command import main
-from lit_linformer.studies.report.figures import draw_curves
 from lit_linformer.studies.report.page import Page
-from lit_linformer.studies.report.sources import Group, Run, find
-from lit_linformer.studies.report.tables import ratio
+from lit_linformer.studies.report.sources import Run, find
 from lit_linformer.utils.markdown import code, plain
 from tests.studies.conftest import tables, write_run
 
@@ -102,59 +100,6 @@ def test_papers_table_2_agrees_with_itself_and_with_the_config():
     assert {row: dict(zip(TASKS, TABLE2[512, row], strict=False)) for row in paper} == paper
 
 
-def test_curves_are_medians_over_tokens_and_say_what_is_unfinished(tmp_path):
-    from matplotlib.figure import Figure
-
-    full = write_run(tmp_path / "full", [(0, 0, 900.0), (10, 2_000_000, 50.0), (20, 4_000_000, 20.0)], "full")
-    runs = [
-        write_run(tmp_path / f"{seed}", [(0, 0, 900.0), (10, 2_000_000, 60.0 + seed), (20, 4_000_000, 30.0 + seed**2)])
-        for seed in (1, 2, 3)
-    ]
-    stopped = write_run(tmp_path / "stopped", [(0, 0, 900.0), (10, 2_000_000, 99.0)], finished=False)
-    figure = draw_curves(Figure, [Group("T", "n = 512", [full]), Group("L", "n = 512", runs), Group("S", "n = 512", [stopped])])
-    (axes,) = figure.axes
-    assert axes.get_yscale() == "log" and axes.get_title() == "n = 512"
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("tokens seen (millions)", "validation perplexity")
-    named = {line.get_label(): line for line in axes.get_lines() if not line.get_label().startswith("_")}
-    assert set(named) == {"T", "L", "S (unfinished)"}
-    assert [list(xy) for xy in named["L"].get_data()] == [[0.0, 2.0, 4.0], [900.0, 62.0, 34.0]]  # the untrained model's, too
-    looks = {(line.get_color(), line.get_linestyle()) for line in named.values()}
-    assert len({colour for colour, _ in looks}) == 3 and named["T"].get_color() == "#000000"
-    crosses = [line for line in axes.get_lines() if line.get_marker() == "x" and len(line.get_xdata())]
-    assert [[list(xy) for xy in line.get_data()] for line in crosses] == [[[2.0], [99.0]]]
-    (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == ["T", "L", "S (unfinished)", "unfinished run"]
-    assert draw_curves(Figure, [Group("none", "", [Run(tmp_path / "nothing", "none")])]) is None
-
-
-@pytest.mark.parametrize(("start", "top"), [(9000.0, 78.0), (900.0, 1000.0)])
-def test_a_start_far_above_all_later_points_leaves_the_picture(start, top, tmp_path):
-    from matplotlib.figure import Figure
-
-    run = write_run(tmp_path / "a", [(0, 0, start), (10, 2_000_000, 60.0), (20, 4_000_000, 20.0)], seconds=(0, 3, 5))
-    for by in ("tokens", "cpu_seconds"):
-        (axes,) = draw_curves(Figure, [Group("a", "", [run])], by).axes
-        assert axes.get_ylim()[0] < 20 and axes.get_ylim()[1] == pytest.approx(top, rel=0.2)
-
-
-def test_of_equal_curves_the_thinner_lies_on_the_thicker_and_the_legend_says_so(tmp_path):
-    from matplotlib.figure import Figure
-
-    points = [(0, 0, 900.0), (10, 2_000_000, 50.0), (20, 4_000_000, 20.0)]
-    groups = [Group(name, "", [write_run(tmp_path / name, points)]) for name in "abc"]
-    figure = draw_curves(Figure, groups)
-    lines = {line.get_label(): line for line in figure.axes[0].get_lines()}
-    assert lines["a"].get_linewidth() > lines["b"].get_linewidth() + 1 > lines["c"].get_linewidth() + 2
-    assert len({lines[name].get_linestyle() for name in "abc"}) == 3
-    assert figure.legends[0].get_title().get_text() == "equal curves: thin on thick"
-    other = Group("d", "", [write_run(tmp_path / "d", [(0, 0, 900.0), (10, 2_000_000, 60.0), (20, 4_000_000, 30.0)])])
-    slower = Group("e", "", [write_run(tmp_path / "e", [(0, 0, 900.0), (5, 1_000_000, 90.0), (15, 3_000_000, 40.0)])])
-    for pair in ([groups[0], other], [groups[0], slower]):  # which have all points in common, or the untrained model's alone
-        figure = draw_curves(Figure, pair)
-        assert len({line.get_linewidth() for line in figure.axes[0].get_lines()}) == 1
-        assert figure.legends[0].get_title().get_text() == ""
-
-
 def test_nothing_foreign_is_overwritten(tmp_path):
     write_run(tmp_path / "run", [(0, 0, 900.0), (10, 2_000_000, 50.0)])
     words = ["--source", str(tmp_path / "run"), "--output", str(tmp_path / "page")]
@@ -167,81 +112,6 @@ def test_nothing_foreign_is_overwritten(tmp_path):
     mine.unlink()
     main(words)
     main(words)  # its own page it replaces
-
-
-def test_ratio_is_to_a_transformer_that_saw_the_same(tmp_path):
-    points = [(10, 1000, 60.0), (20, 2000, 30.0)]
-    ours = Group("L", "", [write_run(tmp_path / "ours", points)])
-    short = Group("T1", "", [write_run(tmp_path / "short", [(10, 1000, 50.0), (15, 1500, 40.0)], "full")])
-    long = Group("T2", "", [write_run(tmp_path / "long", [(10, 1000, 90.0), (20, 2000, 25.0), (30, 3000, 10.0)], "full")])
-    equal = Group("T3", "", [write_run(tmp_path / "equal", [(10, 1000, 55.0), (20, 2000, 24.0)], "full")])
-    other = Group("T4", "", [write_run(tmp_path / "other", points, "full", source="another.txt")])
-    narrow = Group("T5", "", [write_run(tmp_path / "narrow", points, "full", n=256)])
-    assert ratio(ours, [ours, short]) == "1.200 at 0.001 M"
-    assert ratio(ours, [ours, long, equal]) == f"{30 / 24:.3f} at 0.002 M, T3"
-    assert (
-        ratio(ours, [ours, other]) == ratio(ours, [ours, narrow]) == ratio(ours, [ours]) == ratio(equal, [ours, equal]) == "–"
-    )
-
-
-@pytest.mark.parametrize(
-    ("settings", "comparable"),
-    [
-        ({"mask_rate": 0.3, "whole_word": True}, True),  # of training; validation has its own masks
-        ({"document_start": "^ = "}, False),
-        ({"column": "body"}, False),
-        ({"max_length": 128}, False),
-        ({"batch_size": 4}, True),
-        ({"batch_size": 4, "limit": 20}, False),  # 20 batches are other rows
-        ({"source": "elsewhere"}, False),
-        ({"source": "elsewhere", "validation_source": "held.txt"}, None),
-    ],
-)
-def test_perplexities_of_other_validation_text_do_not_compare(settings, comparable, tmp_path):
-    limit = settings.pop("limit", 1.0)
-    runs = []
-    both = {"validation_source": "held.txt"} if comparable is None else {}
-    for name, changed in (("one", both), ("other", settings)):
-        run = write_run(tmp_path / name, [(10, 1000, 60.0)])
-        config = yaml.safe_load((run.folder / "config.yaml").read_text())
-        config["data"]["init_args"] |= {"batch_size": 8, **changed}
-        config["trainer"]["limit_val_batches"] = limit
-        (run.folder / "config.yaml").write_text(yaml.safe_dump(config))
-        runs.append(Run(run.folder, name))
-    assert (runs[0].text == runs[1].text) == (comparable is not False)
-
-
-def test_generated_rows_of_other_settings_do_not_compare(tmp_path):
-    runs = []
-    for name, pairs in (("one", 4), ("other", 32), ("again", 4)):
-        run = write_run(tmp_path / name, [(10, 1000, 60.0)])
-        config = yaml.safe_load((run.folder / "config.yaml").read_text())
-        config["data"] = {"class_path": "lit_linformer.data.RecallData", "init_args": {"pairs": pairs, "batch_size": pairs}}
-        (run.folder / "config.yaml").write_text(yaml.safe_dump(config))
-        runs.append(Run(run.folder, name))
-    assert runs[0].text == runs[2].text != runs[1].text
-
-
-def test_other_runs_have_a_panel_of_their_own_and_say_if_they_do_not_compare(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_run(Path("runs/a"), [(10, 1000, 60.0), (20, 2000, 30.0)])
-    write_run(Path("runs/b"), [(10, 1000, 60.0), (20, 2000, 30.0)], "full", finished=False)
-    Path("runs/task").mkdir()
-    Path("runs/task/config.yaml").write_text("data: {class_path: lit_linformer.data.FinetuningData}")
-    Path("runs/task/result.json").write_text('{"step": 7, "seconds": 4.2, "metrics": {"val/accuracy": 0.75, "train/loss": 1}}')
-    main([])
-    page = Path("runs/report/report.md").read_text()
-    assert "![Validation perplexity against tokens seen: runs/a, runs/b](curves.png)" in page and "do not compare" not in page
-    assert tables(page)["runs/a"] == ["runs/a", "0.002", "20", "2", "30.00", "30.00", "1.000 at 0.002 M"]
-    assert "- runs/b: unfinished; validated up to step 20; planned: 100 steps\n" in page
-    assert tables(page)["runs/task"] == ["runs/task", "7", "4", "accuracy 0.7500"]
-    Path("runs/task/test.json").write_text('{"metrics": {"test/accuracy": 0.5, "test/score": null}}')
-    main([])
-    expected = ["runs/task", "7", "4", "accuracy 0.7500", "accuracy 0.5000, score nan"]
-    assert tables(Path("runs/report/report.md").read_text())["runs/task"] == expected
-    write_run(Path("runs/c"), [(10, 1000, 60.0)], source="another.txt")
-    main([])
-    assert "such perplexities do not compare" in Path("runs/report/report.md").read_text()
 
 
 def test_a_run_with_a_metric_of_its_own_has_no_perplexity(tmp_path, monkeypatch):
