@@ -220,7 +220,7 @@ def test_settings_in_their_forms_and_defaults():
         (["--num_heads", "3"], "hidden_size is 16; allowed: a multiple of num_heads = 3"),
         (
             ["--sharing", "layer"],
-            "sharing is 'layer'; did you mean 'layerwise'?; allowed: none, headwise, key-value, layerwise",
+            "sharing is 'layer'; did you mean 'layerwise'?; allowed: none, heads, headwise, key-value, layerwise",
         ),
         (["--order", "first"], "order is 'first'"),
         (["--local_width", "4"], "local_width is 4; allowed: 0 (none) or a positive odd number"),
