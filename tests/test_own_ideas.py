@@ -146,8 +146,9 @@ def test_a_checkpoint_elsewhere_says_what_is_missing_and_runs_nothing_that_it_na
 def test_unknown_names_list_what_there_is(tiny, tmp_path):
     line = complaint(["fit", *tiny, "--model.encoder.projection", "pool"], tmp_path)
     assert "projection is 'pool'; allowed: linear, conv, mean, max, gaussian, dynamic, gated, or the path of a subclass" in line
-    assert "attention is 'hyena'; allowed: linformer, coarse, full, window, lookup, lsh, nystrom, sparse, or" in complaint(
-        ["fit", *tiny, "--model.encoder.attention", "hyena"], tmp_path
+    assert (
+        "attention is 'hyena'; allowed: linformer, coarse, full, window, lookup, lsh, luna, nystrom, sparse, or"
+        in complaint(["fit", *tiny, "--model.encoder.attention", "hyena"], tmp_path)
     )
 
 

@@ -10,6 +10,7 @@ from .heads import ClassificationHead, MaskedLanguageModel, MaskedLMHead, Sequen
 from .linformer import LinformerAttention
 from .lookup import LookupAttention
 from .lsh import LshAttention
+from .luna import LunaAttention
 from .nystrom import NystromAttention
 from .projection import PROJECTIONS, Projection, make_projection
 from .projections import Linear
@@ -32,6 +33,7 @@ __all__ = [
     "LocalConvolution",
     "LookupAttention",
     "LshAttention",
+    "LunaAttention",
     "MaskedLMHead",
     "MaskedLanguageModel",
     "NystromAttention",

@@ -42,6 +42,7 @@ class Attention(nn.Module):
     slots = False  # whether keys and values are compressed to projection_dim slots, by projections
     rotary = False  # whether forward turns queries and keys by their places: takes them from ``queries``, ``keys`` or ``heads``
     settings: tuple[str, ...] = ()  # of EncoderConfig, those that only some kinds read, this among them
+    handed_on: tuple[str, ...] = ()  # arguments of forward and compress that the layer before gives: forward's third result
 
     def __init__(
         self,

@@ -38,9 +38,9 @@ class EncoderConfig:
         num_heads: H, heads a layer; divides hidden_size.
         intermediate_size: width inside the feed-forward; 4 D in the paper. With geglu two thirds of it, in multiples of 8.
         attention: linformer; lookup: a Linformer that also looks up where a token's neighbour stands elsewhere; window: one
-            that also sees the tokens round about; coarse: the windows that matter most; lsh (Reformer), nystrom, sparse: others
-            that save time (docs/models.md); full: the Transformer, on fused attention; or the path of a class of your own, as
-            my_ideas.Window of my_ideas.py (docs/extending.md).
+            that also sees the tokens round about; coarse: the windows that matter most; lsh (Reformer), luna, nystrom, sparse:
+            others that save time (docs/models.md); full: the Transformer, on fused attention; or the path of a class of your
+            own, as my_ideas.Window of my_ideas.py (docs/extending.md).
         attention_options: settings that the attention has of its own, by name.
         projection_dim: k, slots that keys and values are compressed to: one number, or a list with one a layer.
         sharing: which projections are one and the same (section 4): none | headwise | key-value | layerwise; or heads
@@ -194,9 +194,11 @@ class Encoder(nn.Module):
         maps = {}
         for index, layer in enumerate(self.layers):
             if self.config.activation_checkpointing and self.training:
-                x, weights = checkpoint(layer, x, attention_mask, self.E, index in wanted, given, use_reentrant=False)
+                found = checkpoint(layer, x, attention_mask, self.E, index in wanted, given, use_reentrant=False)
             else:
-                x, weights = layer(x, attention_mask, self.E, index in wanted, given)
+                found = layer(x, attention_mask, self.E, index in wanted, given)
+            x, weights, handed_on = found
+            given = given | handed_on
             if weights is not None:
                 maps[index] = weights
         if self.final_norm is not None:
@@ -249,23 +251,24 @@ class EncoderLayer(nn.Module):
         shared: nn.Module | None,
         need_weights: bool,
         given: dict[str, Any] | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """(B, N, D), (B, N) bool or None, the encoder's E or None → (B, N, D), and the attention maps if asked for.
+    ) -> tuple[Tensor, Tensor | None, dict[str, Any]]:
+        """(B, N, D), (B, N) bool or None, the encoder's E or None → (B, N, D), the attention maps if asked for, and what the
+        attention hands on.
 
-        given: what ``Attention.of_ids`` found.
+        given: what ``Attention.of_ids`` found and the layer before handed on.
         """
         h = self.attention_norm(x) if self.pre_norm else x
         extra = dict(given or {}) if shared is None else {"shared": shared, **(given or {})}
         if need_weights and self.gives_maps:
             extra["need_weights"] = True
         found = self.attention(h, attention_mask, **extra)
-        attended, weights = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+        attended, weights, *handed_on = found if isinstance(found, tuple) and len(found) in (2, 3) else (found, None)
         check_shape(ATTENTIONS, self.attention, attended, tuple(x.shape), "as its input")
         x = x + self.dropout(attended)
         x = x if self.pre_norm else self.attention_norm(x)
         h = self.feed_forward_norm(x) if self.pre_norm else x
         x = x + self.dropout(self._feed_forward(h))
-        return x if self.pre_norm else self.feed_forward_norm(x), weights
+        return x if self.pre_norm else self.feed_forward_norm(x), weights, handed_on[0] if handed_on else {}
 
     def _feed_forward(self, h: Tensor) -> Tensor:
         if not (self.config.activation_checkpointing and self.training) or h.shape[1] <= PIECE:

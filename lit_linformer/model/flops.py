@@ -16,6 +16,7 @@ D hidden width, I inside the feed-forward, K slots, w width of the local convolu
     coarse               4 n b n/K D + 2 K² D, which is without a gradient, beside the Linformer's
     near tokens          4 ⌈N/c⌉ c (c + 2 r) D for chunks of c tokens, each with r on both sides: window (c = w, r = w/2); lsh,
                          R times, and 2 N D R p for the hashes; sparse, for half of D (c = r), beside 4 l ⌈N/l⌉² D/2
+    Luna                 4 N D² and 2 K D² (packing's), 4 K D² (W_K, W_V) + 8 K N D
     Nyström              8 K N D + 4 K² D and 8 K³ H for each step towards the inverse
     lookup               12 ⌈N/c⌉ c² D beside the Linformer's, and with compress first 4 N D² (W_K, W_V of all tokens)
     local convolution    2 w N D

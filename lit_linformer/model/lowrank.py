@@ -141,7 +141,8 @@ def measure(
             svd = torch.linalg.svd(P, full_matrices=False)
             stand_ins = approximations(q, k, v, svd, ranks[place])
             if not kind.exact:
-                stand_ins["learned"] = maps @ attention.compress(x, **encoder.shared)[1].to(dtype)
+                given = {name: kwargs[name] for name in kind.handed_on if name in kwargs}
+                stand_ins["learned"] = maps @ attention.compress(x, **encoder.shared, **given)[1].to(dtype)
             for name, row in zip(names, errors, strict=True):
                 row[place] += (norm(stand_ins[name] - exact) / norm(exact)).sum(0)
         values = svd[1] if ranks and kind.exact else torch.linalg.svdvals(maps)

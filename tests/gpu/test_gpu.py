@@ -25,6 +25,7 @@ KINDS = {
     "window": {"attention": "window"},
     "coarse": {"attention": "coarse", "attention_options": {"best": 4}},
     "lsh": {"attention": "lsh"},
+    "luna": {"attention": "luna"},
     "nystrom": {"attention": "nystrom"},
     "sparse": {"attention": "sparse"},
 }

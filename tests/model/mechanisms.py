@@ -11,6 +11,7 @@ MECHANISMS = {
         "attention_options": {"window": 4, "dual_norm": True},
     },
     "nystrom": {"attention": "nystrom"},
+    "luna": {"attention": "luna"},
     "lsh": {"attention": "lsh", "attention_options": {"chunk": 4, "rounds": 2}},
     "gated": {"projection": "gated"},
     "gated channels": {"projection": "gated", "sharing": "heads", "projection_options": {"gate": "channel", "overlap": 1}},
@@ -31,6 +32,6 @@ MODERNS = {
         "linformer": {"sharing": "headwise"},
         "mean": {"projection": "mean"},
         "lookup": {"attention": "lookup", "attention_options": {"chunk": 4}},
-        **{name: kind for name, kind in MECHANISMS.items() if name not in ("long-short", "gated channels")},
+        **{name: kind for name, kind in MECHANISMS.items() if name not in ("long-short", "luna", "gated channels")},
     }.items()
 }

@@ -287,7 +287,7 @@ def test_dropout_acts_only_in_training():
         ({"sharing": "all"}, "sharing is 'all'; allowed: none, heads, headwise"),
         (
             {"attention": "hyena"},
-            "attention is 'hyena'; allowed: linformer, coarse, full, window, lookup, lsh, nystrom, sparse, or the path of",
+            "attention is 'hyena'; allowed: linformer, coarse, full, window, lookup, lsh, luna, nystrom, sparse, or the path",
         ),
         ({"order": "any"}, "order is 'any'; allowed: compress_first, project_first"),
         ({"dropout": 1.0}, "dropout is 1.0; allowed: 0 up to"),

@@ -58,7 +58,8 @@ class Layers(nn.Module):
         with contextlib.nullcontext() if self.backend is None else sdpa_kernel(self.backend):
             given = self.config.attention_kind.of_ids(self.config, self.ids[:, : x.shape[1]].expand(len(x), -1), None)
             for layer in self.layers:
-                x, _ = layer(x, None, self.E, False, given)
+                x, _, handed_on = layer(x, None, self.E, False, given)
+                given = given | handed_on
         return x
 
 
