@@ -16,6 +16,7 @@ from lit_linformer.callbacks.resuming import Resuming
 from lit_linformer.callbacks.spectrum import Spectrum
 from lit_linformer.callbacks.task_scores import TaskScores
 from lit_linformer.callbacks.throughput import Throughput
+from lit_linformer.callbacks.trim_memory import TrimMemory
 
 __all__ = [
     "AtomicCheckpointIO",
@@ -37,6 +38,7 @@ __all__ = [
     "Spectrum",
     "TaskScores",
     "Throughput",
+    "TrimMemory",
     "best_checkpoint",
     "best_of",
 ]

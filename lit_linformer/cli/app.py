@@ -27,6 +27,7 @@ from lit_linformer.callbacks import (
     Preemption,
     Resuming,
     RunResult,
+    TrimMemory,
     best_of,
 )
 from lit_linformer.callbacks.header import wrapped
@@ -181,8 +182,8 @@ class LinformerCLI(LightningCLI):
         config.plugins = [*as_list(config.plugins), AtomicCheckpointIO()]
         best = self.as_given.best
         result = RunResult(best.monitor, best.mode, command_line(self.argv))
-        written = {"predict": [PredictionWriter()], "fit": [result]}
-        config.callbacks = [*as_list(config.callbacks), *written.get(self.subcommand, [result, EvaluationWriter()])]
+        written = {"predict": [PredictionWriter()], "fit": [result]}.get(self.subcommand, [result, EvaluationWriter()])
+        config.callbacks = [*as_list(config.callbacks), TrimMemory(), *written]
         check_once(config.callbacks)
         self.config[self.subcommand] = self.as_given  # what the run directory's config.yaml holds
         try:
