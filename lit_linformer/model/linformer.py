@@ -53,8 +53,8 @@ class LinformerAttention(Attention):
         projection_noise: standard deviation of noise on top of that start.
         order: compress_first computes W_K (E x), project_first E (W_K x). Without biases they are equal for every linear E;
             with them the first adds b to each slot (as the authors' code does) and the second b times E's row sum (as the
-            paper's formula does). Compressing first saves 4 D² floating-point operations a token, but needs one E for all
-            heads: with sharing="none" or "heads" the order is project_first.
+            paper's formula does). Compressing first saves 4 (N - K) D² operations, and with E = F 2 K N D, but needs one E for
+            all heads: with sharing="none" or "heads" the order is project_first.
         mass_bias: add log(mass) to a slot's scores, where mass is the share of |E_j| on real tokens: an empty slot gets no
             attention. Without effect on rows of full length. Off: a model trained on full rows has learnt to spread over
             all slots, and was worse on short ones with it (docs/LOG.md).
