@@ -62,7 +62,8 @@ class PretrainingData(ResumableDataModule):
         verify: Whether to check the token files' checksums: "once", when a machine first reads them (a second for some 2
             GB); "always"; "never".
         text: For predict: a text, or a list of them, with mask tokens to fill in.
-        file: For predict: a file with one such text a line, or a table as for source. What has no mask is skipped.
+        file: For predict: a file with one such text a line, or a table as for source. What has no mask, or more than max_length
+            tokens, is skipped.
     """
 
     def __init__(
