@@ -19,7 +19,7 @@ TRAINER_DEFAULTS: dict[str, Any] = {
 RUN: dict[str, tuple[Any, str]] = {
     "name": ("run", "Name of the run; it lives in runs/NAME."),
     "overwrite": (False, "Let fit delete a run of the same name, when it begins to train."),
-    "ckpt_path": (None, "Checkpoint: a file, last, best, or auto (last if there is one)."),
+    "ckpt_path": (None, "Checkpoint: a file, the folder of a run, last, best, or, of fit, auto (last if there is one)."),
     "seed_everything": (0, "Seed of weights, order, masks and dropout."),
 }
 TRAINER: dict[str, tuple[Any, str]] = {

@@ -34,7 +34,9 @@ EXTENSION = choice("interpolate", "repeat")
 START = "strided"
 SETTINGS = {
     "from": Setting(
-        word("FOLDER|hub:NAME|FILE"), "a Hugging Face folder, a run (its best checkpoint), or a checkpoint", required=True
+        word("FOLDER|hub:NAME|FILE"),
+        "a Hugging Face or exported folder, a run (its best checkpoint), or a checkpoint",
+        required=True,
     ),
     "name": Setting(word("NAME"), "what is written is runs/NAME", required=True),
     "attention": Setting(word("NAME"), "linformer gives a Transformer E and F; or a class path (default: as it is)"),

@@ -39,7 +39,7 @@ if TYPE_CHECKING:  # the help needs no torch
     from lit_linformer.runs.trained_model import TrainedModel
 
 SETTINGS = {
-    "ckpt_path": Setting(word("FILE|RUN"), "checkpoint, or the folder of a run (its best checkpoint)", required=True),
+    "ckpt_path": Setting(word("FILE|RUN|FOLDER"), "checkpoint, run (its best checkpoint), or exported folder", required=True),
     "format": Setting(choice("safetensors", "huggingface", "onnx", "torch"), "what to write", required=True),
     "output": Setting(word("FOLDER"), "where to write", required=True),
     "overwrite": Setting(FLAG, "replace an earlier export at --output", False),

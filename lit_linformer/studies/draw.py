@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # the help needs no torch
     from lit_linformer.model import EncoderConfig
 
 SETTINGS = {
-    "ckpt_path": Setting(word("FILE|RUN"), "checkpoint, or the folder of a run (its best checkpoint)", required=True),
+    "ckpt_path": Setting(word("FILE|RUN|FOLDER"), "checkpoint, run (its best checkpoint), or exported folder", required=True),
     "text": Setting(word("TEXT"), "what the model reads, mask tokens included", required=True),
     "output": Setting(word("FILE.png"), "also .pdf or .svg", required=True),
     "layers": Setting(listed(whole("LAYER")), "layers to draw, from 0 (default: the first and the last)"),

@@ -34,8 +34,8 @@ class SequenceClassification(TrainingModule):
         dropout: of encoder and head, whatever pretraining or `encoder` has.
         attention_dropout: of attention weights, whatever pretraining or `encoder` has.
         activation_checkpointing: recompute each layer in the backward pass instead of keeping its activations.
-        lr: peak learning rate of AdamW. 1e-5 is for an encoder of RoBERTa-base's size; one of conf/pretrain/small.yaml's
-            size wants 3e-4.
+        lr: peak learning rate of AdamW. 1e-5 is for an encoder of RoBERTa-base's size; conf/finetune/small.yaml has 5e-4,
+            for one of a few million parameters.
         layer_lr_decay: multiplies the learning rate once more with each layer below the head; 1.0 for none.
         weight_decay: of the matrices; norms, biases and embeddings have none.
         warmup_fraction: share of all optimiser steps over which the learning rate rises from 0.

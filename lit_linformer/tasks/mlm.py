@@ -28,7 +28,7 @@ class MLM(TrainingModule):
             (its best checkpoint, or its last), a checkpoint file, or a folder that `export` wrote as safetensors or
             huggingface. Encoder settings and tokenizer come from there too. None: random weights.
         warmup_steps: optimiser steps over which the learning rate rises from 0.
-        compile: torch.compile for training steps. On a GPU faster, after a minute of compiling; on a CPU hardly. Needs a
+        compile: torch.compile for training steps. Meant for a GPU; on a CPU hardly faster. Needs a
             compiler (g++; for a GPU Triton).
         optimization: settings of AdamW and its learning rate (`tasks.optim.Optimization`).
     """

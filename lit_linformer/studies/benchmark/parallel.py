@@ -5,8 +5,7 @@ gradients and waiting for the slowest. Runs of `fit` take turns; each reports it
 ddp.json.
 
     OMP_NUM_THREADS=1 python run.py benchmark --what parallel --config conf/quickstart.yaml --processes 2
-    python run.py benchmark --what parallel --config conf/pretrain/small.yaml --processes 8 --device cuda --arguments \
-        "--data.source texts/"
+    python run.py benchmark --what parallel --config conf/pretrain/small.yaml --processes 8 --arguments "--data.source texts/"
 """
 
 import shlex
