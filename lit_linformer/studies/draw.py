@@ -6,9 +6,9 @@ A layer of the picture is three maps, a column a token of the text:
     who reads a slot        the share of a token's attention that goes to it, mean of the heads or one --head: slot by token
     which token reaches     both together, P |E| with rows that sum to 1: reading token by token that is read
 
-Of k slots those are drawn that get most of the attention, in their order (--slots). The three most read of each layer are
-printed: their share, the tokens that feed them most and those that read them most. Short texts leave most slots of a learned E
-nearly empty.
+Of k slots those are drawn that get most of the attention, in their order (--slots); of a layer that sees tokens beside them, as
+lookup's and window's do, those too. The three most read of each layer are printed: their share, the tokens that feed them most
+and those that read them most. Short texts leave most slots of a learned E nearly empty.
 """
 
 import io
@@ -65,10 +65,11 @@ def main(argv: list[str]) -> None:
     maps = [slot_maps(model.net.encoder, ids, layer, head) for layer in layers]
     if any(found is None for found in maps):
         raise UserError(f"ckpt_path is {given['ckpt_path']}, {_why_not(config)}")
-    for layer, (feeds, reads) in zip(layers, maps, strict=True):
-        print(as_text(layer, feeds, reads, names, min(count, MOST_TOLD)))
+    rows = [row_names(config, layer, len(reads), names) for layer, (_, reads) in zip(layers, maps, strict=True)]
+    for layer, (feeds, reads), of_rows in zip(layers, maps, rows, strict=True):
+        print(as_text(layer, feeds, reads, names, of_rows, min(count, MOST_TOLD)))
     picture = io.BytesIO()
-    draw(figure, layers, maps, names, count).savefig(picture, dpi=120, format=output.suffix[1:])
+    draw(figure, layers, maps, names, rows, count).savefig(picture, dpi=120, format=output.suffix[1:])
     write_bytes(output, picture.getvalue())
     print(f"→ {output}", flush=True)
 
@@ -105,13 +106,19 @@ def _why_not(config: "EncoderConfig") -> str:
     return f"whose projection is {config.projection!r}; allowed: {', '.join(PROJECTIONS)}, or one that has `matrix`"
 
 
+def row_names(config: "EncoderConfig", layer: int, count: int, names: list[str]) -> list[str]:
+    """Of the maps' rows: slots, and below them the tokens, where the layer sees those, too."""
+    slots = config.projection_dims[layer] if config.attention_kind.slots else count
+    return [f"slot {row}" if row < slots else f"token {names[row - slots]}" for row in range(count)]
+
+
 def most_read(reads: "Tensor", count: int) -> list[int]:
     """The slots that get most of the attention, in their order."""
     return sorted(reads.sum(1).topk(min(count, len(reads))).indices.tolist())
 
 
-def as_text(layer: int, feeds: "Tensor", reads: "Tensor", names: list[str], count: int) -> str:
-    """A line a slot."""
+def as_text(layer: int, feeds: "Tensor", reads: "Tensor", names: list[str], rows: list[str], count: int) -> str:
+    """A line a slot, or a token that is seen beside them."""
 
     def strongest(row: "Tensor") -> str:
         found = row.abs().topk(min(3, len(names)))
@@ -120,19 +127,19 @@ def as_text(layer: int, feeds: "Tensor", reads: "Tensor", names: list[str], coun
     shares = reads.mean(1)
     lines = [f"layer {layer}"]
     for slot in most_read(reads, count):
-        fed, read = strongest(feeds[slot]), strongest(reads[slot])
-        lines.append(f"  slot {slot}: {shares[slot]:.1%} of the attention; fed by {fed}; read by {read}")
+        fed = f"fed by {strongest(feeds[slot])}; " if rows[slot].startswith("slot ") else ""
+        lines.append(f"  {rows[slot]}: {shares[slot]:.1%} of the attention; {fed}read by {strongest(reads[slot])}")
     return "\n".join(lines)
 
 
-def draw(figure_class: Any, layers: list[int], maps: list, names: list[str], count: int) -> Any:
+def draw(figure_class: Any, layers: list[int], maps: list, names: list[str], of_rows: list[list[str]], count: int) -> Any:
     """The picture: a row of three maps a layer."""
     width = min(2.5 + 0.13 * len(names), 8)
     figure = figure_class(figsize=(3 * width, len(layers) * (width * 0.9 + 0.6)), layout="constrained")
     axes = figure.subplots(len(layers), 3, squeeze=False)
     every = -(-len(names) // MOST_NAMES)
     ticks, shown = range(0, len(names), every), names[::every]
-    for row, layer, (feeds, reads) in zip(axes, layers, maps, strict=True):
+    for row, layer, (feeds, reads), called in zip(axes, layers, maps, of_rows, strict=True):
         slots = most_read(reads, count)
         reach = reads.T @ feeds.abs()
         reach = reach / reach.sum(1, keepdim=True).clamp(min=1e-12)
@@ -149,8 +156,7 @@ def draw(figure_class: Any, layers: list[int], maps: list, names: list[str], cou
             axis.set_xticks(ticks, shown, rotation=90, fontsize=7)
             figure.colorbar(image, ax=axis, shrink=0.7)
         for axis in row[:2]:
-            axis.set_yticks(range(len(slots)), slots, fontsize=7)
-            axis.set_ylabel("slot", fontsize=8)
+            axis.set_yticks(range(len(slots)), [called[slot] for slot in slots], fontsize=7)
         row[2].set_yticks(ticks, shown, fontsize=7)
         row[2].set_ylabel("reads", fontsize=8)
     return figure

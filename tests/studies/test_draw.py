@@ -5,7 +5,7 @@ import torch
 
 from lit_linformer.model import Encoder, EncoderConfig, make_projection
 from lit_linformer.runs.trained_model import open_checkpoint
-from lit_linformer.studies.draw import slot_maps
+from lit_linformer.studies.draw import as_text, row_names, slot_maps
 from tests.cli.test_errors import complaint
 from tests.helpers import output
 
@@ -28,6 +28,18 @@ def test_maps_are_the_encoders():
     assert torch.allclose(reads, maps[1][0, 1].T) and torch.allclose(reads.sum(0), torch.ones(5))
     mean_feeds, mean_reads = slot_maps(encoder, ids, 1, None)
     assert mean_feeds.shape == mean_reads.shape == (4, 5) and torch.allclose(mean_reads, maps[1][0].mean(0).T)
+
+
+def test_tokens_that_a_layer_sees_beside_its_slots_are_no_slots():
+    shape = {"vocab_size": 20, "max_length": 12, "hidden_size": 8, "num_layers": 1, "num_heads": 2, "intermediate_size": 8}
+    encoder = Encoder(EncoderConfig(**shape, attention="window", projection_dim=4)).eval()
+    names = ["<s>", "a", "b", "</s>"]
+    feeds, reads = slot_maps(encoder, [0, 5, 6, 2], 0, None)
+    rows = row_names(encoder.config, 0, len(reads), names)
+    assert rows == [f"slot {j}" for j in range(4)] + [f"token {name}" for name in names]
+    told = as_text(0, feeds, reads, names, rows, 8).splitlines()[1:]
+    assert [line.split(":")[0].strip() for line in told] == rows
+    assert ["fed by" in line for line in told] == [True] * 4 + [False] * 4 and all("read by" in line for line in told)
 
 
 def test_draws_and_tells_a_text(pretrained, tmp_path):
