@@ -18,7 +18,7 @@ class Pace:
     def __init__(self, seconds: Callable[[], float], total: int | None, step: int) -> None:
         self._seconds, self.total, self.first = seconds, total, step
         self._warm: tuple[float, int] | None = None
-        self.validation = 0.0  # seconds that one takes, as far as it is known
+        self.validation: float | None = None  # seconds that one takes; None: there was none yet
 
     def stepped(self, step: int) -> None:
         if self._warm is None and step >= self.first + WARM:
@@ -47,4 +47,4 @@ class Pace:
         each = self.per_step(step)
         if self.total is None or each is None:
             return None
-        return each * (self.total - step) + self.validation * self.validations(trainer)
+        return each * (self.total - step) + (self.validation or 0.0) * self.validations(trainer)

@@ -89,7 +89,7 @@ class Progress(ProgressBar):
         self._marked, self._marked_step = Totals(), trainer.global_step
         steps = trainer.estimated_stepping_batches
         total = None if steps == float("inf") else int(steps)
-        known = self._pace.validation if self._pace is not None else 0.0  # of the one before training
+        known = self._pace.validation if self._pace is not None else None  # of the one before training
         seconds = time.monotonic if self._throughput is None else lambda: self._throughput.totals().seconds
         self._pace = Pace(seconds, total, trainer.global_step)
         self._pace.validation = known
@@ -202,9 +202,10 @@ class Progress(ProgressBar):
         if self._bar is not None:
             self._bar.show(trainer.global_step, left)
             return
-        validations = self._pace.validations(trainer)
+        validations, known = self._pace.validations(trainer), self._pace.validation
         steps = f"{self._pace.total - trainer.global_step} steps at {1 / each:.3g}/s"
-        checks = f", {validations} validation{'s' * (validations != 1)} of {self._pace.validation:.1f} s" * (validations > 0)
+        of = " that are not timed yet" if known is None else f" of {known:.1f} s"
+        checks = f", {validations} validation{'s' * (validations != 1)}{of}" * (validations > 0)
         self._tell([("estimated", f"{clock(left)} left: {steps}{checks}")])
 
     def _tell(self, rows: Rows) -> None:

@@ -165,6 +165,17 @@ def test_time_left_does_not_count_the_first_step():
     assert pace.left(Running(13, 200)) == 2.0 * 87 + 3.0
 
 
+@pytest.mark.parametrize(("known", "told"), [(None, " that are not timed yet"), (3.0, " of 3.0 s")])
+def test_validations_of_which_there_was_none_yet_do_not_take_no_time(known, told, capsys):
+    progress = Progress(live=False)
+    times = iter((0.0, 8.0))
+    progress._pace = Pace(lambda: next(times), 100, 0)
+    progress._pace.left, progress._pace.validation = lambda trainer: 60.0, known
+    progress._pace.stepped(1)
+    progress._tell_time(Running(5, 100))
+    assert capsys.readouterr().out.split() == f"estimated 1:00 left: 95 steps at 0.5/s, 2 validations{told}".split()
+
+
 def test_a_few_batches_tried_before_training_are_no_validation(capsys):
     progress = Progress(live=True)
     progress._bar = _Bar(Console(file=io.StringIO(), force_terminal=True, width=80))
