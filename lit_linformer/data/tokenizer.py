@@ -176,7 +176,7 @@ def load_tokenizer(spec: str) -> Tokenizer:
     """
     path = Path(spec)
     if zipfile.is_zipfile(path) or (path.suffix == ".ckpt" and path.exists()):
-        checkpoints = importlib.import_module("lit_linformer.runs.checkpoints")  # by name, for it is a floor above
+        checkpoints = importlib.import_module("lit_linformer.runs.checkpoints")  # by name, for runs imports data
         return Tokenizer.from_str(checkpoints.carried_tokenizer(path, "data.tokenizer"), spec)
     if path.is_dir():
         if (path / "tokenizer.json").is_file():
