@@ -38,9 +38,9 @@ class EncoderConfig:
         num_heads: H, heads a layer; divides hidden_size.
         intermediate_size: width inside the feed-forward; 4 D in the paper. With geglu two thirds of it, in multiples of 8.
         attention: linformer; lookup: a Linformer that also looks up where a token's neighbour stands elsewhere; window: one
-            that also sees the tokens round about; coarse: the windows that matter most; lsh (Reformer), luna, nystrom, sparse:
-            others that save time (docs/models.md); full: the Transformer, on fused attention; or the path of a class of your
-            own, as my_ideas.Window of my_ideas.py (docs/extending.md).
+            that also sees nearby tokens; coarse: the windows that matter most; lsh (Reformer), luna, nystrom, sparse: others
+            that save time (docs/models.md); full: the Transformer, on fused attention; or the path of a class of your own, as
+            my_ideas.Window of my_ideas.py (docs/extending.md).
         attention_options: settings that the attention has of its own, by name.
         projection_dim: k, slots that keys and values are compressed to: one number, or a list with one a layer.
         sharing: which projections are one and the same (section 4): none | headwise | key-value | layerwise; or heads

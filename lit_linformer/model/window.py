@@ -1,4 +1,4 @@
-"""Slots, and beside them the tokens round about. Shapes as in attention.py and chunks.py; w window, here S = 2 w."""
+"""Slots, and beside them nearby tokens. Shapes as in attention.py and chunks.py; w window, here S = 2 w."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
