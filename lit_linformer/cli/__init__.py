@@ -102,7 +102,8 @@ def main(argv: list[str] | None = None) -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         sys.exit(130)
     except Exception as error:
-        if isinstance(error, BrokenPipeError) and (argv[0] == "list" or HELP & set(argv)):  # | head
+        prints = HELP & set(argv) or any(word.partition("=")[0] == "--print_commands" for word in argv)
+        if isinstance(error, BrokenPipeError) and (argv[0] == "list" or prints):  # | head
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(0)
         message = None if show_traceback else _message(error)

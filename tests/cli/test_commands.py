@@ -182,6 +182,18 @@ def test_two_processes_launched_by_lightning(tiny, tmp_path):
     assert load(tmp_path / "runs/tiny/checkpoints/last.ckpt")["seen"]["tokens"] == 12 * 4 * 32 * 2
 
 
+@pytest.mark.parametrize(
+    "argv", ["list", "fit --help", "grid --config conf/paper/table2.yaml --print_commands true"], ids=("list", "help", "grid")
+)
+def test_what_only_prints_may_be_cut_short(argv):
+    read, write = os.pipe()
+    os.close(read)  # as head does when it has enough
+    command = [sys.executable, "run.py", *argv.split()]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, cwd=ROOT, timeout=HANGS)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_console_command_works_in_any_directory(tmp_path):
     command = [str(Path(sys.executable).parent / "lit-linformer"), "fit", "--config", "nowhere.yaml"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=HANGS)
