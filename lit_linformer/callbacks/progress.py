@@ -204,7 +204,7 @@ class Progress(ProgressBar):
             return
         validations, known = self._pace.validations(trainer), self._pace.validation
         steps = f"{self._pace.total - trainer.global_step} steps at {1 / each:.3g}/s"
-        of = " that are not timed yet" if known is None else f" of {known:.1f} s"
+        of = " (not timed yet)" if known is None else f" of {known:.1f} s"
         checks = f", {validations} validation{'s' * (validations != 1)}{of}" * (validations > 0)
         self._tell([("estimated", f"{clock(left)} left: {steps}{checks}")])
 

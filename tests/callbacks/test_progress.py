@@ -165,7 +165,7 @@ def test_time_left_does_not_count_the_first_step():
     assert pace.left(Running(13, 200)) == 2.0 * 87 + 3.0
 
 
-@pytest.mark.parametrize(("known", "told"), [(None, " that are not timed yet"), (3.0, " of 3.0 s")])
+@pytest.mark.parametrize(("known", "told"), [(None, " (not timed yet)"), (3.0, " of 3.0 s")])
 def test_validations_of_which_there_was_none_yet_do_not_take_no_time(known, told, capsys):
     progress = Progress(live=False)
     times = iter((0.0, 8.0))
