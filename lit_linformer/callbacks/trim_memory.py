@@ -10,10 +10,10 @@ EVERY = 50  # batches
 
 
 class TrimMemory(Callback):
-    """Every 50 batches has glibc give back what it keeps of freed blocks; takes about a thousandth of the time.
+    """Every 50 batches has glibc give back what it keeps of freed blocks, which took 0.1 s each time with ListOps.
 
-    Batches of rows of unequal length differ in shape, so that a freed block seldom fits the next tensor: without this the
-    memory of ListOps' training grew to 9.8 GB within 3,000 steps, of which 1.8 were in use (docs/LOG.md, 25 November 2026).
+    Without this the memory of ListOps' training, 32 rows of up to 2,048 symbols, grew to 9.6 GiB within 2,900 steps, of which
+    1.7 were in use (docs/LOG.md, 25 November 2026).
     """
 
     def __init__(self) -> None:
