@@ -115,6 +115,8 @@ def test_the_page_says_what_one_types_and_what_it_is():
     assert any(row.startswith("  --trainer.callbacks+ NAME") and row.endswith("(now PerplexityCurve)") for row in rows)
     assert rows[2].startswith("conf/quickstart.yaml: A first curve")
     assert "python run.py fit --config conf/quickstart.yaml --help_all" in page
+    assert "  python run.py fit --config conf/quickstart.yaml --name again --seed_everything 1\n" in page
+    assert "--config conf/quickstart.yaml --name idea" in short_help(["fit"], 80)
 
 
 @pytest.mark.parametrize(
