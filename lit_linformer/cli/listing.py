@@ -33,7 +33,7 @@ SETTINGS = {"source": Setting(several(word("FOLDER")), "where runs are looked fo
 # What every command has or adds by itself, and what others are made of.
 BY_THEMSELVES = (
     "AtomicCheckpointIO Curves EvaluationWriter Finite LastCheckpoint LastValidation OwedValidation PredictionWriter "
-    "Preemption Progress Resuming RunResult Throughput TrainingModule"
+    "Preemption Progress Resuming RunResult Throughput TrainingModule TrimMemory"
 ).split()
 ALL = 10_000  # letters of a line that nothing cuts
 
