@@ -82,7 +82,8 @@ def test_each_run_sees_its_own_gpus(tiny, tmp_path, monkeypatch):
     def watch(job):
         with contextlib.suppress(ProcessLookupError):  # it has just ended
             variables = Path(f"/proc/{job.process.pid}/environ").read_bytes().split(b"\0")
-            seen.setdefault(job.cell.name, [each for each in variables if each.startswith(b"CUDA_VISIBLE_DEVICES=")])
+            if found := [each for each in variables if each.startswith(b"CUDA_VISIBLE_DEVICES=")]:  # none before it has begun
+                seen.setdefault(job.cell.name, found)
 
     run_jobs((RunningCell(cell, str(cell)) for cell in cells), 2, lambda job: None, watch)
     first, second, third = (seen[cell.name] for cell in cells)
