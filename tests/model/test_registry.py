@@ -142,7 +142,8 @@ def test_every_entry_says_its_own_name():
     assert said == {
         "full": "transformer", "linformer": f"linformer, {slots}", "lookup": f"linformer with lookup, {slots}",
         "lsh": "reformer", "coarse": f"linformer, coarse to fine, {slots}",
-        "luna": "luna, k = 4", "nystrom": "nyströmformer, k = 4", "sparse": "sparse transformer", "window": f"linformer with window, {slots}",
+        "luna": "luna, k = 4", "nystrom": "nyströmformer, k = 4", "sparse": "sparse transformer",
+        "window": f"linformer with window, {slots}",
     }  # fmt: skip
     config = EncoderConfig(**SHAPE, projection_dim=4, projection=path(Plain))
     assert config.attention_kind.describe(config) == f"linformer, k = 4, layerwise, {path(Plain)}"
