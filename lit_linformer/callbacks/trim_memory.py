@@ -5,17 +5,17 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lit_linformer.utils.environment import give_memory_back, process_memory
+from lit_linformer.utils.environment import give_memory_back, machine_memory, process_memory
 
-TIMES, LEAST = 3, 2**31  # bytes
+SHARE = 4  # a quarter of the machine's memory
 
 
 class TrimMemory(Callback):
-    """On a CPU, has glibc give back what it keeps of freed blocks whenever the process has tripled since it last did.
+    """On a CPU, has glibc give back what it keeps of freed blocks when the process holds a quarter of the machine's memory.
 
     Where batches differ in length the memory of a run otherwise grows for hours: ListOps' training, 32 rows of up to 2,048
-    symbols, had 9.6 GiB after 2,900 steps, of which 1.7 were in use (docs/LOG.md, 25 November 2026). Growth of less than 2 GiB
-    is left alone, for what is given back has to be fetched again.
+    symbols, had 9.6 GiB after 2,900 steps, of which 1.7 were in use (docs/LOG.md, 25 November 2026). What is given
+    back has to be fetched again, which at 3 GiB cost an eighth of the time: so not earlier, and again once it has doubled.
     """
 
     def __init__(self) -> None:
@@ -24,8 +24,8 @@ class TrimMemory(Callback):
     def _ended(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         if pl_module.device.type != "cpu":
             return
-        with contextlib.suppress(OSError):  # of a system that does not tell
-            if process_memory("VmRSS") > max(TIMES * self._least, self._least + LEAST):
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # of a system that does not tell
+            if process_memory("VmRSS") > max(2 * self._least, machine_memory() // SHARE):
                 give_memory_back()
                 self._least = process_memory("VmRSS")
 

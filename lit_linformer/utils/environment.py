@@ -57,6 +57,11 @@ def process_memory(key: str) -> int:
     raise OSError(f"/proc/self/status has no {key}")
 
 
+def machine_memory() -> int:
+    """Bytes. AttributeError, OSError or ValueError where the system does not tell."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def give_memory_back() -> None:
     """Freed memory that glibc keeps goes back to the system; other C libraries are left alone."""
     with contextlib.suppress(AttributeError, OSError, TypeError):
