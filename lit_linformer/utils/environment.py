@@ -58,7 +58,7 @@ def process_memory(key: str) -> int:
 
 
 def machine_memory() -> int:
-    """Bytes. AttributeError, OSError or ValueError where the system does not tell."""
+    """Bytes that this machine has, on Linux."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 

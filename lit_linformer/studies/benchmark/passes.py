@@ -1,7 +1,6 @@
 """What `benchmark` measures of a pass through layers: time, peak memory, the largest batch; each in a process of its own."""
 
 import contextlib
-import ctypes
 import gc
 import resource
 import sys
@@ -18,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from lit_linformer.studies.benchmark.models import BACKENDS, DTYPES, build
 from lit_linformer.studies.benchmark.process import Job, Reporter, take_turns
-from lit_linformer.utils.environment import cpu, hardware, process_memory
+from lit_linformer.utils.environment import cpu, give_memory_back, hardware, process_memory
 from lit_linformer.utils.errors import out_of_memory
 
 
@@ -72,8 +71,7 @@ def peak_memory(action: Callable[[], Any], device: str = "cpu") -> int:
         action()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
-    with contextlib.suppress(AttributeError, OSError):  # glibc only: hand back what is free, or action would reuse it unseen
-        ctypes.CDLL(None).malloc_trim(0)
+    give_memory_back()  # or action would use again, unseen, what is free
     try:
         before = process_memory("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew from here
