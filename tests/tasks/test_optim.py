@@ -10,7 +10,7 @@ import torch
 from lit_linformer.data import PretrainingData
 from lit_linformer.model import EncoderConfig, MaskedLanguageModel, SequenceClassifier
 from lit_linformer.tasks import MLM
-from lit_linformer.tasks.muon import MuonAndAdamW
+from lit_linformer.tasks.muon import QUINTIC, MuonAndAdamW, orthogonalized
 from lit_linformer.tasks.optim import Optimization, layer_decay, lr_factor, parameter_groups
 from tests.cli.test_errors import complaint
 from tests.helpers import load, output
@@ -80,12 +80,32 @@ def stepped(model, optimizers, seeds):
 
 def test_muon_and_adamw_are_one_optimiser_and_torchs_two():
     model, groups = muon_groups()
+    start = [parameter.detach().clone() for parameter in model.parameters()]
     one = stepped(model, [MuonAndAdamW(groups, (0.9, 0.98), 1e-6)], range(3))
     model, groups = muon_groups()
-    muon = torch.optim.Muon([group for group in groups if group["name"] == "muon"], adjust_lr_fn="match_rms_adamw")
+    own = next(group for group in groups if group["name"] == "muon")
+    muon = torch.optim.Muon([own], adjust_lr_fn="match_rms_adamw")
     rest = [group for group in groups if group["name"] != "muon"]
     two = stepped(model, [muon, torch.optim.AdamW(rest, betas=(0.9, 0.98), eps=1e-6, fused=True)], range(3))
-    assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+    muons = {id(parameter) for parameter in own["params"]}
+    for parameter, a, b, before in zip(model.parameters(), one, two, start, strict=True):
+        if id(parameter) in muons:  # torch's rounds to bfloat16
+            assert not torch.equal(b, before) and (a - b).norm() < 0.02 * (b - before).norm()
+        else:
+            assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 8), (2, 24, 8), (1, 8, 24)])
+def test_newton_schulz_changes_singular_values_alone(shape):
+    torch.manual_seed(0)
+    matrices = torch.randn(shape, dtype=torch.float64)
+    u, s, v = torch.linalg.svd(matrices, full_matrices=False)
+    s = s / s.norm(dim=-1, keepdim=True)
+    for _ in range(5):
+        s = QUINTIC[0] * s + QUINTIC[1] * s**3 + QUINTIC[2] * s**5
+    torch.testing.assert_close(orthogonalized(matrices), u * s[:, None] @ v)
+    torch.testing.assert_close(orthogonalized(matrices)[:1], orthogonalized(matrices[:1]))  # together as alone
+    assert orthogonalized(torch.zeros(shape)).eq(0).all()
 
 
 def test_muon_goes_on_from_its_state():
