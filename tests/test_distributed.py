@@ -15,6 +15,7 @@ from torch import nn
 from lit_linformer.data import PretrainingData
 from lit_linformer.model import EncoderConfig, MaskedLanguageModel
 from lit_linformer.model.linformer import SHARINGS
+from lit_linformer.utils.environment import lacks_bfloat16
 from lit_linformer.utils.files import read_rows
 from tests.helpers import HANGS, assert_same, fit, load, output, read_log, run_forked
 from tests.model.mechanisms import IMAGE, MECHANISMS
@@ -247,6 +248,7 @@ def test_overlay_runs_with_one_process(name, tiny, tmp_path, monkeypatch):
     nodes = ["--trainer.num_nodes", "1"] if name != "gpu" else []
     shown = output(["fit", *tiny, *overlay, *nodes, "--trainer.max_steps", "2"], tmp_path)
     assert ("bf16-mixed" if name == "gpu" else "32-true") in shown
+    assert ("for which this processor has no units: 32-true is faster" in shown) == (name == "gpu" and lacks_bfloat16())
 
 
 def prepare_other_data(rank: int, folder: Path, corpus: Path, report) -> None:

@@ -4,7 +4,7 @@ from lightning.pytorch import LightningModule, Trainer
 
 from lit_linformer.model import count_parameters
 from lit_linformer.utils.amounts import count
-from lit_linformer.utils.environment import cores, hardware
+from lit_linformer.utils.environment import cores, hardware, lacks_bfloat16
 
 Rows = list[tuple[str, str]]  # what, and what it is
 WIDTH, INDENT = 80, 12  # of a line, and of its second column, to which the longest split's name sets the data's lines, too
@@ -21,10 +21,15 @@ def header(trainer: Trainer, pl_module: LightningModule) -> Rows:
     return [
         ("model", kind),
         ("size", size),
-        ("device", f"{_device(trainer)}, precision {trainer.precision}"),
+        ("device", f"{_device(trainer)}, precision {trainer.precision}{_slow(trainer)}"),
         ("training", _training(trainer)),
         ("run", str(trainer.default_root_dir)),
     ]
+
+
+def _slow(trainer: Trainer) -> str:
+    emulated = str(trainer.precision).startswith("bf16") and trainer.strategy.root_device.type == "cpu" and lacks_bfloat16()
+    return ", for which this processor has no units: 32-true is faster" if emulated else ""
 
 
 def _device(trainer: Trainer) -> str:

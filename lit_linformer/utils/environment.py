@@ -45,6 +45,15 @@ def cpu() -> str:
     return platform.processor() or platform.machine()
 
 
+def lacks_bfloat16() -> bool:
+    """Whether this is an x86 processor without units for bfloat16: torch then computes it far more slowly than float32."""
+    import torch
+
+    can = getattr(torch.cpu, "get_capabilities", dict)()  # not every torch has it
+    units = "avx512_bf16", "amx_bf16", "avx_ne_convert"
+    return can.get("architecture") == "x86_64" and not any(can.get(unit) for unit in units)
+
+
 def cores() -> int:
     """Those that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

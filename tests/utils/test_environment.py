@@ -1,5 +1,6 @@
 """Where a number comes from: a commit where there is one, and no folder of the machine."""
 
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -45,3 +46,12 @@ def test_commands_start_by_run_py_or_as_a_package(tmp_path, monkeypatch):
     assert environment.run_command() == [sys.executable, str(environment.ROOT / "run.py")]
     monkeypatch.setattr(environment, "ROOT", tmp_path)
     assert environment.run_command() == [sys.executable, "-m", "lit_linformer"]
+
+
+@pytest.mark.skipif(
+    platform.system() != "Linux" or platform.machine() != "x86_64" or not hasattr(torch.cpu, "get_capabilities"),
+    reason="for x86 processors, whose flags stand in /proc/cpuinfo, and a torch that asks them",
+)
+def test_units_for_bfloat16_are_those_that_the_system_names():
+    flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
+    assert environment.lacks_bfloat16() != any(flag in flags for flag in ("avx512_bf16", "amx_bf16", "avx_ne_convert"))
