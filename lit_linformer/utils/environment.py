@@ -49,7 +49,7 @@ def lacks_bfloat16() -> bool:
     """Whether this is an x86 processor without units for bfloat16: torch then computes it far more slowly than float32."""
     import torch
 
-    can = getattr(torch.cpu, "get_capabilities", dict)()  # not every torch has it
+    can: dict = getattr(torch.cpu, "get_capabilities", dict)()  # not every torch has it
     units = "avx512_bf16", "amx_bf16", "avx_ne_convert"
     return can.get("architecture") == "x86_64" and not any(can.get(unit) for unit in units)
 
