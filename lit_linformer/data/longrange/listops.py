@@ -73,11 +73,10 @@ def value(tokens: np.ndarray) -> int:
     return open_[0][0]
 
 
-def generated(split: str, rows: int) -> Iterator[tuple[list[np.ndarray], int]]:
-    """([tokens], value) of each row, which depends on nothing but its number and the split."""
-    for row in range(rows):
-        tokens = expression(random.Random(f"0 {split} {row}").random)
-        yield [tokens], value(tokens)
+def row(split: str, number: int) -> tuple[list[np.ndarray], int]:
+    """([tokens], value), a function of the row's number and the split."""
+    tokens = expression(random.Random(f"0 {split} {number}").random)
+    return [tokens], value(tokens)
 
 
 def read(files: list[Path]) -> Iterator[tuple[list[np.ndarray], int]]:

@@ -8,8 +8,6 @@ by their distance.
 Coordinates are pixels, (row, column), the image's corner at (0, 0).
 """
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from lit_linformer.data.pretraining.token_files import SPLITS
@@ -110,9 +108,7 @@ def _image(lines: list[np.ndarray], dots: np.ndarray) -> np.ndarray:
     return (255 * light).round().astype(np.uint8).reshape(SIDE, SIDE)
 
 
-def generated(split: str, rows: int, level: str) -> Iterator[tuple[list[np.ndarray], int]]:
-    """([pixels (SIDE²,) uint8, row by row], label) of each row, a function of its number, the split and the level."""
-    stream = SPLITS.index(split)
-    for row in range(rows):
-        image, _, _, label = drawing(np.random.default_rng([0, stream, row]), level)
-        yield [image.reshape(-1)], label
+def row(split: str, level: str, number: int) -> tuple[list[np.ndarray], int]:
+    """([pixels (SIDE²,) uint8, row by row], label), a function of the row's number, the split and the level."""
+    image, _, _, label = drawing(np.random.default_rng([0, SPLITS.index(split), number]), level)
+    return [image.reshape(-1)], label

@@ -6,18 +6,23 @@ split was read so far, where it can tell.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
 
 from lit_linformer.data.finetuning.labelled_rows import LabelledSource
 from lit_linformer.data.finetuning.text_tasks import find_task
 from lit_linformer.data.longrange import listops, pathfinder
 from lit_linformer.data.pretraining.token_files import SPLITS
 from lit_linformer.data.reading import readable, stamps, text_lines
+from lit_linformer.utils.environment import cores
 from lit_linformer.utils.errors import SettingError, UserError
 
-Rows = Iterator[tuple[list[np.ndarray], int]]
+Row = tuple[list[np.ndarray], int]
+Rows = Iterator[Row]
 CIFAR_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CIFAR_BYTES = 1 + 3 * 32 * 32  # of an image, its label first
 GRAY = np.array([299, 587, 114]) / 1000  # ITU-R BT.601, as TensorFlow's rgb_to_grayscale has it
@@ -143,8 +148,24 @@ FROM_FILES: dict[str, tuple[str, dict[str, str], Callable[[list[Path]], Rows]]] 
 VERSIONS = {"listops": 1, "pathfinder": 2}
 
 
+FEW = 1000  # rows, which are drawn sooner than other processes start
+
+
+class _Drawn(Dataset):
+    """Rows that a function makes of their numbers."""
+
+    def __init__(self, row: Callable[[int], Row], count: int):
+        self.row, self.count = row, count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, number: int) -> Row:
+        return self.row(number)
+
+
 class GeneratedSource:
-    """ListOps or Pathfinder, made here: a function of the rows of each split, and of Pathfinder's level."""
+    """ListOps or Pathfinder, made by a process on each core: a row is a function of its number, the split and the level."""
 
     fraction = 0.0
 
@@ -160,7 +181,14 @@ class GeneratedSource:
 
     def rows(self, split: str) -> Rows:
         count = self.counts[split]
-        made = listops.generated(split, count) if self.level is None else pathfinder.generated(split, count, self.level)
-        for number, row in enumerate(made, 1):
+        row = partial(listops.row, split) if self.level is None else partial(pathfinder.row, split, self.level)
+        workers = cores() if count > FEW and cores() > 1 else 0
+        own = torch.Generator()  # the model's start does not depend on whether rows were made or found
+        made = DataLoader(_Drawn(row, count), batch_size=None, collate_fn=_as_it_is, num_workers=workers, generator=own)
+        for number, each in enumerate(made, 1):
             self.fraction = number / count
-            yield row
+            yield each
+
+
+def _as_it_is(row: Row) -> Row:
+    return row

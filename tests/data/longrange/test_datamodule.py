@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from lit_linformer.data import LongRangeData
-from lit_linformer.data.longrange import listops, pathfinder
+from lit_linformer.data.longrange import listops, pathfinder, sources
 from lit_linformer.data.longrange.datamodule import BOS, EOS, MASK, PAD, SPECIAL
 from lit_linformer.data.longrange.sources import CIFAR_CLASSES, GRAY
+from lit_linformer.data.pretraining.token_files import SPLITS
 from lit_linformer.model.heads import IGNORED
 from tests.data.longrange.files import write_long_range
 from tests.data.recorder import Recorder, recorded, trainer
@@ -44,7 +45,7 @@ def rows_of(loader):
 def test_rows_of_listops_come_with_their_value(cache):
     made = data(cache)
     assert (made.num_tokens, made.num_labels, made.metrics) == (19, 10, ("accuracy",))
-    wanted = [(tokens.tolist(), label) for (tokens,), label in listops.generated("validation", 5)]
+    wanted = [(tokens.tolist(), label) for (tokens,), label in (listops.row("validation", number) for number in range(5))]
     assert rows_of(made.val_dataloader()) == dict(enumerate(wanted))
     batch = next(iter(made.train_dataloader()))
     for ids, label in zip(batch["input_ids"], batch["labels"].tolist(), strict=True):
@@ -54,8 +55,20 @@ def test_rows_of_listops_come_with_their_value(cache):
 
 def test_rows_of_pathfinder_are_its_pixels(cache):
     made = data(cache, "pathfinder", "test", max_length=1026, cut=False, level="easy")
-    wanted = [(pixels.tolist(), label) for (pixels,), label in pathfinder.generated("test", 5, "easy")]
+    wanted = [(pixels.tolist(), label) for (pixels,), label in (pathfinder.row("test", "easy", number) for number in range(5))]
     assert rows_of(made.test_dataloader()) == dict(enumerate(wanted))
+
+
+def test_processes_draw_the_rows_that_one_draws_in_order(monkeypatch):
+    source = sources.GeneratedSource("listops", dict.fromkeys(SPLITS, 12), "hard")
+    alone, state = list(source.rows("train")), torch.get_rng_state()
+    monkeypatch.setattr(sources, "FEW", 2)
+    monkeypatch.setattr(sources, "cores", lambda: 3)
+    together = list(source.rows("train"))
+    assert [(tokens.tolist(), label) for (tokens,), label in together] == [
+        (tokens.tolist(), label) for (tokens,), label in alone
+    ]
+    assert (torch.get_rng_state() == state).all()  # whether rows were found or made, a model starts from the same numbers
 
 
 def test_masks_leave_the_rest_of_a_row_alone(cache):

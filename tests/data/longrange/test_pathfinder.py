@@ -53,7 +53,9 @@ def test_what_is_drawn_is_where_the_dashes_and_dots_are():
     assert (image[(far < 0.2)] > 90).all()
 
 
-def test_a_row_depends_on_its_number_and_the_split_alone():
-    first = [row[0].tolist() for row, _ in pathfinder.generated("train", 3, "easy")]
-    assert [row[0].tolist() for row, _ in pathfinder.generated("train", 2, "easy")] == first[:2]
-    assert next(pathfinder.generated("test", 1, "easy"))[0][0].tolist() != first[0]
+def test_a_row_depends_on_its_number_the_split_and_the_level_alone():
+    pixels, label = pathfinder.row("train", "easy", 1)
+    again, same = pathfinder.row("train", "easy", 1)
+    assert (pixels[0] == again[0]).all() and label == same
+    others = [pathfinder.row("train", "easy", 0), pathfinder.row("test", "easy", 1), pathfinder.row("train", "hard", 1)]
+    assert not any((pixels[0] == other[0]).all() for other, _ in others)
