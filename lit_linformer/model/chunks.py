@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from .attention import as_bias
 from .errors import SettingError
 
 
@@ -64,9 +65,10 @@ def real_columns(seen: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def near_scores(q: Tensor, k: Tensor, allowed: Tensor, chunk: int, reach: int) -> Tensor:
-    """q kᵀ/√d of each token and its S columns, (…, N, S); the lowest number where not ``allowed``, (…, M, c, S)."""
+    """q kᵀ/√d of each token and its S columns, (…, N, S); so low a number where not ``allowed``, (…, M, c, S)."""
     scores = chunked(q * q.shape[-1] ** -0.5, chunk) @ beside(chunked(k, chunk), reach=reach).transpose(-1, -2)
-    scores = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min / 2)
+    # Not masked_fill, whose backward copies all scores once more: with lookup's numbers 10 ms instead of 2 on a CPU core.
+    scores = scores + as_bias(allowed, scores.dtype)
     return scores.flatten(-3, -2)[..., : q.shape[-2], :]
 
 
