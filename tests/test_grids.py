@@ -39,10 +39,9 @@ def test_every_mechanism_of_a_grid_trains_and_all_it_measures_is_there(path, tmp
     for cell, (status, printed) in zip(grid.cells, in_one_process(lines, tmp_path / "printed"), strict=True):
         assert status == 0, f"{cell}: {printed[-500:]}"
         there = {name: measure.read(cell.run_dir) for name, measure in grid.measures.items()}
-        assert {name for name, value in there.items() if value is None} <= {
-            "6.6 M tokens", "13.1 M tokens", "26.2 M tokens", "nll elsewhere, rare", "nll nowhere, rare", "nll beside, rare",
-            "nll elsewhere, frequent", "nll nowhere, frequent", "nll beside, frequent", "1.6 M tokens", "3.3 M tokens",
-        }, str(cell)  # fmt: skip
+        # Two steps are far from a perplexity after millions of tokens, and their validation may lack one of CopySlices' slices.
+        later = {name for name in there if name.endswith(" M tokens") or name.startswith("nll ")}
+        assert {name for name, value in there.items() if value is None} <= later, str(cell)
         assert Measure.parse("", f"perplexity.csv perplexity tokens={2 * 2 * length}").read(cell.run_dir) > 1
 
 
