@@ -75,13 +75,14 @@ def test_another_layer_decay_wins_on_resume(task, tmp_path):
 @pytest.mark.slow
 def test_two_processes_train_and_score_like_one(task, tmp_path):
     still = ["--model.dropout", "0", "--model.attention_dropout", "0", "--trainer.max_epochs", "2"]
+    still += ["--trainer.precision", "64-true"]  # in float32 AdamW's first steps enlarge what rounding does to small gradients
     assert run_forked(["fit", *task, "--name", "one", *still]) == 0
     two = ["--trainer.strategy", "ddp_fork", "--trainer.devices", "2", "--data.batch_size", "4"]
     shown = output(["fit", *task, "--name", "two", *still, *two], tmp_path)
     assert shown.count("120 rows") == shown.count("37 rows") == 1
     one, two = (scores(tmp_path / f"runs/{name}/scores.csv") for name in ("one", "two"))
     for a, b in zip(one, two, strict=True):
-        assert {key: float(value) for key, value in b.items()} == pytest.approx({k: float(v) for k, v in a.items()}, rel=1e-4)
+        assert {key: float(value) for key, value in b.items()} == pytest.approx({k: float(v) for k, v in a.items()}, rel=1e-6)
 
 
 def test_pretrained_run_is_carried_over_and_its_own_checkpoint_suffices_later(task, pretrained, tmp_path):

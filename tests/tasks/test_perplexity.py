@@ -53,6 +53,11 @@ def test_nothing_seen_is_nan():
     assert Perplexity().compute().isnan()
 
 
+# What one process and two do to the same rows: in float32 AdamW's first steps, which divide a gradient by its own size, enlarge
+# what rounding does to the small ones, and some processors round a row otherwise beside other ones.
+EXACT = ["--trainer.precision", "64-true"]
+
+
 def perplexities(path):
     with open(path) as file:
         return [float(row["perplexity"]) for row in csv.DictReader(file)]
@@ -60,7 +65,7 @@ def perplexities(path):
 
 def test_equal_on_one_and_two_processes(tiny, tmp_path):
     """Before training the two runs are the same model: the curve's first value is a sum over one or two ranks."""
-    odd = ["--data.batch_size", "3", "--trainer.max_steps", "1", "--trainer.val_check_interval", "1"]
+    odd = [*EXACT, "--data.batch_size", "3", "--trainer.max_steps", "1", "--trainer.val_check_interval", "1"]
     assert run_forked(["fit", *tiny, "--name", "one", *odd]) == 0
     two = ["--trainer.strategy", "ddp_fork", "--trainer.devices", "2"]
     assert run_forked(["fit", *tiny, "--name", "two", *odd, *two]) == 0
@@ -69,12 +74,12 @@ def test_equal_on_one_and_two_processes(tiny, tmp_path):
 
 
 def test_two_processes_train_like_one_on_the_joined_batch(tiny, tmp_path):
-    still = ["--model.encoder.dropout", "0", "--model.encoder.attention_dropout", "0"]
+    still = [*EXACT, "--model.encoder.dropout", "0", "--model.encoder.attention_dropout", "0"]
     assert run_forked(["fit", *tiny, "--name", "one", *still, "--data.batch_size", "8"]) == 0
     two = ["--trainer.strategy", "ddp_fork", "--trainer.devices", "2"]
     assert run_forked(["fit", *tiny, "--name", "two", *still, "--data.batch_size", "4", *two]) == 0
     one, two = (perplexities(tmp_path / f"runs/{name}/perplexity.csv") for name in ("one", "two"))
-    assert len(one) == 2 and two == pytest.approx(one, rel=1e-4)
+    assert len(one) == 2 and two == pytest.approx(one, rel=1e-9)
 
 
 def test_bf16_true_has_the_perplexity_of_bf16_mixed(tiny, tmp_path):
