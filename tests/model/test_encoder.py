@@ -1,6 +1,7 @@
 """The encoder: counts against the authors', exact masks in every combination, maps, checkpointing, refusals."""
 
 import itertools
+import statistics
 
 import pytest
 import torch
@@ -27,9 +28,9 @@ def tiny(**options):
     return EncoderConfig(**{**shape, **options})
 
 
-def randomised(config):
+def randomised(config, seed=0):
     """An encoder whose every parameter is random, so that nothing is equal by being zero."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     encoder = Encoder(config).double().eval()
     for parameter in encoder.parameters():
         parameter.data.add_(0.3 * torch.randn_like(parameter))
@@ -133,30 +134,43 @@ def test_the_state_dict_holds_all_that_a_run_continues_from(options):
     assert torch.equal(first(ids), second(ids))
 
 
+# Of a Reformer's tokens some fall into another bucket, which ones hangs on the processor: it is the median over five encoders
+# that tells whether rounding is all that sets two apart.
+SEEDS = range(5)
+
+
+def median_distance(rounded, exact):
+    """Of tokens, as a share of the exact ones' length."""
+    return ((rounded.float() - exact).norm(dim=-1) / exact.norm(dim=-1)).median().item()
+
+
 @pytest.mark.parametrize("options", [*MECHANISMS.values(), *MODERNS.values()], ids=[*MECHANISMS, *MODERNS])
 def test_weights_of_half_precision(options):
     """bf16-true: no part of it may be float32."""
-    encoder = randomised(tiny(**{"norm": "pre", "local_width": 3, **options})).float()
-    ids, mask = torch.randint(0, 50, (2, 13)), torch.arange(13) < torch.tensor([[13], [9]])
-    exact = encoder(ids, mask)[mask]
-    rounded = encoder.bfloat16()(ids, mask)
-    rounded.float()[mask].square().sum().backward()
-    assert rounded.dtype == torch.bfloat16 and all(parameter.grad.isfinite().all() for parameter in encoder.parameters())
-    apart = (rounded.float()[mask] - exact).norm(dim=-1) / exact.norm(dim=-1)
-    assert apart.median() < 0.1
+    apart = []
+    for seed in SEEDS:
+        encoder = randomised(tiny(**{"norm": "pre", "local_width": 3, **options}), seed).float()
+        ids, mask = torch.randint(0, 50, (2, 13)), torch.arange(13) < torch.tensor([[13], [9]])
+        exact = encoder(ids, mask)[mask]
+        rounded = encoder.bfloat16()(ids, mask)
+        rounded.float()[mask].square().sum().backward()
+        assert rounded.dtype == torch.bfloat16 and all(parameter.grad.isfinite().all() for parameter in encoder.parameters())
+        apart.append(median_distance(rounded[mask], exact))
+    assert statistics.median(apart) < 0.1
 
 
 @pytest.mark.parametrize("options", [*(MECHANISMS | MODERNS).values(), IMAGE], ids=[*(MECHANISMS | MODERNS), "image"])
 def test_bfloat16_is_near_float32(options):
-    encoder = randomised(tiny(**{"norm": "pre", "local_width": 3, **options})).float()
-    ids, mask = torch.randint(0, 50, (2, 13)), torch.arange(13) < torch.tensor([[13], [9]])
-    with torch.autocast("cpu", torch.bfloat16):
-        rounded = encoder(ids, mask)
-        rounded.float().square().sum().backward()
-    assert all(parameter.grad.isfinite().all() for parameter in encoder.parameters())
-    exact = encoder(ids, mask)[mask]
-    apart = (rounded.float()[mask] - exact).norm(dim=-1) / exact.norm(dim=-1)
-    assert apart.median() < 0.05  # of a Reformer's tokens some fall into another bucket
+    apart = []
+    for seed in SEEDS:
+        encoder = randomised(tiny(**{"norm": "pre", "local_width": 3, **options}), seed).float()
+        ids, mask = torch.randint(0, 50, (2, 13)), torch.arange(13) < torch.tensor([[13], [9]])
+        with torch.autocast("cpu", torch.bfloat16):
+            rounded = encoder(ids, mask)
+            rounded.float().square().sum().backward()
+        assert all(parameter.grad.isfinite().all() for parameter in encoder.parameters())
+        apart.append(median_distance(rounded[mask], encoder(ids, mask)[mask]))
+    assert statistics.median(apart) < 0.05
 
 
 @pytest.mark.parametrize(

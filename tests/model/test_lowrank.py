@@ -118,7 +118,7 @@ def test_every_stand_in_is_exact_where_it_has_to_be():
     k, v = (x[:, :, ::3].repeat_interleave(3, 2) for x in (k, v))
     exact, P = attend(q, k, v, None, 0.0, True)
     found = approximations(q, k, v, torch.linalg.svd(P, full_matrices=False), 8)
-    assert torch.allclose(found["block_mean"], exact, atol=1e-12)
+    assert torch.allclose(found["block_mean"], exact, atol=1e-7)  # a third starts in float32
 
 
 def test_random_projection_is_the_theorems():

@@ -89,8 +89,8 @@ def test_muon_and_adamw_are_one_optimiser_and_torchs_two():
     two = stepped(model, [muon, torch.optim.AdamW(rest, betas=(0.9, 0.98), eps=1e-6, fused=True)], range(3))
     muons = {id(parameter) for parameter in own["params"]}
     for parameter, a, b, before in zip(model.parameters(), one, two, start, strict=True):
-        if id(parameter) in muons:  # torch's rounds to bfloat16
-            assert not torch.equal(b, before) and (a - b).norm() < 0.02 * (b - before).norm()
+        if id(parameter) in muons:  # torch's rounds to bfloat16, which sets them 0.014 apart here
+            assert not torch.equal(b, before) and (a - b).norm() < 0.04 * (b - before).norm()
         else:
             assert torch.equal(a, b)
 
