@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import sysconfig
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -195,6 +196,6 @@ def test_what_only_prints_may_be_cut_short(argv):
 
 
 def test_console_command_works_in_any_directory(tmp_path):
-    command = [str(Path(sys.executable).parent / "lit-linformer"), "fit", "--config", "nowhere.yaml"]
+    command = [str(Path(sysconfig.get_path("scripts"), "lit-linformer")), "fit", "--config", "nowhere.yaml"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=HANGS)
     assert done.returncode == 2 and done.stderr.startswith("error: ") and "nowhere.yaml" in done.stderr

@@ -136,7 +136,8 @@ def test_traceback_only_when_asked_for(tiny, tmp_path):
 
 
 def test_a_python_without_the_packages_is_one_line():
-    command = [sys.executable, "-S", str(ROOT / "run.py"), "fit", "--config", "conf/quickstart.yaml"]  # -S: no site-packages
+    # Neither site-packages nor what PYTHONPATH names, which is where some clusters have torch.
+    command = [sys.executable, "-S", "-E", str(ROOT / "run.py"), "fit", "--config", "conf/quickstart.yaml"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
     assert f"error: {sys.executable} lacks the package " in done.stderr
