@@ -16,6 +16,11 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import pytest
 
+# What a Slurm job, torchrun or a terminal has told whoever starts pytest is not meant for the processes that tests start.
+STRANGE = ("SLURM_", "TORCHELASTIC_", "MASTER_", "PL_GLOBAL_SEED", "RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK")
+STRANGE += ("WORLD_SIZE", "COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
+for name in [name for name in os.environ if name.startswith(STRANGE)]:
+    del os.environ[name]
 CHECKED = tempfile.TemporaryDirectory()
 os.environ["LIT_LINFORMER_CACHE"] = CHECKED.name  # not the home of the one who tests
 # Nor what another session has compiled, for other instructions perhaps: pytest's processes share a cache of their own.
