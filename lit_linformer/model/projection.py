@@ -176,7 +176,7 @@ class Projection(nn.Module):
         return f"{PROJECTIONS.name(type(self))}, n={self.max_length}, k={self.projection_dim}"
 
 
-PROJECTIONS = Registry("projection", Projection)
+PROJECTIONS = Registry("projection", Projection, methods=("forward", "for_input"))
 
 
 def make_projection(kind: str, max_length: int, projection_dim: int, **settings: Any) -> Projection:

@@ -28,10 +28,11 @@ class Registry(Mapping):
     Args:
         setting: its name, for messages.
         base: what every class, this package's or the user's, is made from.
+        methods: of these the base leaves one at least to every class; none: it leaves none.
     """
 
-    def __init__(self, setting: str, base: type):
-        self.setting, self.base = setting, base
+    def __init__(self, setting: str, base: type, methods: tuple[str, ...] = ()):
+        self.setting, self.base, self.methods = setting, base, methods
         self._classes: dict[str, type] = {}
 
     def add(self, name: str) -> Callable[[type], type]:
@@ -71,6 +72,8 @@ class Registry(Mapping):
             self._refuse(name, f", but module {path} has no {attribute}{meant(attribute, dir(module), f'{path}.')}", error)
         if not (inspect.isclass(found) and issubclass(found, self.base) and found is not self.base):
             self._refuse(name, f", which is no subclass of {self.base.__name__}")
+        if self.methods and all(getattr(found, method) is getattr(self.base, method) for method in self.methods):
+            self._refuse(name, f", which has no {self.methods[0]}")
         return found
 
     def _import(self, name: str, path: str) -> Any:

@@ -113,6 +113,14 @@ REFUSED = {
 }
 
 
+class Misnamed(Projection):
+    def foward(self, x, mask=None):
+        return x[..., : self.projection_dim, :]
+
+
+REFUSED[f"{__name__}.Misnamed"] = r"projection is '.*\.Misnamed', which has no forward; allowed"
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_no_projection_is_refused_in_one_line(name):
     with pytest.raises(ValueError, match=REFUSED[name]) as error:
