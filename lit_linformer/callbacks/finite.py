@@ -87,7 +87,7 @@ class Finite(Stepping):
             self.refuse(trainer, *self.bad)
 
     def refuse(self, trainer: Trainer, step: int, kind: int) -> None:
-        raise _not_finite(trainer, f"the loss is {LossWatch.KINDS[kind]} at step {step}")
+        raise _not_finite(trainer, f"the loss is {LossWatch.KINDS[kind]} at step {step}", first=step == 1)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn == "fit":
@@ -114,22 +114,24 @@ class Finite(Stepping):
             raise _not_finite(trainer, f"weights, or AdamW's averages, are not finite after step {trainer.global_step}")
 
 
-def _not_finite(trainer: Trainer, what: str) -> NotFinite:
+def _not_finite(trainer: Trainer, what: str, first: bool = False) -> NotFinite:
+    """first: in step 1, before any step of the optimiser."""
     last = callback_of(trainer, LastCheckpoint)
     path = Path(trainer.default_root_dir) / "checkpoints" / "last.ckpt"
     if last is None or not path.exists():
-        return NotFinite(f"{what}; no checkpoint was written before it", _remedies(trainer))
+        return NotFinite(f"{what}; no checkpoint was written before it", _remedies(trainer, first))
     good = f"the last good checkpoint, {path}, is of step {last.saved_step}"
     return NotFinite(f"{what}; {good}", f"--ckpt_path last with {_remedies(trainer)}")
 
 
-def _remedies(trainer: Trainer) -> str:
-    """Settings that make it less likely, with what they are now."""
+def _remedies(trainer: Trainer, first: bool = False) -> str:
+    """Settings that make it less likely, with what they are now; at the first step not those that act from its end on."""
     lr, clip, precision = trainer.lightning_module.hparams.get("lr"), trainer.gradient_clip_val, str(trainer.precision)
-    tries = [
-        f"a lower model.lr (now {lr})",
-        f"a lower trainer.gradient_clip_val (now {clip})" if clip else "trainer.gradient_clip_val 1.0 (now none)",
-    ]
+    tries = []
+    if not first:
+        tries.append(f"a lower model.lr (now {lr})")
+        tries.append(f"a lower trainer.gradient_clip_val (now {clip})" if clip else "trainer.gradient_clip_val 1.0 (now none)")
     if precision.startswith("16"):
         tries.append(f"trainer.precision bf16-mixed or 32-true (now {precision})")
-    return f"{', '.join(tries)}, or without what is wrong in the data of that step"
+    wrong = "what is wrong in the data of that step, or in a forward of your own"
+    return f"{', '.join(tries)}, or without {wrong}" if tries else f"a run without {wrong}"

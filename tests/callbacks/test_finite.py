@@ -67,6 +67,13 @@ def test_a_loss_that_is_nan_ends_the_run_and_it_goes_on_from_before(extra, batch
     assert load(tmp_path / CHECKPOINTS / "last.ckpt")["global_step"] == 12
 
 
+def test_what_is_wrong_from_the_first_step_on_is_not_put_down_to_the_optimiser(tiny, tmp_path, monkeypatch):
+    spoil(monkeypatch, 1)
+    error = output(["fit", *tiny], tmp_path, status=2).splitlines()[-1]
+    assert "the loss is nan at step 1; no checkpoint was written before it; allowed: a run without what is wrong" in error
+    assert "forward of your own" in error and "model.lr" not in error and "gradient_clip_val" not in error
+
+
 def test_a_learning_rate_that_is_too_high_leaves_no_checkpoint(tiny, tmp_path):
     # Weights grow a million times a step: AdamW multiplies them with 1 - lr · weight_decay.
     words = ["--model.lr", "1e4", "--model.weight_decay", "100", "--trainer.max_steps", "100", "--last.every_n_steps", "100"]
