@@ -14,6 +14,7 @@ from lit_linformer.model import ATTENTIONS, PROJECTIONS, Projection
 from lit_linformer.tasks.optim import READ_WITH
 
 ENCODER, OF_PROJECTIONS = "model.encoder", ("projection_lr_factor", "projection_weight_decay")
+OF_CONFIG = ("check", "arguments", "from_config", "shared", "of_ids")  # methods of an attention that are given the config
 
 
 def warn_ignored(argv: list[str], model: Namespace) -> None:
@@ -25,15 +26,15 @@ def warn_ignored(argv: list[str], model: Namespace) -> None:
 
 
 def _unread(settings: dict[str, Any]) -> Iterator[tuple[set[str], str]]:
-    """(settings, why nothing reads them). A class of the user's own may read any."""
+    """(settings, why nothing reads them). A class of the user's own that looks at the config itself may read any."""
     for name, (decides, value) in READ_WITH.items():
         if settings.get(decides, value) != value:
             yield {f"model.{name}"}, f"model.{decides} is {settings[decides]}"
     encoder = settings.get("encoder")
     if not isinstance(encoder, Namespace) or not {"attention", "projection", "position"} <= vars(encoder).keys():
         return
-    if encoder.attention in ATTENTIONS:
-        kind = ATTENTIONS[encoder.attention]
+    kind = ATTENTIONS.find(encoder.attention)
+    if all(getattr(kind, name).__module__.startswith("lit_linformer.") for name in OF_CONFIG):
         others = {name for one in ATTENTIONS.values() for name in one.settings} - {*kind.settings}
         unread = {f"{ENCODER}.{name}" for name in others} | {f"model.{name}" for name in OF_PROJECTIONS if not kind.slots}
         yield unread, f"{ENCODER}.attention is {encoder.attention}"

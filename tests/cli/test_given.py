@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from lit_linformer.cli.given import for_parser, given_settings
+from lit_linformer.model import SelfAttention
 from tests.helpers import output
 
 OPTIONS = "model.encoder.attention_options"
@@ -73,6 +74,12 @@ def test_what_is_typed_as_a_text_is_one(words, meant):
         assert given_settings(["predict", *words])["data.text"] == words[1]
 
 
+class Looking(SelfAttention):
+    @classmethod
+    def check(cls, config):
+        assert config.projection_dim == 4
+
+
 def test_a_typed_setting_that_nothing_reads_is_told_once(tiny, tmp_path):
     encoder, quick = "--model.encoder", ["--trainer.max_steps", "1", "--trainer.fast_dev_run", "true"]
 
@@ -91,3 +98,9 @@ def test_a_typed_setting_that_nothing_reads_is_told_once(tiny, tmp_path):
     assert told(f"{encoder}.projection", "mean", f"{encoder}.projection_init", "split", f"{encoder}.local_width", "5") == [
         "model.encoder.projection_init is ignored: model.encoder.projection is mean"
     ]
+    # One of the user's own reads what the base gives it, and more only where it looks at the config itself.
+    own, slots = "examples.sliding_window.SlidingWindow", [f"{encoder}.projection_dim", "4"]
+    assert told(f"{encoder}.attention", own, *slots) == [
+        f"model.encoder.projection_dim is ignored: model.encoder.attention is {own}"
+    ]
+    assert told(f"{encoder}.attention", f"{__name__}.Looking", *slots) == []
