@@ -1,6 +1,8 @@
 """Lightning's Trainer as this project's commands use it."""
 
-from typing import Any
+from functools import reduce
+from operator import or_
+from typing import Any, get_args
 
 from lightning.pytorch import LightningDataModule, Trainer
 
@@ -9,6 +11,22 @@ from lit_linformer.callbacks.observing import callback_of
 from lit_linformer.callbacks.owed import finish
 from lit_linformer.cli.failures import failure
 from lit_linformer.utils import compat
+
+
+def whole_numbers_first(hints: dict[str, Any]) -> None:
+    """Of types that may be int or float, int first, for jsonargparse takes the first that fits: 20 batches are not 20.0.
+
+    Lightning writes them so, but typing keeps what it has made: where another package has just written
+    Optional[Union[float, int]], Lightning's Optional[Union[int, float]] is that (seen with torch 2.11 under Python 3.12).
+    """
+    for name, hint in hints.items():
+        kinds = [*get_args(hint)]
+        if {int, float} <= {*kinds} and (last := kinds.index(int)) > (first := kinds.index(float)):
+            kinds[first], kinds[last] = int, float
+            hints[name] = reduce(or_, kinds)
+
+
+whole_numbers_first(Trainer.__init__.__annotations__)
 
 
 class RunTrainer(Trainer):
