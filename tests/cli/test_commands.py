@@ -204,13 +204,12 @@ def test_console_command_works_in_any_directory(tmp_path):
 def test_a_whole_number_of_batches_is_one_whatever_another_package_has_written(tmp_path):
     """typing gives Lightning's Optional[Union[int, float]] as it was first written, by whichever package: float before int."""
     script = (
-        "from typing import Optional, Union\n"
         "from lightning.pytorch import Trainer\n"
         "for name in ('limit_train_batches', 'limit_val_batches'):\n"
-        "    Trainer.__init__.__annotations__[name] = Optional[Union[float, int]]\n"
+        "    Trainer.__init__.__annotations__[name] = float | int | None\n"
         "from lit_linformer.cli import main\n"
-        "main(['fit', '--config', 'conf/quickstart.yaml', '--trainer.limit_train_batches', '0.5', '--trainer.limit_val_batches', '1',\n"
-        "      '--print_config'])\n"
+        "limits = ['--trainer.limit_train_batches', '0.5', '--trainer.limit_val_batches', '1']\n"
+        "main(['fit', '--config', 'conf/quickstart.yaml', *limits, '--print_config'])\n"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=HANGS)
     assert "limit_train_batches: 0.5\n" in done.stdout and "limit_val_batches: 1\n" in done.stdout, done.stderr
