@@ -66,7 +66,7 @@ def test_configs_are_listed_with_their_cost(capsys):
     assert not found.keys() & {*grids, *spaces}
     assert (
         found["conf/quickstart.yaml"].startswith("A first curve: ")
-        and "(cost: five to six minutes" in found["conf/quickstart.yaml"]
+        and "(cost: five to eight minutes" in found["conf/quickstart.yaml"]
     )
 
 
