@@ -134,7 +134,7 @@ def test_the_state_dict_holds_all_that_a_run_continues_from(options):
     assert torch.equal(first(ids), second(ids))
 
 
-# Of a Reformer's tokens some fall into another bucket, which ones hangs on the processor: it is the median over five encoders
+# Of a Reformer's tokens some fall into another bucket, which ones depends on the processor: it is the median over five encoders
 # that tells whether rounding is all that sets two apart.
 SEEDS = range(5)
 
