@@ -146,8 +146,6 @@ FROM_FILES: dict[str, tuple[str, dict[str, str], Callable[[list[Path]], Rows]]] 
 
 # Another one where the same settings make other rows, so that those in the cache are not taken for them.
 VERSIONS = {"listops": 1, "pathfinder": 2}
-
-
 FEW = 1000  # rows, which are drawn sooner than other processes start
 
 
@@ -182,7 +180,7 @@ class GeneratedSource:
     def rows(self, split: str) -> Rows:
         count = self.counts[split]
         row = partial(listops.row, split) if self.level is None else partial(pathfinder.row, split, self.level)
-        workers = cores() if count > FEW and cores() > 1 else 0
+        workers = cores() if count > FEW else 0
         own = torch.Generator()  # the model's start does not depend on whether rows were made or found
         made = DataLoader(_Drawn(row, count), batch_size=None, collate_fn=_as_it_is, num_workers=workers, generator=own)
         for number, each in enumerate(made, 1):
