@@ -180,7 +180,8 @@ def test_cells_of_a_grid_are_commands_that_parse(path, finetuning, cache, tmp_pa
     monkeypatch.chdir(finetuning)
     log = tmp_path / "out.txt"
     assert run_forked(["grid", "--config", str(path), "--print_commands", "true"], log) == 0, log.read_text()
-    lines = [line for line in log.read_text().splitlines() if "run.py fit" in line]
+    commands = [command for line in log.read_text().splitlines() for command in line.split(" && ")]
+    lines = [command for command in commands if "run.py fit" in command]
     assert lines
     settings = {word for line in lines for word in shlex.split(line) if word.startswith("--")}
     known = "config name seed_everything trainer.precision trainer.max_epochs data.limit_train model.pretrained "
@@ -192,7 +193,7 @@ def test_cells_of_a_grid_are_commands_that_parse(path, finetuning, cache, tmp_pa
     known += "trainer.callbacks.limit_batches data.source model.encoder.local_width model.encoder.norm model.lr "
     known += "last.every_n_steps data.global_batch_size data.task data.cut "
     known += "model.encoder.position model.encoder.feed_forward model.encoder.norm_type model.encoder.bias model.optimizer "
-    known += "model.encoder.head_bias model.schedule model.decay_share data.mask_rate trainer.callbacks"
+    known += "model.encoder data.max_length model.encoder.head_bias model.schedule model.decay_share data.mask_rate trainer.callbacks"
     settings = {name for name in settings if "_options." not in name}
     assert settings <= {f"--{name}" for name in known.split()}
 

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lit_linformer.runs.folder import CONFIG, RESULT, TEST, checkpoints
+from lit_linformer.runs.folder import CONFIG, CONVERSION, RESULT, TEST, checkpoints
 from lit_linformer.runs.place import RUNS
 from lit_linformer.runs.record import RunRecord
 from lit_linformer.studies.grid.measures import Measure
@@ -14,7 +14,10 @@ from lit_linformer.utils.errors import SettingError
 
 @dataclass
 class Cell:
-    """One run: its value on each axis, and the arguments of its `fit`; pretraining: the run whose weights it begins with."""
+    """One run: its value on each axis, and the arguments of its `fit`.
+
+    pretraining: the run whose weights it begins with; conversion: the arguments of the `convert` between the two, if any.
+    """
 
     values: dict[str, str]
     name: str
@@ -22,10 +25,15 @@ class Cell:
     metric: str
     root: Path = RUNS
     pretraining: "Cell | None" = None
+    conversion: list[str] = field(default_factory=list)
 
     @property
     def run_dir(self) -> Path:
         return self.root / self.name
+
+    @property
+    def converted(self) -> Path:
+        return self.root / f"{self.name}-converted"
 
     @property
     def log(self) -> Path:
@@ -42,7 +50,19 @@ class Cell:
             return [] if run.tested else tests
         # auto: a run that was killed before its first last.ckpt has nothing to continue from, and starts from scratch.
         fit = [*self.fit, "--ckpt_path", "auto"] if checkpoints(self.run_dir) else self.fit
-        return [*(self.pretraining.left() if self.pretraining else []), fit, *tests]
+        before = self.pretraining.left() if self.pretraining else []
+        if self.conversion and (before or not (self.converted / CONVERSION).is_file()):
+            before.append(self.conversion)
+        return [*before, fit, *tests]
+
+    def parts(self) -> list[tuple[str, list[str], Path]]:
+        """What it is made of, its arguments and folder, in their order."""
+        of = []
+        if self.pretraining:
+            of.append(("its pretraining", self.pretraining.fit, self.pretraining.run_dir))
+        if self.conversion:
+            of.append(("its conversion", self.conversion, self.converted))
+        return [*of, ("it", self.fit, self.run_dir)]
 
     def value(self) -> float | None:
         """The table's value, at the best validation where that was recorded; None while unfinished."""

@@ -3,7 +3,8 @@
 Each cell is a run NAME/SLUG of `fit`, then of `test` where the table shows a test/… value, in a process of its own. It is
 finished when fit has written result.json (test: test.json), so the same command continues where the last one stopped, and
 makes the table when nothing is left to run. A cell whose value stands under `pretraining`, on each axis that is named there,
-has a `fit` of those words before, in the place of the axes', as run NAME/SLUG-pretraining, and its weights. The grid file:
+has a `fit` of those words before, in the place of the axes', as run NAME/SLUG-pretraining, and its weights; with `convert`
+they pass through a `convert` of those words first, as NAME/SLUG-converted. The grid file:
 
     name: table2                              # results go to runs/table2/
     arguments: --trainer.precision bf16-mixed # of every cell; the axes override them, --arguments overrides the axes
@@ -18,6 +19,7 @@ has a `fit` of those words before, in the place of the axes', as run NAME/SLUG-p
     pretraining:
       model: {"Linformer, 128": --config conf/pretrain/small.yaml}
       task: {SST-2: --data.source texts/, IMDB: --data.source films/}
+    convert: --max_length 2048                # of the pretraining's weights, before they are trained on
 """
 
 import shlex

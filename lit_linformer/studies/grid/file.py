@@ -15,9 +15,9 @@ from lit_linformer.utils.arguments import check_choice, check_number
 from lit_linformer.utils.configs import check_command, read_config
 from lit_linformer.utils.errors import SettingError, UserError, meant
 
-KEYS = ["name", "arguments", "axes", "table", "measures", "paper", "skip", "pretraining"]
+KEYS = ["name", "arguments", "axes", "table", "measures", "paper", "skip", "pretraining", "convert"]
 TABLE_KEYS = ["rows", "columns", "value", "scale", "decimals"]
-OURS = ["--name", "--ckpt_path", "--overwrite", "--trainer.default_root_dir"]  # the grid finds its runs by these
+OURS = ["--name", "--ckpt_path", "--overwrite", "--trainer.default_root_dir", "--from"]  # the grid finds its runs by these
 
 
 def read_grid(path: Path, name: str | None = None, arguments: str = "") -> Grid:
@@ -53,6 +53,9 @@ def read_grid(path: Path, name: str | None = None, arguments: str = "") -> Grid:
     before = _mapping(spec.get("pretraining") or {}, "pretraining", axes, kind="axis", empty=True)
     before = {axis: _mapping(of, f"pretraining.{axis}", axes[axis], kind="value") for axis, of in before.items()}
     before = {axis: {key: split_words(f"pretraining.{axis}.{key}", of[key]) for key in of} for axis, of in before.items()}
+    if "convert" in spec and not before:
+        raise SettingError("convert", spec["convert"], "with pretraining, whose weights it converts", more=" without it")
+    conversion = split_words("convert", spec.get("convert", ""))[1]
     return Grid(
         name=name,
         axes=axes,
@@ -63,11 +66,15 @@ def read_grid(path: Path, name: str | None = None, arguments: str = "") -> Grid:
         decimals=int(check_number("table.decimals", table.get("decimals", "1"), whole=True, least=0, most=10)),
         paper=paper,
         measures={key: Measure.parse(key, text) for key, text in measures.items()},
-        cells=_cells(name, words, before, common, last, _skipped(spec.get("skip"), axes), lambda of: metrics[of[columns]]),
+        cells=_cells(
+            name, words, before, conversion, common, last, _skipped(spec.get("skip"), axes), lambda of: metrics[of[columns]]
+        ),
     )
 
 
-def _cells(name: str, words: dict, before: dict, common: tuple, last: tuple, skip: list[dict], metric: Any) -> list[Cell]:
+def _cells(
+    name: str, words: dict, before: dict, conversion: list[str], common: tuple, last: tuple, skip: list[dict], metric: Any
+) -> list[Cell]:
     """The product of the axes, each with what is to run before it."""
     cells: dict[str, Cell] = {}
     for keys in itertools.product(*words.values()):
@@ -80,13 +87,18 @@ def _cells(name: str, words: dict, before: dict, common: tuple, last: tuple, ski
         if before and all(values[axis] in before[axis] for axis in before):
             cell.pretraining = first = Cell(values, f"{cell.name}-pretraining", [], "")
             first.fit = _fit([common, *(before[axis][values[axis]] for axis in before), last], first.name)
-            cell.fit += ["--model.pretrained", str(first.run_dir)]
+            begins = first.run_dir
+            if conversion:
+                names = ["--from", str(begins), "--name", f"{cell.name}-converted", "--overwrite", "true"]
+                begins, cell.conversion = cell.converted, ["convert", *conversion, *names]
+            cell.fit += ["--model.pretrained", str(begins)]
         if not slug or slug in cells:
             other = f"as {cells[slug]} is" if slug else "which is nothing"
             raise UserError(f"axes: the cell {cell} would be run {slug!r}, {other}", "values of different letters or digits")
         cells[slug] = cell
-    if twice := [slug for slug, cell in cells.items() if cell.pretraining and f"{slug}-pretraining" in cells]:
-        raise UserError(f"axes: a cell and the pretraining of {twice[0]!r} would be one run", "other values")
+    before_it = ((slug, folder.name) for slug, cell in cells.items() for *_, folder in cell.parts()[:-1])
+    if twice := [slug for slug, name in before_it if name in cells]:
+        raise UserError(f"axes: a cell and what comes before {twice[0]!r} would be one run", "other values")
     if not cells:
         raise UserError("skip leaves no cell", "fewer entries")
     return list(cells.values())

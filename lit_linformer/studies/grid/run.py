@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from lit_linformer.runs.folder import RESULT, TEST
+from lit_linformer.runs.folder import CONVERSION, RESULT, TEST
 from lit_linformer.studies.grid.cell import Cell
 from lit_linformer.utils.environment import run_command
 from lit_linformer.utils.files import last_line
@@ -60,7 +60,8 @@ class RunningCell:
         if self.process.returncode < 0:
             return f"ended by {signal.Signals(-self.process.returncode).name}"
         if self.process.returncode == 0:
-            missing, run = TEST if self.words[0] == "test" else RESULT, self.words[self.words.index("--name") + 1]
+            missing = {"test": TEST, "convert": CONVERSION}.get(self.words[0], RESULT)
+            run = self.words[self.words.index("--name") + 1]
             return f"{self.words[0]} ended, but {self.cell.root / run} holds no whole {missing}"
         return last_line(self.cell.log).removeprefix("error: ") or f"exit status {self.process.returncode}"
 
@@ -143,7 +144,7 @@ def run_jobs(
                     watch(job)
                     continue
                 left = job.cell.left()
-                if job.process is not None and 0 < len(left) < job.left:  # after fit, test
+                if job.process is not None and 0 < len(left) < job.left:  # after a pretraining its convert or fit; then test
                     job.start(left)
                     continue
                 running.remove(job)
@@ -192,17 +193,17 @@ def _report(cell: Cell, label: str, seconds: float | None, failed: list[Cell]) -
         print(f"{label}: failed: {error}", flush=True)
     lines: list[str] = []
     with contextlib.suppress(OSError), open(cell.log, encoding="utf-8", errors="replace") as file:
-        lines += (line for line in file if line.startswith("$ ") and " fit " in line)
-    before = cell.pretraining and f" --name {cell.pretraining.name} "
-    for one in filter(None, (cell.pretraining, cell)):
-        fits = [line for line in lines if (bool(before) and before in f"{line.rstrip()} ") == (one is not cell)]
-        begun = max((at for at, line in enumerate(fits) if "--ckpt_path" not in line), default=0)
-        other = sum(shlex.join(one.fit) not in line for line in fits[begun:])
+        lines += (line for line in file if line.startswith("$ "))
+    for what, words, folder in cell.parts():
+        shown = shlex.join(words)
+        name = f" --name {words[words.index('--name') + 1]} "
+        ran = [line for line in lines if f" {words[0]} " in line and name in f"{line.rstrip()} "]
+        begun = max((at for at, line in enumerate(ran) if "--ckpt_path" not in line), default=0)
+        other = sum(shown not in line for line in ran[begun:])
         if other:
-            what = "it" if one is cell else "its pretraining"
-            ran = what if other == len(fits[begun:]) else f"a part of {what}"
-            again = " and ".join(dict.fromkeys((str(cell.run_dir), str(one.run_dir))))
-            print(f"  warning: {ran} ran with other settings than the grid's; to run it again delete {again}", flush=True)
+            part = what if other == len(ran[begun:]) else f"a part of {what}"
+            again = " and ".join(dict.fromkeys((str(cell.run_dir), str(folder))))
+            print(f"  warning: {part} ran with other settings than the grid's; to run it again delete {again}", flush=True)
 
 
 def _stop(running: list[RunningCell]) -> None:

@@ -127,6 +127,41 @@ def test_a_cell_is_pretrained_first(file, capsys):
     assert [line.count("run.py fit") for line in lines] == [2, 1]
 
 
+def test_a_pretraining_is_converted_before_it_is_trained_on(file, capsys):
+    file.write_text(GRID + "pretraining:\n  model: {Transformer: --model.lr 2}\nconvert: --max_length 2048\n")
+    first, *_, last = read_grid(file).cells
+    convert = "convert --max_length 2048 --from runs/study/transformer-sst-2-1-pretraining "
+    convert += "--name study/transformer-sst-2-1-converted --overwrite true"
+    assert first.left() == [first.pretraining.fit, convert.split(), first.fit]
+    assert first.fit[-2:] == ["--model.pretrained", "runs/study/transformer-sst-2-1-converted"]
+    assert last.left()[0] == last.fit and not last.conversion
+    finish(first.pretraining, result={"metrics": {}})
+    assert first.left() == [convert.split(), first.fit]
+    first.converted.mkdir()
+    (first.converted / "conversion.json").write_text("{}")
+    assert first.left() == [first.fit]
+    (first.pretraining.run_dir / "result.json").unlink()  # trained again: converted again
+    assert first.left() == [first.pretraining.fit, convert.split(), first.fit]
+    finish(first, result={"metrics": {"val/accuracy": 0.5}})
+    lines = [f"$ python -m lit_linformer {shlex.join(words)}" for _, words, _ in first.parts()]
+    first.log.write_text("\n".join(lines).replace("2048", "1024") + "\n")
+    run_cells([first])
+    shown = capsys.readouterr().out
+    assert shown.count("warning") == 1
+    assert "warning: its conversion ran with other settings than the grid's; to run it again delete" in shown
+    assert f"delete {first.run_dir} and {first.converted}\n" in shown
+
+
+@pytest.mark.parametrize("part", ["pretraining", "converted"])
+def test_a_cell_is_not_what_comes_before_another(part, file):
+    axes = f"axes: {{a: {{x: '', x {part}: ''}}, b: {{1: ''}}}}\ntable: {{rows: a, columns: b, value: val/loss}}\n"
+    file.write_text(axes + "pretraining: {a: {x: ''}}\nconvert: --max_length 9\n")
+    assert len(read_grid(file).cells) == 2  # x-1 and x-pretraining-1
+    file.write_text(axes.replace("{1: ''}", "{'': ''}") + "pretraining: {a: {x: ''}}\nconvert: --max_length 9\n")
+    with pytest.raises(ValueError, match="axes: a cell and what comes before 'x' would be one run; allowed: other values"):
+        read_grid(file)
+
+
 def test_value_is_that_of_the_best_validation(file):
     cell = read_grid(file).cells[0]
     finish(cell, result={"metrics": {"val/accuracy": 0.5}, "best_step": 3, "best_metrics": {"val/accuracy": 0.75}})
@@ -196,11 +231,12 @@ def test_missing_metric_is_named_with_those_that_are_there(file, capsys):
 def test_warns_of_a_cell_that_ran_with_other_settings(file, capsys):
     grid = read_grid(file)
     finish_all(grid, [0.5] * 11)
+    other = [f"$ python run.py fit --config other.yaml --name {cell.name}" for cell in grid.cells]
     grid.cells[0].log.write_text(f"$ python run.py {shlex.join(grid.cells[0].fit)} --ckpt_path last\nfine\n")
-    grid.cells[1].log.write_text("$ python run.py fit --config other.yaml\nfine\n")
+    grid.cells[1].log.write_text(f"{other[1]}\nfine\n")
     fit = f"$ python run.py {shlex.join(grid.cells[2].fit)}"
-    grid.cells[2].log.write_text(f"$ python run.py fit --config other.yaml\nkilled\n{fit} --ckpt_path auto\nfine\n")
-    grid.cells[3].log.write_text(f"$ python run.py fit --config other.yaml\n$ python run.py {shlex.join(grid.cells[3].fit)}\n")
+    grid.cells[2].log.write_text(f"{other[2]}\nkilled\n{fit} --ckpt_path auto\nfine\n")
+    grid.cells[3].log.write_text(f"{other[3]}\n$ python run.py {shlex.join(grid.cells[3].fit)}\n")
     assert run_cells(grid.cells) == []
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 13 and "delete runs/study/transformer-sst-2-2" in lines[2]
@@ -277,6 +313,12 @@ def test_a_file_of_another_command_is_known():
             "pretraining names no axis by 'modle'; did you mean 'model'?; allowed: mo",
         ),
         ("skip:", "pretraining: {seed: {4: ''}}\nskip:", "pretraining.seed names no value by '4'; allowed: 1, 2, 3"),
+        ("skip:", "convert: --max_length 9\nskip:", "convert is '--max_length 9' without it; allowed: with pretraining, whose"),
+        (
+            "skip:",
+            "pretraining: {seed: {3: ''}}\nconvert: --from x\nskip:",
+            "convert holds --from, which the grid sets itself",
+        ),
         ("skip:", "pretraining: {seed: {3: --name x}}\nskip:", "pretraining.seed.3 holds --name, which the grid sets itself"),
         (
             "- {model: Transformer, task: IMDB, seed: 3}",
