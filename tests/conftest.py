@@ -37,6 +37,8 @@ IMPORTED += " torch.distributed.fsdp torch.distributed.checkpoint.state_dict"
 
 def pytest_configure(config):
     """The process that hands tests out imports nothing: those that run them wait for it."""
+    if config.getoption("markexpr", None) != "gpu":  # the others fork after they have imported torch, which CUDA forbids
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if "PYTEST_XDIST_WORKER" in os.environ or not config.getoption("numprocesses", None):
         make_ready()
         config.pluginmanager.import_plugin("tests.trained_runs")

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lit_linformer.runs.record import RunRecord
+from lit_linformer.utils.amounts import count
 from lit_linformer.utils.arguments import FLAG, Setting, choice, parse, several, word
 from lit_linformer.utils.environment import command_line
 from lit_linformer.utils.errors import SettingError, UserError
@@ -139,9 +140,8 @@ def describe(model: "TrainedModel") -> str:
     head = f"vocabulary of {e.vocab_size}"
     if model.classifies:
         head = "regression" if model.num_labels == 1 else f"{model.num_labels} labels"
-    millions = count_parameters(model.net) / 1e6
-    kind = e.attention_kind.describe(e)
-    return f"{model.name}: {kind}, n = {e.max_length}, {head}, {millions:.1f} M parameters, step {model.facts['step']}"
+    kind, size = e.attention_kind.describe(e), count(count_parameters(model.net))
+    return f"{model.name}: {kind}, n = {e.max_length}, {head}, {size} parameters, step {model.facts['step']}"
 
 
 def read_results(folder: Path) -> dict[str, Any]:

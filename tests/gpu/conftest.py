@@ -13,7 +13,7 @@ def pytest_collection_modifyitems(items):
         if "tests/gpu/" in item.path.as_posix():
             item.add_marker(pytest.mark.gpu)
             if ON == "cuda" and not torch.cuda.is_available():
-                item.add_marker(pytest.mark.skip(reason="there is no GPU"))
+                item.add_marker(pytest.mark.skip(reason="needs a GPU, and -m gpu alone"))
 
 
 @pytest.fixture
