@@ -11,6 +11,8 @@ from lit_linformer.studies.grid.measures import Measure
 from lit_linformer.utils.arguments import check_choice
 from lit_linformer.utils.errors import SettingError
 
+PRETRAINED, CONVERTED = "-pretraining", "-converted"  # behind a cell's name: what came before it
+
 
 @dataclass
 class Cell:
@@ -33,7 +35,7 @@ class Cell:
 
     @property
     def converted(self) -> Path:
-        return self.root / f"{self.name}-converted"
+        return self.root / f"{self.name}{CONVERTED}"
 
     @property
     def log(self) -> Path:

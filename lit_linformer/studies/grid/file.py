@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from lit_linformer.runs.folder import check_name
-from lit_linformer.studies.grid.cell import Cell, Grid
+from lit_linformer.studies.grid.cell import CONVERTED, PRETRAINED, Cell, Grid
 from lit_linformer.studies.grid.measures import Measure
 from lit_linformer.utils.arguments import check_choice, check_number
 from lit_linformer.utils.configs import check_command, read_config
@@ -85,11 +85,11 @@ def _cells(
         cell = Cell(values, f"{name}/{slug}", [], metric(values))
         cell.fit = _fit([common, *(words[axis][key] for axis, key in values.items()), last], cell.name)
         if before and all(values[axis] in before[axis] for axis in before):
-            cell.pretraining = first = Cell(values, f"{cell.name}-pretraining", [], "")
+            cell.pretraining = first = Cell(values, f"{cell.name}{PRETRAINED}", [], "")
             first.fit = _fit([common, *(before[axis][values[axis]] for axis in before), last], first.name)
             begins = first.run_dir
             if conversion:
-                names = ["--from", str(begins), "--name", f"{cell.name}-converted", "--overwrite", "true"]
+                names = ["--from", str(begins), "--name", f"{cell.name}{CONVERTED}", "--overwrite", "true"]
                 begins, cell.conversion = cell.converted, ["convert", *conversion, *names]
             cell.fit += ["--model.pretrained", str(begins)]
         if not slug or slug in cells:

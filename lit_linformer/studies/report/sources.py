@@ -11,7 +11,7 @@ from typing import Any
 
 from lit_linformer.runs.folder import CONFIG, TOKENIZER
 from lit_linformer.runs.record import RunRecord, of_class
-from lit_linformer.studies.grid.cell import Cell, Grid
+from lit_linformer.studies.grid.cell import PRETRAINED, Cell, Grid
 from lit_linformer.studies.grid.measures import median
 from lit_linformer.studies.grid.table import read_table
 from lit_linformer.utils.environment import without_folders
@@ -20,6 +20,9 @@ from lit_linformer.utils.files import last_line, read_json
 from lit_linformer.utils.markdown import code
 
 HOLDS = "the folder of a grid (table.json), a benchmark (benchmark.json), a spectrum (spectrum.json) or a run (config.yaml)"
+
+# Of a curve's row: what training had cost until then.
+SPENT = ("tokens", "seconds", "training_seconds", "cpu_seconds")
 
 # Settings of data that do not shape what is validated.
 OF_TRAINING = {"batch_size", "global_batch_size", "eval_batch_size", "mask_rate", "num_workers", "cache_dir", "verify", "seed"}
@@ -33,11 +36,20 @@ class Run(RunRecord):
         label: its name.
         log: what it printed, if it is a grid's.
         missing: what a grid's cell still lacks, in words; nothing for a finished one.
+        before: the pretraining of a grid's cell; one that is not there cost nothing.
     """
 
     label: str
     log: Path | None = None
     missing: str = ""
+    before: RunRecord | None = None
+
+    @cached_property
+    def curve(self) -> list[dict[str, float]]:
+        """With what the run before had cost."""
+        rows = RunRecord(self.folder).curve
+        spent = self.before.curve[-1] if self.before and self.before.curve else {}
+        return [row | {key: row[key] + spent.get(key, 0) for key in SPENT if key in row} for row in rows]
 
     @property
     def finished(self) -> bool:
@@ -230,7 +242,7 @@ def _read(folder: Path) -> Iterator[Source]:
 
 
 def _cell(cell: Cell) -> Run:
-    run = Run(cell.run_dir, str(cell), cell.log)
+    run = Run(cell.run_dir, str(cell), cell.log, before=RunRecord(cell.root / f"{cell.name}{PRETRAINED}"))
     if left := cell.left():
         run.missing = "not tested yet" if left[0][0] == "test" else "unfinished" if run.config else "not started"
         return run

@@ -5,9 +5,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from lit_linformer.studies.grid.file import read_grid
+from lit_linformer.studies.grid.table import write_table
 from lit_linformer.studies.report.command import main
 from lit_linformer.studies.report.figures import draw_curves
-from lit_linformer.studies.report.sources import Group, Run
+from lit_linformer.studies.report.sources import Group, Run, find
 from lit_linformer.studies.report.tables import ratio
 from tests.studies.conftest import tables, write_run
 
@@ -138,3 +140,21 @@ def test_other_runs_have_a_panel_of_their_own_and_say_if_they_do_not_compare(tmp
     write_run(Path("runs/c"), [(10, 1000, 60.0)], source="another.txt")
     main([])
     assert "such perplexities do not compare" in Path("runs/report/report.md").read_text()
+
+
+def test_a_curve_goes_on_where_its_pretraining_ended(tmp_path, monkeypatch):
+    """Of a grid: with the tokens and the time that the pretraining had cost; alone a run counts its own."""
+    monkeypatch.chdir(tmp_path)
+    axes = "axes: {model: {a: '', b: ''}, n: {8: ''}}\ntable: {rows: model, columns: n, value: val/perplexity}\n"
+    Path("grid.yaml").write_text(f"name: short-first\n{axes}pretraining: {{model: {{a: ''}}}}\nconvert: --max_length 8\n")
+    grid = read_grid(Path("grid.yaml"))
+    for cell in grid.cells:
+        write_run(cell.run_dir, [(0, 0, 90.0), (10, 2_000_000, 60.0)], seconds=(0, 3))
+    write_run(grid.cells[0].pretraining.run_dir, [(0, 0, 900.0), (20, 5_000_000, 95.0)], n=4, seconds=(0, 6))
+    write_table(grid, "python run.py grid --config grid.yaml")
+    (source,), _ = find(["runs/short-first"])
+    a, b = source.runs
+    assert a.points() == {5_000_000: 90.0, 7_000_000: 60.0} and b.points() == {0: 90.0, 2_000_000: 60.0}
+    assert a.points("cpu_seconds") == {6: 90.0, 9: 60.0} and a.points("training_seconds") == {2 * 6 + 7 + 7: 90.0, 32: 60.0}
+    assert [row["step"] for row in a.curve] == [0, 10]
+    assert Run(a.folder, "a").points() == b.points()
