@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .errors import SettingError, UserError
-from .parts import differences, rotated
+from .parts import differences, exporting, rotated
 from .registry import Registry
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ class LocalConvolution(nn.Module):
         self.weight = nn.Parameter(torch.zeros(hidden_size, 1, 1, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+        if torch.compiler.is_compiling() and not exporting():
             return self._shifted(x)
         # As a 2-d convolution of height 1 the channels-last input needs no copy: 3 × faster than conv1d on CPU, 16 × 512 × 256.
         # CPU autocast is off: the bfloat16 backward of a depthwise convolution took 3 × as long as the float32 one.

@@ -14,18 +14,19 @@ from torch.nn import functional
 
 from .attention import as_bias
 from .errors import SettingError
+from .parts import exporting
 
 
 def chunked(x: Tensor, chunk: int, fill: int = 0) -> Tensor:
     """(…, N, C) → (…, M, c, C), filled up. Traced for every length, where M cannot be told: (…, 1, N, C), N² operations."""
-    if torch.compiler.is_exporting():
+    if exporting():
         return x.unsqueeze(-3)
     return functional.pad(x, (0, 0, 0, -x.shape[-2] % chunk), value=fill).unflatten(-2, (-1, chunk))
 
 
 def beside(x: Tensor, fill: int = 0, reach: int | None = None) -> Tensor:
     """(…, M, c, C) → (…, M, S, C): each chunk between the r rows before and after it; None: r = c, both chunks whole."""
-    return x if torch.compiler.is_exporting() else between(x, fill, reach)
+    return x if exporting() else between(x, fill, reach)
 
 
 def between(x: Tensor, fill: int = 0, reach: int | None = None) -> Tensor:
@@ -50,7 +51,7 @@ def in_order(x: Tensor, order: Tensor) -> Tensor:
 def columns(length: int, chunk: int, reach: int, device: torch.device | None = None) -> Tensor:
     """(M, c, S) int64: which token each column of a token's is; -1 beyond the row's ends and out of reach."""
     place = torch.arange(length, device=device)
-    if torch.compiler.is_exporting():
+    if exporting():
         first = place[:, None] // chunk * chunk
         return torch.where((place >= first - reach) & (place < first + chunk + reach), place, -1)[None]
     found = beside(chunked(place[:, None], chunk, -1), -1, reach)  # (M, S, 1)

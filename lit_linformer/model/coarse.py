@@ -8,6 +8,7 @@ from torch import Tensor
 from .attention import ATTENTIONS, as_bias
 from .chunks import in_order
 from .errors import SettingError
+from .parts import exporting
 from .projection import Projection
 from .projections import Mean, check_windows, window_counts, windows
 from .ranges import Count
@@ -52,7 +53,7 @@ class CoarseAttention(SlotsAndTokens):
     def see(self, q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None, need_weights: bool) -> Seen:
         length = q.shape[2]
         chosen, real = self._chosen(q, k, attention_mask)
-        if need_weights or torch.compiler.is_exporting():
+        if need_weights or exporting():
             return self._to_all(q, k, chosen, attention_mask), lambda weights: weights @ v, lambda weights: weights
         found_k, found_v = (_gathered(windows(self.means, part, 0.0), chosen) for part in (k, v))  # (B, H, K, b c, d)
         there = _gathered(real[:, None, :, :, None], chosen).transpose(-1, -2)  # (B, H, K, 1, b c)

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
 from .attention import ATTENTIONS, Attention, log_mass, split_heads, zero_pads
 from .errors import SettingError, UserError
+from .parts import exporting
 from .projection import PROJECTIONS, Projection, check_dims, longer_dims, make_projection
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ class LinformerAttention(Attention):
             v = split_heads(zero_pads(self.value(x), attention_mask), self.num_heads)
             return self.project(k, v, x, attention_mask, shared)
         x = zero_pads(x, attention_mask)
-        if E.commutes and not torch.compiler.is_exporting() and x.shape[1] < E.projection_dim:
+        if E.commutes and not exporting() and x.shape[1] < E.projection_dim:
             # Fewer tokens than slots: E (x W) + b is (E x) W + b, with W applied to N rows instead of K. (What is exported
             # may be for any length, and cannot choose.)
             k = E(functional.linear(x, self.key.weight), attention_mask)

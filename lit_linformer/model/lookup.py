@@ -13,6 +13,7 @@ from .attention import ATTENTIONS, check_halves, merge_heads
 from .chunks import beside, chunked, in_order, near_flops, near_scores, near_values
 from .errors import SettingError, UserError
 from .linformer import LinformerAttention
+from .parts import exporting
 from .projection import Projection
 from .ranges import Count, Range, check_ranges
 from .slots_and_tokens import SlotsAndTokens
@@ -116,7 +117,7 @@ class LookupAttention(WindowAttention):
         bias = None if bias is None else bias.expand(-1, self.num_heads, -1, -1).unflatten(1, (2, -1))
         strength = self.strength.to(q.dtype).view(1, 2, -1, 1, 1)
         parts, same = (q, k, v, slot_k, slot_v, strength, bias), neighbours.same[:, :, None]
-        if need_weights or torch.compiler.is_exporting() or x.shape[1] <= LONG:  # one exported program serves every length
+        if need_weights or exporting() or x.shape[1] <= LONG:  # one exported program serves every length
             context, weights = self._attend(*parts, same)
         else:  # one pair of heads at a time; their weights are not kept but made again, as fused attention does
             attend: Callable = self._attend
@@ -190,7 +191,7 @@ def neighbours(ids: Tensor, mask: Tensor | None, chunk: int) -> Neighbours:
     order = (near * length + place).argsort(-1)
     near = chunked(near.gather(-1, order)[..., None], chunk, NONE)  # (B, 2, M, c, 1)
     same = (near == beside(near, NONE).transpose(-1, -2)) & (near < NONE)
-    if torch.compiler.is_exporting():  # one chunk, of all tokens
+    if exporting():  # one chunk, of all tokens
         apart = (place // chunk - place[:, None] // chunk).abs()
         same = same & (apart <= 1) & (place != place[:, None])
     else:

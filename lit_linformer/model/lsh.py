@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from .attention import ATTENTIONS, Attention, as_bias, split_heads
 from .chunks import beside, check_even, chunked, in_order, near_flops, near_scores, near_values
+from .parts import exporting
 from .ranges import Range
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class LshAttention(Attention):
         """(B, N, D) and (B, N) bool or None → (B, N, D), and the maps (B, H, N, N) if asked for."""
         q, k, v = self.heads(x)
         hashes = self._hashes(q.detach(), attention_mask)
-        if need_weights or torch.compiler.is_exporting():
+        if need_weights or exporting():
             context, maps = self.attend(q, k, v, self._all_pairs(hashes, q.dtype), need_weights)
             return self.output(context, x, attention_mask), maps
         reach, length, places = self.chunk // 2, x.shape[1], hashes[..., 1]

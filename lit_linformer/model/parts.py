@@ -16,6 +16,12 @@ FEED_FORWARDS = ("gelu", "geglu")
 NORM_TYPES = ("layer", "rms")
 
 
+def exporting() -> bool:
+    """Whether torch.export is at work, for every length perhaps, and not torch.compile, for which torch 2.11's is_exporting()
+    is always True. Export traces with dynamo, as compile does, only where it is asked to (strict=True)."""
+    return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
+
+
 def rotated(x: Tensor, num_heads: int, base: float) -> Tensor:
     """Queries or keys (B, N, D) turned by their places: rotary positions (Su et al., 2021, RoFormer, section 3.4.2).
 

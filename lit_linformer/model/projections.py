@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .errors import SettingError, UserError
+from .parts import exporting
 from .projection import PROJECTIONS, Projection, mean_token, missing, project
 from .starts import WINDOW_INITS, initial_matrix
 
@@ -37,12 +38,12 @@ class Linear(Projection):
         self.weight = nn.Parameter(E + self.noise * torch.randn_like(E) if self.noise else E)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        if torch.compiler.is_exporting():  # of a plain encoder, for every length perhaps
+        if exporting():  # of a plain encoder, for every length perhaps
             return self.any_length()(x, mask)
         return with_rest(self, project(self.weight[..., : x.shape[-2]], x), x, mask)
 
     def mass(self, x: Tensor, mask: Tensor | None) -> Tensor | None:
-        length, exporting = x.shape[-2], torch.compiler.is_exporting()
+        length = x.shape[-2]
         if mask is None and length == self.max_length:
             return None
         size = self.weight.detach().abs()
@@ -51,7 +52,7 @@ class Linear(Projection):
         total = size.sum(-1).clamp(min=torch.finfo(size.dtype).tiny)
         if mask is None:
             return (size[..., :length].sum(-1) / total)[None]
-        if exporting:  # whether a slice of columns is contiguous depends on N = n
+        if exporting():  # whether a slice of columns is contiguous depends on N = n
             mask = functional.pad(mask, (0, self.max_length - length))
         else:
             size = size[..., :length]
@@ -241,7 +242,7 @@ def matrix_with_rest(projection: Projection, E: Tensor, sums: Tensor) -> Tensor:
 
 def is_full(projection: Projection, x: Tensor, mask: Tensor | None) -> bool:
     """Whether all rows are known to have n tokens; while a graph for every length is traced, none is."""
-    return mask is None and x.shape[-2] == projection.max_length and not torch.compiler.is_exporting()
+    return mask is None and x.shape[-2] == projection.max_length and not exporting()
 
 
 def check_windows(setting: str, kind: str, max_length: int, projection_dim: int) -> None:
@@ -256,7 +257,7 @@ def check_windows(setting: str, kind: str, max_length: int, projection_dim: int)
 def windows(projection: Projection, x: Tensor, fill: float) -> Tensor:
     """(..., N, C) → (..., K, n/k, C); tokens that a short input lacks are filled in."""
     missing = projection.max_length - x.shape[-2]
-    if torch.compiler.is_exporting() or missing:
+    if exporting() or missing:
         x = functional.pad(x, (0, 0, 0, missing), value=fill)
     return x.unflatten(-2, (projection.projection_dim, projection.max_length // projection.projection_dim))
 

@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from .attention import ATTENTIONS, Attention, as_bias, check_halves
 from .chunks import chunked, columns, near_flops, near_scores, near_values, real_columns
+from .parts import exporting
 from .ranges import Count
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class SparseAttention(Attention):
     ) -> tuple[Tensor, Tensor | None]:
         """(B, N, D) and (B, N) bool or None → (B, N, D), and the maps (B, H, N, N) if asked for."""
         q, k, v = self.heads(x)
-        if need_weights or torch.compiler.is_exporting():
+        if need_weights or exporting():
             context, maps = self.attend(q, k, v, self._all_pairs(q, attention_mask), need_weights)
             return self.output(context, x, attention_mask), maps
         (near_q, far_q), (near_k, far_k), (near_v, far_v) = (part.chunk(2, dim=1) for part in (q, k, v))
