@@ -5,7 +5,7 @@ import torch
 
 from lit_linformer.model import Encoder, EncoderConfig, LinformerAttention, MaskedLanguageModel, SelfAttention, count_parameters
 from lit_linformer.model.linformer import SHARINGS
-from lit_linformer.model.parts import ImagePositions, rotated
+from lit_linformer.model.parts import ImagePositions, exporting, rotated
 from lit_linformer.model.projection import make_projection
 from tests.model.mechanisms import MECHANISMS, MODERN, MODERNS
 
@@ -121,3 +121,26 @@ def test_headers_tell_the_parts():
     assert modern.attention_kind.describe(modern).endswith(", rotary positions, GeGLU, RMSNorm, no biases")
     plain = config()
     assert plain.attention_kind.describe(plain) == "linformer, k = 3, layerwise"
+
+
+@pytest.mark.parametrize("attention", ["lookup", "window", "coarse", "lsh"])
+def test_a_compiled_model_is_not_taken_for_an_exported_one(attention, monkeypatch):
+    """Of which one program serves every length by scores of all pairs. In torch 2.11 is_exporting() is True for torch.compile,
+    too, as it is for a newer one with this flag."""
+    options = {"window": {"window": 4}, "coarse": {"best": 2}}.get(attention, {"chunk": 4})
+    shape = {"vocab_size": 50, "max_length": 64, "hidden_size": 16, "num_heads": 2, "num_layers": 2, "intermediate_size": 24}
+    encoder = Encoder(EncoderConfig(**shape, projection_dim=16, attention=attention, attention_options=options)).eval()
+    ids, shapes = torch.randint(50, (2, 64)), []
+
+    def record(graph, inputs):
+        nodes = [node.meta.get("example_value") for node in graph.graph.nodes]
+        shapes.extend(tuple(value.shape) for value in nodes if isinstance(value, torch.Tensor))
+        return graph
+
+    compiled = torch.compile(encoder, backend=record, fullgraph=True)
+    monkeypatch.setattr(torch.compiler, "_is_exporting_flag", True)
+    assert exporting()
+    found = compiled(ids)
+    monkeypatch.undo()
+    assert len(shapes) > 20 and not [shape for shape in shapes if shape.count(64) > 1]
+    assert torch.allclose(found, encoder(ids), atol=1e-6)
