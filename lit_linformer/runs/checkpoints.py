@@ -21,6 +21,7 @@ import yaml
 
 from lit_linformer.model import EncoderConfig
 from lit_linformer.model.registry import UnknownKind
+from lit_linformer.runs.exported import is_exported
 from lit_linformer.runs.folder import checkpoints, own_files, replace
 from lit_linformer.runs.record import RunRecord
 from lit_linformer.runs.sharded import META, METADATA, check_sharded, load_sharded, verify_plain, verify_sharded
@@ -156,10 +157,19 @@ def checkpoint_path(subcommand: str, asked: str | None, root: Path) -> str | Non
         found = Path(asked)
         if (found / "checkpoints").is_dir():  # a run's folder
             found = (find_checkpoint(found, "last") if fits else best_or_last(found)) or found
+        if not found.is_file() and not is_sharded(found):
+            raise _no_checkpoint(found)
     check_checkpoint(found, whole=False)
     if (asked is None or found.parent.parent == Path(asked)) and is_first_process():
         print(f"checkpoint: {found}", flush=True)
     return str(found)
+
+
+def _no_checkpoint(path: Path) -> SettingError:
+    allowed, more = "a checkpoint file, the folder of a run, last, best", ", a folder without a checkpoint"
+    if is_exported(path):
+        allowed, more = f"{allowed}; or --model.pretrained {path}", ", an exported model"
+    return SettingError("ckpt_path", path, allowed, more=more if path.exists() else ", which is not there")
 
 
 def _check_nothing_is_lost(root: Path) -> None:

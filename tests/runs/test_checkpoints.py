@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from lit_linformer.data.tokenizer import load_tokenizer, train_tokenizer
-from lit_linformer.runs.checkpoints import check_checkpoint, find_checkpoint, write_checkpoint
+from lit_linformer.runs.checkpoints import check_checkpoint, checkpoint_path, find_checkpoint, write_checkpoint
 from lit_linformer.runs.record import RunRecord
 from tests.callbacks.test_checkpoint import write
 
@@ -150,3 +150,17 @@ def test_a_step_that_is_none(step, tmp_path):
     torch.save({"state_dict": {}, "global_step": step}, tmp_path / "x.ckpt")
     with pytest.raises(ValueError, match="which holds no training state"):
         check_checkpoint(tmp_path / "x.ckpt")
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ("models/small", r"^ckpt_path is .*small, an exported model; allowed: .*; or --model.pretrained .*models/small$"),
+        ("conf", r"^ckpt_path is .*conf, a folder without a checkpoint; allowed: a checkpoint file, the folder of a run, last"),
+        ("runs/none", r"^ckpt_path is .*none, which is not there; allowed: a checkpoint file, the folder of a run, last"),
+    ],
+)
+@pytest.mark.parametrize("command", ["fit", "predict"])
+def test_what_is_no_checkpoint_is_told(command, asked, told, tmp_path):
+    with pytest.raises(ValueError, match=told):
+        checkpoint_path(command, str(ROOT / asked), tmp_path)
