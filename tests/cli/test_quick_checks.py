@@ -37,6 +37,8 @@ def test_good_lines_pass(line):
     [
         ("fit --config conf/quickstart.yaml --model.lrate 1", "unknown setting 'model.lrate'; did you mean 'model.lr'?"),
         ("predict --config conf/quickstart.yaml --data.txt x", "unknown setting 'data.txt'; did you mean 'data.text'?"),
+        ("fit --confg conf/quickstart.yaml", "unknown setting 'confg'; did you mean 'config'?"),
+        ("predict --conf=conf/quickstart.yaml", "unknown setting 'conf'; did you mean 'config'?"),
         ("fit", "model.encoder is not given"),
         ("fit --model SequenceClassification", "model.pretrained is not given"),
         (
