@@ -193,7 +193,7 @@ class Attention(nn.Module):
             raise UserError(f"the input has {x.shape[1]} tokens", f"up to max_length = {self.max_length}")
 
 
-ATTENTIONS = Registry("attention", Attention, methods=("forward",))
+ATTENTIONS = Registry("attention", Attention, methods=("forward",), called={"transformer": "full"})
 
 
 def check_width(width: int) -> None:

@@ -12,6 +12,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from .errors import SettingError, UserError, first_line, meant
@@ -29,10 +30,13 @@ class Registry(Mapping):
         setting: its name, for messages.
         base: what every class, this package's or the user's, is made from.
         methods: of these the base leaves one at least to every class; none: it leaves none.
+        called: other words that one may type for an entry, for `did you mean`.
     """
 
-    def __init__(self, setting: str, base: type, methods: tuple[str, ...] = ()):
-        self.setting, self.base, self.methods = setting, base, methods
+    def __init__(
+        self, setting: str, base: type, methods: tuple[str, ...] = (), called: Mapping[str, str] = MappingProxyType({})
+    ):
+        self.setting, self.base, self.methods, self.called = setting, base, methods, called
         self._classes: dict[str, type] = {}
 
     def add(self, name: str) -> Callable[[type], type]:
@@ -63,7 +67,7 @@ class Registry(Mapping):
         if isinstance(name, str) and name in self._classes:
             return self._classes[name]
         if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")) or "." not in name:
-            self._refuse(name, meant(name, self))
+            self._refuse(name, meant(self.called.get(str(name).lower(), name), self))
         path, _, attribute = name.rpartition(".")
         module = self._import(name, path)
         try:

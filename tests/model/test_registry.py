@@ -128,6 +128,11 @@ def test_what_is_no_projection_is_refused_in_one_line(name):
     assert "\n" not in str(error.value)
 
 
+def test_the_transformer_is_not_taken_for_a_linformer():
+    with pytest.raises(ValueError, match=r"attention is 'Transformer'; did you mean 'full'\?; allowed: linformer"):
+        ATTENTIONS.find("Transformer")
+
+
 def test_a_module_that_does_not_import_is_told(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "half_an_idea.py").write_text("def f(:\n")
