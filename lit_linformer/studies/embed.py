@@ -48,9 +48,10 @@ def main(argv: list[str]) -> None:
     asked = bool(given["text"] or given["file"])
     if not asked and not given["sts"]:
         raise UserError("nothing to embed: give --text, --file or --sts")
-    if asked != bool(outputs):
-        missing, there = ("output", "text or file") if asked else ("text", "output")
-        raise UserError(f"--{missing} is not given", f"with --{there} it must be")
+    if asked and not outputs:
+        raise UserError("--output is not given", f"files that end in {' or '.join(SUFFIXES)}", when="with --text or --file")
+    if outputs and not asked:
+        raise UserError("--output is given, but neither --text nor --file", "texts to write the vectors of")
     texts = [*given["text"], *(text for name in given["file"] for text in read_texts(Path(name), given["column"]))]
 
     from lit_linformer.runs.trained_model import open_checkpoint
