@@ -154,7 +154,8 @@ FLAG = Kind("true|false", lambda where, text: check_choice(where, text, ("true",
 
 def check_choice(where: str, value: Any, allowed: Collection[str]) -> str:
     if not isinstance(value, str) or value not in allowed:
-        raise SettingError(where, value, ", ".join(allowed), more=meant(str(value), allowed))
+        names = ", ".join(repr(one) if "," in one else one for one in allowed)
+        raise SettingError(where, value, names, more=meant(str(value), allowed))
     return value
 
 

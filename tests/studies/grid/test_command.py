@@ -368,6 +368,7 @@ def test_bad_file(old, new, expected, file):
         (["--config", "study.yaml", "--print_commands", "yes"], "print_commands is 'yes'; allowed: true, false"),
         (["--config", "study.yaml", "--only", "tusk=1"], "only is 'tusk'; did you mean 'task'?; allowed: model"),
         (["--config", "study.yaml", "--only", "seed=9"], "only seed is '9'; allowed: 1, 2, 3"),
+        (["--config", "study.yaml", "--only", "model=BERT"], "allowed: Transformer, 'Linformer, 128, layerwise'"),
         (["--config", "study.yaml", "--arguments", "'"], '--arguments is "\'" (No closing quotation)'),
     ],
 )
