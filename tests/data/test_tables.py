@@ -143,6 +143,10 @@ def test_classes_and_columns_are_asked_for_with_those_that_are_there(tmp_path):
         ValueError, match=r"line 2: label is 'good'; allowed: a finite number .*, here --data.labels '\[bad,good\]'$"
     ):
         list(LabelledSource(str(path), own_task(["text"])).rows("train"))
+    with pytest.raises(ValueError, match=r"label is 'good'; allowed: 'no', 'yes', .*, here --data.labels '\[bad,good\]'$"):
+        list(LabelledSource(str(path), own_task(["text"], labels=["no", "yes"])).rows("train"))
+    with pytest.raises(ValueError, match=r"label is 'bad'; allowed: 'fine', 'good', or .* no label\)$"):  # one bad row, perhaps
+        list(LabelledSource(str(path), own_task(["text"], labels=["fine", "good"])).rows("train"))
     scores = write(tmp_path, "scores.csv", [("fine", "4.5"), ("bad", "n/a"), ("so so", "3")])
     with pytest.raises(ValueError, match=r"label is 'n/a'; allowed: a finite number \(.*\)$"):  # no classes that are numbers
         list(LabelledSource(str(scores), own_task(["text"])).rows("train"))

@@ -188,11 +188,11 @@ class LabelledSource:
             raise UserError(f"{self.setting}: {_at(where)}: {error}{self._names_there()}") from error
 
     def _names_there(self) -> str:
-        """For the error of a label that is no number: what classes the training rows name; nothing if one is a number."""
-        if self.task.labels is not None or self.find("train") is None:
+        """For the error of a label: what classes the training rows name; nothing if one is a number, or one of the task's."""
+        if self.task.hub or self.find("train") is None:
             return ""
         found = sorted({str(value) for _, _, value in self.texts("train", needs_label=False) if value not in (None, "")})
-        names = len(found) <= MOST_NAMES and not any(map(is_number, found))
+        names = len(found) <= MOST_NAMES and not any(map(is_number, found)) and not set(found) & set(self.task.labels or ())
         return f", here --data.labels '{as_list(found)}'" if names else ""
 
     def texts(self, split: str, needs_label: bool | None = None) -> Iterator[tuple[tuple, tuple[str, ...], object]]:
