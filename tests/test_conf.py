@@ -254,6 +254,17 @@ def test_small_overlay_runs_on_a_finetuning_config(finetuning, cache, tmp_path, 
     assert "pooling: mean" in (finetuning / "runs/overlay/config.yaml").read_text()
 
 
+def test_fast_overlay_runs_on_a_table_of_few_batches(finetuning, cache, tmp_path, monkeypatch):
+    monkeypatch.chdir(finetuning)
+    log = tmp_path / "out.txt"
+    (tmp_path / "reviews.csv").write_text("text,label\n" + "a good film,good\na bad film,bad\n" * 20)
+    argv = ["fit", "--config", "conf/finetune/own.yaml", "--config", "conf/debug/fast.yaml", "--model.pretrained", "runs/tiny"]
+    argv += ["--data.source", str(tmp_path / "reviews.csv"), "--data.labels", "[bad, good]", "--data.cache_dir", str(cache)]
+    assert run_forked(argv, log) == 0, log.read_text()
+    curve = (finetuning / "runs/debug-fast/scores.csv").read_text().splitlines()
+    assert [line.partition(",")[0] for line in curve] == ["step", "5", "10"]
+
+
 @pytest.mark.parametrize("path", [*CONFIGS, *FINETUNE, *GRIDS, *SPACES, *OVERLAYS, *TRAINERS], ids=named)
 def test_config_says_at_its_top_what_it_is_and_how_to_run_it(path):
     head = [line for line in path.read_text().splitlines() if line.startswith("#")]
