@@ -71,7 +71,7 @@ OF_CLASSES = {
 OF_DATA = {
     "validate": "source validation_source max_length batch_size eval_batch_size",
     "test": "source test_source max_length batch_size eval_batch_size",
-    "predict": "text text_pair file batch_size eval_batch_size",
+    "predict": "text text_pair file column batch_size eval_batch_size",
 }
 # Names that a setting allows: a registry of the model, or what stands at the top of a module.
 REGISTRIES = {"model.encoder.attention": "ATTENTIONS", "model.encoder.projection": "PROJECTIONS"}
@@ -112,10 +112,11 @@ SECTIONS: dict[str, list[tuple[str, str]]] = {
     ],
     "prepare": [("The data", "data")],
 }
+FURTHER = {"fit": "--name again --seed_everything 1", "predict": "--data.file texts.txt"}  # behind the configs that are given
 EXAMPLES = {
     "fit": "python run.py fit --config conf/quickstart.yaml --name idea --model.encoder.projection_dim 32",
     "validate": "python run.py validate --config runs/quickstart/config.yaml",
     "test": "python run.py test --config runs/quickstart/config.yaml",
-    "predict": 'python run.py predict --config runs/quickstart/config.yaml --data.text "The <mask> of a function."',
+    "predict": 'python run.py predict --model.pretrained models/small --data.text "Paris is the <mask> of France."',
     "prepare": "python run.py prepare --config conf/pretrain/small.yaml --data.source texts/",
 }

@@ -63,7 +63,8 @@ def short_help(argv: list[str], width: int | None = None) -> str:
     for title, shown in sections:
         lines += ["", title, *_columns(shown, width)]
     typed = " ".join(["python run.py", command, *(f"--config {file}" for file in files)])
-    example = f"{typed} --name again --seed_everything 1" if files and command == "fit" else table.EXAMPLES[command]
+    further = table.FURTHER.get(command) if files else None
+    example = f"{typed} {further}" if further else table.EXAMPLES[command]
     lines += ["", "An example", f"  {example}", "Every setting, in some seconds", f"  {typed} --help_all"]
     return "\n".join(lines) + "\n"
 

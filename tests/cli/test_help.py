@@ -105,6 +105,13 @@ def test_a_section_fits_a_screen_of_80_columns(line):
     assert "class_path" not in page and "lightning.pytorch" not in page and "Union" not in page
 
 
+def test_predict_can_be_asked_without_a_run():
+    page, with_config = (short_help(shlex.split(f"predict{more}"), 80) for more in ("", " --config conf/quickstart.yaml"))
+    assert '  python run.py predict --model.pretrained models/small --data.text "Paris is the <mask> of France."' in page
+    assert "--data.column text" in page
+    assert "  python run.py predict --config conf/quickstart.yaml --data.file texts.txt" in with_config
+
+
 def test_the_page_says_what_one_types_and_what_it_is():
     page = short_help(shlex.split("fit --config conf/quickstart.yaml --model.encoder.projection_dim 16"), 160)
     rows = page.splitlines()
