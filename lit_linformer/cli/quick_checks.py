@@ -5,6 +5,8 @@ are given, is the parser's to check.
 """
 
 import difflib
+import itertools
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,8 +26,10 @@ NEAR = 0.6  # of 1, how alike two names must be
 def check_quickly(argv: list[str]) -> None:
     """UserError, which names the setting and the file, for what is wrong in any case."""
     given = given_settings(argv)
-    if len(argv) > 1 and Path(argv[1]).is_file():
-        raise UserError(f"{argv[1]!r} is neither a setting nor the value of one", f"--config {argv[1]}")
+    for before, word in itertools.pairwise(argv):
+        stray = not word.startswith("-") and (not before.startswith("-") or "=" in before)
+        if stray and os.path.isfile(word):
+            raise UserError(f"{word!r} is neither a setting nor the value of one", f"--config {word}")
     for file, content in config_contents(argv):
         check_command(Path(file), content, "fit", SETTINGS_FILE)
     typed = [name for name, _ in typed_words(argv)]

@@ -48,6 +48,8 @@ def test_good_lines_pass(line):
         ("predict --config conf/quickstart.yaml --data.file a --data.file b", "data.file is given 2 times, of which"),
         ("fit --config conf/quickstart.yaml --last.every 3", "did you mean 'last.every_n_steps'?"),
         ("fit conf/quickstart.yaml", "is neither a setting nor the value of one; allowed: --config conf/quickstart.yaml"),
+        ("fit --config conf/quickstart.yaml conf/debug/fast.yaml", "the value of one; allowed: --config conf/debug/fast.yaml"),
+        ("fit --config=conf/quickstart.yaml conf/debug/fast.yaml", "the value of one; allowed: --config conf/debug/fast.yaml"),
         ("fit --config", "--config has no value; allowed: a file with settings, as conf/quickstart.yaml"),
         ("fit --config --model.lr 1", "--config has no value; allowed: a file with settings, as conf/quickstart.yaml"),
         ("fit --config conf/lra/table.yaml", "conf/lra/table.yaml is a file for `grid`; allowed: a file with settings, as"),
@@ -70,6 +72,7 @@ def test_bad_lines(line, told):
 def test_what_a_file_says_of_another_class_is_no_error():
     check_quickly(shlex.split("fit --config conf/quickstart.yaml --model SequenceClassification --model.pooling mean"))
     check_quickly(shlex.split("fit --config conf/quickstart.yaml --data RecallData --data.pairs 3"))
+    check_quickly(["predict", "--config", "conf/quickstart.yaml", f"--data.text={'long ' * 2000}<mask>"])
     check_quickly(shlex.split("fit --config conf/quickstart.yaml --model nobody.Idea --model.anything 3"))
 
 
