@@ -134,7 +134,7 @@ def check_output(output: Path, overwrite: bool) -> None:
 def open_model(given: dict[str, Any]) -> "tuple[TrainedModel, list[str]]":
     """What --from names, and lines to print."""
     from lit_linformer.convert import bert
-    from lit_linformer.runs.exported import is_exported
+    from lit_linformer.runs.exported import check_format, is_exported
     from lit_linformer.runs.trained_model import open_checkpoint
 
     name = given["from"].removeprefix("hub:")
@@ -154,6 +154,7 @@ def open_model(given: dict[str, Any]) -> "tuple[TrainedModel, list[str]]":
         raise SettingError("tokenizer", given["tokenizer"], "with a Hugging Face folder, for a run has its own")
     ours = is_exported(folder) or any((folder / name).exists() for name in ("checkpoints", "config.yaml", ".metadata"))
     if folder.is_dir() and not ours:
+        check_format(folder, "from")
         allowed = "a Hugging Face folder with config.json, the folder of a run, or a checkpoint"
         raise SettingError("from", folder, allowed, more=", which is no model")
     model = open_checkpoint(folder, "from")

@@ -27,6 +27,13 @@ def is_exported(folder: Path) -> bool:
     return (folder / CONFIG).is_file() and (folder / WEIGHTS).is_file()
 
 
+def check_format(folder: Path, setting: str) -> None:
+    """ValueError, in one line, for a folder with a model's config.json whose weights are not there: an export to ONNX, say."""
+    if (folder / CONFIG).is_file() and not (folder / WEIGHTS).is_file():
+        allowed = "an export of the format safetensors or huggingface"
+        raise SettingError(setting, folder, allowed, more=f", which has no {WEIGHTS}")
+
+
 def write_sums(folder: Path) -> None:
     """SHA256SUMS of what lies there."""
     names = sorted(path.name for path in folder.iterdir() if SUMMED.fullmatch(path.name))

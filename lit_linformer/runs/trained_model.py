@@ -137,6 +137,7 @@ def find_model(path: Path, setting: str) -> Path:
     if not path.is_dir() or is_sharded(path):  # a sharded checkpoint is a folder
         return path
     if (found := best_or_last(path)) is None:
+        exported.check_format(path, setting)
         raise SettingError(setting, path, "a run that was trained, or a file", more=", a folder without checkpoints/")
     return found
 

@@ -63,6 +63,21 @@ def test_folder_comes_back_as_plain_pytorch_and_starts_a_fine_tuning(form, kind,
     assert again.labels == model.labels and again.facts == model.facts and again.curve == model.curve
 
 
+@pytest.mark.parametrize(
+    ("command", "setting"),
+    [
+        (["predict", "--data.text", "<mask>", "--model.pretrained"], "model.pretrained"),
+        (["convert", "--name", "converted", "--from"], "from"),
+        (["spectrum", "--run"], "run"),
+    ],
+)
+def test_a_graph_is_no_model_to_go_on_from(command, setting, tmp_path):
+    (tmp_path / "config.json").write_text('{"task": "masked-lm", "encoder": {}}')
+    (tmp_path / "model.onnx").touch()
+    line = complaint([*command, str(tmp_path)], tmp_path)
+    assert f"{setting} is {tmp_path}, which has no model.safetensors; allowed: an export of the format safetensors" in line
+
+
 @pytest.mark.parametrize("form", ["safetensors", "huggingface"])
 def test_a_folder_knows_its_longest_row_and_whether_a_row_has_two_texts(form, finetuned, tmp_path):
     pytest.importorskip(NEEDED[form])

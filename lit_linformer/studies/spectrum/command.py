@@ -52,10 +52,11 @@ def main(argv: list[str]) -> None:
     given["heads"] = given["heads"] and sorted(set(given["heads"]))
     runs = list(dict.fromkeys(map(Path, given["run"])))
 
-    from lit_linformer.runs.exported import is_exported
+    from lit_linformer.runs.exported import check_format, is_exported
 
     for run in runs:
         if not is_exported(run) and not ((run / "config.yaml").is_file() and (run / "checkpoints").is_dir()):
+            check_format(run, "run")
             allowed = "the folder of a trained run, or an export"
             raise SettingError("run", run, allowed, more=", which holds no config.yaml and checkpoints/")
         if is_exported(run) and given["ckpt_path"] is not None:
