@@ -1,9 +1,11 @@
 """Kinds by name and by class path: what is found, what is refused and never called, what a class of one's own inherits."""
 
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -226,12 +228,27 @@ def test_weights_of_the_layers_input_are_computed_once_and_pads_do_not_matter(or
     assert (made.layers[0].attention.E.scores.weight == 1).all()  # its own start, not the encoder's
 
 
+def lifted_out(code, folder):
+    """What the code prints beside a copy of lit_linformer/model/ under another name, without lit_linformer."""
+    shutil.copytree(Path(lit_linformer.model.__file__).parent, folder / "lifted_out")
+    code = "import sys, torch; sys.modules['lit_linformer'] = None; from lifted_out import Encoder, EncoderConfig\n" + code
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def test_a_copy_of_the_folder_under_another_name_works_and_needs_nothing_but_torch(tmp_path):
-    shutil.copytree(Path(lit_linformer.model.__file__).parent, tmp_path / "lifted_out")
     code = (
-        "import sys, torch; sys.modules['lit_linformer'] = None; from lifted_out import Encoder, EncoderConfig; "
         f"print(*Encoder(EncoderConfig(**{SHAPE}, projection_dim=4))(torch.zeros(2, 9, dtype=torch.int64)).shape); "
         "print(*[name for name in ('lightning', 'jsonargparse', 'datasets') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
-    assert done.stdout.split() == ["2", "9", "8"], done.stderr
+    assert lifted_out(code, tmp_path).split() == ["2", "9", "8"]
+
+
+def test_trained_weights_go_with_it_as_the_docs_say(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs/models.md").read_text(encoding="utf-8")
+    ((save, read),) = re.findall(r"^(torch\.save.*?\n)(.*?)```", page, re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(save, {"torch": torch, "net": SimpleNamespace(encoder=encoder())})
+    shown = lifted_out(read + "print(*encoder(torch.zeros(2, 9, dtype=torch.int64)).shape)", tmp_path)
+    assert shown.split() == ["2", "9", "8"]
