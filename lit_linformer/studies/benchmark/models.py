@@ -129,7 +129,9 @@ def build(name: str, settings: dict[str, Any], n: int, weights: dict[str, Tensor
         else:
             model = Layers(encoder_config(name, settings, n), kind == "written-out", BACKENDS.get(name))
             if weights is not None:
-                model.load_state_dict(weights, strict=False, assign=True)
+                own = model.state_dict()
+                fitting = {key: weight for key, weight in weights.items() if key in own and own[key].shape == weight.shape}
+                model.load_state_dict(fitting, strict=False, assign=True)
     model = model.to(DTYPES[settings["precision"]]).eval()
     if settings["compile"]:
         # One code object for all models: without more room the ninth would silently run uncompiled.

@@ -71,6 +71,9 @@ def test_models_share_their_weights_and_compute_the_same():
         assert model.layers[1].attention.value.weight is first.layers[1].attention.value.weight
         assert model.layers[0].up.weight is first.layers[0].up.weight
     assert {name for name, _ in ours.named_parameters()} - {name for name, _ in first.named_parameters()} == {"E.weight"}
+    for name, k in (("linformer 4", 4), ("luna 8", 8)):  # whose E has another shape
+        other = build(name, settings, 64, ours.state_dict(keep_vars=True))
+        assert other.E.weight.shape[0] == k and other.layers[0].up.weight is first.layers[0].up.weight
 
 
 def test_memory_measurement_sees_what_is_allocated():
