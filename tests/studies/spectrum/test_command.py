@@ -158,7 +158,10 @@ def test_run_of_another_kind_needs_a_source(here, tmp_path, corpus):
         (["--run", "runs/full", "--num_sentences", "0"], "num_sentences is '0'; allowed: a whole number, 1 or more"),
         (["--run", "runs/full", "--device", "abacus"], "device is 'abacus'; allowed: auto, cpu"),
         (["--run", "runs/full", "--device", "meta"], "device is 'meta'; allowed: auto, cpu"),
-        (["--run", "runs/full", "--ckpt_path", "gone.ckpt"], "ckpt_path is gone.ckpt, which is not there; allowed: a checkpoint file"),
+        (
+            ["--run", "runs/full", "--ckpt_path", "gone.ckpt"],
+            "ckpt_path is gone.ckpt, which is not there; allowed: a checkpoint file",
+        ),
         (["--run", "runs/full", "--run", "runs/lin", "--ckpt_path", "x"], "ckpt_path is 'x'; allowed with 2 runs: best, last"),
         (["--run", str(SMALL), "--ckpt_path", "last"], f"ckpt_path is 'last'; allowed with {SMALL}: none, for an export has"),
         (["--run", "runs/full", "--source", "gone.txt"], "gone.txt"),
