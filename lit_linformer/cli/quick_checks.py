@@ -36,8 +36,9 @@ def check_quickly(argv: list[str]) -> None:
     if twice := next((name for name in (*TEXTS, "data.file") if typed.count(name) > 1), None):
         allowed = f"""once, with a list: --{twice} '["one", "another"]'""" if twice in TEXTS else "one file"
         raise UserError(f"{twice} is given {typed.count(twice)} times, of which the last alone would be read", allowed)
-    if meant := next((name for name in typed if "." not in name and nearest(name, ["config"])), None):
-        raise UserError(f"unknown setting '{meant}'{nearest(meant, ['config'])}")
+    for name in typed:
+        if "." not in name and (suggested := nearest(name, ["config"])):
+            raise UserError(f"unknown setting '{name}'{suggested}")
     known = known_settings(argv)
     for name, file in _named(argv, given):
         if (wrong := _unknown(name, known)) is not None:

@@ -12,7 +12,6 @@ import importlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from types import MappingProxyType
 from typing import Any
 
 from .errors import SettingError, UserError, first_line, meant
@@ -33,10 +32,8 @@ class Registry(Mapping):
         called: other words that one may type for an entry, for `did you mean`.
     """
 
-    def __init__(
-        self, setting: str, base: type, methods: tuple[str, ...] = (), called: Mapping[str, str] = MappingProxyType({})
-    ):
-        self.setting, self.base, self.methods, self.called = setting, base, methods, called
+    def __init__(self, setting: str, base: type, methods: tuple[str, ...] = (), called: Mapping[str, str] | None = None):
+        self.setting, self.base, self.methods, self.called = setting, base, methods, called or {}
         self._classes: dict[str, type] = {}
 
     def add(self, name: str) -> Callable[[type], type]:
