@@ -10,6 +10,7 @@ import importlib
 import io
 import os
 import re
+import select
 import signal
 import sys
 import sysconfig
@@ -102,8 +103,7 @@ def main(argv: list[str] | None = None) -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         sys.exit(130)
     except Exception as error:
-        prints = HELP & set(argv) or any(word.partition("=")[0] == "--print_commands" for word in argv)
-        if isinstance(error, BrokenPipeError) and (argv[0] == "list" or prints):  # | head
+        if isinstance(error, BrokenPipeError) and (argv[0] in PROGRAMS or HELP & set(argv)) and _reader_is_gone():  # | head
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(0)
         message = None if show_traceback else _message(error)
@@ -114,6 +114,13 @@ def main(argv: list[str] | None = None) -> None:
         if is_first_process() or not getattr(error, "of_all_processes", False):
             print(f"error: {message}", file=sys.stderr)
         sys.exit(2)
+
+
+def _reader_is_gone() -> bool:
+    """Whether standard output is a pipe that nobody reads any more; a BrokenPipeError may be another one's."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
 
 
 def _app() -> Callable[[list[str]], Any]:

@@ -76,7 +76,10 @@ def read_config(folder: Path, setting: str = "folder") -> dict[str, Any]:
         config |= {"encoder": encoder, "task": "sequence-classification" if classifies else "masked-lm"}
         config |= {"num_labels": len(config.get("id2label") or ("", "")), "max_length": config.get("longest_row")}
     if not isinstance(config, dict) or not isinstance(config.get("encoder"), dict) or "task" not in config:
-        raise SettingError(setting, folder, "what export wrote", more=f", whose {CONFIG} is another project's")
+        allowed = "what export wrote"
+        if isinstance(config, dict) and "model_type" in config:
+            allowed += f", or the run that `python run.py convert --from {folder}` makes of RoBERTa, BERT or DistilBERT"
+        raise SettingError(setting, folder, allowed, more=f", whose {CONFIG} is another project's")
     return config
 
 

@@ -184,12 +184,19 @@ def test_two_processes_launched_by_lightning(tiny, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "argv", ["list", "fit --help", "grid --config conf/paper/table2.yaml --print_commands true"], ids=("list", "help", "grid")
+    "argv",
+    [
+        "list --source {runs}",
+        "fit --help",
+        "grid --config conf/paper/table2.yaml --print_commands true",
+        "embed --ckpt_path models/small --text rain --output {runs}/rain.npy",
+    ],
+    ids=("list", "help", "grid", "embed"),
 )
-def test_what_only_prints_may_be_cut_short(argv):
+def test_what_is_printed_may_be_cut_short(argv, tmp_path):
     read, write = os.pipe()
     os.close(read)  # as head does when it has enough
-    command = [sys.executable, "run.py", *argv.split()]
+    command = [sys.executable, "run.py", *argv.format(runs=tmp_path).split()]
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, cwd=ROOT, timeout=HANGS)
     os.close(write)
     assert (done.returncode, done.stderr) == (0, "")
