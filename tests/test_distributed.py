@@ -4,7 +4,9 @@ import multiprocessing
 import os
 import socket
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from torch import nn
 from lit_linformer.data import PretrainingData
 from lit_linformer.model import EncoderConfig, MaskedLanguageModel
 from lit_linformer.model.linformer import SHARINGS
+from lit_linformer.tasks.compiling import compile_training
 from lit_linformer.utils.environment import lacks_bfloat16
 from lit_linformer.utils.files import read_rows
 from tests.helpers import HANGS, assert_same, fit, load, output, read_log, run_forked
@@ -92,10 +95,8 @@ class CompiledLoss(Loss):
     def __init__(self, settings: dict):
         super().__init__(settings)
         torch._dynamo.reset()  # one function, many models
-        self.compiled = torch.compile(MaskedLanguageModel.loss, backend="aot_eager", fullgraph=True)
-
-    def forward(self, *batch):
-        return self.compiled(self.net, *batch)
+        with patch("torch.compile", partial(torch.compile, backend="aot_eager", fullgraph=True)):
+            compile_training(self.net)
 
 
 def two_steps(model: nn.Module, rank: int = 0, world_size: int = 1) -> list[torch.Tensor]:

@@ -164,7 +164,7 @@ def check_early(subcommand: str, config: Namespace) -> None:
         raise endless(schedule, -1)
     strategy = trainer.strategy.get("class_path", "") if isinstance(trainer.strategy, Namespace) else ""
     if strategy.endswith(("ModelParallelStrategy", "ShardedStrategy")):
-        check_shardable(settings.get("compile"), settings.get("optimizer"))
+        check_shardable(settings.get("optimizer"))
     check = getattr(class_of(model.class_path, "model"), "check_early", None)
     if check is not None:
         check(settings)

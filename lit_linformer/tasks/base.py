@@ -1,12 +1,11 @@
 """The base of every task's LightningModule: the optimiser by groups, a schedule by steps, and resuming bit for bit.
 
 For a task of your own: hand the optimiser's settings on with `super().__init__(**optimization)`, set `self.net`, give
-`training_loss(batch)`, or a training_step that counts with `self.count(batch)`, and `warmup(total_steps)`. What these run
-through `self.in_training(function)` is compiled where the user asks for it.
+`training_loss(batch)`, or a training_step that counts with `self.count(batch)`, and `warmup(total_steps)`.
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any
@@ -22,7 +21,7 @@ from lit_linformer.data.notes import note
 from lit_linformer.data.tokenizer import Tokenizer
 from lit_linformer.model import Encoder, EncoderConfig
 from lit_linformer.runs.trained_model import StoredModel, read_model
-from lit_linformer.tasks.compiling import check_compiler
+from lit_linformer.tasks.compiling import check_compiler, compile_training
 from lit_linformer.tasks.muon import MuonAndAdamW
 from lit_linformer.tasks.optim import Optimization, check_shardable, endless, lr_factor, parameter_groups
 from lit_linformer.tasks.pretrained import check_same_tokenizer, pretrained_encoder
@@ -40,8 +39,8 @@ class TrainingModule(LightningModule):
     """A LightningModule that resumes exactly: dropout by (seed, batch, rank), what it is given now wins over a checkpoint.
 
     Args:
-        compile: torch.compile for training steps; validation, test and predictions are not compiled. No hyper-parameter
-            and not in the state dict: a checkpoint loads with it and without.
+        compile: torch.compile for the layers of ``net.encoder`` in training; validation, test and predictions are not
+            compiled. No hyper-parameter and not in the state dict: a checkpoint loads with it and without.
         dynamic: torch.compile's, whether batches differ in shape.
         optimization: settings of `Optimization`: the optimiser and its learning rate.
     """
@@ -52,8 +51,7 @@ class TrainingModule(LightningModule):
     def __init__(self, compile: bool = False, dynamic: bool = False, **optimization: Any) -> None:
         super().__init__()
         self.optimization = Optimization(**optimization)
-        self.compiles, self._dynamic = compile, dynamic
-        self._compiled: dict[Callable, Callable] = {}
+        self.compiles, self._dynamic, self._compiled = compile, dynamic, False
         self._pretrained_tokenizer: Tokenizer | None = None
         self.batches_seen = 0
         self.tokens_seen = 0  # positions fed to the model, pads included, over all ranks
@@ -116,18 +114,12 @@ class TrainingModule(LightningModule):
 
     def configure_model(self) -> None:
         if self.device_mesh is not None:
-            check_shardable(self.compiles, self.optimization.optimizer)
+            check_shardable(self.optimization.optimizer)
             shard(self.net, self.device_mesh["data_parallel"])
         if self.compiles and self.trainer.state.fn == "fit" and not self._compiled:
             check_compiler(self.trainer.strategy.root_device)
-
-    def in_training(self, function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        """``function``, compiled if the user asks for it, once."""
-        if not self.compiles:
-            return function
-        if function not in self._compiled:
-            self._compiled[function] = torch.compile(function, dynamic=self._dynamic)
-        return self._compiled[function]
+            compile_training(self.net, self._dynamic)
+            self._compiled = True
 
     def training_flops(self, batch: Batch) -> int | None:
         """Operations that the model needs for a batch, forward and backward (model/flops.py); None where they are not known."""

@@ -122,7 +122,7 @@ class SequenceClassification(TrainingModule):
         mask = batch.get("attention_mask")
         if mask is None and self.compiles:  # rather than three graphs more
             mask = torch.ones_like(batch["input_ids"], dtype=torch.bool)
-        logits = self.in_training(_logits)(self.net, batch["input_ids"], mask, batch.get("document"), len(batch["index"]))
+        logits = self.net(batch["input_ids"], mask, batch.get("document"), len(batch["index"]))
         return task_loss(logits.float(), batch["labels"])
 
     def training_flops(self, batch: Batch) -> int | None:
@@ -187,7 +187,3 @@ def _top(told: dict[str, Any]) -> dict[str, Any]:
         return {}
     order = sorted(told["probabilities"].items(), key=lambda found: -found[1])
     return {"top": [{"label": label, "probability": share} for label, share in order]}
-
-
-def _logits(net: SequenceClassifier, *inputs: Any) -> Tensor:
-    return net(*inputs)

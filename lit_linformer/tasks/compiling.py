@@ -1,8 +1,41 @@
-"""torch.compile: whether it works here."""
+"""torch.compile: what of a model is compiled for training, and whether that works here."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
+from torch import nn
 
+from lit_linformer.model import Encoder, MaskedLanguageModel
+from lit_linformer.model.encoder import EncoderLayer
+from lit_linformer.utils import compat
 from lit_linformer.utils.errors import SettingError, first_line
+
+
+def compile_training(net: nn.Module, dynamic: bool = False) -> None:
+    """Compiles each layer of the encoder by itself and, of a masked language model, the loss over the vocabulary.
+
+    In evaluation mode they run as they are written. Layers of one kind share a graph: twelve compile no longer than two. What
+    is compiled is no part of the state dict, and goes along where the net is copied.
+
+    Args:
+        net: with an ``encoder``.
+        dynamic: torch.compile's, whether batches differ in shape.
+    """
+    if not isinstance(getattr(net, "encoder", None), Encoder):
+        raise SettingError("model.compile", True, "false", more=f", but {type(net).__name__} has no encoder to compile")
+    compat.many_recompilations()  # where each layer has a k of its own
+    forward = torch.compile(EncoderLayer.forward, dynamic=dynamic)
+    for layer in net.encoder.layers:
+        layer.forward = partial(_run, forward, EncoderLayer.forward, layer)
+    if isinstance(net, MaskedLanguageModel):
+        loss = torch.compile(MaskedLanguageModel.loss_of, dynamic=dynamic)
+        net.loss_of = partial(_run, loss, MaskedLanguageModel.loss_of, net)
+
+
+def _run(compiled: Callable, plain: Callable, module: nn.Module, *inputs: Any) -> Any:
+    return (compiled if module.training else plain)(module, *inputs)
 
 
 def check_compiler(device: torch.device) -> None:

@@ -104,7 +104,7 @@ class Distillation(MLM):
         self.teacher.to(self.device, self.net.encoder.tokens.weight.dtype)
 
     def training_loss(self, batch: Batch) -> Tensor:
-        terms = self.in_training(_terms)(self.net, self.teacher, self.weights, *inputs(batch))
+        terms = _terms(self.net, self.teacher, self.weights, *inputs(batch))
         for name, weight, term in zip(WEIGHTS, self.weights, terms, strict=True):
             if weight:
                 self.log(f"train/{name.removesuffix('_weight')}_loss", term.detach())

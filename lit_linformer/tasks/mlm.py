@@ -70,7 +70,7 @@ class MLM(TrainingModule):
         return self.net(input_ids, attention_mask, positions)
 
     def training_loss(self, batch: Batch) -> Tensor:
-        return self.in_training(_loss)(self.net, *inputs(batch))
+        return self.net.loss(*inputs(batch))
 
     def training_flops(self, batch: Batch) -> int | None:
         rows, length = batch["input_ids"].shape
@@ -121,7 +121,3 @@ class MLM(TrainingModule):
 def inputs(batch: Batch) -> tuple[Tensor | None, ...]:
     """Ids (B, N), positions and labels (B, M), attention_mask (B, N) or None: in the order in which the model takes them."""
     return batch["input_ids"], batch["positions"], batch["labels"], batch.get("attention_mask")
-
-
-def _loss(net: MaskedLanguageModel, *of_batch: Tensor | None) -> Tensor:
-    return net.loss(*of_batch)

@@ -90,10 +90,8 @@ def endless(schedule: str, max_steps: int) -> ValueError:
     )
 
 
-def check_shardable(compiles: bool, optimizer: str | None) -> None:
+def check_shardable(optimizer: str | None) -> None:
     """SettingError for what cannot be where the strategy shares out each matrix among the processes."""
-    if compiles:
-        raise SettingError("model.compile", True, "false with that strategy", more=", but trainer.strategy shards the model")
     if optimizer == "muon":
         divided = ", but trainer.strategy divides each matrix among the processes, and Muon takes them whole"
         raise SettingError("model.optimizer", "muon", "adamw", more=divided, when="with that strategy")

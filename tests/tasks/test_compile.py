@@ -1,5 +1,6 @@
 """torch.compile as a setting: the same training, the same checkpoints, few graphs, and one line where there is no compiler."""
 
+import copy
 import functools
 import shutil
 
@@ -10,6 +11,7 @@ from torch._dynamo.utils import counters
 
 from lit_linformer.model import EncoderConfig
 from lit_linformer.tasks import MLM, SequenceClassification
+from lit_linformer.tasks.compiling import compile_training
 from tests.helpers import assert_same, load, output, read_log
 from tests.model.mechanisms import IMAGE, MECHANISMS, MODERNS
 
@@ -74,18 +76,50 @@ def test_compiled_training_is_the_same_to_rounding(tiny, tmp_path):
     ],
     ids=lambda settings: " ".join(map(str, settings.values())),
 )
-def test_rows_of_one_length_are_one_graph_and_those_with_pads_another(settings, traced):
-    model = MLM(encoder(**settings), compile=True)
+def test_a_layers_rows_of_one_length_are_one_graph_and_those_with_pads_another(settings, traced):
+    model = MLM(encoder(**settings))
+    plain = copy.deepcopy(model.net)
+    compile_training(model.net)
     for mask in (False, False, True, False, True):
         batch = mlm_batch(mask)
         loss = loss_of(model, batch)
         loss.backward()
-        assert torch.equal(loss, model.net.loss(**batch))
-    assert traced() == 2
+        assert torch.equal(loss, plain.loss(**batch))
+    assert traced() == 2 + 1  # the loss over the vocabulary
+
+
+@pytest.mark.parametrize(
+    ("settings", "graphs"),
+    [
+        ({}, 1),
+        ({"attention": "lookup", "attention_options": {"window": 4}}, 2),
+        ({"projection_dim": [8, 8, 4, 8], "sharing": "none"}, 2),
+    ],
+    ids=["alike", "lookup and window", "two k"],
+)
+def test_layers_of_one_kind_share_a_graph_and_evaluation_has_none(settings, graphs, traced):
+    net = MLM(encoder(num_layers=4, **settings)).net
+    plain, batch = copy.deepcopy(net), mlm_batch()
+    compile_training(net)
+    assert torch.equal(net.eval().loss(**batch), plain.loss(**batch)) and traced() == 0
+    assert torch.equal(net.train().loss(**batch), plain.loss(**batch)) and traced() == graphs + 1
+
+
+def test_a_copy_is_compiled_with_weights_of_its_own(traced):
+    net = MLM(encoder()).net
+    compile_training(net)
+    other, batch = copy.deepcopy(net), mlm_batch()
+    with torch.no_grad():
+        other.encoder.layers[0].up.weight.normal_()
+    before = net.loss(**batch)
+    assert not torch.equal(other.loss(**batch), before) and torch.equal(net.loss(**batch), before)
+    other.loss(**batch).backward()
+    assert net.encoder.layers[0].up.weight.grad is None and traced() == 2
 
 
 def test_batches_of_any_length_are_three_graphs(traced):
     model = SequenceClassification(encoder=encoder(), compile=True, dropout=0.0, attention_dropout=0.0)
+    compile_training(model.net, dynamic=True)
     lengths = [20, 5, 32, 31, 6, 9, 12, 32, 7, 8, 30]
     for number, n in enumerate(lengths):
         batch = {"input_ids": torch.randint(1, 60, (4, n)), "labels": torch.randint(2, (4,)), "index": torch.arange(4)}
@@ -93,7 +127,8 @@ def test_batches_of_any_length_are_three_graphs(traced):
             batch["attention_mask"] = torch.arange(n) < torch.randint(1, n + 1, (4, 1))
         loss = loss_of(model, batch)
         loss.backward()
-        assert torch.allclose(loss, torch.nn.functional.cross_entropy(model(batch), batch["labels"]), atol=1e-6)
+        assert torch.allclose(loss, torch.nn.functional.cross_entropy(model.eval()(batch), batch["labels"]), atol=1e-6)
+        model.train()
     assert traced() <= 3
 
 
@@ -118,11 +153,9 @@ def test_runs_go_on_compiled_or_not(tiny, tmp_path, traced):
             assert_same(finals["plain"][part], finals[name][part], part)
 
 
-def test_a_model_that_is_sharded_is_not_compiled():
-    model = MLM(encoder(), compile=True)
-    model._device_mesh = object()
-    with pytest.raises(ValueError, match=r"model.compile is true, but trainer.strategy shards the model; allowed: false"):
-        model.configure_model()
+def test_a_model_without_an_encoder_is_refused():
+    with pytest.raises(ValueError, match=r"model.compile is true, but Linear has no encoder to compile; allowed: false"):
+        compile_training(torch.nn.Linear(2, 2))
 
 
 def test_without_a_compiler_it_says_so(tiny, tmp_path, monkeypatch):
@@ -132,9 +165,3 @@ def test_without_a_compiler_it_says_so(tiny, tmp_path, monkeypatch):
         shown = output(["fit", *tiny, "--model.compile", "true"], tmp_path, status=2).splitlines()[-1]
     assert shown.startswith("error: model.compile is true, but torch.compile fails here: ")
     assert "no-such-compiler" in shown and "allowed: false, or install" in shown
-
-
-def test_each_function_is_compiled_as_itself(traced):
-    model = MLM(encoder(), compile=True)
-    assert model.in_training(torch.sin)(torch.ones(1)) == torch.sin(torch.ones(1))
-    assert model.in_training(torch.exp)(torch.ones(1)) == torch.exp(torch.ones(1))

@@ -12,7 +12,7 @@ import torch
 
 from lit_linformer.runs.checkpoints import find_checkpoint
 from lit_linformer.runs.trained_model import open_checkpoint
-from tests.helpers import HANGS, fit, load, output
+from tests.helpers import HANGS, fit, load, output, read_log
 from tests.test_distributed import EXACT, GLOBAL, free_port
 
 ROOT = Path(__file__).parents[2]
@@ -35,6 +35,16 @@ def fit_sharded(argv: list[str], name: str, log: Path, *extra: str) -> None:
     for started in processes:
         started.join(HANGS)
     assert [started.exitcode for started in processes] == [0, 0], log.with_suffix(".out").read_text()
+
+
+@pytest.mark.slow
+def test_a_sharded_model_is_compiled_layer_by_layer(tiny, tmp_path):
+    tiny = [*tiny, *EXACT[:4], *GLOBAL, "--trainer.max_steps", "3", "--model.schedule", "constant"]
+    losses = {}
+    for name in ("true", "false"):
+        fit_sharded(tiny, name, tmp_path / name, "--model.compile", name)
+        losses[name] = [float.fromhex(line["loss"]) for line in read_log(tmp_path / f"{name}.0").values()]
+    assert losses["true"] == pytest.approx(losses["false"], abs=1e-4) and losses["true"] != losses["false"]
 
 
 @pytest.mark.slow

@@ -120,7 +120,11 @@ def by_hand(
     """A training step in plain PyTorch, a function of the batch."""
     device = settings["device"]
     net = net.to(device).train()
-    if settings["compile"]:
+    if settings["compile"] and isinstance(net, MaskedLanguageModel):
+        from lit_linformer.tasks.compiling import compile_training
+
+        compile_training(net)
+    elif settings["compile"]:
         compat.many_recompilations()
         loss = torch.compile(loss, dynamic=False)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.01, fused=True)
