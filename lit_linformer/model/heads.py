@@ -46,13 +46,17 @@ class MaskedLanguageModel(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
         """Logits (B, M, V) at ``positions`` (B, M) int64, or at all N tokens."""
-        features = self.features(input_ids, attention_mask, positions)
-        return functional.linear(features, self.encoder.tokens.weight, self.head.bias)
+        return self._logits(self.encoder(input_ids, attention_mask), positions)
 
     def features(self, input_ids: Tensor, attention_mask: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
         """(B, M, D), what the output matrix is applied to, at ``positions`` (B, M) or at all N tokens."""
-        hidden = self.encoder(input_ids, attention_mask)
+        return self._features(self.encoder(input_ids, attention_mask), positions)
+
+    def _features(self, hidden: Tensor, positions: Tensor | None) -> Tensor:
         return self.head(hidden if positions is None else hidden.take_along_dim(positions[..., None], dim=1))
+
+    def _logits(self, hidden: Tensor, positions: Tensor | None) -> Tensor:
+        return functional.linear(self._features(hidden, positions), self.encoder.tokens.weight, self.head.bias)
 
     def loss(self, input_ids: Tensor, positions: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Mean negative log-likelihood, in nats, of labels (B, M) at positions (B, M); IGNORED labels are left out."""
@@ -61,8 +65,7 @@ class MaskedLanguageModel(nn.Module):
     def loss_of(self, hidden: Tensor, positions: Tensor, labels: Tensor) -> Tensor:
         """The same of the encoder's hidden states (B, N, D)."""
         # Not torch's linear_cross_entropy: what it saves at 15 % of the tokens is little, and its chunked path doesn't compile.
-        features = self.head(hidden.take_along_dim(positions[..., None], dim=1))
-        logits = functional.linear(features, self.encoder.tokens.weight, self.head.bias).flatten(0, 1)
+        logits = self._logits(hidden, positions).flatten(0, 1)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # weights of bfloat16 do not round the loss
         return functional.cross_entropy(logits, labels.flatten(), ignore_index=IGNORED)
 

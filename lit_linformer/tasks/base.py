@@ -51,7 +51,7 @@ class TrainingModule(LightningModule):
     def __init__(self, compile: bool = False, dynamic: bool = False, **optimization: Any) -> None:
         super().__init__()
         self.optimization = Optimization(**optimization)
-        self.compiles, self._dynamic, self._compiled = compile, dynamic, False
+        self.compiles, self._dynamic = compile, dynamic
         self._pretrained_tokenizer: Tokenizer | None = None
         self.batches_seen = 0
         self.tokens_seen = 0  # positions fed to the model, pads included, over all ranks
@@ -116,10 +116,9 @@ class TrainingModule(LightningModule):
         if self.device_mesh is not None:
             check_shardable(self.optimization.optimizer)
             shard(self.net, self.device_mesh["data_parallel"])
-        if self.compiles and self.trainer.state.fn == "fit" and not self._compiled:
+        if self.compiles and self.trainer.state.fn == "fit":
             check_compiler(self.trainer.strategy.root_device)
             compile_training(self.net, self._dynamic)
-            self._compiled = True
 
     def training_flops(self, batch: Batch) -> int | None:
         """Operations that the model needs for a batch, forward and backward (model/flops.py); None where they are not known."""

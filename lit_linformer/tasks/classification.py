@@ -39,8 +39,8 @@ class SequenceClassification(TrainingModule):
         layer_lr_decay: multiplies the learning rate once more with each layer below the head; 1.0 for none.
         weight_decay: of the matrices; norms, biases and embeddings have none.
         warmup_fraction: share of all optimiser steps over which the learning rate rises from 0.
-        compile: torch.compile for training steps, for batches of any length: three graphs, of rows shorter than k, shorter
-            than n, and of n tokens. Needs a compiler (g++; for a GPU Triton).
+        compile: torch.compile for training steps, for batches of any length: three graphs of each kind of layer, of rows
+            shorter than k, shorter than n, and of n tokens. Needs a compiler (g++; for a GPU Triton).
         optimization: the other settings of AdamW and its learning rate (`tasks.optim.Optimization`).
     """
 

@@ -216,7 +216,6 @@ def _by_lightning(settings: dict[str, Any], n: int) -> Callable[[], float]:
 
     quiet()
     model = MLM(encoder_config("linformer", settings, n), lr=1e-4, compile=settings["compile"])
-    compat.many_recompilations()
     batches = [make_batch(settings, n, seed) for seed in range(BATCHES)] * (1 + (WARM + settings["steps"]) // BATCHES)
     loader = DataLoader(batches, batch_size=None, pin_memory=settings["device"] != "cpu")
     return lambda: by_trainer(model, loader, settings, [Throughput()])
