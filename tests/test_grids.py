@@ -18,8 +18,8 @@ from tests.test_conf import GRIDS, ROOT, named
 FIGURE3 = [path for path in GRIDS if path.name.startswith("figure3")]
 MECHANISMS = sorted((ROOT / "conf/mechanisms").glob("*.yaml"))
 TABLE = ROOT / "conf/lra/table.yaml"
-CURRICULUM = ROOT / "conf/long/curriculum.yaml"
-LONG = [path for path in GRIDS if path.parent.name == "long" and path != CURRICULUM]
+CURRICULA = sorted((ROOT / "conf/long").glob("curriculum*.yaml"))
+LONG = [path for path in GRIDS if path.parent.name == "long" and path not in CURRICULA]
 
 
 @pytest.mark.slow
@@ -47,21 +47,24 @@ def test_every_mechanism_of_a_grid_trains_and_all_it_measures_is_there(path, tmp
 
 
 @pytest.mark.slow
-def test_short_rows_first_then_long_ones_by_one_command(tmp_path, corpus, cache, monkeypatch):
+@pytest.mark.parametrize("path", CURRICULA, ids=named)
+def test_short_rows_first_then_long_ones_by_one_command(path, tmp_path, corpus, cache, monkeypatch):
     monkeypatch.chdir(tmp_path)
     os.symlink(ROOT / "conf", "conf")
     shrink = "--trainer.max_steps 2 --trainer.val_check_interval 2 --model.warmup_steps 1 --data.batch_size 1"
     shrink += " --data.validation_fraction 0.1 --data.test_fraction 0.1 --data.vocab_size 300 --trainer.accelerator cpu"
     shrink += f" --data.source {corpus} --data.cache_dir {cache}"
-    argv = ["grid", "--config", "conf/long/curriculum.yaml", "--only", "model=lookup", "--arguments", shrink]
+    grid = read_grid(path)
+    argv = ["grid", "--config", str(path.relative_to(ROOT)), "--only", "model=lookup", "--arguments", shrink]
     log = tmp_path / "out.txt"
     assert run_forked(argv, log) == 0, log.read_text()
-    cell = read_grid(CURRICULUM).cells[1]
+    cell = next(cell for cell in grid.cells if cell.values["model"] == "lookup")
     encoders = [yaml.safe_load((of / "hparams.yaml").read_text())["encoder"] for of in (cell.pretraining.run_dir, cell.run_dir)]
-    assert [encoder["max_length"] for encoder in encoders] == [512, 8192]
-    assert [encoder["projection_dim"] for encoder in encoders] == [16, 256]  # as many tokens a slot
+    n = int(cell.values["n"])
+    assert [encoder["max_length"] for encoder in encoders] == [512, n]
+    assert [encoder["projection_dim"] for encoder in encoders] == [16, n // 32]  # as many tokens a slot
     assert 1 < cell.value() < 1000
-    assert None not in [measure.read(cell.run_dir) for measure in read_grid(CURRICULUM).measures.values()]
+    assert None not in [measure.read(cell.run_dir) for measure in grid.measures.values()]
 
 
 @pytest.mark.slow
