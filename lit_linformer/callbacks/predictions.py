@@ -46,7 +46,7 @@ class PredictionWriter(Callback):
             write_lines(path, map(json_text, self.records))
         console, count = Console(), len(self.records)
         if not self.records or not all("text" in record and record.keys() & {"top", "value"} for record in self.records):
-            console.print(f"{count} predictions{written}", highlight=False)
+            console.print(f"{count} prediction{'s' * (count != 1)}{written}", highlight=False)
             return
         console.print(_table(self.records[:SHOWN]))
         rest = f", of which the first {SHOWN} are shown" if count > SHOWN else ""

@@ -30,6 +30,7 @@ def is_exported(folder: Path) -> bool:
 def check_format(folder: Path, setting: str) -> None:
     """ValueError, in one line, for a folder with a model's config.json whose weights are not there: an export to ONNX, say."""
     if (folder / CONFIG).is_file() and not (folder / WEIGHTS).is_file():
+        read_config(folder, setting)  # another project's is refused with a hint
         allowed = "an export of the format safetensors or huggingface"
         raise SettingError(setting, folder, allowed, more=f", which has no {WEIGHTS}")
 

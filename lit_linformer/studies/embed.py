@@ -61,7 +61,7 @@ def main(argv: list[str]) -> None:
         vectors, cut = embed(model, texts, given["batch_size"], device)
         for path in outputs:
             write(path, texts, vectors)
-            print(f"{len(texts)} texts, {vectors.shape[1]} numbers each → {path}", flush=True)
+            print(f"{len(texts)} text{'s' * (len(texts) != 1)}, {vectors.shape[1]} numbers each → {path}", flush=True)
         if cut:
             print(f"{cut} of them were cut to n = {model.max_length} tokens")
     if given["sts"]:

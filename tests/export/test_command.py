@@ -269,5 +269,9 @@ def test_folder_that_is_no_export(tmp_path):
     with pytest.raises(ValueError, match=r"config\.json cannot be read"):
         load(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    with pytest.raises(ValueError, match=r"another project's; allowed: what export wrote, or .* run\.py convert"):
+    foreign = r"another project's; allowed: what export wrote, or .* run\.py convert"
+    with pytest.raises(ValueError, match=foreign):
         load(tmp_path)
+    (tmp_path / "pytorch_model.bin").touch()  # as older models of the hub have it
+    with pytest.raises(ValueError, match=foreign):
+        open_checkpoint(tmp_path)
