@@ -63,6 +63,9 @@ class Ids(Rows):
         ids, positions = torch.arange(6) * self.largest // 5, torch.arange(2)
         return DataLoader([{"input_ids": ids, "positions": positions, "labels": ids[:2]}] * rows, batch_size=2)
 
+    def test_dataloader(self):
+        return self.loader(8)
+
 
 class Unpacks(Plain):
     def training_step(self, batch, batch_idx):

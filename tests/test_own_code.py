@@ -58,6 +58,9 @@ def test_data_that_do_not_tell_how_many_tokens_there_are(tiny, pretrained, tmp_p
     assert "num_tokens" not in shown and "error" not in shown
     line = refused(["fit", *tiny, *ids, "few", "--model.encoder.vocab_size", "15"], tmp_path)
     assert line.startswith("error: input_ids of a batch hold 15; allowed: 0 to 14; the data's num_tokens, or else model.enc")
+    for command in ("validate", "test"):
+        line = refused([command, *tiny, *ids, "given", "--model.encoder.vocab_size", "16", "--data.largest", "16"], tmp_path)
+        assert line.startswith("error: input_ids of a batch hold 16; allowed: 0 to 15")
     output(["fit", *tiny, *ids, "further", "--model.pretrained", str(pretrained), "--model.encoder", "null"], tmp_path)
 
 

@@ -1,4 +1,7 @@
-"""Callbacks: they observe and record; a few end training (Finite, Preemption), and Resuming has it go on as it would have."""
+"""Callbacks: they observe and record; a few end training (Finite, Preemption), and Resuming has it go on as it would have.
+
+One changes what is validated and kept: Averaging, whose weights are means over the steps.
+"""
 
 from lit_linformer.callbacks.averaging import Averaging
 from lit_linformer.callbacks.checkpoint import AtomicCheckpointIO, LastCheckpoint, best_checkpoint, best_of

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from lit_linformer.model.ranges import Range, check_ranges
-from lit_linformer.tasks.base import AVERAGE, TRAINING_WEIGHTS
+from lit_linformer.runs.checkpoints import AVERAGE, TRAINING_WEIGHTS, take_training_weights
 from lit_linformer.utils.errors import UserError
 
 
@@ -46,7 +46,9 @@ class Averaging(Callback):
         self._updates, self._step = state_dict["updates"], state_dict["step"]
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        self._loaded = checkpoint.get(AVERAGE, {})  # TrainingModule has put it there; none: that run did not average
+        if trainer.state.fn == "fit":
+            take_training_weights(checkpoint)
+            self._loaded = checkpoint.get(AVERAGE, {})  # none: that run did not average
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._average = []

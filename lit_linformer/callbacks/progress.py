@@ -92,6 +92,7 @@ class Progress(ProgressBar):
         known = self._pace.validation if self._pace is not None else None  # of the one before training
         seconds = time.monotonic if self._throughput is None else lambda: self._throughput.totals().seconds
         self._pace = Pace(seconds, total, trainer.global_step)
+        self._early: int | None = trainer.global_step + EARLY
         self._pace.validation = known
         if self._console is not None:
             self._bar = self._bar or _Bar(self._console)
@@ -106,7 +107,8 @@ class Progress(ProgressBar):
         self._pace.stepped(step)
         if self._bar is not None:
             self._bar.show(step)
-        if step == self._pace.first + EARLY and total is not None and total - step > self.every_n_steps:
+        if step == self._early and total is not None and total - step > self.every_n_steps:
+            self._early = None  # once, and not after each micro-batch of the next step
             self._tell_time(trainer)
         if step % self.every_n_steps and step != total:
             return

@@ -1,6 +1,6 @@
 """What a run of any LightningModule needs to go on as it would have, and with the optimiser's settings that it is given now.
 
-TrainingModule (tasks/base.py) does both by itself, in a Trainer of one's own too.
+TrainingModule (tasks/base.py) does all of it by itself, in a Trainer of one's own too.
 """
 
 import random
@@ -12,6 +12,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_linformer.callbacks.observing import out_of_patience
+from lit_linformer.runs.checkpoints import take_training_weights
 from lit_linformer.tasks.base import seeds_at
 
 Settings = dict[str, Any]  # of a parameter group, but for its parameters
@@ -34,6 +35,10 @@ class Resuming(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._before = state_dict["given"]
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        if trainer.state.fn == "fit" and (weights := take_training_weights(checkpoint)):  # whether it still averages or not
+            pl_module.load_state_dict(weights, strict=False)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._patience = [stopping.patience for stopping in trainer.early_stopping_callbacks]  # it, too, would be restored

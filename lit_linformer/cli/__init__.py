@@ -83,11 +83,10 @@ def main(argv: list[str] | None = None) -> None:
         print(MAIN_HELP.format(commands="\n".join(f"  {name:<10}{what}" for name, what in COMMANDS.items())), end="")
         return
     try:
-        if argv[0] in LIGHTNING:
-            watch.begin(argv[0])
         if argv[0] not in LIGHTNING:
             _program(argv[0])(argv[1:])
             return
+        watch.begin(argv[0])
         if HELP & set(argv):
             print(_help(argv), end="", flush=True)
             return
@@ -150,7 +149,7 @@ def _help(argv: list[str]) -> str:
 
 def _program(name: str) -> Callable[[list[str]], None]:
     """main(argv) of a command's module: one of PROGRAMS, or a module of the user's."""
-    own = name not in COMMANDS and ("." in name or os.path.isfile(f"{name}.py"))
+    own = name not in COMMANDS and not name.startswith(".") and ("." in name or os.path.isfile(f"{name}.py"))
     if name in PROGRAMS or own:
         try:
             return importlib.import_module(PROGRAMS.get(name, name)).main

@@ -21,7 +21,7 @@ from lit_linformer.data.tokenizer import load_tokenizer
 from lit_linformer.model import EncoderConfig
 from lit_linformer.runs.checkpoints import check_checkpoint, config_of
 from lit_linformer.runs.exported import is_exported
-from lit_linformer.runs.folder import TOKENIZER
+from lit_linformer.runs.folder import TOKENIZER, as_name
 from lit_linformer.runs.trained_model import StoredModel, find_model, read_model, task_of
 from lit_linformer.tasks.pretrained import pretrained_encoder
 from lit_linformer.utils.configs import config_files
@@ -125,7 +125,8 @@ def evaluated(subcommand: str, argv: list[str], config: Namespace) -> Path | Non
     if not is_exported(path):
         config.ckpt_path = str(find_model(path, "model.pretrained"))
     if config.name == RUN["name"][0] and "name" not in typed:
-        config.name = f"pretrained-{path.resolve().stem}"
+        name = path.stem if path.is_file() else path.resolve().name
+        config.name = f"pretrained-{as_name(name)}"
     if not any(config_files(argv)) and "data.max_length" not in typed and "max_length" in config.data.get("init_args", ()):
         config.data.init_args.max_length = None  # the model's
     return path

@@ -135,8 +135,13 @@ def check_early(subcommand: str, config: Namespace) -> None:
     """ValueError, in one line, for settings with which the run would be refused once its data are there."""
     trainer, model = config.trainer, config.model
     _check_names(trainer)
-    with quiet():  # the one that trains says of the machine what this one would
-        built = Trainer(**_plain(trainer), logger=False, enable_checkpointing=False, enable_model_summary=False)
+    try:
+        with quiet():  # the one that trains says of the machine what this one would
+            built = Trainer(**_plain(trainer), logger=False, enable_checkpointing=False, enable_model_summary=False)
+    except TypeError as error:
+        if "CPUAccelerator" not in str(error):
+            raise
+        raise SettingError("trainer.devices", trainer.devices, "auto, or how many processes", when="on a CPU") from error
     check_machine(built, trainer.precision)
     if subcommand == "validate" and trainer.limit_val_batches == 0:  # as a run's config may have it
         raise SettingError("trainer.limit_val_batches", 0, "null, or more than 0", when="with validate")
@@ -228,4 +233,5 @@ def _check_names(trainer: Namespace) -> None:
 def _plain(trainer: Namespace) -> dict[str, Any]:
     """The settings that need no object built: without a strategy of a class, callbacks, loggers."""
     own = ("logger", "enable_checkpointing", "enable_model_summary", "callbacks", "plugins", "profiler")
-    return {key: value for key, value in vars(trainer).items() if isinstance(value, PLAIN) and key not in own}
+    given = {key: value for key, value in vars(trainer).items() if isinstance(value, PLAIN) and key not in own}
+    return {**given, "devices": trainer.devices}  # a list of numbers, too

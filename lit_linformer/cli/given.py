@@ -14,6 +14,7 @@ import yaml
 from lit_linformer.utils.configs import check_configs, config_contents, config_files, configs_first
 
 REFERENCE = re.compile(r"\$\{([^}]*)\}")
+CLOCK = re.compile(r"[-+]?\d+(:\d+)+")  # YAML reads 1:30:00 as 5,400, in base 60
 CLASSES = ("model", "data")
 TEXTS = ("data.text", "data.text_pair")
 KINDS = ("model.encoder.attention", "model.encoder.projection")
@@ -80,12 +81,16 @@ def _outdated(files: list[tuple[str, str, Any]], argv: list[str]) -> Iterator[st
 
 
 def _as_meant(name: str, word: str) -> str:
-    """A text to predict, or a pattern, that YAML would read as something else: "Note: <mask>", "# "; and no options."""
+    """What the parser would read as something else: texts as "Note: <mask>", a pattern "# ", times as 1:00:00, no options."""
     option, equals, value = word.partition("=")
     if not equals or not option.startswith("--"):
         option, value = name, word
-    if _is_text(option[2:], value) and (value.startswith("#") or isinstance(_value(value), dict | list)):
-        value = json.dumps([value])
+    if _is_text(option[2:], value):
+        value = re.sub(r"(\\*)\$\{", lambda found: f"{found[1] * 2}\\${{", value)  # a shell's ${HOME} is no other setting's
+        if value.startswith("#") or isinstance(_value(value), dict | list):
+            value = json.dumps([value])
+    elif CLOCK.fullmatch(value):
+        value = json.dumps(value)
     elif option[2:] == "data.document_start" and value.startswith("#") and _value(value) is None:
         value = f"^{value}"
     elif option[2:] in OPTIONS and value == "null":  # which jsonargparse refuses for what lies in the encoder
@@ -99,6 +104,8 @@ def _is_text(name: str, value: str) -> bool:
 
 
 def _value(text: str) -> Any:
+    if CLOCK.fullmatch(text):
+        return text
     try:
         return yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError):

@@ -19,6 +19,7 @@ from lit_linformer.utils.errors import SettingError, UserError
 from lit_linformer.utils.files import read_json
 
 PROGRESS = "progress.json"
+UNFINISHED = f"*-{'[0-9a-f]' * 16}.tmp"  # behind what it is, the fingerprint: a cache may lie among files of others
 KEPT_DAYS = 14  # of an unfinished thing that nobody continues
 
 
@@ -93,7 +94,7 @@ def _remove_stale(cache: Path) -> None:
     """Removes what killed processes left half-made: temporary folders whose lock nobody holds."""
     from filelock import FileLock, Timeout
 
-    for temporary in cache.glob("*.tmp"):
+    for temporary in cache.glob(UNFINISHED):
         with suppress(OSError):
             recent = time.time() - (temporary / PROGRESS).stat().st_mtime < KEPT_DAYS * 86400
             if recent and not temporary.is_symlink():

@@ -1,6 +1,6 @@
 """Tables: CSV, TSV, JSON lines and Parquet, row by row, with the columns that are asked for; the first three also compressed.
 
-Every command reads them here: training, validation and `predict`.
+Every command reads them here, but for the JSON lines of a corpus to pretrain on (`pretraining/corpus.py`).
 
     .csv                    RFC 4180: a header, commas, quotes around fields that hold commas, quotes or newlines
     .tsv                    GLUE's: a header, split at tabs only, quotes are plain characters

@@ -33,7 +33,7 @@ class MaskedLMHead(nn.Module):
 
 
 class MaskedLanguageModel(nn.Module):
-    """Encoder and head; logits are computed at the masked positions only, 15 % of the vocabulary matmul.
+    """Encoder and head; logits are computed at the masked positions only: at 15 % of the tokens, 15 % of the vocabulary matmul.
 
     Args:
         config: the encoder's.
@@ -59,15 +59,15 @@ class MaskedLanguageModel(nn.Module):
         return functional.linear(self._features(hidden, positions), self.encoder.tokens.weight, self.head.bias)
 
     def loss(self, input_ids: Tensor, positions: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Mean negative log-likelihood, in nats, of labels (B, M) at positions (B, M); IGNORED labels are left out."""
+        """Mean negative log-likelihood, in nats, of labels (B, M) at positions (B, M), as `mean_nll` has it."""
         return self.loss_of(self.encoder(input_ids, attention_mask), positions, labels)
 
     def loss_of(self, hidden: Tensor, positions: Tensor, labels: Tensor) -> Tensor:
         """The same of the encoder's hidden states (B, N, D)."""
         # Not torch's linear_cross_entropy: what it saves at 15 % of the tokens is little, and its chunked path doesn't compile.
-        logits = self._logits(hidden, positions).flatten(0, 1)
+        logits = self._logits(hidden, positions)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # weights of bfloat16 do not round the loss
-        return functional.cross_entropy(logits, labels.flatten(), ignore_index=IGNORED)
+        return mean_nll(logits, labels)
 
     def nll(self, input_ids: Tensor, positions: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Negative log-likelihood of each label, (B, M) float32 in nats, 0 where a label is IGNORED: what perplexity sums."""
@@ -84,6 +84,12 @@ class MaskedLanguageModel(nn.Module):
 def label_nll(logits: Tensor, labels: Tensor) -> Tensor:
     """Negative log-likelihood of labels (B, M) in nats, of logits (B, M, V): (B, M), 0 where a label is IGNORED."""
     return functional.cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
+
+
+def mean_nll(logits: Tensor, labels: Tensor) -> Tensor:
+    """The same, its mean over the labels that are not IGNORED; 0 where all are: a short last row may have no token to mask."""
+    total = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
+    return total / (labels != IGNORED).sum().clamp(min=1)
 
 
 class ClassificationHead(nn.Module):
@@ -144,6 +150,7 @@ class SequenceClassifier(nn.Module):
         logits = self.head(pool(self.encoder(input_ids, attention_mask), attention_mask, self.pooling))
         if document is None:
             return logits
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # bfloat16 counts to 256
         sums = logits.new_zeros(num_documents, logits.shape[1]).index_add(0, document, logits)
         ones = logits.new_ones(len(document), 1)  # not bincount, for which a GPU stops and a compiled graph breaks
         return sums / logits.new_zeros(num_documents, 1).index_add(0, document, ones)

@@ -31,7 +31,18 @@ from lit_linformer.utils.signals import is_first_process
 # What torch.load raises for a file that is damaged or another kind's.
 UNREADABLE = (OSError, RuntimeError, EOFError, ValueError, KeyError, AttributeError, zipfile.BadZipFile)
 OURS = "a checkpoint of this project"
+# In a checkpoint whose weights are averages (callbacks/averaging.py): what training goes on from; once it has, the averages.
+TRAINING_WEIGHTS, AVERAGE = "training_weights", "average"
 FOREIGN = ", which holds other objects than weights and plain values: they are not loaded, for that may run code"
+
+
+def take_training_weights(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """Puts them into state_dict, where a run with `Averaging` has written it, and the averages under AVERAGE; twice is once."""
+    weights: dict[str, Any] = checkpoint.get(TRAINING_WEIGHTS, {})
+    if weights and AVERAGE not in checkpoint:
+        checkpoint[AVERAGE] = {name: checkpoint["state_dict"][name] for name in weights}
+        checkpoint["state_dict"] |= weights
+    return weights
 
 
 def check_checkpoint(path: Path, setting: str = "ckpt_path", whole: bool = True) -> dict[str, Any]:

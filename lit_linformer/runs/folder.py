@@ -62,6 +62,11 @@ def check_name(name: str) -> str:
     return name
 
 
+def as_name(text: str) -> str:
+    """What `check_name` takes, of a file's name: a - for each other character."""
+    return re.sub(r"[^\w.,=+@-]", "-", text)
+
+
 def is_run(folder: Path) -> bool:
     """Whether this project trained, or put a converted model, there."""
     if isinstance(marker := read_json(folder / MARKER), dict):

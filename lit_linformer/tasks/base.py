@@ -20,6 +20,7 @@ from lit_linformer.data.datamodule import check_ids, check_image, check_row_leng
 from lit_linformer.data.notes import note
 from lit_linformer.data.tokenizer import Tokenizer
 from lit_linformer.model import Encoder, EncoderConfig
+from lit_linformer.runs.checkpoints import take_training_weights
 from lit_linformer.runs.trained_model import StoredModel, read_model
 from lit_linformer.tasks.compiling import check_compiler, compile_training
 from lit_linformer.tasks.muon import MuonAndAdamW
@@ -31,8 +32,6 @@ from lit_linformer.utils.errors import SettingError, UserError
 from lit_linformer.utils.weights import check_finite
 
 Batch = dict[str, Any]
-# In a checkpoint whose weights are averages (callbacks/averaging.py): what training goes on from; while it is loaded, these.
-TRAINING_WEIGHTS, AVERAGE = "training_weights", "average"
 
 
 class TrainingModule(LightningModule):
@@ -54,7 +53,7 @@ class TrainingModule(LightningModule):
         self.compiles, self._dynamic = compile, dynamic
         self._pretrained_tokenizer: Tokenizer | None = None
         self.batches_seen = 0
-        self.tokens_seen = 0  # positions fed to the model, pads included, over all ranks
+        self.tokens_seen = 0  # positions fed to the model, pads included, by all ranks, if each had as many as this one
 
     @property
     def attached(self) -> bool:
@@ -151,6 +150,8 @@ class TrainingModule(LightningModule):
     def on_validation_batch_start(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         self._check_ids(batch, batch_idx)
 
+    on_test_batch_start = on_validation_batch_start
+
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         self._check_ids(batch, batch_idx)
         # Dropout is a pure function of (seed, batches so far, rank), so that a resumed run repeats it bit for bit.
@@ -218,10 +219,8 @@ class TrainingModule(LightningModule):
             self._recount(checkpoint, seen)
         if fits and checkpoint.get("optimizer_states"):
             self._check_optimizer(checkpoint)
-        if fits and TRAINING_WEIGHTS in checkpoint:
-            weights = checkpoint[TRAINING_WEIGHTS]
-            checkpoint[AVERAGE] = {name: checkpoint["state_dict"][name] for name in weights}
-            checkpoint["state_dict"] |= weights
+        if fits:
+            take_training_weights(checkpoint)
         self.batches_seen, self.tokens_seen = seen.get("batches", 0), seen.get("tokens", 0)
         if "state_dict" in checkpoint:  # not in a sharded checkpoint, which the strategy itself has loaded
             check_fit(self.state_dict(), checkpoint["state_dict"])

@@ -143,7 +143,9 @@ class SequenceClassification(TrainingModule):
         self._log_scores("test")
 
     def _evaluate(self, batch: Batch, dataloader_idx: int) -> None:
-        scores = list(self.evaluations.values())[dataloader_idx].to(self.device)
+        scores = list(self.evaluations.values())[dataloader_idx]
+        if scores.device != self.device:  # it would look at all batches so far
+            scores.to(self.device)
         scores.update(self(batch).float(), batch.get("labels"), batch["index"])
 
     def _log_scores(self, split: str) -> None:

@@ -17,7 +17,7 @@ from lit_linformer.model import MaskedLanguageModel
 from lit_linformer.model.attention import zero_pads
 from lit_linformer.model.encoder import layer_outputs
 from lit_linformer.model.flops import forward_flops
-from lit_linformer.model.heads import IGNORED
+from lit_linformer.model.heads import IGNORED, mean_nll
 from lit_linformer.model.ranges import Range, check_ranges
 from lit_linformer.runs.trained_model import read_model
 from lit_linformer.tasks.base import Batch
@@ -177,7 +177,7 @@ def _terms(
     if weights[1]:
         hidden_term = sum(_relative(*pair, attention_mask) for pair in zip(mine[1:], theirs[1:], strict=True)) / len(mine[1:])
     if weights[2]:
-        labels_term = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
+        labels_term = mean_nll(logits, labels)
     return logits_term, hidden_term, labels_term
 
 

@@ -12,6 +12,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 
+from lit_linformer.runs.checkpoints import TRAINING_WEIGHTS
 from lit_linformer.runs.folder import remove, replace
 from lit_linformer.runs.sharded import Planner, Reader, check_sharded, write_checksums
 from lit_linformer.utils import compat
@@ -41,7 +42,8 @@ class ShardedStrategy(ModelParallelStrategy):
 
         whole = StateDictOptions(full_state_dict=True)
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        set_model_state_dict(self.model, checkpoint.pop("state_dict"), options=whole)
+        weights = checkpoint.pop("state_dict") | checkpoint.pop(TRAINING_WEIGHTS, {})  # here `Averaging` does not go on
+        set_model_state_dict(self.model, weights, options=whole)
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
             order = [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]

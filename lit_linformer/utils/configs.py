@@ -168,6 +168,9 @@ def _measure(node: yaml.Node, path: Path, known: dict[int, int], depth: int) -> 
         children = [value for _, value in node.value]
     elif isinstance(node, yaml.SequenceNode):
         children = node.value
+    elif node.tag.endswith((":int", ":float")) and ":" in node.value:
+        read = f"at line {node.start_mark.line + 1}, which YAML reads as {yaml.safe_load(node.value):,}"
+        raise UserError(f"{path} has {node.value} {read}", f'"{node.value}", in quotes')
     elif node.value.count("${") > node.value.count("}"):
         raise UserError(f"{path} opens a ${{ at line {node.start_mark.line + 1} and does not close it", "${NAME}")
     size = 1 + sum(_measure(child, path, known, depth + 1) for child in children)

@@ -124,4 +124,5 @@ def command_line(argv: list[str]) -> str:
 
 def without_folders(text: str) -> str:
     """Absolute paths below the working directory become relative, of others only the last part is left: …/texts."""
-    return _ABSOLUTE.sub("…/", text.replace(f"{Path.cwd()}/", ""))
+    here = rf"(?<![\w.~/-]){re.escape(str(Path.cwd()))}/"
+    return _ABSOLUTE.sub("…/", re.sub(here, "", text))

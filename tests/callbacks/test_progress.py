@@ -114,9 +114,11 @@ def test_the_loss_of_a_line_is_the_mean_since_the_one_before(tiny, tmp_path):
     expected = [statistics.mean(losses[start:stop]) for start, stop in ((0, 4), (4, 8), (8, 9))]
     assert shown == pytest.approx(expected, abs=6e-4)
     assert len({round(value, 3) for value in losses}) > 1
-    again = output([*argv, "--trainer.accumulate_grad_batches", "2", "--name", "accumulated"], tmp_path)
+    argv += ["--trainer.max_steps", "12", "--trainer.accumulate_grad_batches", "2", "--name", "accumulated"]
+    again = output(argv, tmp_path)
+    assert len(re.findall(r"^estimated ", again, re.M)) == 1  # and not one for each micro-batch
     halves = [value for _, value in curves(Path("runs/accumulated"))["train/loss"]]
-    (first, *_) = re.findall(r"^step 4/9  loss (\S+)", again, re.M)
+    (first, *_) = re.findall(r"^step 4/12  loss (\S+)", again, re.M)
     assert float(first) == pytest.approx(statistics.mean(halves[:4]), abs=0.2)  # those are each step's last batch
 
 

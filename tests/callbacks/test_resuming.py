@@ -44,9 +44,12 @@ def last(tmp_path, name):
     return load(tmp_path / f"runs/{name}/checkpoints/last.ckpt")
 
 
-@pytest.mark.parametrize("schedule", ["null", "SequentialLR"])
-def test_bit_for_bit_with_a_plain_loader(schedule, own, tmp_path):  # noqa: F811
-    argv = ["fit", *own, *BEST, *MODEL, "--model.schedule", schedule]
+@pytest.mark.parametrize(
+    ("schedule", "more"),
+    [("null", []), ("SequentialLR", []), ("null", ["--trainer.callbacks+", "Averaging", "--trainer.callbacks.decay", "0.9"])],
+)
+def test_bit_for_bit_with_a_plain_loader(schedule, more, own, tmp_path):  # noqa: F811
+    argv = ["fit", *own, *BEST, *MODEL, "--model.schedule", schedule, *more]
     output([*argv, "--name", "whole", "--trainer.max_epochs", "4"], tmp_path)
     whole = rows_seen("train", 0)
     Path("seen/train.0").unlink()
@@ -54,7 +57,8 @@ def test_bit_for_bit_with_a_plain_loader(schedule, own, tmp_path):  # noqa: F811
         output([*argv, "--name", "parts", "--trainer.max_epochs", epochs, "--ckpt_path", "auto"], tmp_path)
     assert rows_seen("train", 0) == whole and whole[:16] != whole[16:32]
     one, other = last(tmp_path, "whole"), last(tmp_path, "parts")
-    assert all(torch.equal(one["state_dict"][name], other["state_dict"][name]) for name in one["state_dict"])
+    for weights in ("state_dict", "training_weights") if more else ("state_dict",):
+        assert all(torch.equal(one[weights][name], other[weights][name]) for name in one[weights])
 
 
 @pytest.mark.parametrize("schedule", ["null", "StepLR", "SequentialLR", "ReduceLROnPlateau"])

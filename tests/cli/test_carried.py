@@ -175,6 +175,9 @@ def test_a_folder_answers_as_its_run_does(folders, pretrained, finetuned, tmp_pa
         output(["predict", "--model.pretrained", str(source), *text], tmp_path)
         found.append(records(tmp_path / f"runs/pretrained-{source.stem}"))
     assert found[0] == found[1] == found[2] and len(found[0]) == 1
+    shutil.copytree(folders["mlm"], "my model-0.5")  # whose name is none for a run
+    output(["predict", "--model.pretrained", "my model-0.5", *text], tmp_path)
+    assert records(tmp_path / "runs/pretrained-my-model-0.5") == found[0]
     # In the place of a run, whose own checkpoint is not asked for.
     monkeypatch.chdir(finetuned.parents[1])
     argv = ["--config", str(pretrained / "config.yaml"), "--name", "task", "--model.pretrained", str(folders["mlm"])]

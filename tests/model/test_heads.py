@@ -45,6 +45,14 @@ def test_nll_sums_to_the_loss_and_is_float32_under_autocast():
         assert model.nll(ids, positions, labels).dtype == torch.float32
 
 
+def test_a_batch_without_a_masked_token_teaches_nothing():
+    model = MaskedLanguageModel(tiny())
+    ids, positions, labels = batch()
+    loss = model.loss(ids, positions, torch.full_like(labels, IGNORED))
+    loss.backward()
+    assert loss == 0 and all(weight.grad is None or not weight.grad.any() for weight in model.parameters())
+
+
 def test_output_matrix_is_tied_to_the_embedding():
     model = MaskedLanguageModel(tiny())
     assert not any(parameter.shape == (50, 8) for name, parameter in model.named_parameters() if "tokens" not in name)
@@ -72,6 +80,7 @@ def test_logits_of_a_document_are_the_mean_of_its_windows():
     rows = model(ids)
     logits = model(ids, None, torch.tensor([0, 0, 1, 2, 2]), 3)
     torch.testing.assert_close(logits, torch.stack([rows[:2].mean(0), rows[2], rows[3:].mean(0)]))
+    assert model.bfloat16()(ids, None, torch.tensor([0, 0, 1, 2, 2]), 3).dtype == torch.float32  # bfloat16 cannot count them
 
 
 def test_classifier_refuses_what_it_cannot_be():

@@ -53,7 +53,8 @@ def test_sharded_run_is_the_plain_one_and_either_goes_on_from_the_others_checkpo
     assert fit(tiny, "plain", tmp_path / "plain") == 0
     fit_sharded(tiny, "down", tmp_path / "down", "--trainer.max_steps", "5")
     assert fit(tiny, "down", tmp_path / "down", "--ckpt_path", "last") == 0
-    assert fit(tiny, "up", tmp_path / "up", "--trainer.max_steps", "5") == 0
+    averaging = ["--trainer.callbacks+", "Averaging", "--trainer.callbacks.decay", "0.9"]  # it goes on from its own weights
+    assert fit(tiny, "up", tmp_path / "up", "--trainer.max_steps", "5", *averaging) == 0
     fit_sharded(tiny, "up", tmp_path / "up", "--ckpt_path", "last")
     checkpoints = tmp_path / "runs/up/checkpoints"
     assert {path.name for path in (checkpoints / "last.ckpt").iterdir()} >= {"__0_0.distcp", "__1_0.distcp", "meta.pt"}

@@ -37,6 +37,7 @@ def test_environment_fails_gracefully_without_git_or_repository(tmp_path, monkey
 def test_folders_of_the_machine_are_left_out(text, expected):
     assert environment.without_folders(text) == (text if expected is None else expected)
     assert environment.without_folders(f"see {Path.cwd()}/runs/a") == "see runs/a"
+    assert environment.without_folders(f"/mnt{Path.cwd()}/texts") == "…/texts"
 
 
 def test_commands_start_by_run_py_or_as_a_package(tmp_path, monkeypatch):

@@ -142,7 +142,7 @@ class LongRangeData(ResumableDataModule):
 
     def prepare_data(self) -> None:
         stage = self.trainer and self.trainer.state.fn
-        wanted = self.source.splits() if stage in (None, "fit") else STAGES[stage]
+        wanted = dict.fromkeys((*STAGES["fit"], *self.source.splits())) if stage in (None, "fit") else STAGES[stage]
         for split in map(self._stored, wanted):
             verify(self._folder(split), FILES, self.verify)
 
@@ -152,8 +152,7 @@ class LongRangeData(ResumableDataModule):
 
     def _folder(self, split: str) -> Path:
         if split not in self.source.splits():
-            there = ", ".join(self.source.splits()) or "none"
-            raise UserError(f"data.source has no {split} split", f"files of one beside {there}")
+            raise self.source.missing(split)
         inputs = {"task": self.task.name, "split": split, "source": self.source.stamp(split)}
 
         def rows(shown: Preparing) -> Iterator[Encoded]:

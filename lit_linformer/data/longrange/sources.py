@@ -89,6 +89,10 @@ class FileSource:
     def splits(self) -> list[str]:
         return [split for split in SPLITS if self.files(split)]
 
+    def missing(self, split: str) -> ValueError:
+        """The error to raise for a split that must be there."""
+        return SettingError("data.source", str(self.folder), self.names[split], more=f", which has no {split} split")
+
     def stamp(self, split: str):
         return stamps(self.files(split), self.folder)
 

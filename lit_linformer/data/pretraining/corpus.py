@@ -9,6 +9,7 @@ Everything streams: memory does not grow with the corpus.
 """
 
 import glob
+import os
 import re
 import sys
 from collections import Counter
@@ -88,7 +89,7 @@ class Corpus:
         if root.is_file():
             candidates = [root]
         elif root.is_dir():
-            candidates = [p for p in root.rglob("*") if not any(part[0] == "." for part in p.relative_to(root).parts)]
+            candidates = _below(root)
         else:
             candidates = [Path(match) for match in glob.glob(self.source, recursive=True)]
             if not candidates:
@@ -253,6 +254,17 @@ class Corpus:
             other = f"; or {self.setting} with a pattern, as '{self.source}/**/*.txt'" if Path(self.source).is_dir() else ""
             raise UserError(f"{error}{other}")
         return [self.column]
+
+
+def _below(root: Path) -> list[Path]:
+    """What lies in a folder, and in folders that it links to, each of them once; without what is hidden."""
+    found, seen = [], {root.resolve()}
+    for here, folders, names in os.walk(root, followlinks=True):
+        inner = {Path(here, name).resolve(): name for name in sorted(folders) if name[0] != "."}
+        folders[:] = [name for path, name in inner.items() if path not in seen]
+        seen |= inner.keys()
+        found += [Path(here, name) for name in names if name[0] != "."]
+    return found
 
 
 def _suffix(path: Path) -> str:

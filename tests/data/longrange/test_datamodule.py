@@ -162,7 +162,18 @@ def test_settings_that_mean_nothing_are_refused(settings, said):
 def test_files_that_are_broken_are_named(task, name, content, said, cache, tmp_path):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=said):
-        data(cache, task, "test", source=str(tmp_path))
+        LongRangeData(task=task, source=str(tmp_path), cache_dir=str(cache)).setup("test")
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "wanted"),
+    [("listops", "a_test.tsv", r"\*_train.tsv"), ("text", "readme.txt", "train.tsv, .* or train/LABEL")],
+)
+@pytest.mark.parametrize("step", [LongRangeData.prepare_data, LongRangeData.setup])
+def test_without_rows_to_train_on_nothing_is_prepared(step, task, name, wanted, cache, tmp_path):
+    (tmp_path / name).write_bytes(b"Source\tTarget\n( [MAX 1 2 ] )\t2\n")
+    with pytest.raises(ValueError, match=rf"data.source is '{tmp_path}', which has no train split; allowed: {wanted}"):
+        step(LongRangeData(task=task, source=str(tmp_path), cache_dir=str(cache)))
 
 
 @pytest.mark.parametrize("stage", ["validate", "test"])

@@ -62,6 +62,16 @@ def test_folder_is_read_recursively_and_sorted_and_glob(tmp_path):
     assert list(Corpus(str(tmp_path / "**/*.txt"))) == ["one", "two"]
 
 
+def test_a_folder_that_a_folder_links_to_is_read_once(tmp_path):
+    for name in ("texts/a.txt", "elsewhere/b.txt", "elsewhere/deep/c.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_text(name)
+    for name, to in {"link": "../elsewhere", "again": "../elsewhere/deep", "loop": "."}.items():
+        (tmp_path / "texts" / name).symlink_to(to)
+    (tmp_path / "elsewhere/back").symlink_to(tmp_path / "texts")
+    assert sorted(Corpus(str(tmp_path / "texts"))) == ["elsewhere/b.txt", "elsewhere/deep/c.txt", "texts/a.txt"]
+
+
 def test_a_folder_says_which_files_are_read(tmp_path):
     for name in ("a.txt", "b/c.txt", "d.jsonl.gz", "README.md", "x.pdf"):
         (tmp_path / name).parent.mkdir(exist_ok=True)

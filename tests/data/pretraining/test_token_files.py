@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from lit_linformer.data.cache import make_once, read_meta
+from lit_linformer.data.cache import fingerprint, make_once, read_meta
 from lit_linformer.data.pieces import pieces_of
 from lit_linformer.data.pretraining.corpus import Corpus
 from lit_linformer.data.pretraining.token_files import Holdout, TokenBlocks, make_token_files
@@ -195,10 +195,10 @@ def test_four_processes_at_once_make_it_once(tmp_path):
 
 
 def test_killed_maker_leaves_nothing_that_is_taken_for_finished(tmp_path):
-    folder = tmp_path / "thing-1"
+    folder = tmp_path / f"thing-{fingerprint(1)}"
     process = maker(folder, 10_000)
     assert process.stdout.readline() == "making\n"
-    temporary = tmp_path / "thing-1.tmp"
+    temporary = folder.with_suffix(".tmp")
     while not (temporary / "part3").exists():
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
@@ -244,12 +244,14 @@ def test_a_link_in_the_cache_is_not_followed(tmp_path):
     (mine / "progress.json").write_text("{}")
     cache = tmp_path / "cache"
     cache.mkdir()
-    for name in ("thing-1", "thing-2"):
+    names = [f"thing-{fingerprint(number)}" for number in range(3)]
+    for name in names[:2]:
         (cache / f"{name}.tmp").symlink_to(mine)
-    (cache / "thing-3.tmp").write_text("a file")
-    made = make_once(cache / "thing-1", lambda folder: (folder / "file").write_text("1"))
+    (cache / f"{names[2]}.tmp").write_text("a file")
+    (cache / "notes.tmp").write_text("nothing of the cache's")
+    made = make_once(cache / names[0], lambda folder: (folder / "file").write_text("1"))
     assert [path.name for path in made.iterdir()] == ["file"] and not made.is_symlink()
-    assert not list(cache.glob("*.tmp"))  # swept up, not emptied
+    assert [path.name for path in cache.glob("*.tmp")] == ["notes.tmp"]  # swept up, not emptied
     assert sorted(path.name for path in mine.iterdir()) == ["precious", "progress.json"]
 
 
