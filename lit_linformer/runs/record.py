@@ -20,6 +20,7 @@ from lit_linformer.utils import sources
 from lit_linformer.utils.files import read_json, read_rows
 
 Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, ten times as fast, where it was built in
+HPARAMS = "hparams.yaml"  # a logger's, of the model's settings
 DEEPEST = 3  # folders below runs/ in which runs are looked for
 
 
@@ -31,8 +32,11 @@ class RunRecord:
 
     @cached_property
     def config(self) -> dict[str, Any]:
+        return self._mapping_of(CONFIG)
+
+    def _mapping_of(self, file: str) -> dict[str, Any]:
         with contextlib.suppress(OSError, ValueError, yaml.YAMLError, RecursionError):
-            return _mapping(yaml.load((self.folder / CONFIG).read_text(encoding="utf-8"), Loader))
+            return _mapping(yaml.load((self.folder / file).read_text(encoding="utf-8"), Loader))
         return {}
 
     def setting(self, name: str, otherwise: Any = None) -> Any:
@@ -43,7 +47,14 @@ class RunRecord:
         return otherwise if found is None else found
 
     def encoder(self, name: str) -> Any:
-        return self.setting(f"model.init_args.encoder.{name}")
+        """Of the config; of a run that began from a model and has that one's, of what the run has written down."""
+        if isinstance(self.setting("model.init_args.encoder"), dict):
+            return self.setting(f"model.init_args.encoder.{name}")
+        return _mapping(self.hyper_parameters.get("encoder")).get(name)
+
+    @cached_property
+    def hyper_parameters(self) -> dict[str, Any]:
+        return self._mapping_of(HPARAMS)
 
     @cached_property
     def curve(self) -> list[dict[str, float]]:

@@ -2,7 +2,7 @@
 
 A text's vector is the mean of the encoder's hidden states over its tokens, bos and eos included, scaled to length 1: the cosine
 of two texts is the product of their vectors. So Sentence Transformers has it, too, from what `export --format huggingface`
-writes. A text of more than n tokens is cut.
+writes, but for a text with the name of a special token, as <mask>, which is plain text here. One of more than n tokens is cut.
 
     texts.npy          float32, a row a text, in their order
     texts.parquet      the columns text and embedding

@@ -38,14 +38,16 @@ def draw_times(figure_class: Any, data: dict[str, Any]) -> Any:
 
 def _draw_line(axes: Any, name: str, names: list[str], cells: list[dict[str, Any]]) -> None:
     kind, _, detail = name.partition(" ")
-    group = [other for other in names if other.partition(" ")[0] == kind]
-    index = group.index(name) % len(COLOURS)
-    colour = {"written-out": "black", "fused": ["0.45", "0.6", "0.3", "0.7"][index % 4]}.get(kind, COLOURS[index])
+    apart = (*BASELINES, "peer")  # have looks of their own; a peer the colour of ours
+    group = [other for other in names if (of := other.partition(" ")[0]) == kind or (kind not in apart and of not in apart)]
+    index = group.index(name)
+    look = (index + index // len(STYLES)) % len(STYLES)  # of 36 no two are the same
+    colour = {"written-out": "black", "fused": ["0.45", "0.6", "0.3", "0.7"][index % 4]}.get(kind, COLOURS[index % len(STYLES)])
     transformers = {baseline: f"Transformer, {name}" for baseline in BASELINES}
     labels = {**transformers, OURS: f"Linformer, k = {detail}", "peer": f"package linformer, k = {detail}"}
     label = labels.get(kind, column(name))
-    style = {"peer": ":", "written-out": "-"}.get(kind, STYLES[index])
-    marker = {"written-out": "X", "fused": "Pph*"[index % 4], "peer": "."}.get(kind, MARKERS[index])
+    style = {"peer": ":", "written-out": "-"}.get(kind, STYLES[look])
+    marker = {"written-out": "X", "fused": "Pph*"[index % 4], "peer": "."}.get(kind, MARKERS[look])
     worked = [cell for cell in cells if cell["models"].get(name, {}).get("status") == "ok"]
     entries = [cell["models"][name] for cell in worked]
     lengths = [cell["n"] for cell in worked]

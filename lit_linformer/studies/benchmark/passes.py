@@ -103,8 +103,9 @@ def measure_memory(job: Job, names: list[str], reporter: Reporter) -> None:
     def peak(name: str) -> tuple[int, int]:
         model = build(name, job.settings, job.n)
         x = make_input(job.settings, job.batch, job.n, job.backward)
-        # A pass over a few tokens loads the kernels and their workspace, which are not the model's memory.
-        few = x[:1, :8].detach().requires_grad_(job.backward)
+        # A pass over a few tokens loads the kernels and their workspace, which are not the model's memory; of what is compiled
+        # it takes the same shape, for another would be compiled anew.
+        few = (x if job.settings["compile"] else x[:1, :8]).detach().requires_grad_(job.backward)
         run(model, few)
         forget(model, few)
         weights = sum(weight.numel() * weight.element_size() for weight in model.parameters())

@@ -54,7 +54,7 @@ def main(argv: list[str]) -> None:
     if given["print_commands"]:
         for cell in cells:
             if left := cell.left():
-                print(" && ".join(shlex.join([*run_command(), *words]) for words in left))
+                print(" && ".join(shlex.join([*run_command(), *_as_a_job(words)]) for words in left))
         return
     command = command_line(["grid", *argv])
     write_table(grid, command)  # by this file `report` knows a grid, be it at work
@@ -69,3 +69,8 @@ def main(argv: list[str]) -> None:
             f"{len(failed)} of {len(cells)} cells failed: {names}; their output is in {folder}/*.log",
             "the same command again continues",
         )
+
+
+def _as_a_job(words: list[str]) -> list[str]:
+    """That the same line goes on, when a cluster starts the job again."""
+    return words if words[0] != "fit" or "--ckpt_path" in words else [*words, "--ckpt_path", "auto"]

@@ -51,6 +51,12 @@ class Run(RunRecord):
         spent = self.before.curve[-1] if self.before and self.before.curve else {}
         return [row | {key: row[key] + spent.get(key, 0) for key in SPENT if key in row} for row in rows]
 
+    def last(self, name: str, otherwise: Any = None) -> Any:
+        """With what the run before had cost."""
+        if name not in SPENT or not self.before or name not in self.result:
+            return super().last(name, otherwise)
+        return self.result[name] + self.before.last(name, 0)
+
     @property
     def finished(self) -> bool:
         """By result.json; by the last validation for runs older than result.json."""

@@ -42,7 +42,7 @@ class RunningTrial(RunningCell):
     def __init__(self, cell: Cell, label: str, trial: Trial):
         super().__init__(cell, label)
         self.trial = trial
-        self.known: set[int] = set()  # steps that the study was told of
+        self.known: dict[int, float] = {}  # {step: value} that the study was told of
         self.looked = False
         self.pruned: str | None = None  # why
 
@@ -148,7 +148,7 @@ class Study:
         if told.state != TrialState.RUNNING:
             job.log.close()
             return None
-        job.known = set(told.intermediate_values)
+        job.known = dict(told.intermediate_values)
         self._own.add(trial.number)
         return job
 
@@ -161,8 +161,7 @@ class Study:
         """Tells the study of a trial's new validations, and ends it if the pruner says so."""
         if (self._report(job) or not job.looked) and job.pruned is None and job.trial.should_prune():
             step = max(job.known)
-            value = read_curve(job.cell.run_dir, self.metric)[step]
-            job.pruned = f"{self.metric} {value:.4g} at step {step:,} is behind the others"
+            job.pruned = f"{self.metric} {job.known[step]:.4g} at step {step:,} is behind the others"
             job.process.terminate()  # the run ends after its step, with last.ckpt written
         job.looked = True
 
@@ -170,7 +169,7 @@ class Study:
         new = {step: value for step, value in read_curve(job.cell.run_dir, self.metric).items() if step not in job.known}
         for step, value in new.items():
             job.trial.report(value, step)
-        job.known |= new.keys()
+        job.known |= new
         return bool(new)
 
     def ended(self, job: RunningTrial) -> None:

@@ -142,6 +142,17 @@ def test_other_runs_have_a_panel_of_their_own_and_say_if_they_do_not_compare(tmp
     assert "such perplexities do not compare" in Path("runs/report/report.md").read_text()
 
 
+def test_a_run_that_began_from_a_model_has_that_ones_encoder(tmp_path):
+    """Its config has model.pretrained alone: hparams.yaml tells."""
+    run = write_run(tmp_path / "run", [(10, 1000, 60.0)], attention="full", n=64)
+    encoder = yaml.safe_load((tmp_path / "run/config.yaml").read_text())["model"]["init_args"]["encoder"]
+    config = {"model": {"init_args": {"pretrained": "runs/longer", "encoder": None}}}
+    (tmp_path / "run/config.yaml").write_text(yaml.safe_dump(config))
+    assert not Run(run.folder, "run").transformer and Run(run.folder, "run").encoder("max_length") is None
+    (tmp_path / "run/hparams.yaml").write_text(yaml.safe_dump({"encoder": encoder, "lr": 1e-3}))
+    assert Run(run.folder, "run").transformer and Run(run.folder, "run").encoder("max_length") == 64
+
+
 def test_a_curve_goes_on_where_its_pretraining_ended(tmp_path, monkeypatch):
     """Of a grid: with the tokens and the time that the pretraining had cost; alone a run counts its own."""
     monkeypatch.chdir(tmp_path)
@@ -157,4 +168,6 @@ def test_a_curve_goes_on_where_its_pretraining_ended(tmp_path, monkeypatch):
     assert a.points() == {5_000_000: 90.0, 7_000_000: 60.0} and b.points() == {0: 90.0, 2_000_000: 60.0}
     assert a.points("cpu_seconds") == {6: 90.0, 9: 60.0} and a.points("training_seconds") == {2 * 6 + 7 + 7: 90.0, 32: 60.0}
     assert [row["step"] for row in a.curve] == [0, 10]
+    assert [run.last("tokens") for run in (a, b)] == [7_000_000, 2_000_000]  # of result.json, which has its own part
+    assert [run.last("seconds") for run in (a, b)] == [1 + 2, 1] and a.last("step") == 10
     assert Run(a.folder, "a").points() == b.points()
