@@ -184,7 +184,7 @@ def test_cells_of_a_grid_are_commands_that_parse(path, finetuning, cache, tmp_pa
     lines = [command for command in commands if "run.py fit" in command]
     assert lines
     settings = {word for line in lines for word in shlex.split(line) if word.startswith("--")}
-    known = "config name seed_everything trainer.precision trainer.max_epochs data.limit_train model.pretrained "
+    known = "config name ckpt_path seed_everything trainer.precision trainer.max_epochs data.limit_train model.pretrained "
     known += "model.load_weights model.projection_lr_factor model.warmup_steps trainer.max_steps data.batch_size "
     known += "model.encoder.attention model.encoder.projection_dim model.encoder.sharing model.encoder.max_length "
     known += "model.encoder.projection model.encoder.projection_init model.encoder.order trainer.val_check_interval "

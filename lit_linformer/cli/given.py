@@ -14,7 +14,7 @@ import yaml
 from lit_linformer.utils.configs import check_configs, config_contents, config_files, configs_first
 
 REFERENCE = re.compile(r"\$\{([^}]*)\}")
-CLOCK = re.compile(r"[-+]?\d+(:\d+)+")  # YAML reads 1:30:00 as 5,400, in base 60
+CLOCK = re.compile(r"[1-9]\d*(:\d+)+")  # YAML reads 1:30:00 as 5,400, in base 60, but not 01:30:00
 CLASSES = ("model", "data")
 TEXTS = ("data.text", "data.text_pair")
 KINDS = ("model.encoder.attention", "model.encoder.projection")
@@ -90,7 +90,7 @@ def _as_meant(name: str, word: str) -> str:
         if value.startswith("#") or isinstance(_value(value), dict | list):
             value = json.dumps([value])
     elif CLOCK.fullmatch(value):
-        value = json.dumps(value)
+        value = f"0{value}"
     elif option[2:] == "data.document_start" and value.startswith("#") and _value(value) is None:
         value = f"^{value}"
     elif option[2:] in OPTIONS and value == "null":  # which jsonargparse refuses for what lies in the encoder

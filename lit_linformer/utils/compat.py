@@ -129,6 +129,11 @@ def many_recompilations() -> None:
     torch._dynamo.config.recompile_limit = 64
 
 
+def on_one_gpu(arguments: Any) -> None:
+    """transformers' Trainer divides its batches among all GPUs that it sees; no setting of TrainingArguments says otherwise."""
+    arguments._n_gpu = min(1, arguments.n_gpu)
+
+
 def actions(parser: Any) -> list[Any]:
     """A parser's arguments, with type, default and help.
 

@@ -68,7 +68,7 @@ def _written(path, encoder):
         (["--name", "a: b"], ["--name", "a: b"]),
         (["--data.text", r"${HOME} is \${x} <mask>"], ["--data.text", r"\${HOME} is \\\${x} <mask>"]),
         (["--data.text=- ${a}"], [r'--data.text=["- \\${a}"]']),
-        (["--trainer.max_time", "1:00:00:00"], ["--trainer.max_time", '"1:00:00:00"']),
+        (["--trainer.max_time", "1:00:00:00"], ["--trainer.max_time", "01:00:00:00"]),
     ],
 )
 def test_what_is_typed_as_a_text_is_one(words, meant):

@@ -241,7 +241,7 @@ def _by_transformers(settings: dict[str, Any], n: int) -> Callable[[], float]:
                 logging_strategy="no", disable_tqdm=True, use_cpu=settings["device"] == "cpu",
                 dataloader_pin_memory=settings["device"] != "cpu", tf32=None if settings["precision"] == "bf16" else False,
             )  # fmt: skip
-            arguments._n_gpu = min(1, arguments.n_gpu)  # it would divide the rows among all that it sees
+            compat.on_one_gpu(arguments)
             trainer = Trainer(model, arguments, train_dataset=rows, data_collator=default_data_collator, callbacks=[ticks])
             trainer.train()
         return clock.seconds
