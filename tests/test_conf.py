@@ -204,7 +204,7 @@ def test_a_grid_of_the_paper_from_end_to_end(finetuning, cache, tmp_path, monkey
     for name in ("small-linformer", "small-transformer"):
         shutil.copytree("runs/tiny", f"runs/{name}")
     log = tmp_path / "out.txt"
-    extra = f"--data.source data --trainer.max_epochs 1 --data.cache_dir {cache}"
+    extra = f"--data.source data --data.limit_train 4 --trainer.max_epochs 1 --data.cache_dir {cache}"
     argv = ["grid", "--config", "conf/paper/table2_small.yaml", "--arguments", extra, "--only", "task=QNLI", "--only", "seed=1"]
     assert run_forked(argv, log) == 0, log.read_text()
     table = (finetuning / "runs/table2-small/table.md").read_text()
