@@ -42,6 +42,7 @@ class Progress(ProgressBar):
         self._losses, self._batches = 0.0, 0  # since the last line: their sum, on the device until it is read
         self._throughput: Throughput | None = None
         self._pace: Pace | None = None
+        self._early: int | None = None  # the step at which the time left is told for the first time, until it is
         self._clock, self._validation_began = Clock(), 0.0
         self._marks: dict[str, tuple[float, int]] = {}  # first, best and last: (metric, step)
 
@@ -92,7 +93,7 @@ class Progress(ProgressBar):
         known = self._pace.validation if self._pace is not None else None  # of the one before training
         seconds = time.monotonic if self._throughput is None else lambda: self._throughput.totals().seconds
         self._pace = Pace(seconds, total, trainer.global_step)
-        self._early: int | None = trainer.global_step + EARLY
+        self._early = trainer.global_step + EARLY
         self._pace.validation = known
         if self._console is not None:
             self._bar = self._bar or _Bar(self._console)

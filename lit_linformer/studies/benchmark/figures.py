@@ -36,11 +36,15 @@ def draw_times(figure_class: Any, data: dict[str, Any]) -> Any:
     return figure
 
 
+def _family(name: str) -> str:
+    """Those whose looks are told apart: each baseline and the peer by themselves, all others together ("")."""
+    kind = name.partition(" ")[0]
+    return kind if kind in (*BASELINES, "peer") else ""
+
+
 def _draw_line(axes: Any, name: str, names: list[str], cells: list[dict[str, Any]]) -> None:
     kind, _, detail = name.partition(" ")
-    apart = (*BASELINES, "peer")  # have looks of their own; a peer the colour of ours
-    group = [other for other in names if (of := other.partition(" ")[0]) == kind or (kind not in apart and of not in apart)]
-    index = group.index(name)
+    index = [other for other in names if _family(other) == _family(name)].index(name)
     look = (index + index // len(STYLES)) % len(STYLES)  # of 36 no two are the same
     colour = {"written-out": "black", "fused": ["0.45", "0.6", "0.3", "0.7"][index % 4]}.get(kind, COLOURS[index % len(STYLES)])
     transformers = {baseline: f"Transformer, {name}" for baseline in BASELINES}

@@ -48,14 +48,17 @@ class Run(RunRecord):
     def curve(self) -> list[dict[str, float]]:
         """With what the run before had cost."""
         rows = RunRecord(self.folder).curve
-        spent = self.before.curve[-1] if self.before and self.before.curve else {}
-        return [row | {key: row[key] + spent.get(key, 0) for key in SPENT if key in row} for row in rows]
+        return [row | {key: row[key] + spent for key, spent in self._spent.items() if key in row} for row in rows]
 
     def last(self, name: str, otherwise: Any = None) -> Any:
         """With what the run before had cost."""
-        if name not in SPENT or not self.before or name not in self.result:
-            return super().last(name, otherwise)
-        return self.result[name] + self.before.last(name, 0)
+        found = self.result.get(name)
+        return super().last(name, otherwise) if found is None or name not in self._spent else found + self._spent[name]
+
+    @cached_property
+    def _spent(self) -> dict[str, float]:
+        """By the run before, where there is one."""
+        return {name: self.before.last(name, 0) for name in SPENT} if self.before else {}
 
     @property
     def finished(self) -> bool:
