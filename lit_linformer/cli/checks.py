@@ -73,9 +73,7 @@ def check_settings(config: Namespace) -> None:
     check_ranges("", {"seed_everything": Seed}, {"seed_everything": config.get("seed_everything")})
     if not isinstance(config.trainer, Namespace):
         raise SettingError("trainer", config.trainer, "its settings by name, as max_steps: 100")
-    trainer = dict(vars(config.trainer))
-    if re.fullmatch(r"-?\d+", str(trainer.get("devices"))):
-        trainer["devices"] = int(trainer["devices"])
+    trainer = {**vars(config.trainer), "devices": _devices(config.trainer)}
     check_ranges("trainer.", TRAINER, trainer)
     for key, (pattern, allowed) in TEXTS.items():
         if isinstance(trainer.get(key), str) and not re.fullmatch(pattern, trainer[key].replace(" ", "")):
@@ -88,6 +86,12 @@ def check_settings(config: Namespace) -> None:
     for callback in as_list(trainer.get("callbacks")):
         if isinstance(callback, Namespace) and "class_path" in callback:
             _check_class(callback.class_path.rpartition(".")[2], callback, "trainer.callbacks")
+
+
+def _devices(trainer: Namespace) -> Any:
+    """As a number where it is one: the parser leaves a number that was typed as text."""
+    devices = trainer.get("devices")
+    return int(devices) if re.fullmatch(r"-?\d+", str(devices)) else devices
 
 
 def _check_class(prefix: str, spec: Any, setting: str) -> None:
@@ -141,7 +145,7 @@ def check_early(subcommand: str, config: Namespace) -> None:
     except TypeError as error:
         if "CPUAccelerator" not in str(error):
             raise
-        raise SettingError("trainer.devices", trainer.devices, "auto, or how many processes", when="on a CPU") from error
+        raise SettingError("trainer.devices", _devices(trainer), "auto, or how many processes", when="on a CPU") from error
     check_machine(built, trainer.precision)
     if subcommand == "validate" and trainer.limit_val_batches == 0:  # as a run's config may have it
         raise SettingError("trainer.limit_val_batches", 0, "null, or more than 0", when="with validate")

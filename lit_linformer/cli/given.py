@@ -65,6 +65,11 @@ def as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [] if value is None else [value]
 
 
+def as_clock(text: str) -> str:
+    """1:30:00 as 01:30:00, which YAML reads as text; any other text as it is."""
+    return f"0{text}" if CLOCK.fullmatch(text) else text
+
+
 def _in_files(argv: list[str]) -> list[tuple[str, str, Any]]:
     return [(file, str(key), value) for file, content in config_contents(argv) for key, value in content.items()]
 
@@ -89,12 +94,12 @@ def _as_meant(name: str, word: str) -> str:
         value = re.sub(r"(\\*)\$\{", lambda found: f"{found[1] * 2}\\${{", value)  # a shell's ${HOME} is no other setting's
         if value.startswith("#") or isinstance(_value(value), dict | list):
             value = json.dumps([value])
-    elif CLOCK.fullmatch(value):
-        value = f"0{value}"
     elif option[2:] == "data.document_start" and value.startswith("#") and _value(value) is None:
         value = f"^{value}"
     elif option[2:] in OPTIONS and value == "null":  # which jsonargparse refuses for what lies in the encoder
         value = "{}"
+    else:
+        value = as_clock(value)
     return f"{option}={value}" if option != name else value
 
 

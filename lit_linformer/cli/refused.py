@@ -15,7 +15,7 @@ import yaml
 from jsonargparse import ArgumentParser
 
 from lit_linformer.cli.class_paths import BASES, OURS, find_class, kinds
-from lit_linformer.cli.given import REFERENCE, as_list, given_settings, typed_words
+from lit_linformer.cli.given import REFERENCE, as_clock, as_list, given_settings, typed_words
 from lit_linformer.cli.help import settings_of, types_of
 from lit_linformer.cli.quick_checks import nearest
 from lit_linformer.model.errors import shown
@@ -153,7 +153,7 @@ def takes(hint: Any, value: Any) -> bool:
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):  # a class's argument is read as YAML whatever its type
         value = yaml.safe_load(value)
     try:
-        parser.parse_args([f"--value={value}"]) if isinstance(value, str) else parser.parse_object({"value": value})
+        parser.parse_args([f"--value={as_clock(value)}"]) if isinstance(value, str) else parser.parse_object({"value": value})
     except Exception:
         return False
     return True
