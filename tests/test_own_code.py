@@ -43,6 +43,12 @@ def test_what_save_hyperparameters_keeps_is_loaded_again(own, tmp_path):
     assert "resuming" in output(["fit", *own, *BEST, "--ckpt_path", "last", "--trainer.max_epochs", "3"], tmp_path)
 
 
+def test_a_net_may_have_an_encoder_of_another_kind(own, tmp_path):
+    shown = output(["fit", *own, "--model", "tests.own_code.Autoencoder", *BEST], tmp_path)
+    assert "model       Autoencoder\nsize        32 parameters\n" in shown
+    assert json.loads(Path("runs/own/result.json").read_text())["parameters"] == 32
+
+
 def test_a_class_that_cannot_predict_is_refused(own, tmp_path):
     output(["fit", *own, *BEST], tmp_path)
     line = refused(["predict", "--config", "runs/own/config.yaml"], tmp_path)

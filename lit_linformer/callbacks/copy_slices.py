@@ -91,8 +91,7 @@ class SliceSums(Exact):
 
     def __init__(self) -> None:
         super().__init__()
-        dtype = torch.float32 if torch.backends.mps.is_available() else torch.float64  # as Perplexity's
-        self.add_state("nll", torch.zeros(len(SLICES), dtype=dtype), dist_reduce_fx="sum")
+        self.add_state("nll", torch.zeros(len(SLICES), dtype=self.precise), dist_reduce_fx="sum")
         self.add_state("count", torch.zeros(len(SLICES), dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, nll: Tensor, slices: Tensor) -> None:

@@ -3,6 +3,7 @@
 from lightning.pytorch import LightningModule, Trainer
 
 from lit_linformer.model import count_parameters
+from lit_linformer.tasks.base import encoder_of
 from lit_linformer.utils.amounts import count
 from lit_linformer.utils.environment import cores, hardware, lacks_bfloat16
 
@@ -13,7 +14,7 @@ WIDTH, INDENT = 80, 12  # of a line, and of its second column, to which the long
 def header(trainer: Trainer, pl_module: LightningModule) -> Rows:
     """Of the model, the machine, the training that begins, and the run's folder."""
     kind, size = type(pl_module).__name__, f"{count(count_parameters(pl_module))} parameters"
-    encoder = getattr(getattr(pl_module, "net", None), "encoder", None)
+    encoder = encoder_of(pl_module)
     if encoder is not None:
         c = encoder.config
         kind = f"{c.attention_kind.describe(c)}, n = {c.max_length}"

@@ -15,6 +15,7 @@ from lit_linformer.callbacks.pace import Pace
 from lit_linformer.callbacks.throughput import Throughput, Totals, brief, cells
 from lit_linformer.data.summary import data_rows
 from lit_linformer.model.ranges import Count, check_ranges
+from lit_linformer.tasks.base import encoder_of
 from lit_linformer.utils.amounts import clock, count
 
 EARLY = 5  # steps after which the time left is first told
@@ -75,7 +76,7 @@ class Progress(ProgressBar):
             from rich.console import Console
 
             self._console = Console()
-        encoder = getattr(getattr(pl_module, "net", None), "encoder", None)
+        encoder = encoder_of(pl_module)
         longest = None if encoder is None else encoder.config.max_length
         self._tell([*header(trainer, pl_module), *data_rows(trainer.datamodule, longest)])
 

@@ -70,8 +70,7 @@ class RunResult(Callback):
         result |= {f"best_{key}": value for key, value in self.best.items()}
         if (throughput := callback_of(trainer, Throughput)) is not None:
             result["throughput"] = throughput.summary()
-        if hasattr(pl_module, "net"):
-            result["parameters"] = count_parameters(pl_module.net)
+        result["parameters"] = count_parameters(pl_module)
         if hasattr(trainer.datamodule, "summary") and (data := trainer.datamodule.summary()):
             result["data"] = data
         _write(trainer, RESULT, result | {"command": self.command, "environment": self.environment})

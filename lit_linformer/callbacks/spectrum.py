@@ -18,6 +18,7 @@ from lit_linformer.callbacks.loggers import writers
 from lit_linformer.callbacks.observing import Measuring, say, unnoticed
 from lit_linformer.model.lowrank import Measured, check_index, check_layers, check_maps, measure, summary
 from lit_linformer.model.ranges import Count, Natural, Range, check_ranges
+from lit_linformer.tasks.base import encoder_of
 from lit_linformer.utils.errors import SettingError
 from lit_linformer.utils.figures import draw_spectra, figure_class
 from lit_linformer.utils.files import write_json
@@ -60,7 +61,7 @@ class Spectrum(Measuring):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage not in ("fit", "validate"):
             return
-        encoder = getattr(getattr(pl_module, "net", None), "encoder", None)
+        encoder = encoder_of(pl_module)
         blocks = getattr(trainer.datamodule, "blocks", {}).get("validation")
         if encoder is None or blocks is None:
             self.refuse(trainer, "PretrainingData (a fine-tuned run: python run.py spectrum --run RUN --source TEXT)")

@@ -34,19 +34,23 @@ def given_settings(argv: list[str]) -> dict[str, Any]:
 
 
 def for_parser(argv: list[str]) -> list[str]:
-    """The command line with its --config first, and without options that they give an attention which it replaces."""
-    words, end = configs_first(argv), 1 + 2 * len([*config_files(argv)])
-    words[end:end] = [word for name in _outdated(_in_files(argv), argv) for word in (f"--{name}", "{}")]
+    """The command line with its --config first, and without options that one gives an attention which what follows replaces."""
+    words = configs_first(argv)
+    for files, name in sorted(_outdated(argv), reverse=True):
+        words[1 + 2 * files : 1 + 2 * files] = [f"--{name}", "{}"]
     return [_as_meant(*pair) for pair in itertools.pairwise(["", *words])]
 
 
 def walk(argv: list[str]) -> Iterator[tuple[str, str, Any]]:
     """(file, key at its top, value) of the --config files, then ("", setting, value) of the command line's other words.
 
-    None before these for the options that ``for_parser`` leaves behind.
+    None for the options that ``for_parser`` leaves behind, where it does.
     """
-    yield from (files := _in_files(argv))
-    yield from (("", name, None) for name in _outdated(files, argv))
+    outdated = [*_outdated(argv)]
+    for number, (file, content) in enumerate(config_contents(argv)):
+        yield from (("", name, None) for before, name in outdated if before == number)
+        yield from ((file, str(key), value) for key, value in content.items())
+    yield from (("", name, None) for before, name in outdated if before == len([*config_files(argv)]))
     for name, text in typed_words(argv):
         yield "", name, True if text is None else text if _is_text(name, text) else _value(text)
 
@@ -70,19 +74,19 @@ def as_clock(text: str) -> str:
     return f"0{text}" if CLOCK.fullmatch(text) else text
 
 
-def _in_files(argv: list[str]) -> list[tuple[str, str, Any]]:
-    return [(file, str(key), value) for file, content in config_contents(argv) for key, value in content.items()]
-
-
-def _outdated(files: list[tuple[str, str, Any]], argv: list[str]) -> Iterator[str]:
-    """The options that --config files give for one kind where the command line names another."""
+def _outdated(argv: list[str]) -> Iterator[tuple[int, str]]:
+    """(--config files before it, options) for each file or command line that names another kind than that of these options."""
     given: dict[str, Any] = {}
-    for _, key, value in files:
-        _put(given, key, value)
-    typed = dict(typed_words(argv))
-    for kind, options in zip(KINDS, OPTIONS, strict=True):
-        if kind in typed and kind in given and typed[kind] != given[kind] and any(name.startswith(options) for name in given):
-            yield options
+    for before, content in enumerate([*(content for _, content in config_contents(argv)), dict(typed_words(argv))]):
+        new: dict[str, Any] = {}
+        for key, value in content.items():
+            _put(new, str(key), value)
+        for kind, options in zip(KINDS, OPTIONS, strict=True):
+            replaced = kind in new and kind in given and new[kind] != given[kind]
+            if replaced and any(name.startswith(options) for name in given):
+                yield before, options
+                given = {name: value for name, value in given.items() if not name.startswith(options)}
+        given |= new
 
 
 def _as_meant(name: str, word: str) -> str:

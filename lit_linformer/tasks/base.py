@@ -34,6 +34,12 @@ from lit_linformer.utils.weights import check_finite
 Batch = dict[str, Any]
 
 
+def encoder_of(module: LightningModule) -> Encoder | None:
+    """Its ``net.encoder`` where that is ours: a net of one's own may have an encoder of another kind, as nn.Transformer has."""
+    encoder = getattr(getattr(module, "net", None), "encoder", None)
+    return encoder if isinstance(encoder, Encoder) else None
+
+
 class TrainingModule(LightningModule):
     """A LightningModule that resumes exactly: dropout by (seed, batch, rank), what it is given now wins over a checkpoint.
 
@@ -83,8 +89,8 @@ class TrainingModule(LightningModule):
         return None, encoder if vocab_size is None else replace(encoder, vocab_size=vocab_size)
 
     def setup(self, stage: str) -> None:
-        data, encoder = self.trainer.datamodule, getattr(getattr(self, "net", None), "encoder", None)
-        if isinstance(encoder, Encoder):
+        data, encoder = self.trainer.datamodule, encoder_of(self)
+        if encoder is not None:
             rows, longest = getattr(data, "max_length", 0), encoder.config.max_length
             check_row_length(rows, longest, windows=hasattr(data, "max_windows"))
             if encoder.config.of_images:
@@ -143,8 +149,8 @@ class TrainingModule(LightningModule):
         self.tokens_seen += batch["input_ids"].numel() * self.trainer.world_size
 
     def _check_ids(self, batch: Any, batch_idx: int) -> None:
-        encoder, there = getattr(getattr(self, "net", None), "encoder", None), isinstance(batch, dict) and "input_ids" in batch
-        if there and isinstance(encoder, Encoder) and (batch_idx == 0 or batch["input_ids"].device.type == "cpu"):
+        encoder, there = encoder_of(self), isinstance(batch, dict) and "input_ids" in batch
+        if there and encoder is not None and (batch_idx == 0 or batch["input_ids"].device.type == "cpu"):
             check_ids(batch["input_ids"], encoder.config.vocab_size)  # a GPU waits for each look
 
     def on_validation_batch_start(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:

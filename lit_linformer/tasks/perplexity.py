@@ -14,6 +14,11 @@ class Exact(Metric):
     """A metric whose state keeps its dtype, whatever the module's: bf16-true makes all of a module bfloat16, its metrics
     among them, and a sum of 8 bits soon stops growing."""
 
+    @property
+    def precise(self) -> torch.dtype:
+        """float64, but on Apple's GPUs, which have none."""
+        return torch.float32 if torch.backends.mps.is_available() else torch.float64
+
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any) -> nn.Module:
         return super()._apply(lambda tensor: tensor.to(fn(tensor).device), *args)
 
@@ -34,9 +39,7 @@ class Perplexity(Exact):
 
     def __init__(self) -> None:
         super().__init__()
-        # Apple's GPUs have no float64.
-        dtype = torch.float32 if torch.backends.mps.is_available() else torch.float64
-        self.add_state("nll", torch.zeros((), dtype=dtype), dist_reduce_fx="sum")
+        self.add_state("nll", torch.zeros((), dtype=self.precise), dist_reduce_fx="sum")
         self.add_state("count", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, nll: Tensor, labels: Tensor) -> None:

@@ -64,8 +64,6 @@ class Scores(Exact):
         self.metrics, self.num_labels, self.keep_logits = tuple(metrics), num_labels, keep_logits
         for name in ("predictions", "targets", "index", "logits"):
             self.add_state(name, [], dist_reduce_fx="cat")
-        # Apple's GPUs have no float64.
-        self.precise = torch.float32 if torch.backends.mps.is_available() else torch.float64
         self.add_state("loss", torch.zeros((), dtype=self.precise), dist_reduce_fx="sum")
 
     def update(self, logits: Tensor, labels: Tensor | None, index: Tensor) -> None:

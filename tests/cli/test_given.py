@@ -28,13 +28,19 @@ OPTIONS = "model.encoder.attention_options"
         ("--model.encoder.attention full --model.encoder.attention lookup", {"window": 16}),
         ("--config chunk.yaml", {"chunk": 8}),
         ("--config chunk.yaml --model.encoder.attention lsh", {}),
+        ("--config lsh.yaml", {}),
+        (f"--config lsh.yaml --{OPTIONS}.rounds 3", {"rounds": 3}),
+        ("--config lsh.yaml --config chunk.yaml", {"chunk": 8}),
+        ("--config chunk.yaml --config lsh.yaml --model.encoder.attention lookup", {}),
     ],
 )
 def test_options_of_an_attention_go_with_it(line, options, tmp_path):
-    """An attention of the command line's does not get those that the files give another one."""
+    """An attention of the command line's, or of a later file's, does not get those that earlier files give another one."""
     first = _written(tmp_path / "window.yaml", {"attention": "lookup", "attention_options": {"window": 16}})
-    later = _written(tmp_path / "chunk.yaml", {"attention_options": {"chunk": 8}})
-    argv = ["fit", "--config", "conf/pretrain/small.yaml", "--config", first, *shlex.split(line.replace("chunk.yaml", later))]
+    later = {"chunk": {"attention_options": {"chunk": 8}}, "lsh": {"attention": "lsh"}}
+    for name, encoder in later.items():
+        line = line.replace(f"{name}.yaml", _written(tmp_path / f"{name}.yaml", encoder))
+    argv = ["fit", "--config", "conf/pretrain/small.yaml", "--config", first, *shlex.split(line)]
     found = yaml.safe_load(output([*argv, "--print_config"], tmp_path))
     assert (found["model"]["init_args"]["encoder"]["attention_options"] or {}) == options
     known = given_settings(argv)  # the same, read without the parser
