@@ -8,7 +8,7 @@ from pathlib import Path
 from lit_linformer.utils.errors import UserError
 
 SHARD = r"(?:-\d{5}-of-(?P<shards>\d{5})(?:-[0-9a-f]{16})?)?"  # older data sets have a hash there
-FILE = r"(?P<kind>\.csv|\.tsv|\.jsonl|\.ndjson|\.json|\.parquet)(?P<packed>\.gz|\.xz|\.zst)?"
+FILE = r"(?i:(?P<kind>\.csv|\.tsv|\.jsonl|\.ndjson|\.json|\.parquet)(?P<packed>\.gz|\.xz|\.zst)?)"
 
 
 @dataclass
@@ -26,7 +26,7 @@ def find_files(folder: Path, name: str, classes: Sequence[str], setting: str) ->
     for path in sorted(folder.iterdir()):
         match = re.fullmatch(re.escape(name) + SHARD + FILE, path.name)
         if match and path.is_file():
-            found.setdefault(match.group("kind", "packed", "shards"), []).append(path)
+            found.setdefault((match["kind"].lower(), match["packed"], match["shards"]), []).append(path)
     for (kind, _, shards), files in found.items():
         if shards and len(files) != int(shards):
             raise UserError(f"{setting}: {files[0]} is one of {len(files)} shards", f"all {int(shards)} of its name")

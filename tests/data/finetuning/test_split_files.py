@@ -75,9 +75,9 @@ def test_a_hub_data_set_with_its_classes_in_another_order_counts_by_name(tmp_pat
         list(source.rows("train"))
 
 
-@pytest.mark.parametrize("name", ["validation", "dev", "valid", "val"])
+@pytest.mark.parametrize("name", ["validation.jsonl", "dev.jsonl", "valid.jsonl", "val.JSONL"])
 def test_names_of_the_validation_split(tmp_path, name):
-    write_json(tmp_path / "data" / f"{name}.jsonl", as_dicts(ROWS, OWN))
+    write_json(tmp_path / "data" / name, as_dicts(ROWS, OWN))
     assert read(LabelledSource(str(tmp_path), OWN), OWN) == {"validation": ROWS}
 
 
