@@ -52,6 +52,36 @@ class Rows(LightningDataModule):
         return self.loader(8) if self.sets == 1 else [self.loader(8) for _ in range(self.sets)]
 
 
+class TwoSets(Rows):
+    """A batch of each at a time, by name; there are no rows before setup."""
+
+    ready = False
+
+    def setup(self, stage):
+        self.ready = True
+
+    def calls(self):
+        if not self.ready:
+            Path("early").touch()
+
+    def train_dataloader(self):
+        self.calls()
+        return {"one": self.loader(16), "two": self.loader(8)}
+
+    def val_dataloader(self):
+        self.calls()
+        return self.loader(8)
+
+
+class Trains(Plain):
+    """No validation."""
+
+    validation_step = LightningModule.validation_step
+
+    def training_step(self, batch, batch_idx):
+        return self.loss("train", torch.cat([batch["one"][0], batch["two"][0]]))
+
+
 class Ids(Rows):
     """The same as `MLM` reads them, without num_tokens and with a tokenizer that is none of this project's."""
 

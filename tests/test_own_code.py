@@ -95,6 +95,18 @@ def test_several_validation_sets(own, tmp_path):
     assert list(Path("runs/own/checkpoints").glob("best-*"))
 
 
+def test_a_dict_of_loaders_and_no_validation(own, tmp_path):
+    shown = output(["fit", *own, "--model", "tests.own_code.Trains", "--data", "tests.own_code.TwoSets"], tmp_path)
+    assert "\ntraining    2 epochs\n" in shown and "step 16/16" in shown
+    assert "tensorboard" in shown and "run.py" not in shown  # nothing to validate
+    assert not Path("early").exists()  # rows are asked for when there are rows
+
+
+def test_a_finder_says_what_it_found(own, tmp_path):
+    finder = ["--model.rate", "1e-3", "--trainer.callbacks+", "LearningRateFinder", "--trainer.callbacks.attr_name", "rate"]
+    assert "Learning rate set to " in output(["fit", *own, *BEST, *finder], tmp_path)
+
+
 def test_a_profile_is_a_file_of_the_run(own, tmp_path):
     output(["fit", *own, *BEST, "--trainer.profiler", "simple"], tmp_path)
     assert "run_training_batch" in Path("runs/own/fit-profile.txt").read_text()

@@ -49,9 +49,9 @@ def _training(trainer: Trainer) -> str:
     length = getattr(trainer.datamodule, "max_length", None)
     each = f" of {rows} rows" if rows else ""
     each += f" of up to {length} tokens" if rows and length else ""
-    if not limits:
-        return f"without an end, steps{each}" if each else "without an end"
-    return (" or ".join(limits) if steps > 0 else f"{limits[0]}, steps") + each
+    if steps > 0:
+        return " or ".join(limits) + each
+    return ", ".join([*(limits or ["without an end"]), *([f"steps{each}"] if each else [])])
 
 
 def wrapped(rows: Rows, width: int = WIDTH) -> Rows:

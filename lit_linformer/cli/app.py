@@ -2,6 +2,8 @@
 
 import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +165,8 @@ class LinformerCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         if self.subcommand != "prepare":
             try:
-                super().instantiate_classes()
+                with _data_by_name():
+                    super().instantiate_classes()
             except Exception as error:
                 raise unwrapped(error) from None
             if self.subcommand == "predict" and not _predicts(type(self.model)):
@@ -234,6 +237,17 @@ class LinformerCLI(LightningCLI):
             print(line, flush=True)
 
 
+@contextmanager
+def _data_by_name() -> Iterator[None]:
+    """jsonargparse's messages hold str(data), for which Lightning makes all loaders, before there are rows, and takes no dict."""
+    told = LightningDataModule.__str__
+    LightningDataModule.__str__ = object.__repr__
+    try:
+        yield
+    finally:
+        LightningDataModule.__str__ = told
+
+
 def _predicts(model: type) -> bool:
     return any(getattr(model, name) is not getattr(LightningModule, name) for name in ("predict_step", "forward"))
 
@@ -257,6 +271,8 @@ def run(argv: list[str]) -> LinformerCLI:
     logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
     # Says which process has ended, before it ends the others.
     logging.getLogger("lightning.fabric.strategies.launchers.subprocess_script").setLevel(logging.INFO)
+    # What a LearningRateFinder or a BatchSizeFinder has chosen.
+    logging.getLogger("lightning.pytorch.tuner").setLevel(logging.INFO)
     for noise in (
         ".*args parameter is intended to run from within Python.*",
         ".*(Checkpoint|Experiment logs) directory .* exists and is not empty.*",

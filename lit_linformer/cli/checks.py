@@ -13,6 +13,7 @@ import torch
 from jsonargparse import Namespace
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.accelerators import AcceleratorRegistry, CUDAAccelerator, MPSAccelerator
+from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.strategies import StrategyRegistry
 
 from lit_linformer.cli.class_paths import class_of
@@ -121,10 +122,12 @@ def _check_whole(where: str, hint: Any, value: Any) -> None:
 
 
 def check_once(callbacks: list[Callback]) -> None:
-    """UserError for two callbacks of one name that have a state."""
+    """UserError for two callbacks of one name that have a state, and for a second progress bar."""
     names = [one.state_key for one in callbacks if type(one).state_dict is not Callback.state_dict]
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(f"trainer.callbacks names {twice[0]} twice", "once, for a checkpoint keeps its state by that name")
+    if bars := [type(one).__name__ for one in callbacks if isinstance(one, ProgressBar)]:
+        raise UserError(f"trainer.callbacks names {bars[0]}", "one progress bar, Progress, whose settings are --progress.*")
 
 
 def _parameters(declared: Any) -> Mapping[str, Any]:

@@ -11,13 +11,20 @@ from lit_linformer.utils.environment import typed
 
 def closing_lines(folder: Path, model: LightningModule, data: LightningDataModule, curves: list[str]) -> list[str]:
     """Of a run's folder and the commands that show its loggers' curves."""
-    predicts = type(model).predict_step is not LightningModule.predict_step
-    predicts = predicts and type(data).predict_dataloader is not LightningDataModule.predict_dataloader
     config = ["--config", shlex.quote(f"{folder}/config.yaml")]
-    used = ["predict", *config, *_example(data)] if predicts else ["validate", *config]
+    if _has(model, data, "predict_step", "predict_dataloader"):
+        used = [["predict", *config, *_example(data)]]
+    else:
+        used = [["validate", *config]] if _has(model, data, "validation_step", "val_dataloader") else []
     done = f"{'done':<{INDENT}}{folder}/ holds config.yaml, checkpoints/ and the curves"
-    commands = [*curves, *_broken([typed(), *used])]
+    commands = [*curves, *(line for words in used for line in _broken([typed(), *words]))]
     return [done, *(f"{'' if place else 'next':<{INDENT}}{line}" for place, line in enumerate(commands))]
+
+
+def _has(model: LightningModule, data: LightningDataModule, step: str, loader: str) -> bool:
+    """Whether both are there, beside Lightning's own, which do nothing."""
+    pairs = ((model, step, LightningModule), (data, loader, LightningDataModule))
+    return all(getattr(type(one), name) is not getattr(base, name) for one, name, base in pairs)
 
 
 def _example(data: LightningDataModule) -> list[str]:
