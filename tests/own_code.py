@@ -111,15 +111,18 @@ class Raises(Callback):
 class Manual(Plain):
     """Lightning's manual optimisation: training_step returns nothing."""
 
-    def __init__(self, encoder: EncoderConfig | None = None, rate: float = 1e-2, folder: str = "seen"):
+    def __init__(self, encoder: EncoderConfig | None = None, rate: float = 1e-2, folder: str = "seen", optimizers: int = 1):
         super().__init__(encoder, rate, folder)
         self.automatic_optimization = False
 
     def training_step(self, batch, batch_idx):
-        optimizer = self.optimizers()
-        optimizer.zero_grad()
-        self.manual_backward(self.loss("train", batch[0]))
-        optimizer.step()
+        for optimizer in self.optimizers() if self.hparams.optimizers > 1 else [self.optimizers()]:
+            optimizer.zero_grad()
+            self.manual_backward(self.loss("train", batch[0]))
+            optimizer.step()
+
+    def configure_optimizers(self):
+        return [super(Manual, self).configure_optimizers() for _ in range(self.hparams.optimizers)]
 
 
 class Autoencoder(Plain):

@@ -142,3 +142,9 @@ def test_the_schedule_ends_where_epochs_do(tiny, tmp_path):
 def test_a_module_that_optimises_by_itself(own, tmp_path):
     shown = output(["fit", *own, *BEST, "--model", "tests.own_code.Manual", "--progress.every_n_steps", "4"], tmp_path)
     assert "step 4/16" in shown and "loss" not in shown.partition("step 4/16")[2].partition("\n")[0]
+    several = ["--model", "tests.own_code.Manual", "--model.optimizers", "2", "--overwrite", "true"]
+    assert "step 32/32" in output(["fit", *own, *BEST, *several], tmp_path)  # of both
+    shown = output(["fit", *own, *BEST, *several[:4], "--ckpt_path", "last", "--trainer.max_epochs", "3"], tmp_path)
+    assert "step 48/48" in shown
+    shown = output(["fit", *own, *BEST, *several, "--trainer.max_steps", "20"], tmp_path)
+    assert "step 20/20" in shown

@@ -90,6 +90,9 @@ class Progress(ProgressBar):
         self._throughput = callback_of(trainer, Throughput)
         self._marked, self._marked_step = Totals(), trainer.global_step
         steps = trainer.estimated_stepping_batches
+        if not pl_module.automatic_optimization:  # each of its optimisers counts its steps, one a batch as a rule
+            most = trainer.max_steps if trainer.max_steps > 0 else float("inf")
+            steps = min(steps * len(trainer.optimizers), most)
         total = None if steps == float("inf") else int(steps)
         known = self._pace.validation if self._pace is not None else None  # of the one before training
         seconds = time.monotonic if self._throughput is None else lambda: self._throughput.totals().seconds

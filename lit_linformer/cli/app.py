@@ -239,7 +239,7 @@ class LinformerCLI(LightningCLI):
 
 @contextmanager
 def _data_by_name() -> Iterator[None]:
-    """jsonargparse's messages hold str(data), for which Lightning makes all loaders, before there are rows, and takes no dict."""
+    """jsonargparse's messages hold str(data), for which Lightning makes all loaders, before there are rows. A dict fails."""
     told = LightningDataModule.__str__
     LightningDataModule.__str__ = object.__repr__
     try:
