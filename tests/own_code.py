@@ -30,6 +30,9 @@ class Plain(LightningModule):
     def validation_step(self, batch, batch_idx, dataloader_idx=0):
         self.log("val_loss", self.loss("validation", batch[0]))
 
+    def test_step(self, batch, batch_idx):
+        self.log("test_loss", self.loss("test", batch[0]))
+
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=self.hparams.rate)
 
@@ -50,6 +53,9 @@ class Rows(LightningDataModule):
 
     def val_dataloader(self):
         return self.loader(8) if self.sets == 1 else [self.loader(8) for _ in range(self.sets)]
+
+    def test_dataloader(self):
+        return self.loader(8)
 
 
 class TwoSets(Rows):

@@ -1,9 +1,11 @@
 """A LightningModule and a LightningDataModule that know nothing of this project: tests/own_code.py."""
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests import own_code
 from tests.helpers import fit, load, output, read_log
@@ -41,6 +43,26 @@ def test_what_save_hyperparameters_keeps_is_loaded_again(own, tmp_path):
     assert "val_loss" in output(["validate", "--config", "runs/own/config.yaml"], tmp_path)
     assert "checkpoints/best-" in output(["validate", *own, *BEST, "--ckpt_path", "runs/own"], tmp_path)  # its best
     assert "resuming" in output(["fit", *own, *BEST, "--ckpt_path", "last", "--trainer.max_epochs", "3"], tmp_path)
+
+
+def test_scores_under_ones_own_names_are_results(own, tmp_path):
+    """val_loss and test_loss, as most people write them, in result.json, test.json, report and grid."""
+    grid = {
+        "name": "rates",
+        "arguments": shlex.join([*own, *BEST]),
+        "axes": {"rate": {"high": "--model.rate 1e-2", "low": "--model.rate 1e-4"}, "seed": {"0": "--seed_everything 0"}},
+        "table": {"rows": "rate", "columns": "seed", "value": "test_loss", "decimals": "4"},
+    }
+    Path("grid.yaml").write_text(yaml.safe_dump(grid))
+    table = output(["grid", "--config", "grid.yaml"], tmp_path)
+    run = Path("runs/rates/high-0")
+    assert {"val_loss"} == set(json.loads((run / "result.json").read_text())["best_metrics"])
+    tested = json.loads((run / "test.json").read_text())["metrics"]["test_loss"]
+    assert f"{tested:.4f}" in table
+    output(["validate", "--config", str(run / "config.yaml")], tmp_path)
+    assert json.loads((run / "validate.json").read_text())["metrics"]["val_loss"] > 0
+    output(["report", "--source", str(run), "--output", "page"], tmp_path)
+    assert f"test_loss {tested:.4f}" in Path("page/report.md").read_text()
 
 
 def test_a_net_may_have_an_encoder_of_another_kind(own, tmp_path):

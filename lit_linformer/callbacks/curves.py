@@ -93,7 +93,7 @@ class Curves(Stepping):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking and is_whole(trainer):
-            self._untrained = metrics(trainer, "val/")
+            self._untrained = metrics(trainer, "val")
         for writer in self.writers:
             writer.holding, writer.place = False, None
 

@@ -94,7 +94,7 @@ class Finite(Stepping):
             self._check(trainer, pl_module)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        for name, value in metrics(trainer, "val/").items() if trainer.state.fn == "fit" else ():
+        for name, value in metrics(trainer, "val").items() if trainer.state.fn == "fit" else ():
             if not math.isfinite(value):
                 say(trainer, f"warning: {name} is {value} at step {trainer.global_step}, although all weights are finite")
 

@@ -44,7 +44,9 @@ def _device(trainer: Trainer) -> str:
 def _training(trainer: Trainer) -> str:
     # Not trainer.estimated_stepping_batches: asked for this early, it keeps the loader's state from being restored.
     steps, epochs = trainer.max_steps, trainer.max_epochs
-    limits = [f"{steps:,} steps"] * (steps > 0) + [f"{epochs} epoch{'s' * (epochs != 1)}"] * ((epochs or -1) > 0)
+    limits = [f"{steps:,} step{'s' * (steps != 1)}"] * (steps > 0) + [f"{epochs} epoch{'s' * (epochs != 1)}"] * (
+        (epochs or -1) > 0
+    )
     rows = getattr(trainer.datamodule, "rows_per_step", None)
     length = getattr(trainer.datamodule, "max_length", None)
     each = f" of {rows} rows" if rows else ""

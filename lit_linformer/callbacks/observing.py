@@ -34,9 +34,10 @@ def headline(trainer: Trainer, pl_module: LightningModule) -> Headline:
     return HEADLINE
 
 
-def metrics(trainer: Trainer, prefix: str = "") -> dict[str, float]:
-    """What was logged last, under names that begin so."""
-    return {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith(prefix)}
+def metrics(trainer: Trainer, of: str = "") -> dict[str, float]:
+    """What was logged last; of: "val" or "test", for what is named after that split, as val/loss or val_loss."""
+    named = (f"{of}/", f"{of}_") if of else ""
+    return {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith(named)}
 
 
 def is_whole(trainer: Trainer) -> bool:

@@ -52,16 +52,17 @@ class RunResult(Callback):
             self.environment = environment(str(trainer.strategy.root_device)) | {"processes": trainer.world_size}
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        found = metrics(trainer, "val/")
+        every = metrics(trainer)
         if trainer.state.fn == "validate":
-            _write(trainer, VALIDATE, {"metrics": found, "command": self.command})
-        elif not trainer.sanity_checking and self.monitor in found:
+            _write(trainer, VALIDATE, {"metrics": every, "command": self.command})
+        elif not trainer.sanity_checking and self.monitor in every:
+            found = metrics(trainer, "val") | {self.monitor: every[self.monitor]}
             new, old = found[self.monitor], self.best.get("metrics", {}).get(self.monitor)
             if math.isfinite(new) and (old is None or (new > old if self.mode == "max" else new < old)):
                 self.best = {"step": trainer.global_step, "metrics": found}
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        _write(trainer, TEST, {"metrics": metrics(trainer, "test/"), "command": self.command})
+        _write(trainer, TEST, {"metrics": metrics(trainer), "command": self.command})
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         tokens = getattr(pl_module, "tokens_seen", None)

@@ -28,7 +28,7 @@ class TaskScores(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
-        self.rows.append({"step": trainer.global_step, "epoch": trainer.current_epoch, **metrics(trainer, "val/")})
+        self.rows.append({"step": trainer.global_step, "epoch": trainer.current_epoch, **metrics(trainer, "val")})
         if not trainer.is_global_zero or trainer.fast_dev_run:
             return
         write_csv(Path(trainer.default_root_dir) / SCORES, self.rows)

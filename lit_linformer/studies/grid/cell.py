@@ -41,13 +41,18 @@ class Cell:
     def log(self) -> Path:
         return self.root / f"{self.name}.log"
 
+    @property
+    def tested(self) -> bool:
+        """Whether the table shows what `test` finds."""
+        return self.metric.startswith(("test/", "test_"))
+
     def __str__(self) -> str:
         return " · ".join(self.values.values())
 
     def left(self) -> list[list[str]]:
         """The commands still to be run, without `python run.py`; none when finished."""
         test = ["test", "--config", str(self.run_dir / CONFIG), "--name", self.name]
-        tests, run = [test] if self.metric.startswith("test/") else [], RunRecord(self.run_dir)
+        tests, run = [test] if self.tested else [], RunRecord(self.run_dir)
         if run.result:
             return [] if run.tested else tests
         # auto: a run that was killed before its first last.ckpt has nothing to continue from, and starts from scratch.
@@ -70,12 +75,12 @@ class Cell:
         """The table's value, at the best validation where that was recorded; None while unfinished."""
         if self.left():
             return None
-        tested, run = self.metric.startswith("test/"), RunRecord(self.run_dir)
-        result = run.tested if tested else run.result
+        run = RunRecord(self.run_dir)
+        result = run.tested if self.tested else run.result
         metrics = {**result.get("metrics", {}), **result.get("best_metrics", {})}
         metrics = {name: math.nan if value is None else value for name, value in metrics.items()}  # JSON knows no NaN
         if not isinstance(metrics.get(self.metric), int | float):
-            file, there = self.run_dir / (TEST if tested else RESULT), ", ".join(metrics) or "none, it holds no metric"
+            file, there = self.run_dir / (TEST if self.tested else RESULT), ", ".join(metrics) or "none, it holds no metric"
             raise SettingError("table.value", self.metric, there, more=f", which {file} does not hold")
         return float(metrics[self.metric])
 

@@ -172,13 +172,15 @@ def finetuning_runs(page: Page, runs: list[Run]) -> None:
     lines = [["run", "steps", "seconds", "scores at the best validation", "of `test`"]]
     for run in runs:
         validated = run.result.get("best_metrics") or run.result.get("metrics") or (run.curve[-1] if run.curve else {})
-        told = [_scores(validated, "val/"), _scores(run.tested.get("metrics") or {}, "test/")]
+        told = [_scores(validated, "val", run.monitor), _scores(run.tested.get("metrics") or {}, "test")]
         lines.append([plain(run.label), number(run.last("step")), number(run.last("seconds")), *told])
     if not any(run.tested for run in runs):
         lines = [line[:-1] for line in lines]
     page.add(aligned(lines), unfinished(runs), run_facts(runs))
 
 
-def _scores(metrics: dict[str, float | None], split: str) -> str:
-    found = {key.removeprefix(split): value for key, value in metrics.items() if key.startswith(split)}
+def _scores(metrics: dict[str, float | None], split: str, monitor: str = "") -> str:
+    """Those that are named after a split, as val/accuracy or val_accuracy, and the one that says which validation was best."""
+    names = [key for key in metrics if key.startswith((f"{split}/", f"{split}_")) or key == monitor]
+    found = {key.removeprefix(f"{split}/"): metrics[key] for key in names}
     return ", ".join(f"{key} {'nan' if value is None else format(value, '.4f')}" for key, value in found.items()) or "–"
