@@ -43,15 +43,13 @@ def _device(trainer: Trainer) -> str:
 
 def _training(trainer: Trainer) -> str:
     # Not trainer.estimated_stepping_batches: asked for this early, it keeps the loader's state from being restored.
-    steps, epochs = trainer.max_steps, trainer.max_epochs
-    limits = [f"{steps:,} step{'s' * (steps != 1)}"] * (steps > 0) + [f"{epochs} epoch{'s' * (epochs != 1)}"] * (
-        (epochs or -1) > 0
-    )
+    ends = ((trainer.max_steps, "step"), (trainer.max_epochs or -1, "epoch"))
+    limits = [f"{number:,} {unit}{'s' * (number != 1)}" for number, unit in ends if number > 0]
     rows = getattr(trainer.datamodule, "rows_per_step", None)
     length = getattr(trainer.datamodule, "max_length", None)
     each = f" of {rows} rows" if rows else ""
     each += f" of up to {length} tokens" if rows and length else ""
-    if steps > 0:
+    if trainer.max_steps > 0:
         return " or ".join(limits) + each
     return ", ".join([*(limits or ["without an end"]), *([f"steps{each}"] if each else [])])
 
