@@ -1,13 +1,16 @@
 """A module and data as someone who knows Lightning, and not this project, writes them; and mistakes that one makes there."""
 
 import json
+from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from torch.utils.data import DataLoader, TensorDataset
 
 from lit_linformer.model import Encoder, EncoderConfig
+from lit_linformer.tasks.base import TrainingModule
 
 
 class Plain(LightningModule):
@@ -140,3 +143,73 @@ class Autoencoder(Plain):
 
     def loss(self, stage, rows):
         return (self.net["decoder"](self.net["encoder"](rows.float())) - rows).square().mean()
+
+
+class NumPyRates(Plain):
+    """A schedule in NumPy, whose numbers are in each checkpoint, and settings that are no settings of this project's."""
+
+    def __init__(self, encoder: dict | None = None, pretrained: str = "imagenet", schedule: str = "cosine"):
+        super().__init__(EncoderConfig(20, max_length=8, hidden_size=8, num_heads=2, num_layers=1, projection_dim=4))
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=np.float64(1e-2))
+        return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: np.exp(-epoch))]
+
+    def predict_step(self, batch, batch_idx):
+        return [(row.sum(), np.float32(1.5)) for row in batch[0]]
+
+
+class Keeps(Callback):
+    """Its state is no plain value."""
+
+    def state_dict(self):
+        return {"share": Fraction(1, 3)}
+
+
+class Draws(TrainingModule):
+    """A training_step of its own, which does not count."""
+
+    headline = ("val_loss", "validation loss", ".4f", min)
+
+    def __init__(self, **optimization):
+        super().__init__(**optimization)
+        self.net = torch.nn.Linear(6, 6)
+
+    def training_step(self, batch, batch_idx):
+        with open("draws", "a") as file:
+            print(torch.rand(()).item(), file=file)
+        return self.net(batch[0].float()).square().mean()
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", self.net(batch[0].float()).square().mean())
+
+
+class Estimates(Plain):
+    """Asks for the number of steps, for which Lightning makes the loader before a checkpoint is read."""
+
+    def configure_optimizers(self):
+        assert self.trainer.estimated_stepping_batches > 0
+        return super().configure_optimizers()
+
+
+class Stateful(DataLoader):
+    """A loader that keeps its place, as torchdata's StatefulDataLoader."""
+
+    given = skipped = 0
+
+    def __iter__(self):
+        for self.given, batch in enumerate(super().__iter__(), 1):
+            if self.given > self.skipped:
+                yield batch
+        self.given = self.skipped = 0
+
+    def state_dict(self):
+        return {"given": self.given}
+
+    def load_state_dict(self, state):
+        self.skipped = state["given"]
+
+
+class StatefulRows(Rows):
+    def train_dataloader(self):
+        return Stateful(TensorDataset(torch.arange(16)[:, None].repeat(1, 6)), batch_size=2)

@@ -65,6 +65,41 @@ def test_scores_under_ones_own_names_are_results(own, tmp_path):
     assert f"test_loss {tested:.4f}" in Path("page/report.md").read_text()
 
 
+def test_numpy_in_a_checkpoint_and_settings_of_ones_own(own, tmp_path):
+    own = ["--config", "own.yaml", "--model", "tests.own_code.NumPyRates", *BEST]
+    output(["fit", *own], tmp_path)
+    assert "resuming at step 16" in output(["fit", *own, "--ckpt_path", "last", "--trainer.max_epochs", "3"], tmp_path)
+    assert "val_loss" in output(["validate", "--config", "runs/own/config.yaml"], tmp_path)
+
+
+def test_what_would_not_be_loaded_is_refused_when_it_is_saved(own, tmp_path):
+    line = refused(["fit", *own, *BEST, "--trainer.callbacks+", "tests.own_code.Keeps"], tmp_path)
+    assert "checkpoints/new.ckpt holds fractions.Fraction, which is not loaded again" in line
+
+
+def test_each_batch_draws_anew_without_a_count(own, tmp_path):
+    output(["fit", *own, "--model", "tests.own_code.Draws"], tmp_path)
+    draws = Path("draws").read_text().split()
+    assert len(draws) == len(set(draws)) == 16
+
+
+@pytest.mark.parametrize("ends", [("--trainer.max_steps", "8"), ("--trainer.max_steps", "16"), ("--trainer.max_epochs", "1")])
+def test_a_plain_loader_goes_on_at_a_pass_s_end(ends, own, tmp_path):
+    """With the rows of a run that was not interrupted, 8 batches a pass."""
+    longer = ["--trainer.max_epochs", "4"]
+    output(["fit", *own, *BEST, *longer, "--name", "whole", "--model.folder", "whole"], tmp_path)
+    output(["fit", *own, *BEST, *longer, *ends], tmp_path)
+    output(["fit", *own, *BEST, *longer, "--ckpt_path", "last"], tmp_path)
+    assert Path("seen/train.0").read_text() == Path("whole/train.0").read_text()
+
+
+def test_a_loader_keeps_its_place_when_steps_are_asked_for_first(own, tmp_path):
+    own = [*own, *BEST, "--model", "tests.own_code.Estimates", "--data", "tests.own_code.StatefulRows"]
+    output(["fit", *own, "--trainer.max_steps", "3"], tmp_path)
+    output(["fit", *own, "--trainer.max_steps", "8", "--ckpt_path", "last"], tmp_path)
+    assert rows_seen("train", 0) == list(range(16))
+
+
 def test_a_net_may_have_an_encoder_of_another_kind(own, tmp_path):
     shown = output(["fit", *own, "--model", "tests.own_code.Autoencoder", *BEST], tmp_path)
     assert "model       Autoencoder\nsize        32 parameters\n" in shown

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lit_linformer.callbacks.observing import HEADLINE, Stepping
 from lit_linformer.model.ranges import Count, Natural, OneOf, check_ranges
-from lit_linformer.runs.checkpoints import whole_step, write_checkpoint
+from lit_linformer.runs.checkpoints import unknown_classes, whole_step, write_checkpoint
 from lit_linformer.runs.folder import BEST, remove, replace
 from lit_linformer.runs.sharded import load_sharded
 from lit_linformer.utils.compat import validation_follows
@@ -56,6 +56,7 @@ class LastCheckpoint(Stepping, Checkpoint):
         self._saved = (-1, False)  # last.ckpt's step, and whether it owes that step's validation
         self._due = False  # before the validation that follows the step, and after it
         self._settled = False
+        self._loads = False  # whether one that was written here is known to
         self.owes_validation = False  # does a checkpoint that is written now
 
     @property
@@ -120,6 +121,12 @@ class LastCheckpoint(Stepping, Checkpoint):
         # The old two stay until the new one is whole: after a fall-back previous.ckpt may be the only good one. All
         # processes are done with it: save_checkpoint ends with a barrier.
         trainer.save_checkpoint(new)
+        if not self._loads:
+            foreign = unknown_classes(new) if trainer.is_global_zero else []
+            if foreign := trainer.strategy.broadcast(foreign):
+                why = f"{new} holds {', '.join(foreign)}, which is not loaded again, for that may run code"
+                raise UserError(why, "plain values, tensors, NumPy's and paths in what schedulers, callbacks and data keep")
+            self._loads = True
         if trainer.is_global_zero:
             if last.exists() and trainer.global_step != self._saved[0]:
                 replace(last, folder / "previous.ckpt")

@@ -36,8 +36,8 @@ class LossWatch:
         self._steps = 0  # bad ones in a row
 
     def note(self, loss: Tensor) -> None:
-        """Before the backward pass of ``loss``, of one element."""
-        loss = loss.detach().reshape(1)
+        """Before the backward pass of ``loss``, of one element, or of several that have gradients given."""
+        loss = loss.detach().sum().reshape(1)
         if loss.device.type != "cuda":
             self._value = loss
             return
@@ -129,7 +129,7 @@ def _remedies(trainer: Trainer, first: bool = False) -> str:
     lr, clip, precision = trainer.lightning_module.hparams.get("lr"), trainer.gradient_clip_val, str(trainer.precision)
     tries = []
     if not first:
-        tries.append(f"a lower model.lr (now {lr})")
+        tries += [f"a lower model.lr (now {lr})"] if lr is not None else []
         tries.append(f"a lower trainer.gradient_clip_val (now {clip})" if clip else "trainer.gradient_clip_val 1.0 (now none)")
     if precision.startswith("16"):
         tries.append(f"trainer.precision bf16-mixed or 32-true (now {precision})")

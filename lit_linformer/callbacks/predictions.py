@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
@@ -134,7 +135,16 @@ def _table(records: list[dict[str, Any]]) -> Any:
 def _records(outputs: Any) -> list[dict[str, Any]]:
     rows = outputs.tolist() if isinstance(outputs, Tensor) else outputs if isinstance(outputs, list) else [outputs]
     rows = [row if isinstance(row, dict) else {"prediction": row} for row in rows if row is not None]
-    return [{key: value.tolist() if isinstance(value, Tensor) else value for key, value in row.items()} for row in rows]
+    return [_plain(row) for row in rows]
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it, however deep tensors and arrays lie in it."""
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return value.tolist() if isinstance(value, Tensor | np.ndarray | np.generic) else value
 
 
 def _name(found: dict[str, Any]) -> str:

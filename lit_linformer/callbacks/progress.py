@@ -93,7 +93,7 @@ class Progress(ProgressBar):
         if not pl_module.automatic_optimization:  # each of its optimisers counts its steps, one a batch as a rule
             most = trainer.max_steps if trainer.max_steps > 0 else float("inf")
             steps = min(steps * len(trainer.optimizers), most)
-        total = None if steps == float("inf") else int(steps)
+        total = None if steps < 0 or steps == float("inf") else int(steps)
         known = self._pace.validation if self._pace is not None else None  # of the one before training
         seconds = time.monotonic if self._throughput is None else lambda: self._throughput.totals().seconds
         self._pace = Pace(seconds, total, trainer.global_step)
@@ -115,7 +115,8 @@ class Progress(ProgressBar):
         if step == self._early and total is not None and total - step > self.every_n_steps:
             self._early = None  # once, and not after each micro-batch of the next step
             self._tell_time(trainer)
-        if step % self.every_n_steps and step != total:
+        ended = total is not None and step >= total  # several optimisers may step beyond max_steps
+        if step % self.every_n_steps and not ended:
             return
         mean = float(self._losses) * trainer.accumulate_grad_batches / max(1, self._batches)
         loss = [f"loss {mean:.3f}"] if self._batches else []
@@ -126,7 +127,7 @@ class Progress(ProgressBar):
             now = self._throughput.totals()
             rates = self._throughput.rates(now - self._marked)
             self._marked = now
-        left = self._pace.left(trainer) if step != total else None
+        left = None if ended else self._pace.left(trainer)
         if self._bar is not None:
             self._read = [*loss, *cells(rates)]
             self._bar.show(step, left, self._values())

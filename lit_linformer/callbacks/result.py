@@ -66,6 +66,7 @@ class RunResult(Callback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         tokens = getattr(pl_module, "tokens_seen", None)
+        tokens = tokens if tokens is None else int(tokens)  # of a module of one's own it may be a buffer
         result: dict[str, Any] = {"step": trainer.global_step, "tokens": tokens, "seconds": self._clock.seconds()}
         result["metrics"] = self._metrics_before | metrics(trainer)
         result |= {f"best_{key}": value for key, value in self.best.items()}

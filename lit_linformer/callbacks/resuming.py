@@ -14,6 +14,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lit_linformer.callbacks.observing import out_of_patience
 from lit_linformer.runs.checkpoints import take_training_weights
 from lit_linformer.tasks.base import seeds_at
+from lit_linformer.utils import compat
 
 Settings = dict[str, Any]  # of a parameter group, but for its parameters
 
@@ -54,7 +55,7 @@ class Resuming(Callback):
                 _change(group, before[place], now[place], place, mine)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if (begun := trainer.fit_loop.epoch_progress.current.ready - 1) != self._seeded:
+        if (begun := trainer.current_epoch) != self._seeded:
             _seed(begun, 0)
 
     def restored(self, trainer: Trainer) -> None:
@@ -68,13 +69,15 @@ class Resuming(Callback):
         trainer.should_stop = bool(out_of_patience(trainer))  # stays ended
         if trainer.ckpt_path:
             trainer.num_sanity_val_steps = 0  # Lightning would validate once more after a pass's end
-        progress = trainer.fit_loop.epoch_progress.current
-        self._seeded = progress.ready if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch else progress.processed
+        progress, batches = trainer.fit_loop.epoch_progress.current, trainer.fit_loop.epoch_loop.batch_progress
+        ended = batches.is_last_batch and batches.current.completed < batches.current.ready
+        self._seeded = progress.ready if ended else progress.processed
         _seed(self._seeded, 0)
+        compat.restore_loaders(trainer)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         # A TrainingModule's own count holds on any number of devices; it then seeds torch by it once more.
-        batch = getattr(pl_module, "batches_seen", trainer.fit_loop.total_batch_idx)
+        batch = getattr(pl_module, "batches_seen", 0) or trainer.fit_loop.total_batch_idx
         _seed(1 + batch, 1 + trainer.global_rank)
 
 

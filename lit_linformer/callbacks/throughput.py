@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
 
 from lit_linformer.model.ranges import Range, check_ranges
 from lit_linformer.utils.environment import process_memory
@@ -140,11 +141,13 @@ class Throughput(Callback):
         return {name: float(f"{value:.5g}") for name, value in (self.rates(spent) | each).items()}
 
     def _count(self, pl_module: LightningModule, batch: Any) -> None:
-        if not isinstance(batch, dict) or "input_ids" not in batch:  # a LightningModule of someone else's
+        if not isinstance(batch, dict) or not isinstance(batch.get("input_ids"), Tensor):  # a LightningModule of someone else's
             return
         totals, world_size = self._totals, self._world_size
         totals.tokens += batch["input_ids"].numel() * world_size
-        totals.samples += len(batch.get("labels", batch["input_ids"])) * world_size
+        labels = batch.get("labels")
+        rows = labels if isinstance(labels, Tensor) and labels.dim() else batch["input_ids"]  # windows are not samples
+        totals.samples += len(rows) * world_size
         if hasattr(pl_module, "training_flops"):
             totals.flops += (pl_module.training_flops(batch) or 0) * world_size  # 0: not known, and then not shown
 

@@ -34,7 +34,7 @@ from lit_linformer.callbacks import (
 )
 from lit_linformer.callbacks.header import wrapped
 from lit_linformer.cli.carried import carry_over, evaluated, load_exported
-from lit_linformer.cli.checks import check_early, check_machine, check_once, check_settings
+from lit_linformer.cli.checks import check_early, check_machine, check_once, check_settings, takes_encoder
 from lit_linformer.cli.class_paths import check_class_paths, class_of
 from lit_linformer.cli.closing import closing_lines
 from lit_linformer.cli.given import as_list, for_parser, given_settings
@@ -138,6 +138,7 @@ class LinformerCLI(LightningCLI):
                 seen_from(begun, one.model.get("init_args", Namespace()))
                 seen_from(begun, one.data.get("init_args", Namespace()))
         fits = self.subcommand == "fit" and not config.trainer.fast_dev_run
+        self.logs = config.trainer.logger is not False
         self.loggers = RunLoggers(config.trainer.logger if fits else False, self.run_dir, config.name)
         config.trainer.logger = False
         if fits and is_first_process():
@@ -146,7 +147,9 @@ class LinformerCLI(LightningCLI):
         if self.subcommand != "prepare":
             if self.evaluated is None or config.ckpt_path:
                 config.ckpt_path = checkpoint_path(self.subcommand, config.ckpt_path, self.run_dir)
-            config.weights_only = True if config.weights_only is None else config.weights_only
+            if config.weights_only is False:
+                raise SettingError("weights_only", False, "true: what else a checkpoint holds may run code when it is loaded")
+            config.weights_only = True
         elif config.ckpt_path is not None:
             raise SettingError("ckpt_path", config.ckpt_path, "null, for no model is read", when="with prepare")
         if self.claim is not None and not lies_in(config.ckpt_path, self.run_dir):
@@ -154,8 +157,9 @@ class LinformerCLI(LightningCLI):
                 _keep_sources(config, self.run_dir)
             self.claim.start_anew(config.overwrite, asked == "auto")
         carry_over(self.subcommand, self.argv, config)
-        model = config.model.get("init_args", {})
-        if self.subcommand == "fit" and "encoder" in model and not (model.encoder or model.get("pretrained")):
+        model, kind = config.model.get("init_args", {}), class_of(config.model.class_path, "model")
+        lacks = "encoder" in model and takes_encoder(kind) and not (model.encoder or model.get("pretrained"))
+        if self.subcommand == "fit" and lacks:
             raise no_encoder("load_weights" in model)  # before a tokenizer is trained for it
         if self.subcommand != "prepare":
             check_early(self.subcommand, config)
@@ -180,8 +184,8 @@ class LinformerCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         config = self.config_init[self.subcommand].trainer
         config.default_root_dir = str(self.run_dir)
-        if self.loggers:
-            config.logger = DummyLogger()  # until training begins
+        if self.logs:
+            config.logger = DummyLogger()  # until training begins; and where nothing is written
         config.plugins = [*as_list(config.plugins), AtomicCheckpointIO()]
         best = self.as_given.best
         result = RunResult(best.monitor, best.mode, command_line(self.argv))
@@ -217,7 +221,7 @@ class LinformerCLI(LightningCLI):
 
     def _run_subcommand(self, subcommand: str) -> None:
         if subcommand == "prepare":
-            cache = Path(getattr(self.datamodule, "cache_dir", "."))
+            cache = Path(getattr(self.datamodule, "cache_dir", None) or ".")
             before = _prepared(cache)
             self.datamodule.prepare_data()
             for label, told in wrapped(data_rows(self.datamodule, None)):

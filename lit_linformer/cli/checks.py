@@ -13,7 +13,7 @@ import torch
 from jsonargparse import Namespace
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.accelerators import AcceleratorRegistry, CUDAAccelerator, MPSAccelerator
-from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.callbacks import ProgressBar, StochasticWeightAveraging
 from lightning.pytorch.strategies import StrategyRegistry
 
 from lit_linformer.cli.class_paths import class_of
@@ -126,6 +126,9 @@ def check_once(callbacks: list[Callback]) -> None:
     names = [one.state_key for one in callbacks if type(one).state_dict is not Callback.state_dict]
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(f"trainer.callbacks names {twice[0]} twice", "once, for a checkpoint keeps its state by that name")
+    if any(isinstance(one, StochasticWeightAveraging) for one in callbacks):
+        why = ", whose averages are not in the best checkpoint"
+        raise SettingError("trainer.callbacks", "StochasticWeightAveraging", "Averaging", more=why)
     if bars := [type(one).__name__ for one in callbacks if isinstance(one, ProgressBar)]:
         raise UserError(f"trainer.callbacks names {bars[0]}", "one progress bar, Progress, whose settings are --progress.*")
 
@@ -163,7 +166,8 @@ def check_early(subcommand: str, config: Namespace) -> None:
         raise SettingError("trainer.val_check_interval", trainer.val_check_interval, allowed)
     settings, data = (vars(part.get("init_args", Namespace())) for part in (model, config.data))
     each = trainer.accumulate_grad_batches
-    if isinstance(trainer.strategy, str) and data.get("global_batch_size") and data.get("batch_size"):
+    ours = hasattr(class_of(config.data.class_path, "data"), "rows_per_step")  # one's own may mean something else by the names
+    if ours and isinstance(trainer.strategy, str) and data.get("global_batch_size") and data.get("batch_size"):
         devices = built.num_devices * built.num_nodes
         check_global_batch(data["global_batch_size"], data["batch_size"], devices, each)
         each = data["global_batch_size"] // (data["batch_size"] * devices)
@@ -171,15 +175,23 @@ def check_early(subcommand: str, config: Namespace) -> None:
     rows, longest = data.get("max_length"), getattr(settings.get("encoder"), "max_length", None)
     if isinstance(rows, int) and isinstance(longest, int):
         check_row_length(rows, longest, windows="max_windows" in data)
-    schedule = settings.get("schedule", "constant")
+    kind = class_of(model.class_path, "model")
+    own = not (isinstance(kind, type) and issubclass(kind, TrainingModule))
+    schedule = "constant" if own else settings.get("schedule", "constant")
     if schedule != "constant" and (built.max_steps, built.max_epochs) == (-1, -1):
         raise endless(schedule, -1)
     strategy = trainer.strategy.get("class_path", "") if isinstance(trainer.strategy, Namespace) else ""
-    if strategy.endswith(("ModelParallelStrategy", "ShardedStrategy")):
+    if not own and strategy.endswith(("ModelParallelStrategy", "ShardedStrategy")):
         check_shardable(settings.get("optimizer"))
-    check = getattr(class_of(model.class_path, "model"), "check_early", None)
+    check = getattr(kind, "check_early", None)
     if check is not None:
         check(settings)
+
+
+def takes_encoder(declared: Any) -> bool:
+    """Whether a class's ``encoder`` is an EncoderConfig, as far as it says; one's own may be anything."""
+    hint = _parameters(declared).get("encoder")
+    return hint is None or "EncoderConfig" in str(hint)
 
 
 def check_machine(trainer: Trainer, precision: Any) -> None:

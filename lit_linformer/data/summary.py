@@ -33,6 +33,7 @@ def data_rows(data: Any, longest: int | None) -> list[tuple[str, str]]:
     longest: the most tokens that the model reads; None where that is not known.
     """
     summary = data.summary() if hasattr(data, "summary") else {}
+    summary = summary if isinstance(summary, Mapping) else {}  # one's own may be text
     hints = data.summary_hints(longest) if summary and hasattr(data, "summary_hints") else []
     notes = [textwrap.wrap(hint, NOTE_WIDTH, break_long_words=False, break_on_hyphens=False) for hint in hints]
     return [*summary_rows(summary), *(("" if line else "note", text) for note in notes for line, text in enumerate(note))]

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.parameter import UninitializedParameter
 from torch.utils.checkpoint import checkpoint
 
 from .attention import ATTENTIONS, Attention, check_heads, check_width
@@ -297,5 +298,6 @@ def layer_outputs(encoder: Encoder) -> Iterator[list[Tensor]]:
 
 
 def count_parameters(module: nn.Module) -> int:
-    """Distinct trainable numbers; shared ones count once."""
-    return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+    """Distinct trainable numbers; shared ones count once, and those of a lazy layer when it has a shape."""
+    found = (parameter for parameter in module.parameters() if not isinstance(parameter, UninitializedParameter))
+    return sum(parameter.numel() for parameter in found if parameter.requires_grad)

@@ -16,6 +16,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import yaml
 
@@ -33,6 +34,11 @@ UNREADABLE = (OSError, RuntimeError, EOFError, ValueError, KeyError, AttributeEr
 OURS = "a checkpoint of this project"
 # In a checkpoint whose weights are averages (callbacks/averaging.py): what training goes on from; once it has, the averages.
 TRAINING_WEIGHTS, AVERAGE = "training_weights", "average"
+# What schedulers, callbacks and data of one's own keep, beside plain values and tensors: NumPy's numbers and arrays, and paths.
+# torch asks for their names; none of them runs code when it is loaded.
+NUMPY: list[Any] = [np.ndarray, np.dtype, np.zeros(1).__reduce__()[0], np.float64(0).__reduce__()[0]]
+NUMPY += {type(np.dtype(code)) for code in np.typecodes["All"] if code != "O"}
+torch.serialization.add_safe_globals([*NUMPY, type(Path())])
 FOREIGN = ", which holds other objects than weights and plain values: they are not loaded, for that may run code"
 
 
@@ -89,6 +95,11 @@ def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise OSError(f"cannot write the checkpoint {path}: {first_line(error)}; those before it are intact") from error
+
+
+def unknown_classes(path: Path) -> list[str]:
+    """Of the objects in a checkpoint file, what is not loaded; a sharded one has weights alone."""
+    return [] if path.is_dir() else sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path))
 
 
 def whole_step(path: Path) -> int | None:

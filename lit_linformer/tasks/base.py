@@ -115,7 +115,7 @@ class TrainingModule(LightningModule):
 
     def warmup(self, total_steps: int) -> int:
         """Optimiser steps over which the learning rate rises from 0."""
-        raise NotImplementedError
+        return 0
 
     def configure_model(self) -> None:
         if self.device_mesh is not None:
@@ -161,7 +161,8 @@ class TrainingModule(LightningModule):
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         self._check_ids(batch, batch_idx)
         # Dropout is a pure function of (seed, batches so far, rank), so that a resumed run repeats it bit for bit.
-        state = seeds_at(self.batches_seen, self.global_rank).generate_state(1, np.uint64)
+        batch = self.batches_seen or self.trainer.fit_loop.total_batch_idx  # of a training_step that does not count
+        state = seeds_at(batch, self.global_rank).generate_state(1, np.uint64)
         torch.manual_seed(int(state[0]))
 
     def configure_optimizers(self) -> dict[str, Any]:

@@ -39,6 +39,7 @@ OVERRIDDEN = {
 USED = {
     "lightning.pytorch.loops.training_epoch_loop._TrainingEpochLoop._broadcast_sigterm_tensor": "no_broadcast_of_signals",
     "lightning.pytorch.loops.training_epoch_loop._TrainingEpochLoop._should_check_val_fx": "validation_follows",
+    "lightning.pytorch.loops.fit_loop._FitLoop._load_combined_loader_states": "restore_loaders",
     "lightning.pytorch.trainer.connectors.logger_connector._LoggerConnector.update_train_step_metrics": "log_train_step_now",
     "lightning.pytorch.trainer.connectors.signal_connector._SignalConnector.register_signal_handlers": "own_signal_handlers",
     "torch._dynamo.config.recompile_limit": "many_recompilations",
@@ -104,6 +105,11 @@ def timeout(strategy: Any) -> Any:
 def shard_over_all(strategy: Any, processes: int) -> None:
     """FSDP2 over all processes. The strategy's own setting wants their number before it is known."""
     strategy._data_parallel_size, strategy._tensor_parallel_size = processes, 1
+
+
+def restore_loaders(trainer: Any) -> None:
+    """Gives loaders their state where they were made before it was read, by a configure_optimizers that asks for the steps."""
+    trainer.fit_loop._load_combined_loader_states()
 
 
 def own_signal_handlers(trainer: Any) -> None:

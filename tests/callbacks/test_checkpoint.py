@@ -5,9 +5,11 @@ import os
 import random
 import signal
 import time
+from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch import LightningModule
@@ -100,7 +102,8 @@ def test_whether_more_is_better_is_asked_where_it_is_not_known():
 
 
 def test_what_no_checkpoint_is_loaded_with_is_refused():
-    check_loadable("Own", {"encoder": EncoderConfig(), "lr": 1e-3, "sizes": [1, 2], "none": None})
-    for value in (Path("texts"), SimpleNamespace(a=1), lambda: 1):
+    kept = {"texts": Path("texts"), "share": np.float32(0.5), "ids": np.arange(3)}
+    check_loadable("Own", {"encoder": EncoderConfig(), "lr": 1e-3, "sizes": [1, 2], "none": None, **kept})
+    for value in (Fraction(1, 2), SimpleNamespace(a=1), lambda: 1):
         with pytest.raises(ValueError, match=r"^Own's save_hyperparameters\(\) keeps odd, a \w+; allowed: plain values"):
             check_loadable("Own", {"lr": 1e-3, "odd": value})
