@@ -14,7 +14,6 @@ from jsonargparse import Namespace
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_warn
 
-from lit_linformer.cli.class_paths import class_of
 from lit_linformer.cli.given import typed_words
 from lit_linformer.cli.often_changed import RUN
 from lit_linformer.data.datamodule import TRAINED
@@ -24,7 +23,6 @@ from lit_linformer.runs.checkpoints import check_checkpoint, config_of
 from lit_linformer.runs.exported import is_exported
 from lit_linformer.runs.folder import TOKENIZER, as_name
 from lit_linformer.runs.trained_model import StoredModel, find_model, read_model, task_of
-from lit_linformer.tasks.base import TrainingModule
 from lit_linformer.tasks.pretrained import pretrained_encoder
 from lit_linformer.utils.configs import config_files
 from lit_linformer.utils.errors import SettingError
@@ -35,9 +33,9 @@ EVALUATING = ("validate", "test", "predict")
 def carry_over(subcommand: str, argv: list[str], config: Namespace) -> None:
     """Sets in a command's config what the model says that ckpt_path or model.pretrained names."""
     model, data = config.model.get("init_args", Namespace()), config.data.get("init_args", Namespace())
-    kind, pretrained = class_of(config.model.class_path, "model"), model.get("pretrained")
-    own = not (isinstance(kind, type) and issubclass(kind, TrainingModule))  # by these names it may mean something else
-    if not own and ((pretrained and isinstance(pretrained, str)) or "load_weights" in model):
+    pretrained = model.get("pretrained")  # of a class of the user's own it may be a flag, or the name of something else
+    named = isinstance(pretrained, str) and pretrained and (_ours(config.model.class_path) or Path(pretrained).exists())
+    if named or ("load_weights" in model and "pretrained" in model):
         # What fine-tunes takes its own checkpoint for the pretrained.
         _of_pretrained(subcommand, config)
     elif config.get("ckpt_path") and "tokenizer" in data:

@@ -5,6 +5,7 @@ import importlib
 import json
 import re
 from dataclasses import asdict
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -189,7 +190,7 @@ def test_nothing_is_left_where_an_export_differs(pretrained, tmp_path, monkeypat
 def test_bad_setting(change, expected, pretrained, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.ckpt").write_text("hello")
-    torch.save({"state_dict": {}, "global_step": 0, "path": tmp_path}, tmp_path / "pickled.ckpt")
+    torch.save({"state_dict": {}, "global_step": 0, "share": Fraction(1, 3)}, tmp_path / "pickled.ckpt")
     torch.save({"weights": {}}, tmp_path / "other.ckpt")
     strange = torch.load(pretrained / "checkpoints/last.ckpt", weights_only=True)
     strange["state_dict"].popitem()
