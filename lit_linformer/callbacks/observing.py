@@ -15,6 +15,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
 
+from lit_linformer.runs.record import of_split
 from lit_linformer.utils.errors import UserError
 from lit_linformer.utils.files import write_text
 
@@ -35,9 +36,8 @@ def headline(trainer: Trainer, pl_module: LightningModule) -> Headline:
 
 
 def metrics(trainer: Trainer, of: str = "") -> dict[str, float]:
-    """What was logged last; of: "val" or "test", for what is named after that split, as val/loss or val_loss."""
-    named = (f"{of}/", f"{of}_") if of else ""
-    return {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith(named)}
+    """What was logged last; of: "val" or "test", for that split's alone."""
+    return {name: float(value) for name, value in trainer.callback_metrics.items() if not of or of_split(name, of)}
 
 
 def is_whole(trainer: Trainer) -> bool:

@@ -13,7 +13,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_linformer.callbacks.observing import out_of_patience
 from lit_linformer.runs.checkpoints import take_training_weights
-from lit_linformer.tasks.base import seeds_at
+from lit_linformer.tasks.base import batches_before, seeds_at
 from lit_linformer.utils import compat
 
 Settings = dict[str, Any]  # of a parameter group, but for its parameters
@@ -76,9 +76,7 @@ class Resuming(Callback):
         compat.restore_loaders(trainer)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
-        # A TrainingModule's own count holds on any number of devices; it then seeds torch by it once more.
-        batch = getattr(pl_module, "batches_seen", 0) or trainer.fit_loop.total_batch_idx
-        _seed(1 + batch, 1 + trainer.global_rank)
+        _seed(1 + batches_before(pl_module), 1 + trainer.global_rank)  # a TrainingModule then seeds torch once more
 
 
 def _seed(*place: int) -> None:

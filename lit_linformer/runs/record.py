@@ -155,6 +155,11 @@ def of_class(path: Any, name: str) -> bool:
     return str(path or "").rpartition(".")[2] == name
 
 
+def of_split(metric: str, split: str) -> bool:
+    """Whether a metric is named after a split, as val/loss or, with most people, val_loss."""
+    return metric.startswith((f"{split}/", f"{split}_"))
+
+
 def _mapping(content: Any) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 

@@ -40,6 +40,11 @@ def encoder_of(module: LightningModule) -> Encoder | None:
     return encoder if isinstance(encoder, Encoder) else None
 
 
+def batches_before(module: LightningModule) -> int:
+    """Training batches so far: a TrainingModule's own count, which holds on any number of devices, else the loop's."""
+    return getattr(module, "batches_seen", 0) or module.trainer.fit_loop.total_batch_idx
+
+
 class TrainingModule(LightningModule):
     """A LightningModule that resumes exactly: dropout by (seed, batch, rank), what it is given now wins over a checkpoint.
 
@@ -161,8 +166,7 @@ class TrainingModule(LightningModule):
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         self._check_ids(batch, batch_idx)
         # Dropout is a pure function of (seed, batches so far, rank), so that a resumed run repeats it bit for bit.
-        batch = self.batches_seen or self.trainer.fit_loop.total_batch_idx  # of a training_step that does not count
-        state = seeds_at(batch, self.global_rank).generate_state(1, np.uint64)
+        state = seeds_at(batches_before(self), self.global_rank).generate_state(1, np.uint64)
         torch.manual_seed(int(state[0]))
 
     def configure_optimizers(self) -> dict[str, Any]:

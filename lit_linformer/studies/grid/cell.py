@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lit_linformer.runs.folder import CONFIG, CONVERSION, RESULT, TEST, checkpoints
 from lit_linformer.runs.place import RUNS
-from lit_linformer.runs.record import RunRecord
+from lit_linformer.runs.record import RunRecord, of_split
 from lit_linformer.studies.grid.measures import Measure
 from lit_linformer.utils.arguments import check_choice
 from lit_linformer.utils.errors import SettingError
@@ -44,7 +44,7 @@ class Cell:
     @property
     def tested(self) -> bool:
         """Whether the table shows what `test` finds."""
-        return self.metric.startswith(("test/", "test_"))
+        return of_split(self.metric, "test")
 
     def __str__(self) -> str:
         return " · ".join(self.values.values())

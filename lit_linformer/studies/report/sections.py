@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from lit_linformer.runs.record import RunRecord
+from lit_linformer.runs.record import RunRecord, of_split
 from lit_linformer.studies.grid import table
 from lit_linformer.studies.paper import FIGURE1, FIGURE3, TABLE2, TASKS
 from lit_linformer.studies.report.figures import draw_curves
@@ -180,7 +180,7 @@ def finetuning_runs(page: Page, runs: list[Run]) -> None:
 
 
 def _scores(metrics: dict[str, float | None], split: str, monitor: str = "") -> str:
-    """Those that are named after a split, as val/accuracy or val_accuracy, and the one that says which validation was best."""
-    names = [key for key in metrics if key.startswith((f"{split}/", f"{split}_")) or key == monitor]
+    """Those of a split, and the one that says which validation was best."""
+    names = [key for key in metrics if of_split(key, split) or key == monitor]
     found = {key.removeprefix(f"{split}/"): metrics[key] for key in names}
     return ", ".join(f"{key} {'nan' if value is None else format(value, '.4f')}" for key, value in found.items()) or "–"
