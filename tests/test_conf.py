@@ -18,14 +18,14 @@ TRAINERS = sorted((ROOT / "conf/trainer").glob("*.yaml"))
 DEBUG = sorted((ROOT / "conf/debug").glob("*.yaml"))
 LOGGERS = sorted((ROOT / "conf/logger").glob("*.yaml"))  # run in tests/callbacks/test_loggers.py
 MODERN, ADAMW = ROOT / "conf/model/modern.yaml", ROOT / "conf/model/adamw.yaml"
-SQUARES, ON_GPUS = ROOT / "conf/lra/squares.yaml", ROOT / "conf/long/gpu.yaml"
-OVERLAYS = [*DEBUG, *LOGGERS, MODERN, ADAMW, SQUARES, ON_GPUS]
+IMAGES, ON_GPUS = [ROOT / "conf/lra/squares.yaml", ROOT / "conf/lra/patches.yaml"], ROOT / "conf/long/gpu.yaml"
+OVERLAYS = [*DEBUG, *LOGGERS, MODERN, ADAMW, *IMAGES, ON_GPUS]
 OVERLAYS += [ROOT / "conf/finetune/small.yaml", ROOT / "conf/convert/mlm.yaml"]
 DISTILL = ROOT / "conf/convert/distill.yaml"
 GRIDS = [path for path in sorted((ROOT / "conf").rglob("*.yaml")) if "axes" in yaml.safe_load(path.read_text())]
 FINETUNE = sorted(set((ROOT / "conf/finetune").glob("*.yaml")) - {*OVERLAYS, *GRIDS})
 RECALL = sorted((ROOT / "conf/recall").glob("*.yaml"))
-LRA = sorted(set((ROOT / "conf/lra").glob("*.yaml")) - {SQUARES, *GRIDS})
+LRA = sorted(set((ROOT / "conf/lra").glob("*.yaml")) - {*IMAGES, *GRIDS})
 # What the others are at another size, of other data, with another attention; .ci/run runs them all.
 QUICK = ("quickstart", "linformer_base", "small", "sst2", "own", "pretrain")
 SPACES = sorted((ROOT / "conf/tune").glob("*.yaml"))  # run in tests/studies/tune
@@ -72,11 +72,11 @@ def test_recall_runs(path, tmp_path, monkeypatch):
     assert "val/accuracy" in json.loads((tmp_path / f"runs/{name}/result.json").read_text())["metrics"]
 
 
-@pytest.mark.parametrize("path", [*quick_first(LRA), SQUARES], ids=named)
+@pytest.mark.parametrize("path", [*quick_first(LRA), *IMAGES], ids=named)
 def test_long_range_arena_runs(path, tmp_path, monkeypatch):
     """Two steps of each, then the test, on a few generated rows or small files; n is cut to 512 where rows may be cut."""
     monkeypatch.chdir(tmp_path)
-    path, overlay = (ROOT / "conf/lra/image.yaml", ["--config", str(path)]) if path == SQUARES else (path, [])
+    path, overlay = (ROOT / "conf/lra/image.yaml", ["--config", str(path)]) if path in IMAGES else (path, [])
     config = yaml.safe_load(path.read_text())
     argv = ["--config", str(path), *overlay, "--data.batch_size", "2", "--trainer.accelerator", "cpu"]
     argv += ["--trainer.max_steps", "2", "--trainer.val_check_interval", "2", "--data.cache_dir", "cache"]

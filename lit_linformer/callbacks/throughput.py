@@ -144,7 +144,7 @@ class Throughput(Callback):
         if not isinstance(batch, dict) or not isinstance(batch.get("input_ids"), Tensor):  # a LightningModule of someone else's
             return
         totals, world_size = self._totals, self._world_size
-        totals.tokens += batch["input_ids"].numel() * world_size
+        totals.tokens += batch["input_ids"].shape[:2].numel() * world_size
         labels = batch.get("labels")
         rows = labels if isinstance(labels, Tensor) and labels.dim() else batch["input_ids"]  # windows are not samples
         totals.samples += len(rows) * world_size

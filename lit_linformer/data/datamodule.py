@@ -236,6 +236,13 @@ def check_image(tokens: int, longest: int) -> None:
         raise SettingError("model.encoder.max_length", longest, f"{tokens}, the data's image", when="where tokens are pixels")
 
 
+def check_input_size(mine: int, of_data: int | None) -> None:
+    """Refuses tokens of other than the model's input_size numbers, 0 for ids; None: the data does not say."""
+    if of_data is not None and mine != of_data:
+        what = "the numbers in a token of the data" if of_data else "for the data's tokens are ids"
+        raise SettingError("model.encoder.input_size", mine, f"{of_data}, {what}")
+
+
 def check_global_batch(rows: int, batch_size: int, devices: int, accumulate: int) -> None:
     """ValueError where so many rows a step do not divide into the devices' batches."""
     if accumulate != 1:

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from .attention import ATTENTIONS, Attention, check_heads, check_width
 from .errors import SettingError, UserError
-from .parts import FEED_FORWARDS, NORM_TYPES, POSITIONS, check_mask, check_parts, inner_width, make_norm
+from .parts import FEED_FORWARDS, NORM_TYPES, POSITIONS, check_input, check_mask, check_parts, inner_width, make_norm
 from .projection import SHORT_ROWS, Projection
 from .ranges import Dropout, Natural, OneOf, Range, check_ranges
 from .registry import check_shape
@@ -66,6 +66,8 @@ class EncoderConfig:
             places; a Linformer then wants order=project_first) | image (of pixels, row by row: an embedding of the row plus
             one of the column; n is w², or w² + 2 with bos and eos).
         rotary_base: of rotary positions: the slowest pair of channels turns by about 1/base a token.
+        input_size: numbers that a token consists of, as the pixels of a patch or the readings of sensors: the input is then
+            (B, N, input_size) floats, which a linear layer makes D wide; 0: tokens are ids.
         feed_forward: gelu (the paper's) | geglu (gated; as many parameters).
         bias: whether linear layers and LayerNorms have biases.
         head_bias: whether the masked-language-model head adds one to each logit.
@@ -99,6 +101,7 @@ class EncoderConfig:
     norm_type: Annotated[str, OneOf(NORM_TYPES)] = "layer"
     position: Annotated[str, OneOf(POSITIONS)] = "learned"
     rotary_base: Annotated[float, Range(above=1, most=1e9)] = 10000.0
+    input_size: Natural = 0
     feed_forward: Annotated[str, OneOf(FEED_FORWARDS)] = "gelu"
     bias: bool = True
     head_bias: bool = True
@@ -122,6 +125,9 @@ class EncoderConfig:
         ATTENTIONS.check_options(self.attention, set(kind.arguments(self, 0)), self.attention_options)
         check_parts(self)
         kind.check(self)
+        reads_ids = inspect.getattr_static(kind, "of_ids") is not inspect.getattr_static(Attention, "of_ids")
+        if self.input_size and reads_ids:
+            raise SettingError("attention", self.attention, "one that reads no ids: linformer, full", when="with input_size")
 
     @property
     def attention_kind(self) -> type[Attention]:
@@ -146,13 +152,14 @@ torch.serialization.add_safe_globals([EncoderConfig])
 
 
 class Encoder(nn.Module):
-    """Token ids to hidden states: ``Encoder(config)(input_ids, attention_mask)``."""
+    """Tokens to hidden states: ``Encoder(config)(input_ids, attention_mask)``."""
 
     def __init__(self, config: EncoderConfig):
         super().__init__()
         self.config = config
-        self.tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.positions = POSITIONS[config.position](config.max_length, config.hidden_size)
+        D = config.hidden_size
+        self.tokens = nn.Linear(config.input_size, D, config.bias) if config.input_size else nn.Embedding(config.vocab_size, D)
+        self.positions = POSITIONS[config.position](config.max_length, D)
         self.embedding_norm = make_norm(config)
         self.dropout = nn.Dropout(config.dropout)
         # Owned here and handed to each layer, so that it is one entry of the state dict and one DDP parameter.
@@ -174,7 +181,7 @@ class Encoder(nn.Module):
         """Encode.
 
         Args:
-            input_ids: (B, N) int64, N <= max_length, pads on the right.
+            input_ids: (B, N) int64, N <= max_length, pads on the right; with input_size (B, N, input_size) floats.
             attention_mask: (B, N), True (or 1) at real tokens; None when all are, which is faster.
             need_weights: also return the attention maps: True for every layer's, or the indices of some layers, -1 the last.
 
@@ -183,6 +190,7 @@ class Encoder(nn.Module):
             after the other, as the attention's ``columns`` has it.
         """
         length = input_ids.shape[1]
+        check_input(input_ids, self.config.input_size)
         if length > self.config.max_length:
             raise UserError(f"the input has {length} tokens", f"up to max_length = {self.config.max_length}")
         if attention_mask is not None:

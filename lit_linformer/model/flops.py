@@ -20,10 +20,11 @@ D hidden width, I inside the feed-forward, K slots, w width of the local convolu
     Nyström              8 K N D + 4 K² D and 8 K³ H for each step towards the inverse
     lookup               12 ⌈N/c⌉ c² D beside the Linformer's, and with compress first 4 N D² (W_K, W_V of all tokens)
     local convolution    2 w N D
+    input_size           2 N D · input_size, where tokens are no ids
     masked tokens' head  M (2 D² + 2 D V)
 
 The backward pass is twice the forward pass: one product for the input's gradient, one for the weight's; a fixed E has no
-gradient of its own.
+gradient of its own, nor has what is read.
 """
 
 from .encoder import Encoder
@@ -44,17 +45,23 @@ def training_flops(encoder: Encoder, length: int, masked: int = 0, labels: int =
     forward = forward_flops(encoder, length, masked, labels)
     if forward is None:
         return None
-    return 3 * forward - sum(layer.attention.fixed_flops(length, **encoder.shared) for layer in encoder.layers)
+    fixed = sum(layer.attention.fixed_flops(length, **encoder.shared) for layer in encoder.layers)
+    return 3 * forward - fixed - _input(encoder, length)
 
 
 def _layers(encoder: Encoder, length: int) -> int | None:
-    total, config = 0, encoder.config
+    config = encoder.config
+    total = _input(encoder, length)
     for layer in encoder.layers:
         attention = layer.attention.flops(length, **encoder.shared)
         if attention is None:
             return None
         total += attention + (4 if layer.gate is None else 6) * length * config.hidden_size * inner_width(config)
     return total
+
+
+def _input(encoder: Encoder, length: int) -> int:
+    return 2 * length * encoder.config.hidden_size * encoder.config.input_size
 
 
 def _heads(encoder: Encoder, masked: int, labels: int) -> int:

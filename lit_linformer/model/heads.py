@@ -41,6 +41,8 @@ class MaskedLanguageModel(nn.Module):
 
     def __init__(self, config: EncoderConfig):
         super().__init__()
+        if config.input_size:
+            raise SettingError("input_size", config.input_size, "0", when="with a masked language model, which predicts ids")
         self.encoder = Encoder(config)
         self.head = MaskedLMHead(config)
 
@@ -138,7 +140,7 @@ class SequenceClassifier(nn.Module):
         """Logits.
 
         Args:
-            input_ids: (B, N) int64.
+            input_ids: (B, N) int64, or (B, N, input_size) floats, as the encoder's.
             attention_mask: (B, N) bool, or None when all tokens are real.
             document: (W,) int64, where the rows are W windows of num_documents documents: each row's document. The logits
                 of a document are the mean of its windows'.

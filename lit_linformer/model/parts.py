@@ -130,14 +130,24 @@ def check_parts(config: "EncoderConfig") -> None:
         raise SettingError("position", "rotary", "learned, or a class with `rotary = True`", more=silent)
 
 
+def check_input(tokens: Tensor, input_size: int) -> None:
+    """UserError for tokens that are neither ids, (B, N), nor, with an input_size, (B, N, input_size) floats."""
+    shape = tuple(tokens.shape)
+    if input_size and not (len(shape) == 3 and shape[2] == input_size and tokens.is_floating_point()):
+        what = f"input_ids are {str(tokens.dtype).removeprefix('torch.')} of shape {shape}"
+        raise UserError(what, f"floats of shape (B, N, {input_size})", when=f"with input_size={input_size}")
+    if not input_size and len(shape) != 2:
+        raise UserError(f"input_ids have shape {shape}", "(B, N), or an input_size, the numbers that a token consists of")
+
+
 def check_mask(mask: Tensor, ids: Tensor, training: bool) -> None:
-    """UserError for a mask, (B, N) bool, that is not of the ids' shape, or has pads before real tokens, whose places count.
+    """UserError for a mask, (B, N) bool, that is not of the tokens' shape, or has pads before real tokens, whose places count.
 
     The second where it costs no more than a look: a GPU would have to be waited for, so there not in training, nor in what is
     traced.
     """
-    if mask.shape != ids.shape:
-        raise UserError(f"attention_mask has shape {tuple(mask.shape)}", f"input_ids', {tuple(ids.shape)}")
+    if mask.shape != ids.shape[:2]:
+        raise UserError(f"attention_mask has shape {tuple(mask.shape)}", f"input_ids', {tuple(ids.shape[:2])}")
     traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
     if traced or not (mask.is_cpu or (mask.is_cuda and not training and not torch.cuda.is_current_stream_capturing())):
         return

@@ -16,7 +16,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_warn
 from torch.optim.lr_scheduler import LambdaLR
 
-from lit_linformer.data.datamodule import check_ids, check_image, check_row_length
+from lit_linformer.data.datamodule import check_ids, check_image, check_input_size, check_row_length
 from lit_linformer.data.notes import note
 from lit_linformer.data.tokenizer import Tokenizer
 from lit_linformer.model import Encoder, EncoderConfig
@@ -97,6 +97,7 @@ class TrainingModule(LightningModule):
         data, encoder = self.trainer.datamodule, encoder_of(self)
         if encoder is not None:
             rows, longest = getattr(data, "max_length", 0), encoder.config.max_length
+            check_input_size(encoder.config.input_size, getattr(data, "input_size", None))
             check_row_length(rows, longest, windows=hasattr(data, "max_windows"))
             if encoder.config.of_images:
                 check_image(getattr(data, "image_tokens", longest), longest)
@@ -151,11 +152,12 @@ class TrainingModule(LightningModule):
     def count(self, batch: Batch) -> None:
         """To be called once a training batch."""
         self.batches_seen += 1
-        self.tokens_seen += batch["input_ids"].numel() * self.trainer.world_size
+        self.tokens_seen += batch["input_ids"].shape[:2].numel() * self.trainer.world_size
 
     def _check_ids(self, batch: Any, batch_idx: int) -> None:
         encoder, there = encoder_of(self), isinstance(batch, dict) and "input_ids" in batch
-        if there and encoder is not None and (batch_idx == 0 or batch["input_ids"].device.type == "cpu"):
+        ids = there and encoder is not None and not encoder.config.input_size
+        if ids and (batch_idx == 0 or batch["input_ids"].device.type == "cpu"):
             check_ids(batch["input_ids"], encoder.config.vocab_size)  # a GPU waits for each look
 
     def on_validation_batch_start(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:

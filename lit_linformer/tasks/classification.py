@@ -121,12 +121,12 @@ class SequenceClassification(TrainingModule):
     def training_loss(self, batch: Batch) -> Tensor:
         mask = batch.get("attention_mask")
         if mask is None and self.compiles:  # rather than three graphs more
-            mask = torch.ones_like(batch["input_ids"], dtype=torch.bool)
+            mask = batch["input_ids"].new_ones(batch["input_ids"].shape[:2], dtype=torch.bool)
         logits = self.net(batch["input_ids"], mask, batch.get("document"), len(batch["index"]))
         return task_loss(logits.float(), batch["labels"])
 
     def training_flops(self, batch: Batch) -> int | None:
-        rows, length = batch["input_ids"].shape
+        rows, length = batch["input_ids"].shape[:2]
         of_row = training_flops(self.net.encoder, length, labels=self.hparams.num_labels)
         return None if of_row is None else rows * of_row
 

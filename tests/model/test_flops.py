@@ -47,6 +47,12 @@ def test_counts_are_torchs(settings):
     assert counted(lambda: model.loss(ids, positions, labels).backward()) == B * training_flops(model.encoder, N, M)
 
 
+def test_counts_of_tokens_that_are_numbers():
+    model, tokens = SequenceClassifier(config(input_size=6), 3), torch.randn(B, N, 6)
+    assert counted(lambda: model(tokens)) == B * forward_flops(model.encoder, N, labels=3)
+    assert counted(lambda: model(tokens).sum().backward()) == B * training_flops(model.encoder, N, labels=3)
+
+
 @pytest.mark.parametrize("length", [4, 20])  # fewer tokens than slots, and more
 def test_counts_of_shorter_rows_and_of_a_classifier(length):
     for settings in ({}, {"short_rows": "mean"}, {"sharing": "headwise"}, {"order": "project_first"}, {"attention": "full"}):

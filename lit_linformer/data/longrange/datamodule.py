@@ -5,14 +5,18 @@
     data.setup("fit")
     batch = next(iter(data.train_dataloader()))
 
-Batches as FineTuningData's: input_ids, attention_mask, labels, index; with ``masked`` as PretrainingData's.
+Batches as FineTuningData's: input_ids, attention_mask, labels, index; with ``masked`` as PretrainingData's. With ``patch``
+input_ids are (B, N, patch²) float32.
 """
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
+from torch import Tensor
+from torch.nn import functional
 from torch.utils.data import Dataset
 
 from lit_linformer.data.checksums import verify
@@ -30,11 +34,33 @@ from lit_linformer.data.pretraining.token_files import SPLITS
 from lit_linformer.data.progress_bar import Preparing
 from lit_linformer.data.summary import Summary
 from lit_linformer.data.text_files import FILES, Encoded, TextFiles, make_text_files, name_of, row_hash
-from lit_linformer.model.ranges import Count, OneOf, Range, Seed, check_ranges
+from lit_linformer.model.ranges import Count, Natural, OneOf, Range, Seed, check_ranges
 from lit_linformer.utils.errors import SettingError, UserError
 
 PAD, BOS, EOS, MASK = range(4)
 SPECIAL = 4
+
+
+class Patches(Dataset):
+    """Batches of images with a square of p × p pixels as each token, row by row: input_ids (B, w²/p², p²), from 0 to 1.
+
+    rows: batches whose input_ids are (B, w² + 2): bos, pixels row by row, eos; rows that fill a batch up may be shorter.
+    """
+
+    def __init__(self, rows: Dataset, pixels: int, patch: int):
+        self.rows, self.side, self.patch = rows, math.isqrt(pixels), patch
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, keys: list[tuple[int, int]]) -> dict[str, Tensor]:
+        batch = self.rows[keys]
+        batch.pop("attention_mask", None)  # of rows that fill a batch up alone
+        pixels = batch["input_ids"][:, 1:-1]
+        pixels = functional.pad(pixels, (0, self.side**2 - pixels.shape[1]), value=SPECIAL)
+        across = self.side // self.patch
+        squares = pixels.unflatten(1, (across, self.patch, across, self.patch)).transpose(2, 3)  # (B, w/p, w/p, p, p)
+        return batch | {"input_ids": ((squares - SPECIAL) / 255).reshape(len(pixels), across**2, self.patch**2)}
 
 
 class LongRangeData(ResumableDataModule):
@@ -51,6 +77,8 @@ class LongRangeData(ResumableDataModule):
             are classified.
         mask_rate: Share of a row's symbols to predict in training, with masked; validation always has 0.15.
         max_length: n, the most tokens of a row, bos and eos included. None: the encoder's.
+        patch: Side of the squares of an image that are a token each: their pixels, as numbers from 0 to 1 (Dosovitskiy et al.,
+            2020), without bos and eos; model.encoder.input_size is its square. 0: each pixel is a token, its shade an id.
         cut: Rows that are longer are cut (text 4,096, retrieval 4,000 of each as in the benchmark); false: they are refused.
         rows: Training rows to generate; None: the benchmark's, 96,000 of ListOps and 160,000 of Pathfinder.
         held_out_rows: Rows to generate for validation, and as many for the test; None: 2,000 and 20,000.
@@ -75,6 +103,7 @@ class LongRangeData(ResumableDataModule):
         masked: bool = False,
         mask_rate: Annotated[float, Range(above=0, below=1)] = 0.15,
         max_length: RowLength | None = None,
+        patch: Natural = 0,
         cut: bool = True,
         rows: Count | None = None,
         held_out_rows: Count | None = None,
@@ -91,7 +120,9 @@ class LongRangeData(ResumableDataModule):
         check_ranges("data.", LongRangeData.__init__, locals())
         super().__init__()
         self.task, self.masked, self.mask_rate, self.cut = TASKS[task], masked, mask_rate, cut
-        self.max_length = 2048 if max_length is None else max_length
+        self.patch, self.max_length = patch, 2048 if max_length is None else max_length
+        if patch:
+            self._check_patch()
         self.validation_fraction = validation_fraction
         self.batch_size, self.eval_batch_size = batch_size, batch_size if eval_batch_size is None else eval_batch_size
         self.global_batch_size, self.num_workers, self.seed = global_batch_size, num_workers, seed
@@ -99,7 +130,8 @@ class LongRangeData(ResumableDataModule):
         labels = self.task.labels
         self.text_task = TextTask(task, (("text",),) * self.task.texts, labels=labels, submission=(f"{task}.tsv",))
         self.source = self._source(source, rows, held_out_rows, level)
-        self.layout = RowLayout(BOS, EOS, PAD, self.max_length, pair=self.task.texts == 2)
+        longest = self.task.pixels + 2 if patch else self.max_length
+        self.layout = RowLayout(BOS, EOS, PAD, longest, pair=self.task.texts == 2)
         self.sets: dict[str, EncodedTexts] = {}
 
     def _source(self, source: str | None, rows: int | None, held_out: int | None, level: str):
@@ -118,7 +150,23 @@ class LongRangeData(ResumableDataModule):
         counts = (rows or benchmark[0], held_out or benchmark[1], held_out or benchmark[2])
         return GeneratedSource(name, dict(zip(SPLITS, counts, strict=True)), level)
 
+    def _check_patch(self) -> None:
+        side = math.isqrt(self.task.pixels)
+        if not side or self.masked:
+            when = f"with data.task {self.task.name}" if not side else "with data.masked true"
+            raise SettingError("data.patch", self.patch, "0", when=when)
+        if side % self.patch:
+            raise SettingError("data.patch", self.patch, f"a divisor of {side}, the side of the images")
+        if self.max_length < self.image_tokens:
+            tokens = f"{self.image_tokens} or more, the patches of an image"
+            raise SettingError("data.max_length", self.max_length, tokens, when=f"with data.patch {self.patch}")
+
     # What the model asks for
+
+    @property
+    def input_size(self) -> int:
+        """Numbers in a token; 0: tokens are ids."""
+        return self.patch**2
 
     @property
     def num_tokens(self) -> int:
@@ -126,7 +174,9 @@ class LongRangeData(ResumableDataModule):
 
     @property
     def image_tokens(self) -> int:
-        """Of a row that is an image, bos and eos included; 0: rows are none."""
+        """Of a row that is an image, bos and eos of pixels included; 0: rows are none."""
+        if self.patch:
+            return self.task.pixels // self.patch**2
         return self.task.pixels + 2 if self.task.pixels else 0
 
     @property
@@ -136,7 +186,10 @@ class LongRangeData(ResumableDataModule):
     metrics, evaluation_names = ("accuracy",), ("",)
 
     def summary(self) -> Summary:
-        return of_rows(self.sets, self.text_task)
+        found = of_rows(self.sets, self.text_task)
+        for told in found.values() if self.patch else ():
+            told |= {"tokens": told["rows"] * self.image_tokens, "max_length": self.image_tokens}
+        return found
 
     # Preparation
 
@@ -208,6 +261,8 @@ class LongRangeData(ResumableDataModule):
         return EvaluationLoader(rows, self.eval_batch_size, lengths=self.sets[kind].lengths, **self._parallel())
 
     def _masked(self, rows: EncodedTexts, mask_rate: float, seed: int) -> Dataset:
+        if self.patch:
+            return Patches(rows, self.task.pixels, self.patch)
         if not self.masked:
             return rows
         return MaskedBlocks(rows, Masker(self.num_tokens, range(SPECIAL), MASK, mask_rate, seed), unequal=True)

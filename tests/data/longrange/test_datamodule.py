@@ -1,5 +1,6 @@
 """Long Range Arena's data module: rows, splits, masks, files in the authors' layout, and what it refuses."""
 
+import itertools
 import json
 import warnings
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from lit_linformer.data import LongRangeData
+from lit_linformer.data.loader import FILLER
 from lit_linformer.data.longrange import listops, pathfinder, sources
 from lit_linformer.data.longrange.datamodule import BOS, EOS, MASK, PAD, SPECIAL
 from lit_linformer.data.longrange.sources import CIFAR_CLASSES, GRAY
@@ -57,6 +59,26 @@ def test_rows_of_pathfinder_are_its_pixels(cache):
     made = data(cache, "pathfinder", "test", max_length=1026, cut=False, level="easy")
     wanted = [(pixels.tolist(), label) for (pixels,), label in (pathfinder.row("test", "easy", number) for number in range(5))]
     assert rows_of(made.test_dataloader()) == dict(enumerate(wanted))
+
+
+def test_patches_are_squares_of_an_image(cache):
+    made = data(cache, "pathfinder", "test", max_length=16, patch=8, level="easy")
+    assert (made.input_size, made.image_tokens) == (64, 16)
+    assert made.summary()["test"] | {"rows": 5, "tokens": 80, "max_length": 16} == made.summary()["test"]
+    seen = set()
+    for batch in made.test_dataloader():
+        assert batch.keys() == {"input_ids", "labels", "index"}
+        for patches, label, index in zip(batch["input_ids"], batch["labels"], batch["index"].tolist(), strict=True):
+            (pixels,), wanted = pathfinder.row("test", "easy", index)
+            image = torch.from_numpy(pixels).view(32, 32) / 255
+            corners = itertools.product(range(0, 32, 8), repeat=2)
+            squares = [image[row : row + 8, column : column + 8].flatten() for row, column in corners]
+            torch.testing.assert_close(patches, torch.stack(squares), rtol=0, atol=0)
+            assert label == wanted
+            seen.add(index)
+    assert seen == set(range(5))
+    alone = made.test_dataloader().dataset[[(0, FILLER)]]
+    assert alone["input_ids"].shape == (1, 16, 64) and alone["labels"].tolist() == [IGNORED]
 
 
 def test_processes_draw_the_rows_that_one_draws_in_order(monkeypatch):
@@ -140,6 +162,13 @@ def test_images_are_gray_and_in_the_files_order(cache, tmp_path):
         ({"task": "chess"}, "data.task is 'chess'; allowed: listops, text, retrieval, image, pathfinder"),
         ({"level": "extreme"}, "data.level is 'extreme'; allowed: easy, intermediate, hard"),
         ({"verify": "now"}, "data.verify is 'now'; allowed"),
+        ({"patch": 4}, "data.patch is 4; allowed with data.task listops: 0"),
+        ({"patch": 4, "task": "pathfinder", "masked": True}, "data.patch is 4; allowed with data.masked true: 0"),
+        ({"patch": 5, "task": "pathfinder"}, "data.patch is 5; allowed: a divisor of 32, the side of the images"),
+        (
+            {"patch": 4, "task": "pathfinder", "max_length": 63},
+            "data.max_length is 63; allowed with data.patch 4: 64 or more, the patches of an image",
+        ),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(settings, said):
