@@ -46,6 +46,11 @@ class Cell:
         """Whether the table shows what `test` finds."""
         return of_split(self.metric, "test")
 
+    @property
+    def begun(self) -> bool:
+        """Whether any of it was ever started: by a grid, which leaves a log, or by a line of --print_commands."""
+        return self.log.exists() or any((self.root / f"{self.name}{end}").exists() for end in ("", PRETRAINED))
+
     def __str__(self) -> str:
         return " · ".join(self.values.values())
 
@@ -99,6 +104,12 @@ class Grid:
     paper: dict[str, dict[str, str]]  # row → column → the number as it was written
     cells: list[Cell]
     measures: dict[str, Measure] = field(default_factory=dict)
+
+    @property
+    def begun(self) -> list[str]:
+        """The rows of which a cell was ever started; all of them before the first one is."""
+        rows = dict.fromkeys(cell.values[self.rows] for cell in self.cells if cell.begun)
+        return [row for row in self.axes[self.rows] if row in rows or not rows]
 
     def select(self, only: list[str]) -> list[Cell]:
         """The cells that ``--only AXIS=VALUE …`` leaves."""

@@ -55,7 +55,7 @@ def _average(grid: Grid, numbers: list[float]) -> float | None:
 
 
 def markdown(grid: Grid, table: dict[str, Any]) -> str:
-    """The table as aligned Markdown, which is what the terminal shows too."""
+    """The table as aligned Markdown, which is what the terminal shows too, of the rows that were begun."""
 
     def show(value: float | None) -> str:
         return "–" if value is None else f"{value:.{grid.decimals}f}"
@@ -68,7 +68,8 @@ def markdown(grid: Grid, table: dict[str, Any]) -> str:
 
     columns = list(grid.axes[grid.columns])
     lines = [[grid.rows, *columns, "average"]]
-    for row, medians in table["medians"].items():
+    for row in grid.begun:
+        medians = table["medians"][row]
         lines.append([row, *(entry(medians.get(column)) for column in columns), show(table["averages"][row])])
         if numbers := grid.paper.get(row):  # as the paper prints them
             average = _average(grid, [float(number) for number in numbers.values()])
@@ -94,8 +95,10 @@ def write_table(grid: Grid, command: str) -> Path:
     """Writes table.md and table.json into the grid's folder, which it returns."""
     folder, table = run_folder(grid.name), summary(grid)
     form = {"command": command, "rows": grid.rows, "columns": grid.columns, "decimals": grid.decimals}
-    second = "\n" + measured({**form, **table}) if grid.measures else ""
-    write_text(folder / "table.md", f"# {grid.name}\n\n{heading(grid)}\n`{command}`\n\n{markdown(grid, table)}{second}")
+    parts = [f"# {grid.name}\n", f"{heading(grid)}\n`{command}`\n", markdown(grid, table), measured({**form, **table})]
+    if left := [row for row in grid.axes[grid.rows] if row not in grid.begun]:
+        parts.append(f"Not started: {'; '.join(left)}\n")
+    write_text(folder / "table.md", "\n".join(filter(None, parts)))
     write_json(folder / "table.json", {**form, **table}, indent=2)
     return folder
 

@@ -7,6 +7,7 @@ import pytest
 from lit_linformer.studies.grid.command import main
 from lit_linformer.studies.grid.file import read_grid
 from lit_linformer.studies.grid.table import summary, write_table
+from lit_linformer.studies.report.command import main as report
 from tests.studies.grid.study import GRID, finish, finish_all
 
 
@@ -74,3 +75,22 @@ def test_missing_metric_is_named_with_those_that_are_there(file, capsys):
     expected = "which runs/study/transformer-sst-2-1/result.json does not hold; allowed: val/perplexity, val/loss"
     assert f"failed: table.value is 'val/accuracy', {expected}" in shown
     assert "50.0 (50.0–50.0; 2 of 3 runs)" in shown
+
+
+def test_rows_that_were_never_started_are_listed_below(file, tmp_path):
+    """Of the Linformer only a failed cell's log is there; report knows by it, too, that it was begun."""
+    grid = read_grid(file)
+    finish_all(grid, [0.5, *[None] * 10])
+    table = tmp_path / "runs/study/table.md"
+    write_table(grid, "grid")
+    text = table.read_text()
+    assert "| Transformer | 50.0" in text and "| Linformer" not in text
+    assert text.endswith("\n\nNot started: Linformer, 128, layerwise\n")
+    report(["--source", "runs/study", "--output", "page"])
+    page = (tmp_path / "page/report.md").read_text()
+    assert "| Transformer | 50.0" in page and "| Linformer" not in page and "Linformer, 128, layerwise · IMDB · 3: not s" in page
+    grid.cells[-1].log.write_text("error: model.lr is 0\n")
+    write_table(grid, "grid")
+    text = table.read_text()
+    assert "| Linformer, 128, layerwise        | –" in text and "| Linformer, 128, layerwise: paper | 93.2" in text
+    assert "Not started" not in text
