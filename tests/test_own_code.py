@@ -207,6 +207,17 @@ def test_a_module_that_optimises_by_itself(own, tmp_path):
     assert "step 20/20" in shown
 
 
+def test_several_optimizers_beyond_max_steps_end_with_a_validation(own, tmp_path):
+    """Three steps a batch: 21 of 20, in the middle of a pass; a signal in that batch does not stop what is about to end."""
+    words = ["--model", "tests.own_code.Manual", "--model.optimizers", "3", "--trainer.max_steps", "20"]
+    words += ["--trainer.callbacks+", "tests.own_code.TermAt", "--trainer.callbacks.step", "21"]
+    output(["fit", *own, *BEST, *words], tmp_path)
+    result = json.loads(Path("runs/own/result.json").read_text())
+    assert result["step"] == result["best_step"] == 21 and "val_loss" in result["metrics"]
+    last = load(Path("runs/own/checkpoints/last.ckpt"))
+    assert last["global_step"] == 21 and not last["callbacks"]["LastCheckpoint"]["owes_validation"]
+
+
 SENSORS = """
 seed_everything: 0
 name: sensors

@@ -18,7 +18,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from torch import Tensor
 
-from lit_linformer.callbacks.observing import HEADLINE, Stepping
+from lit_linformer.callbacks.observing import HEADLINE, Stepping, at_max_steps
 from lit_linformer.model.ranges import Count, Natural, OneOf, check_ranges
 from lit_linformer.runs.checkpoints import unknown_classes, whole_step, write_checkpoint
 from lit_linformer.runs.folder import BEST, remove, replace
@@ -79,8 +79,7 @@ class LastCheckpoint(Stepping, Checkpoint):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         self._settle(trainer)
-        done = trainer.global_step == trainer.max_steps
-        if self.stepped(trainer) and (trainer.global_step % self.every_n_steps == 0 or done):
+        if self.stepped(trainer) and (trainer.global_step % self.every_n_steps == 0 or at_max_steps(trainer)):
             self._due = validation_follows(trainer)
             if not self._due:
                 self.save(trainer)

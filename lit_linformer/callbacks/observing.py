@@ -40,6 +40,11 @@ def metrics(trainer: Trainer, of: str = "") -> dict[str, float]:
     return {name: float(value) for name, value in trainer.callback_metrics.items() if not of or of_split(name, of)}
 
 
+def at_max_steps(trainer: Trainer) -> bool:
+    """Whether its last step is done. Several optimisers, each of which counts its steps, may step beyond max_steps in a batch."""
+    return 0 < trainer.max_steps <= trainer.global_step
+
+
 def is_whole(trainer: Trainer) -> bool:
     """Whether the validation that runs is of all batches, not Lightning's try of a few before training."""
     return not trainer.sanity_checking or trainer.num_sanity_val_steps == float("inf")

@@ -5,7 +5,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lit_linformer.callbacks.observing import owes_validation
+from lit_linformer.callbacks.observing import at_max_steps, owes_validation
 from lit_linformer.utils import compat
 
 
@@ -29,7 +29,7 @@ class LastValidation(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         last_epoch = trainer.is_last_batch and trainer.current_epoch + 1 == trainer.max_epochs
-        if self._validates and (trainer.global_step == trainer.max_steps or last_epoch):
+        if self._validates and (at_max_steps(trainer) or last_epoch):
             trainer.should_stop = True
             if trainer.check_val_every_n_epoch is not None:
                 trainer.check_val_every_n_epoch = 1  # of the epochs that are left, which is this one

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from lit_linformer.callbacks.checkpoint import LastCheckpoint
 from lit_linformer.callbacks.finite import Finite, NotFinite
-from lit_linformer.callbacks.observing import Stepping, callback_of
+from lit_linformer.callbacks.observing import Stepping, at_max_steps, callback_of
 from lit_linformer.utils import compat
 from lit_linformer.utils.errors import UserError
 from lit_linformer.utils.signals import Stopped, requeue, watch
@@ -57,16 +57,15 @@ class Preemption(Stepping, Checkpoint):
             self._take_answer()
             self._finite.refuse(trainer, step, kind)
         # After its last step the run is about to end anyway.
-        if self._agreed and trainer.global_step != trainer.max_steps and not compat.validation_follows(trainer):
+        if self._agreed and not at_max_steps(trainer) and not compat.validation_follows(trainer):
             self._stop(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._agreed and not trainer.sanity_checking and trainer.global_step != trainer.max_steps:
+        if self._agreed and not trainer.sanity_checking and not at_max_steps(trainer):
             self._stop(trainer, owing=True)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        last = trainer.global_step == trainer.max_steps
-        if trainer.sanity_checking or last or not self.stepped(trainer):  # which is within an accumulation
+        if trainer.sanity_checking or at_max_steps(trainer) or not self.stepped(trainer):  # which is within an accumulation
             return
         if not self._agreed:  # a signal that came during the validation does not wait for one more step
             self._take_answer()
