@@ -119,6 +119,16 @@ class Raises(Callback):
         int("three")
 
 
+class StopAt(Callback):
+    """Asks training to end, as Lightning's Timer does."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_end(self, trainer, pl_module, *_):
+        trainer.should_stop = trainer.global_step == self.step
+
+
 class TermAt(Callback):
     """A cluster's signal, after the batch of that step."""
 

@@ -149,6 +149,27 @@ def test_a_run_of_passes_is_not_continued_with_other_rows_a_step(tiny, tmp_path)
     assert steps[0] == steps[1] > 20
 
 
+ENDS = {
+    "after a pass": "--trainer.max_epochs 2",
+    "within one": "--trainer.callbacks+ tests.own_code.StopAt --trainer.callbacks.step 8",
+}
+
+
+@pytest.mark.parametrize("first", ENDS)
+@pytest.mark.parametrize("max_steps", ["1000", "-1"])
+def test_a_run_that_has_ended_goes_on_in_its_pass(max_steps, first, tiny, tmp_path):
+    """After two passes of six steps, and within the second, to the end of the third."""
+    then = [*tiny, "--data.batch_size", "64", "--trainer.check_val_every_n_epoch", "1", "--trainer.val_check_interval", "1.0"]
+    then += ["--model.schedule", "constant", "--trainer.max_epochs", "3", "--trainer.max_steps", max_steps]
+    assert fit(then, "whole", tmp_path / "whole") == 0
+    assert fit([*then, *ENDS[first].split()], "part", tmp_path / "part") == 0
+    assert fit([*then, "--ckpt_path", "last"], "part", tmp_path / "part") == 0
+    assert read_log(tmp_path / "part.0") == read_log(tmp_path / "whole.0")
+    whole, part = (load(tmp_path / f"runs/{name}/checkpoints/last.ckpt") for name in ("whole", "part"))
+    assert whole["epoch"] == part["epoch"] and part["global_step"] == 18
+    assert_same(whole["state_dict"], part["state_dict"])
+
+
 def test_truncated_last_falls_back_to_previous(put, tiny, tmp_path):
     put("run")
     last, previous = (tmp_path / f"runs/run/checkpoints/{name}.ckpt" for name in ("last", "previous"))

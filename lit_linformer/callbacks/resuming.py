@@ -69,6 +69,7 @@ class Resuming(Callback):
         trainer.should_stop = bool(out_of_patience(trainer))  # stays ended
         if trainer.ckpt_path:
             trainer.num_sanity_val_steps = 0  # Lightning would validate once more after a pass's end
+        _begin_the_right_pass(trainer)
         progress, batches = trainer.fit_loop.epoch_progress.current, trainer.fit_loop.epoch_loop.batch_progress
         ended = batches.is_last_batch and batches.current.completed < batches.current.ready
         self._seeded = progress.ready if ended else progress.processed
@@ -77,6 +78,25 @@ class Resuming(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         _seed(1 + batches_before(pl_module), 1 + trainer.global_rank)  # a TrainingModule then seeds torch once more
+
+
+def _begin_the_right_pass(trainer: Trainer) -> None:
+    """Of a run that goes on after its end, which Lightning counts as the end of a pass, wherever in one it was.
+
+    A pass with batches left goes on. One without any has a next one: with max_steps and max_epochs Lightning would do the same
+    pass again, which has nothing to do, and count one more.
+    """
+    progress, batches = trainer.fit_loop.epoch_progress, trainer.fit_loop.epoch_loop.batch_progress
+    ended = progress.current.ready == progress.current.processed and batches.current.ready
+    if not (trainer.ckpt_path and ended):
+        return
+    if batches.is_last_batch:
+        compat.begin_next_pass(trainer)
+        return
+    for counts in (progress.current, progress.total):
+        counts.processed -= 1
+        counts.completed = min(counts.completed, counts.processed)
+    trainer.fit_loop.restarting = True
 
 
 def _seed(*place: int) -> None:

@@ -49,6 +49,7 @@ SET_IN = {
     "torch.optim.AdamW": ("_step_supports_amp_scaling", "clip_before_fused_step"),
     "argparse.ArgumentParser": ("_actions", "actions"),
     "jsonargparse._typehints.ActionTypeHint": ("_typehint", "type_of"),
+    "lightning.pytorch.loops.loop._Loop": ("_restarting", "begin_next_pass"),
     "lightning.pytorch.Trainer": ("_signal_connector", "own_signal_handlers"),
     "lightning.pytorch.loops.fit_loop._FitLoop": ("_data_fetcher", "validation_follows"),
     "lightning.pytorch.loops.training_epoch_loop._TrainingEpochLoop": ("_batches_that_stepped", "count_step_before"),
@@ -90,6 +91,12 @@ def forget_validation(trainer: Any) -> None:
     At a pass's end it would count as done before it has begun, and so would each later pass, without a step.
     """
     trainer.fit_loop.epoch_loop.val_loop._has_run = False
+
+
+def begin_next_pass(trainer: Any) -> None:
+    """A run that goes on from a pass's end begins the next pass. What Lightning's property says is always true with max_steps."""
+    trainer.fit_loop.epoch_loop.restarting = False
+    trainer.fit_loop._restarting = False
 
 
 def log_train_step_now(trainer: Any) -> None:
