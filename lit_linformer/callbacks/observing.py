@@ -13,7 +13,7 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.callbacks import EarlyStopping, Timer
 
 from lit_linformer.runs.record import of_split
 from lit_linformer.utils.errors import UserError
@@ -146,6 +146,12 @@ def owes_validation(trainer: Trainer) -> bool:
 def out_of_patience(trainer: Trainer) -> list[EarlyStopping]:
     """The callbacks that have ended training because their metric no longer improved; a checkpoint keeps that they did."""
     return [one for one in trainer.early_stopping_callbacks if one.wait_count >= max(1, one.patience)]
+
+
+def out_of_time(trainer: Trainer) -> bool:
+    """Whether trainer.max_time, or a Timer of one's own, has ended training; a checkpoint keeps how long that took."""
+    left = [one.time_remaining() for one in trainer.callbacks if isinstance(one, Timer)]
+    return any(seconds is not None and seconds <= 0 for seconds in left)
 
 
 def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:

@@ -5,31 +5,36 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lit_linformer.callbacks.observing import at_max_steps, owes_validation
+from lit_linformer.callbacks.observing import Stepping, at_max_steps, owes_validation
 from lit_linformer.utils import compat
 
 
-class LastValidation(Callback):
+class LastValidation(Stepping):
     """Training that ends between two validations ends with one, so that its best checkpoint and result know the last step.
 
     For Lightning it is a step after which a callback asks to stop: that one is validated in the ordinary place. Stands before
-    the callbacks that ask whether a validation follows.
+    the callbacks that ask whether a validation follows, and behind the Timer of trainer.max_time, which asks to stop after any
+    batch: within an accumulation it has to wait for its step.
 
     Args:
         validates: false leaves it out (last.validation).
     """
 
     def __init__(self, validates: bool = True) -> None:
-        self._validates, self._begun = validates, False
+        self._validates, self._begun, self._asked = validates, False, False
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if not self._begun:
             compat.count_step_before(trainer)
         self._begun = True
+        super().on_train_batch_start(trainer, pl_module)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        self._asked = self._asked or trainer.should_stop
+        least = trainer.global_step >= (trainer.min_steps or 0) and trainer.current_epoch >= (trainer.min_epochs or 0)
+        trainer.should_stop = self._asked and least and self.stepped(trainer)
         last_epoch = trainer.is_last_batch and trainer.current_epoch + 1 == trainer.max_epochs
-        if self._validates and (at_max_steps(trainer) or last_epoch):
+        if self._validates and (trainer.should_stop or at_max_steps(trainer) or last_epoch):
             trainer.should_stop = True
             if trainer.check_val_every_n_epoch is not None:
                 trainer.check_val_every_n_epoch = 1  # of the epochs that are left, which is this one

@@ -10,7 +10,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ProgressBar
 
 from lit_linformer.callbacks.header import WIDTH, Rows, header, wrapped
-from lit_linformer.callbacks.observing import Clock, callback_of, headline, is_whole, out_of_patience
+from lit_linformer.callbacks.observing import Clock, at_max_steps, callback_of, headline, is_whole, out_of_patience, out_of_time
 from lit_linformer.callbacks.pace import Pace
 from lit_linformer.callbacks.throughput import Throughput, Totals, brief, cells
 from lit_linformer.data.summary import data_rows
@@ -184,6 +184,8 @@ class Progress(ProgressBar):
             rows = [(words, "")]
             rows += [(f"  {name}", f"{text:>{width}} (step {self._marks[name][1]})") for name, text in shown.items()]
         rows += [("ended", _why_early(one, trainer.global_step)) for one in out_of_patience(trainer)]
+        if out_of_time(trainer) and not at_max_steps(trainer):
+            rows.append(("ended", f"early at step {trainer.global_step}, for the time is over that training was given"))
         time_and_speed = [clock(self._clock.seconds())]
         if self._throughput is not None:
             time_and_speed += cells(self._throughput.summary())[:1]

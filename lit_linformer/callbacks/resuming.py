@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lit_linformer.callbacks.observing import out_of_patience
+from lit_linformer.callbacks.observing import out_of_patience, out_of_time
 from lit_linformer.runs.checkpoints import take_training_weights
 from lit_linformer.tasks.base import batches_before, seeds_at
 from lit_linformer.utils import compat
@@ -66,7 +66,7 @@ class Resuming(Callback):
         """
         for stopping, patience in zip(trainer.early_stopping_callbacks, self._patience, strict=True):
             stopping.patience = patience
-        trainer.should_stop = bool(out_of_patience(trainer))  # stays ended
+        trainer.should_stop = bool(out_of_patience(trainer)) or out_of_time(trainer)  # stays ended
         if trainer.ckpt_path:
             trainer.num_sanity_val_steps = 0  # Lightning would validate once more after a pass's end
         _begin_the_right_pass(trainer)

@@ -11,7 +11,7 @@ import jsonargparse
 import torch
 from jsonargparse import Namespace
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.profilers import PassThroughProfiler
@@ -209,9 +209,9 @@ class LinformerCLI(LightningCLI):
             elif isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
                 callback.dirpath = str(self.run_dir / "checkpoints")  # Lightning's would be another one with each logger
         if self.subcommand == "fit":
-            # The folder is cleared first; averages, before they are saved; then points, before others add to the curves; the
-            # end of the program after the checkpoints' callbacks.
-            first = [one for kind in (RunConfig, Averaging) for one in trainer.callbacks if isinstance(one, kind)]
+            # The folder is cleared first; averages, before they are saved; the end of time, before the last validation; then
+            # points, before others add to the curves; the end of the program after the checkpoints' callbacks.
+            first = [one for kind in (RunConfig, Averaging, Timer) for one in trainer.callbacks if isinstance(one, kind)]
             rest = [callback for callback in trainer.callbacks if callback not in first]
             curves = [Curves(self.loggers.build)] if self.loggers else []
             finite = Finite()

@@ -88,3 +88,17 @@ def test_an_end_by_epochs_too_unless_told(ending, tmp_path):
     output([*epochs, "--name", "with"], tmp_path)
     output([*epochs, "--name", "without", "--last.validation", "false"], tmp_path)
     assert steps(tmp_path / "runs/with") == [0, 4] and steps(tmp_path / "runs/without") == [0]
+
+
+def test_an_end_by_time_comes_after_a_step_and_is_validated(ending, tmp_path):
+    """Whatever passes are validated, and within an accumulation not before its step; then the time is over for good."""
+    ends = ["--trainer.max_steps", "1000000", "--trainer.max_time", "00:00:00:01", "--trainer.accumulate_grad_batches", "20"]
+    ends += ["--trainer.check_val_every_n_epoch", "1000", "--trainer.val_check_interval", "1.0"]
+    for _ in range(2):
+        said = output([*ending, *ends, "--ckpt_path", "auto"], tmp_path)
+        result = json.loads((tmp_path / "runs/tiny/result.json").read_text())
+        step = result["step"]
+        assert f"ended       early at step {step}, for the time is over that training was given\n" in said
+        assert steps(tmp_path / "runs/tiny") == [0, step] and result["tokens"] == 20 * 4 * 32 * step
+        assert result["metrics"].keys() >= {"val/perplexity"} and result["best_step"] == step
+    assert f"resuming at step {step}\n" in said

@@ -209,7 +209,8 @@ def test_a_run_that_goes_on_after_its_end_tells_what_it_knows(capsys):
     before._mark(5.0, 0, min)
     before._mark(math.inf, 12, min)
     again.load_state_dict(before.state_dict())
-    again.on_fit_end(SimpleNamespace(global_step=12, early_stopping_callbacks=[]), SimpleNamespace(headline=HEADLINE))
+    trainer = SimpleNamespace(global_step=12, callbacks=[], early_stopping_callbacks=[])
+    again.on_fit_end(trainer, SimpleNamespace(headline=HEADLINE))
     assert re.findall(r"^  (\w+) +5.00 \(step 0\)$", capsys.readouterr().out, re.M) == ["first", "best"]
 
 
