@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -119,6 +120,22 @@ class Preemption(Stepping, Checkpoint):
             if self._agreed == signal.SIGUSR1:
                 requeue()
         raise Stopped(128 + self._agreed)
+
+
+def interrupted(trainer: Trainer) -> Stopped:
+    """Ends the program as Ctrl-C does, after a KeyboardInterrupt of the user's own code, and says so.
+
+    Nothing is saved: unlike a signal, it did not wait for the end of a step.
+    """
+    line, last = "stopped by a KeyboardInterrupt", callback_of(trainer, LastCheckpoint)
+    if trainer.state.fn == "fit":
+        there = last is not None and (Path(trainer.default_root_dir) / "checkpoints" / "last.ckpt").exists()
+        goes_on = f"--ckpt_path last goes on from step {last.saved_step}" if there else "it has no checkpoint yet"
+        line += f" at step {trainer.global_step}; {goes_on}"
+    if trainer.is_global_zero:
+        print(line, flush=True)
+    watch.training = False  # the other processes have not agreed on it
+    return Stopped(128 + signal.SIGINT)
 
 
 def _tell_first(processes: list[subprocess.Popen]) -> None:

@@ -9,6 +9,7 @@ from lightning.pytorch import LightningDataModule, Trainer
 from lit_linformer.callbacks import Curves, Resuming
 from lit_linformer.callbacks.observing import callback_of
 from lit_linformer.callbacks.owed import finish
+from lit_linformer.callbacks.preemption import interrupted
 from lit_linformer.cli.failures import failure
 from lit_linformer.utils import compat
 
@@ -40,6 +41,8 @@ class RunTrainer(Trainer):
             results = super()._run(*args, **kwargs)
             failed = False
             return results
+        except KeyboardInterrupt as error:  # of the user's own code: of a signal it is Stopped
+            raise interrupted(self) from error
         except Exception as error:
             try:
                 told = failure(error, self)

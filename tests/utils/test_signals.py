@@ -66,6 +66,22 @@ def test_ctrl_c_and_sighup_save_the_step_and_the_run_goes_on_exactly(number, put
     assert_same(whole["state_dict"], stopped["state_dict"])
 
 
+def test_a_keyboard_interrupt_of_ones_own_code_ends_like_ctrl_c(put, tiny, tmp_path, monkeypatch):
+    put("whole")
+
+    def raises(module, *_):
+        if module.batches_seen == 8:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        after(patched, MLM, "on_train_batch_start", raises)
+        assert fit(tiny, "stopped", tmp_path / "stopped") == 130
+    said = (tmp_path / "stopped.out").read_text().splitlines()
+    assert said[-1] == "stopped by a KeyboardInterrupt at step 8; --ckpt_path last goes on from step 5"
+    assert fit(tiny, "stopped", tmp_path / "stopped", "--ckpt_path", "last") == 0
+    assert read_log(tmp_path / "whole.0") == read_log(tmp_path / "stopped.0")
+
+
 @pytest.mark.slow
 def test_ctrl_c_reaches_all_processes_and_their_workers_at_once(tiny, tmp_path, monkeypatch):
     tiny = [*tiny, *FORKED, "--data.num_workers", "1"]
