@@ -39,6 +39,7 @@ TRAINING_WEIGHTS, AVERAGE = "training_weights", "average"
 NUMPY: list[Any] = [np.ndarray, np.dtype, np.zeros(1).__reduce__()[0], np.float64(0).__reduce__()[0]]
 NUMPY += {type(np.dtype(code)) for code in np.typecodes["All"] if code != "O"}
 torch.serialization.add_safe_globals([*NUMPY, type(Path())])
+INSTEAD = "--ckpt_path best, if that is whole, or to begin anew with --overwrite true"
 FOREIGN = ", which holds other objects than weights and plain values: they are not loaded, for that may run code"
 
 
@@ -139,16 +140,25 @@ def best_or_last(run_dir: Path) -> Path | None:
 
 
 def _find_last(run_dir: Path) -> Path | None:
-    found = []
+    found, unread = [], []
     for rank, name in enumerate(("previous", "last", "new")):
         if not (path := run_dir / "checkpoints" / f"{name}.ckpt").exists():
             continue
         try:
             found.append((check_checkpoint(path, whole=False)["global_step"], rank, path))
         except UserError as error:
-            if is_first_process():
-                print(f"warning: {error.what}; falling back to the one before it", file=sys.stderr, flush=True)
+            unread.append(error.what)
+    for what in unread if is_first_process() else ():
+        print(f"warning: {what}{'; falling back to the one before it' * bool(found)}", file=sys.stderr, flush=True)
     return max(found)[2] if found else None
+
+
+def without(run_dir: Path, which: str = "last") -> str:
+    """Why a run's folder has no such checkpoint, in words."""
+    folder, names = f"{run_dir}/checkpoints", [path.name for path in checkpoints(run_dir)]
+    if which == "last" and (unread := [name for name in names if not name.startswith("best-")]):
+        return f"{folder}/{unread[0]} cannot be read{''.join(f', nor can {name}' for name in unread[1:])}"
+    return f"{folder} holds none but {', '.join(names)}" if names else f"{folder} holds none"
 
 
 def checkpoint_path(subcommand: str, asked: str | None, root: Path) -> str | None:
@@ -166,7 +176,7 @@ def checkpoint_path(subcommand: str, asked: str | None, root: Path) -> str | Non
         found = best_or_last(root)
         if found is None:
             allowed = "a file, a --name that has run, its --config runs/NAME/config.yaml, or --model.pretrained models/small"
-            raise UserError(f"ckpt_path is not given and {root}/checkpoints holds none", allowed)
+            raise UserError(f"ckpt_path is not given and {without(root)}", allowed)
     elif asked in ("last", "best", "auto"):  # auto: for a job that a cluster starts again with the same command
         found = find_checkpoint(root, "best" if asked == "best" else "last")
         if found is None and asked == "auto":
@@ -174,7 +184,8 @@ def checkpoint_path(subcommand: str, asked: str | None, root: Path) -> str | Non
             return None
         if found is None:
             allowed = f"a --name that has run{', or auto, which then starts anew' if fits else ''}"
-            raise SettingError("ckpt_path", asked, allowed, more=f", but {root}/checkpoints holds none")
+            allowed = INSTEAD if fits and asked == "last" and _damaged(root) else allowed
+            raise SettingError("ckpt_path", asked, allowed, more=f", but {without(root, asked)}")
     else:
         found = Path(asked)
         if (found / "checkpoints").is_dir():  # a run's folder
@@ -191,17 +202,21 @@ def _no_checkpoint(path: Path) -> SettingError:
     allowed, more = "a checkpoint file, the folder of a run, last, best", ", a folder without a checkpoint"
     if is_exported(path):
         allowed, more = f"{allowed}; or --model.pretrained {path}", ", an exported model"
+    elif (path / "checkpoints").is_dir():
+        more = f", but {without(path)}"
     return SettingError("ckpt_path", path, allowed, more=more if path.exists() else ", which is not there")
+
+
+def _damaged(root: Path) -> list[str]:
+    """Of a folder of which no last checkpoint can be read."""
+    return [path.name for path in checkpoints(root) if path.name in ("last.ckpt", "previous.ckpt")]
 
 
 def _check_nothing_is_lost(root: Path) -> None:
     """Says so; ValueError where there is something, but damaged: to start over would throw it away."""
+    if damaged := _damaged(root):
+        raise UserError(f"ckpt_path is 'auto', but {root}/checkpoints holds no whole {' or '.join(damaged)}", INSTEAD)
     left = [path.name for path in checkpoints(root)]
-    if damaged := [name for name in left if name in ("last.ckpt", "previous.ckpt")]:
-        raise UserError(
-            f"ckpt_path is 'auto', but {root}/checkpoints holds no whole {' or '.join(damaged)}",
-            "--ckpt_path best, if that is whole, or to begin anew with --overwrite true",
-        )
     if is_first_process() and root.is_dir() and any(own_files(root)):
         there = f"no last.ckpt yet, only {', '.join(left)}" if left else "no checkpoint yet"
         print(f"{root} holds {there}: it starts anew", flush=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 from lit_linformer.data.tokenizer import Tokenizer, load_tokenizer
 from lit_linformer.model import ATTENTIONS, PROJECTIONS, EncoderConfig, MaskedLanguageModel, SequenceClassifier
 from lit_linformer.runs import exported
-from lit_linformer.runs.checkpoints import best_or_last, check_checkpoint, config_of, encoder_of, is_sharded, stored_encoder
+from lit_linformer.runs.checkpoints import best_or_last, check_checkpoint, config_of, encoder_of, is_sharded, stored_encoder, without
 from lit_linformer.runs.folder import PERPLEXITY, SCORES, TOKENIZER
 from lit_linformer.runs.record import RunRecord, of_class
 from lit_linformer.utils.environment import versions
@@ -138,7 +138,8 @@ def find_model(path: Path, setting: str) -> Path:
         return path
     if (found := best_or_last(path)) is None:
         exported.check_format(path, setting)
-        raise SettingError(setting, path, "a run that was trained, or a file", more=", a folder without checkpoints/")
+        why = f", but {without(path)}" if (path / "checkpoints").is_dir() else ", a folder without checkpoints/"
+        raise SettingError(setting, path, "a run that was trained, or a file", more=why)
     return found
 
 

@@ -13,6 +13,7 @@ import yaml
 from lit_linformer.data.tokenizer import load_tokenizer, train_tokenizer
 from lit_linformer.runs.checkpoints import check_checkpoint, checkpoint_path, find_checkpoint, write_checkpoint
 from lit_linformer.runs.record import RunRecord
+from lit_linformer.runs.trained_model import find_model
 from tests.callbacks.test_checkpoint import write
 
 ROOT = Path(__file__).parents[2]
@@ -150,6 +151,35 @@ def test_a_step_that_is_none(step, tmp_path):
     torch.save({"state_dict": {}, "global_step": step}, tmp_path / "x.ckpt")
     with pytest.raises(ValueError, match="which holds no training state"):
         check_checkpoint(tmp_path / "x.ckpt")
+
+
+@pytest.mark.parametrize(
+    ("command", "asked", "names", "told"),
+    [
+        ("fit", "last", [], "checkpoints holds none; allowed: a --name that has run, or auto, which then starts anew"),
+        ("fit", "last", ["last"], "checkpoints/last.ckpt cannot be read; allowed: --ckpt_path best, if that is whole, or to "),
+        ("fit", "last", ["last", "previous"], "checkpoints/last.ckpt cannot be read, nor can previous.ckpt; allowed: "),
+        ("fit", "last", ["best-00000007-1.0000"], "checkpoints holds none but best-00000007-1.0000.ckpt; allowed: a --name"),
+        ("fit", "best", ["last"], "checkpoints holds none but last.ckpt; allowed: a --name that has run, or auto"),
+        ("fit", "best", ["best-00000007-1.0000"], "checkpoints/best-00000007-1.0000.ckpt, which is truncated or no checkpoint"),
+        ("fit", ".", ["last"], "checkpoints/last.ckpt cannot be read; allowed: a checkpoint file, the folder of a run"),
+        ("test", None, ["last"], "ckpt_path is not given and {}/checkpoints/last.ckpt cannot be read; allowed: a file"),
+        ("test", "last", ["last"], "checkpoints/last.ckpt cannot be read; allowed: a --name that has run"),
+    ],
+)
+def test_checkpoints_that_cannot_be_read_are_named(command, asked, names, told, tmp_path, capsys):
+    for name in names:
+        write_whole(tmp_path, f"{name}.ckpt").write_bytes(b"half")
+    with pytest.raises(ValueError) as refused:
+        checkpoint_path(command, str(tmp_path) if asked == "." else asked, tmp_path)
+    assert told.format(tmp_path) in str(refused.value)
+    assert "falling back" not in capsys.readouterr().err
+
+
+def test_a_model_that_cannot_be_read_is_named(tmp_path):
+    write_whole(tmp_path, "last.ckpt").write_bytes(b"half")
+    with pytest.raises(ValueError, match=r"^model.pretrained is .*, but .*/checkpoints/last.ckpt cannot be read; allowed: a "):
+        find_model(tmp_path, "model.pretrained")
 
 
 @pytest.mark.parametrize(
