@@ -63,6 +63,15 @@ class Rows(LightningDataModule):
         return self.loader(8)
 
 
+class OfAPass(Plain):
+    """Logs a mean over the pass, which is known at its end."""
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.log("train_loss", loss, on_step=False, on_epoch=True)
+        return loss
+
+
 class TwoSets(Rows):
     """A batch of each at a time, by name; there are no rows before setup."""
 

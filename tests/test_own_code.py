@@ -146,6 +146,15 @@ def test_an_early_stop_by_what_is_not_logged_is_refused_before_training(own, tmp
     output(["fit", *own, *BEST, *stop, "val_loss"], tmp_path)
 
 
+def test_an_early_stop_by_what_training_logs(own, tmp_path):
+    """At a pass's end; after a validation within one it is not known yet."""
+    stop = ["--model", "tests.own_code.OfAPass", "--trainer.callbacks+", "EarlyStopping", "--trainer.callbacks.monitor"]
+    output(["fit", *own, *BEST, *stop, "train_loss"], tmp_path)
+    within = ["--name", "within", "--trainer.val_check_interval", "4"]
+    told = refused(["fit", *own, *BEST, *stop, "train_loss", *within], tmp_path)
+    assert "EarlyStopping.monitor is 'train_loss', which OfAPass had not logged when it looked; allowed: val_loss" in told
+
+
 def test_several_validation_sets(own, tmp_path):
     best = ["--data.sets", "2", "--best.monitor", "val_loss/dataloader_idx_1"]
     output(["fit", *own, *best], tmp_path)

@@ -202,14 +202,19 @@ class BestCheckpoint(ModelCheckpoint):
         super().on_validation_end(trainer, pl_module)
 
     def _check_monitors(self, trainer: Trainer, module: str) -> None:
-        """MissingMetric where this callback, or one that ends training early, waits for what validation does not log."""
+        """MissingMetric where this callback waits for what validation does not log.
+
+        Of an EarlyStopping it is known before training for a metric of validation alone: that one may look at a pass's end, at
+        what training logs. If it finds nothing there, cli/failures.py says so.
+        """
         # Before training, of several validation sets Lightning gives no metrics, and training's names are not known.
         if trainer.sanity_checking and isinstance(trainer.val_dataloaders, Sequence | Mapping):
             return
         known = [name for name in trainer.callback_metrics if not (trainer.sanity_checking and name.startswith("train"))]
         logged = ", ".join(known) or "a metric that it logs (there is none)"
         wanted = [("best.monitor", self.monitor)] if self.save_top_k else []
-        wanted += [("EarlyStopping.monitor", one.monitor) for one in trainer.early_stopping_callbacks if one.strict]
+        stops = trainer.early_stopping_callbacks if trainer.sanity_checking else []
+        wanted += [("EarlyStopping.monitor", one.monitor) for one in stops if one.strict]
         for setting, metric in wanted:
             if metric in trainer.callback_metrics or (trainer.sanity_checking and not metric.startswith("val")):
                 continue

@@ -8,8 +8,10 @@ from collections.abc import Iterator
 import torch
 from lightning.pytorch import Trainer
 
+from lit_linformer.callbacks.checkpoint import MissingMetric
 from lit_linformer.utils.errors import UserError, out_of_memory
 
+UNLOGGED = re.compile(r"Early stopping conditioned on metric `(.+?)` which is not available.*following: (.+)", re.DOTALL)
 WORKER = re.compile(r"DataLoader worker \(pid.*\) (?:is killed by signal: ([\w ]+)|exited)(?!.*killed by signal)", re.DOTALL)
 
 
@@ -17,6 +19,10 @@ def failure(error: BaseException, trainer: Trainer) -> UserError | None:
     """What to tell the user; None for any other error."""
     if out_of_memory(error):
         return _memory(trainer)
+    if isinstance(error, RuntimeError) and (found := UNLOGGED.match(str(error))):
+        metric, logged = found[1], found[2].replace("`", "")
+        module = type(trainer.lightning_module).__name__
+        return MissingMetric("EarlyStopping.monitor", metric, logged, more=f", which {module} had not logged when it looked")
     # torch's handler raises in whatever code is running, which may fail over that: the chain of errors begins with its words.
     # Or the pipe of a process that has just been killed says so before torch has seen its end.
     found = WORKER.search(" ".join(str(one) for one in _chain(error)))
