@@ -178,6 +178,15 @@ def test_a_profile_is_a_file_of_the_run(own, tmp_path):
     assert "run_training_batch" in Path("runs/own/fit-profile.txt").read_text()
 
 
+def test_an_overwritten_run_leaves_no_checkpoint_of_ones_own_callback(own, tmp_path):
+    words = ["fit", *own, *BEST, "--trainer.callbacks+", "ModelCheckpoint", "--trainer.callbacks.every_n_train_steps", "6"]
+    output(words, tmp_path)
+    there = {path.name for path in Path("runs/own/checkpoints").glob("epoch=*")}
+    assert there == {"epoch=1-step=12.ckpt"}
+    output([*words, "--overwrite", "true", "--trainer.max_epochs", "1"], tmp_path)
+    assert {path.name for path in Path("runs/own/checkpoints").glob("epoch=*")} == {"epoch=0-step=6.ckpt"}
+
+
 def test_a_second_checkpoint_of_the_best_is_refused(own, tmp_path):
     second = ["--trainer.callbacks+", "ModelCheckpoint", "--trainer.callbacks.monitor", "val_loss"]
     assert "trainer.callbacks has a ModelCheckpoint with monitor val_loss" in refused(["fit", *own, *BEST, *second], tmp_path)

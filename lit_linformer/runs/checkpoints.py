@@ -156,7 +156,7 @@ def _find_last(run_dir: Path) -> Path | None:
 def without(run_dir: Path, which: str = "last") -> str:
     """Why a run's folder has no such checkpoint, in words."""
     folder, names = f"{run_dir}/checkpoints", [path.name for path in checkpoints(run_dir)]
-    if which == "last" and (unread := [name for name in names if not name.startswith("best-")]):
+    if which == "last" and (unread := [name for name in names if name in ("last.ckpt", "previous.ckpt", "new.ckpt")]):
         return f"{folder}/{unread[0]} cannot be read{''.join(f', nor can {name}' for name in unread[1:])}"
     return f"{folder} holds none but {', '.join(names)}" if names else f"{folder} holds none"
 

@@ -45,7 +45,8 @@ OURS = {
     "wandb": ("offline-run-*", "run-*", "latest-run", "debug*.log"),
     "mlartifacts": ("*",),
     "submission": ("*.tsv",),
-    "checkpoints": ("last.ckpt", "previous.ckpt", "new.ckpt", "best-*.ckpt"),
+    # The last: Lightning's name, of a ModelCheckpoint of the user's own.
+    "checkpoints": ("last.ckpt", "previous.ckpt", "new.ckpt", "best-*.ckpt", "epoch=*-step=*.ckpt"),
 }  # fmt: skip
 OF_LOGGERS = ("wandb", "mlartifacts")
 SHARDED = ("__*.distcp", ".metadata", "meta.pt", "checksums.json")  # the files of a checkpoint that is a folder

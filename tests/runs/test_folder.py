@@ -96,6 +96,7 @@ OWN = (
     "config.yaml", "tokenizer.json", "tokenizer.json.12.tmp", "perplexity.csv", "result.json", "events.out.tfevents.1.host.2",
     "by_tokens/events.out.tfevents.3", "submission/SST-2.tsv", "checkpoints/last.ckpt", "checkpoints/new.ckpt.tmp",
     "checkpoints/best-00000007-1.0000.ckpt", "checkpoints/previous.ckpt/meta.pt", "checkpoints/previous.ckpt/__0_0.distcp",
+    "checkpoints/epoch=0-step=8-v1.ckpt",
 )  # fmt: skip
 FOREIGN = ("notes.txt", "checkpoints/pytorch_model.bin", "checkpoints/previous.ckpt/mine.txt", "sub/config.yaml", "by_tokens/x")
 
