@@ -41,7 +41,7 @@ def metrics(trainer: Trainer, of: str = "") -> dict[str, float]:
 
 
 def at_max_steps(trainer: Trainer) -> bool:
-    """Whether its last step is done. Several optimisers, each of which counts its steps, may step beyond max_steps in a batch."""
+    """Whether its last step is done. Several optimisers, whose steps all count, may step beyond max_steps in one batch."""
     return 0 < trainer.max_steps <= trainer.global_step
 
 

@@ -50,6 +50,7 @@ from lit_linformer.data.summary import data_rows
 from lit_linformer.runs.checkpoints import checkpoint_path, lies_in
 from lit_linformer.runs.folder import Claim, check_name, own_files
 from lit_linformer.runs.place import given_run, run_folder, seen_from
+from lit_linformer.utils.configs import as_yaml
 from lit_linformer.utils.environment import command_line
 from lit_linformer.utils.errors import SettingError, UserError, user_error
 from lit_linformer.utils.signals import is_first_process
@@ -64,6 +65,7 @@ class LinformerCLI(LightningCLI):
     def __init__(self, argv: list[str]):
         self.argv = argv
         self.claim: Claim | None = None
+        jsonargparse.set_dumper("yaml", as_yaml)
         jsonargparse.set_parsing_settings(omegaconf_absolute_to_relative_paths=True)
         try:
             super().__init__(

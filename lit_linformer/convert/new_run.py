@@ -5,12 +5,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from lit_linformer.runs.checkpoints import write_checkpoint
 from lit_linformer.runs.folder import CONFIG, CONVERSION, TOKENIZER, write_marker
 from lit_linformer.runs.record import of_class
 from lit_linformer.runs.trained_model import TrainedModel
+from lit_linformer.utils.configs import as_yaml
 from lit_linformer.utils.files import write_json
 
 HEAD = """# Written by `convert` (conversion.json). The model as it is:
@@ -39,7 +38,7 @@ def write(model: TrainedModel, folder: Path, run: Path, conversion: dict[str, An
         "model": {"class_path": "lit_linformer.tasks.MLM", "init_args": {"pretrained": str(run)}},
         "data": {"class_path": "lit_linformer.data.PretrainingData", "init_args": data},
     }
-    text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+    text = as_yaml(config)
     model.tokenizer.save(folder / TOKENIZER)
     (folder / CONFIG).write_text(HEAD.format(run=run) + text, encoding="utf-8")
     write_json(folder / CONVERSION, conversion, indent=2)

@@ -14,7 +14,15 @@ from torch import Tensor
 from lit_linformer.data.tokenizer import Tokenizer, load_tokenizer
 from lit_linformer.model import ATTENTIONS, PROJECTIONS, EncoderConfig, MaskedLanguageModel, SequenceClassifier
 from lit_linformer.runs import exported
-from lit_linformer.runs.checkpoints import best_or_last, check_checkpoint, config_of, encoder_of, is_sharded, stored_encoder, without
+from lit_linformer.runs.checkpoints import (
+    best_or_last,
+    check_checkpoint,
+    config_of,
+    encoder_of,
+    is_sharded,
+    stored_encoder,
+    without,
+)
 from lit_linformer.runs.folder import PERPLEXITY, SCORES, TOKENIZER
 from lit_linformer.runs.record import RunRecord, of_class
 from lit_linformer.utils.environment import versions

@@ -94,7 +94,7 @@ def forget_validation(trainer: Any) -> None:
 
 
 def begin_next_pass(trainer: Any) -> None:
-    """A run that goes on from a pass's end begins the next pass. What Lightning's property says is always true with max_steps."""
+    """A run that goes on from a pass's end begins the next one. Lightning's property can't be made false with max_steps."""
     trainer.fit_loop.epoch_loop.restarting = False
     trainer.fit_loop._restarting = False
 

@@ -20,6 +20,18 @@ DEEPEST = 50
 TAGS = [f"tag:yaml.org,2002:{kind}" for kind in "null bool int float str seq map timestamp merge value".split()]
 
 
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that reads as a number, too, for those who read YAML 1.2, as the parser does: the name 1e-3."""
+
+
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d[\d_]*[eE][-+]?\d+"), list("-+0123456789"))
+
+
+def as_yaml(content: Any) -> str:
+    """Settings as a --config file that is read as they are."""
+    return yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
 def config_files(argv: list[str]) -> Iterator[str]:
     """The values of --config and -c on a command line."""
     words = _split(argv)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_errors import complaint
-from tests.helpers import HANGS, fit, load, output
+from tests.helpers import HANGS, fit, in_one_process, load, output
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,6 +22,17 @@ ROOT = Path(__file__).parents[2]
 def trained(put, tiny, finished):
     put("tiny")
     return (finished / "tiny.out").read_text()
+
+
+def test_a_name_that_is_a_number_is_a_name(tiny, tmp_path):
+    """In config.yaml, too, which the parser reads as YAML 1.2."""
+    fit = ["fit", *tiny, "--trainer.max_steps", "1", "--trainer.num_sanity_val_steps", "0"]
+    names = ["1e-3", "2024", "1.5"]
+    lines = [[*fit, "--name", name] for name in names]
+    lines += [["validate", "--config", f"runs/{name}/config.yaml"] for name in names]
+    for status, said in in_one_process(lines, tmp_path / "printed"):
+        assert status == 0, said
+    assert {path.parent.name for path in (tmp_path / "runs").glob("*/validate.json")} == {*names}
 
 
 def test_fit_leaves_a_run_directory_and_says_what_is_next(trained, tmp_path):

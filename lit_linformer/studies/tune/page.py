@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-import yaml
 from optuna.trial import FrozenTrial, TrialState
 
 from lit_linformer.runs.record import RunRecord
 from lit_linformer.studies.tune.space import Axis
 from lit_linformer.studies.tune.study import Study, run_name
+from lit_linformer.utils.configs import as_yaml
 from lit_linformer.utils.figures import COLOURS, figure_class, open_frame, plain_numbers
 from lit_linformer.utils.files import write_bytes, write_text
 from lit_linformer.utils.markdown import of_words
@@ -64,7 +64,7 @@ def write_best(study: Study) -> None:
     config = {**RunRecord(study.folder / name).config, "name": f"{study.space.name}-best"}
     found = ", ".join(f"{axis.setting} {axis.word(best.params[axis.setting])}" for axis in study.space.axes)
     head = f"# The best of {len(study.trials())} trials, {name}: {study.metric} {best.value:.4g} with {found}.\n"
-    write_text(to, f"{head}#   python run.py fit --config {to}\n{yaml.safe_dump(config, sort_keys=False, allow_unicode=True)}")
+    write_text(to, f"{head}#   python run.py fit --config {to}\n{as_yaml(config)}")
 
 
 def draw_slices(figure_class: Any, study: Study) -> Any:
