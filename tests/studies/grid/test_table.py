@@ -88,9 +88,7 @@ def test_rows_that_were_never_started_are_listed_below(file, tmp_path):
     assert text.endswith("\n\nNot started: Linformer, 128, layerwise\n")
     report(["--source", "runs/study", "--output", "page"])
     page = (tmp_path / "page/report.md").read_text()
-    assert (
-        "| Transformer | 50.0" in page and "| Linformer" not in page and "layerwise · IMDB · 3: not started" in page
-    )
+    assert "| Transformer | 50.0" in page and "| Linformer" not in page and "layerwise · IMDB · 3: not started" in page
     grid.cells[-1].log.write_text("error: model.lr is 0\n")
     write_table(grid, "grid")
     text = table.read_text()
