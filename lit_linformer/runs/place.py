@@ -49,9 +49,11 @@ def seen_from(folder: Path, settings: Any) -> None:
     own = {"pretrained": folder, "tokenizer": folder / TOKENIZER} if (folder / CONVERSION).is_file() else {}
     for name in PATHS:
         value = settings.get(name)
-        if not isinstance(value, str) or glob.glob(value):
+        if not isinstance(value, str) or Path(value).exists() or glob.glob(value):
             continue
-        if began is not None and glob.glob(str(began / value)):
+        if began is not None and (began / value).exists():
             settings[name] = str(began / value)
+        elif began is not None and glob.glob(value, root_dir=began):
+            settings[name] = str(Path(glob.escape(str(began))) / value)
         elif name in own and "/" in value:
             settings[name] = str(own[name])

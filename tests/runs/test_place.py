@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from lit_linformer.data.pretraining.corpus import Corpus
 from lit_linformer.runs.place import given_run, own_folder, run_folder, seen_from
 from lit_linformer.utils.configs import configs_first
 from lit_linformer.utils.files import read_rows
@@ -70,6 +71,12 @@ def test_paths_of_a_run_are_found_where_it_began(moved, tmp_path):
     seen_from(run, settings)
     assert settings["source"] == str(tmp_path / "texts/*.txt")
     assert settings["validation_source"] == "embedded" and settings["tokenizer"] == "runs/gone/tokenizer.json"
+    shutil.copytree(tmp_path / "texts", tmp_path / "in [brackets]/texts [2]")
+    shutil.copytree(tmp_path / "texts", tmp_path / "in [brackets]/texts")
+    settings = {"source": "texts [2]/a.txt", "validation_source": "texts/*.txt"}
+    seen_from(tmp_path / "in [brackets]/runs/one", settings)
+    assert settings["source"] == str(tmp_path / "in [brackets]/texts [2]/a.txt")
+    assert [path.name for path in Corpus(settings["validation_source"]).files()] == ["a.txt"]
     with inside(tmp_path):
         settings = {"source": "texts/a.txt"}
         seen_from(Path("runs/group/one"), settings)
