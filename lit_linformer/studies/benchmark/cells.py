@@ -109,14 +109,14 @@ def measure_cells(folder: Path, data: dict[str, Any]) -> list[str]:
     return failed
 
 
-def finished_cells(file: Path, data: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    """The cells of an earlier start; ValueError if its settings differ. ``defaults``: for settings that are newer than it."""
+def finished_cells(file: Path, data: dict[str, Any]) -> dict[str, Any]:
+    """The cells of an earlier start; ValueError if its settings differ."""
     if data["settings"]["overwrite"] or not file.exists():
         return {}
     before = read_json(file)
     if before is None or not {"settings", "environment", "cells"} <= before.keys():
         raise SettingError("output", file.parent, "--overwrite true", more=f", whose {file.name} is not whole")
-    old = defaults | before["settings"] | before["environment"]
+    old = before["settings"] | before["environment"]
     new = data["settings"] | data["environment"]
     for name in new:
         if old.get(name) != new[name] and name not in (*CHOOSE_CELLS, *NOT_COMPARED):

@@ -94,8 +94,7 @@ def main(argv: list[str]) -> None:
         "notes": notes(settings),
         "cells": {},
     }
-    known = {name: setting.default for name, setting in SETTINGS.items() if setting.default is not None}
-    data["cells"] = finished_cells(folder / "benchmark.json", data, known)
+    data["cells"] = finished_cells(folder / "benchmark.json", data)
     folder.mkdir(parents=True, exist_ok=True)
     print(tables.headline(data), flush=True)
     for note in data["notes"]:

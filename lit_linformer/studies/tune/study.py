@@ -80,8 +80,7 @@ class Study:
     def _open(self, asked: dict[str, Any]) -> None:
         if optuna.get_all_study_summaries(self._storage):
             self.optuna = optuna.load_study(study_name=STUDY, storage=self._storage, pruner=_pruner(self.space))
-            before = {"first": asked["first"], **self.optuna.user_attrs}  # a study of before it was kept
-            if before == asked:
+            if (before := dict(self.optuna.user_attrs)) == asked:
                 return
             if self._has_runs():
                 raise _difference(before, asked, self.folder)
