@@ -54,6 +54,9 @@ def make_ready():
     from lit_linformer.cli.quick_checks import known_settings
 
     torch.set_num_threads(1)
+    # Autograd looks for devices at the first backward pass. With a CUDA build and no GPU it finds none here; once dynamo is
+    # imported it finds some, for which it starts threads, and then no forked process has a backward pass.
+    torch.zeros((), requires_grad=True).backward()
     known_settings(["fit"])  # what these two read of classes stays in memory
     with warnings.catch_warnings(), redirect_stdout(StringIO()), suppress(Exception, SystemExit):
         warnings.simplefilter("ignore")
