@@ -25,7 +25,7 @@ META = "meta.pt"  # everything but weights and AdamW's state
 METADATA = ".metadata"  # which tensor is where
 CHECKSUMS = "checksums.json"  # of .metadata; torch's own, one a tensor, are in the other files
 DAMAGED = "the checksum of {} does not fit: it is damaged"
-# Classes that a .metadata may name, those of torch 2.9 to 2.13.
+# Classes that a .metadata may name, those of torch 2.9 to 2.14.
 CLASSES = {
     "torch.distributed.checkpoint.metadata": {
         "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta", "TensorProperties",
