@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("torch", "lightning", "lit-linformer")
+PACKAGES = ("lightning", "lit-linformer")
 # A slash that begins a word, and folders behind it: /home/someone/texts/a.txt. Not those of an address, nor a/b.
 _ABSOLUTE = re.compile(r"(?<![\w.:/~…*?-])~?/(?:[^\s,/'\"`|]+/)+")
 
@@ -78,7 +78,10 @@ def give_memory_back() -> None:
 
 
 def versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    """Of Python and packages; torch's own names its build, as in 2.14.1+cu130, where that of its package may not."""
+    import torch
+
+    found = {"python": platform.python_version(), "torch": str(torch.__version__)}
     for name in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # run.py works without installing the project
             found[name] = importlib.metadata.version(name)
