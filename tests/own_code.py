@@ -245,30 +245,3 @@ class Stateful(DataLoader):
 class StatefulRows(Rows):
     def train_dataloader(self):
         return Stateful(TensorDataset(torch.arange(16)[:, None].repeat(1, 6)), batch_size=2)
-
-
-class Sensors(LightningDataModule):
-    """Rows of unequal lengths whose tokens are three readings each; the class is the sign of the first one's mean."""
-
-    input_size, num_labels, metrics, evaluation_names = 3, 2, ("accuracy",), ("",)
-
-    def setup(self, stage):
-        generator = torch.Generator().manual_seed(0)
-        lengths = torch.randint(4, 17, (64,), generator=generator).tolist()
-        self.rows = [torch.randn(length, 3, generator=generator) + (-1) ** row for row, length in enumerate(lengths)]
-
-    def batch(self, numbers):
-        rows = [self.rows[number] for number in numbers]
-        lengths = torch.tensor([len(row) for row in rows])
-        return {
-            "input_ids": torch.nn.utils.rnn.pad_sequence(rows, batch_first=True),
-            "attention_mask": torch.arange(lengths.max()) < lengths[:, None],
-            "labels": torch.tensor([number % 2 for number in numbers]),
-            "index": torch.tensor(numbers),
-        }
-
-    def train_dataloader(self):
-        return DataLoader(range(48), 8, shuffle=True, collate_fn=self.batch)
-
-    def val_dataloader(self):
-        return DataLoader(range(48, 64), 8, collate_fn=self.batch)

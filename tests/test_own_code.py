@@ -234,31 +234,3 @@ def test_several_optimizers_beyond_max_steps_end_with_a_validation(own, tmp_path
     assert result["step"] == result["best_step"] == 21 and "val_loss" in result["metrics"]
     last = load(Path("runs/own/checkpoints/last.ckpt"))
     assert last["global_step"] == 21 and not last["callbacks"]["LastCheckpoint"]["owes_validation"]
-
-
-SENSORS = """
-seed_everything: 0
-name: sensors
-trainer: {accelerator: cpu, devices: 1, max_epochs: 8, log_every_n_steps: 1}
-model:
-  class_path: SequenceClassification
-  init_args:
-    pooling: mean
-    dropout: 0.0
-    lr: 1.0e-2
-    encoder: {input_size: 3, max_length: 16, hidden_size: 8, num_layers: 1, num_heads: 2, projection_dim: 4}
-data: {class_path: tests.own_code.Sensors}
-"""
-
-
-def test_tokens_of_numbers(tmp_path, monkeypatch):
-    """Readings of sensors, classified by this project's own module; tokens of another size are refused."""
-    monkeypatch.chdir(tmp_path)
-    Path("sensors.yaml").write_text(SENSORS)
-    output(["fit", "--config", "sensors.yaml"], tmp_path)
-    result = json.loads(Path("runs/sensors/result.json").read_text())
-    assert result["best_metrics"]["val/score"] == 1
-    assert 8 * 48 * 4 < result["tokens"] < 8 * 48 * 16  # and not three times as many
-    assert result["throughput"]["gflops_per_token"] > 0
-    line = refused(["fit", "--config", "sensors.yaml", "--model.encoder.input_size", "4", "--name", "four"], tmp_path)
-    assert line == "error: model.encoder.input_size is 4; allowed: 3, the numbers in a token of the data"

@@ -1,4 +1,4 @@
-"""docs/extending.md: a projection and an attention in a file of the user's own, through every command."""
+"""docs/extending.md: a projection, an attention and data in files of the user's own, through every command."""
 
 import json
 import re
@@ -155,3 +155,32 @@ def test_unknown_names_list_what_there_is(tiny, tmp_path):
 def test_every_row_of_the_page_names_a_test_that_is_there():
     tests = re.findall(r"\| `(tests/\S+\.py)` \|", PAGE)
     assert tests and all((Path(__file__).parents[1] / name).is_file() for name in tests)
+
+
+SENSORS = """
+seed_everything: 0
+name: sensors
+trainer: {accelerator: cpu, devices: 1, max_epochs: 8, log_every_n_steps: 1}
+model:
+  class_path: SequenceClassification
+  init_args:
+    pooling: mean
+    dropout: 0.0
+    lr: 1.0e-2
+    encoder: {input_size: 3, max_length: 128, hidden_size: 8, num_layers: 1, num_heads: 2, projection_dim: 4}
+data: {class_path: my_sensors.Sensors}
+"""
+
+
+def test_tokens_of_numbers(tmp_path, monkeypatch):
+    """The page's readings of sensors, classified by this project's own module; tokens of another size are refused."""
+    monkeypatch.chdir(tmp_path)
+    Path("my_sensors.py").write_text(re.search(r"`my_sensors.py`:\n\n```py\n(.*?)```", PAGE, re.DOTALL)[1])
+    Path("sensors.yaml").write_text(SENSORS)
+    output(["fit", "--config", "sensors.yaml"], tmp_path)
+    result = json.loads(Path("runs/sensors/result.json").read_text())
+    assert result["best_metrics"]["val/score"] == 1
+    assert 8 * 48 * 20 < result["tokens"] < 8 * 48 * 84  # and not three times as many
+    assert result["throughput"]["gflops_per_token"] > 0
+    line = complaint(["fit", "--config", "sensors.yaml", "--model.encoder.input_size", "4", "--name", "four"], tmp_path)
+    assert line == "error: model.encoder.input_size is 4; allowed: 3, the numbers in a token of the data"

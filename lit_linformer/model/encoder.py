@@ -189,8 +189,8 @@ class Encoder(nn.Module):
             Hidden states (B, N, D); with need_weights also {layer: maps}, (B, H, N, S): of K slots, of N tokens, or of both one
             after the other, as the attention's ``columns`` has it.
         """
-        length = input_ids.shape[1]
         check_input(input_ids, self.config.input_size)
+        length = input_ids.shape[1]
         if length > self.config.max_length:
             raise UserError(f"the input has {length} tokens", f"up to max_length = {self.config.max_length}")
         if attention_mask is not None:

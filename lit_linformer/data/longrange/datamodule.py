@@ -254,13 +254,13 @@ class LongRangeData(ResumableDataModule):
 
     def train_dataloader(self) -> ResumableLoader:
         rows = self.sets["train"]
-        return self._training_loader(self._masked(rows, self.mask_rate, self.seed), rows.lengths)
+        return self._training_loader(self._batches(rows, self.mask_rate, self.seed), rows.lengths)
 
     def _evaluation(self, kind: str) -> EvaluationLoader:
-        rows = self._masked(self.sets[kind], VALIDATION_MASK_RATE, VALIDATION_SEED)
+        rows = self._batches(self.sets[kind], VALIDATION_MASK_RATE, VALIDATION_SEED)
         return EvaluationLoader(rows, self.eval_batch_size, lengths=self.sets[kind].lengths, **self._parallel())
 
-    def _masked(self, rows: EncodedTexts, mask_rate: float, seed: int) -> Dataset:
+    def _batches(self, rows: EncodedTexts, mask_rate: float, seed: int) -> Dataset:
         if self.patch:
             return Patches(rows, self.task.pixels, self.patch)
         if not self.masked:

@@ -93,10 +93,10 @@ def measured(table: dict[str, Any]) -> str:
 
 def write_table(grid: Grid, command: str) -> Path:
     """Writes table.md and table.json into the grid's folder, which it returns."""
-    folder, table = run_folder(grid.name), summary(grid)
+    folder, table, begun = run_folder(grid.name), summary(grid), grid.begun
     form = {"command": command, "rows": grid.rows, "columns": grid.columns, "decimals": grid.decimals}
     parts = [f"# {grid.name}\n", f"{heading(grid)}\n`{command}`\n", markdown(grid, table), measured({**form, **table})]
-    if left := [row for row in grid.axes[grid.rows] if row not in grid.begun]:
+    if left := [row for row in grid.axes[grid.rows] if row not in begun]:
         parts.append(f"Not started: {'; '.join(left)}\n")
     write_text(folder / "table.md", "\n".join(filter(None, parts)))
     write_json(folder / "table.json", {**form, **table}, indent=2)
