@@ -157,9 +157,13 @@ def open_model(given: dict[str, Any]) -> "tuple[TrainedModel, list[str]]":
         check_format(folder, "from")
         allowed = "a Hugging Face folder with config.json, the folder of a run, or a checkpoint"
         raise SettingError("from", folder, allowed, more=", which is no model")
-    model = open_checkpoint(folder, "from")
+    model = open_checkpoint(folder, "from", reads_text=False)
     if model.classifies:
         raise SettingError("from", folder, "a masked language model, to be fine-tuned after conversion", more=", a classifier")
+    if model.tokenizer is None and "source" in given:
+        raise SettingError("source", given["source"], "for a model of texts", more=f", but {folder} has no tokenizer")
+    if model.tokenizer is None and not model.data.get("class_path"):
+        raise SettingError("from", folder, "the run that it was exported from", more=", which says nothing of its data")
     return model, []
 
 

@@ -17,13 +17,25 @@ HEAD = """# Written by `convert` (conversion.json). The model as it is:
 # Trained on, as another run:
 #   python run.py fit --config {run}/config.yaml --name NAME --data.source texts/ --trainer.max_steps 1000
 """
+WITHOUT_TOKENIZER = """# Written by `convert` (conversion.json). The model as it is:
+#   python run.py validate --config {run}/config.yaml
+# Trained on, as another run:
+#   python run.py fit --config {run}/config.yaml --name NAME --trainer.max_steps 1000
+"""
 
 
 def write(model: TrainedModel, folder: Path, run: Path, conversion: dict[str, Any]) -> None:
-    """run.json, config.yaml, tokenizer.json, conversion.json and checkpoints/last.ckpt; the folder will be called ``run``."""
-    own = of_class(model.data.get("class_path"), "PretrainingData")  # another class has other settings
-    data = {key: value for key, value in model.data.items() if own and key not in ("class_path", "text", "file")}
-    data |= {"tokenizer": str(run / TOKENIZER), "max_length": model.max_length}
+    """run.json, config.yaml, tokenizer.json of a model of texts, conversion.json and checkpoints/last.ckpt; the folder will be
+    called ``run``."""
+    data, tokenizer = dict(model.data), model.tokenizer
+    class_path = data.pop("class_path", None)
+    if tokenizer is not None:
+        own = of_class(class_path, "PretrainingData")  # another class has other settings
+        data = {key: value for key, value in data.items() if own and key not in ("text", "file")}
+        data |= {"tokenizer": str(run / TOKENIZER), "max_length": model.max_length}
+        class_path = "lit_linformer.data.PretrainingData"
+    elif "max_length" in data:
+        data["max_length"] = model.max_length
     config = {
         "seed_everything": 0,
         "name": run.name,
@@ -36,11 +48,14 @@ def write(model: TrainedModel, folder: Path, run: Path, conversion: dict[str, An
             "callbacks": [{"class_path": "lit_linformer.callbacks.PerplexityCurve"}],
         },
         "model": {"class_path": "lit_linformer.tasks.MLM", "init_args": {"pretrained": str(run)}},
-        "data": {"class_path": "lit_linformer.data.PretrainingData", "init_args": data},
+        "data": {"class_path": class_path, "init_args": data},
     }
     text = as_yaml(config)
-    model.tokenizer.save(folder / TOKENIZER)
-    (folder / CONFIG).write_text(HEAD.format(run=run) + text, encoding="utf-8")
+    head = WITHOUT_TOKENIZER
+    if tokenizer is not None:
+        head = HEAD
+        tokenizer.save(folder / TOKENIZER)
+    (folder / CONFIG).write_text(head.format(run=run) + text, encoding="utf-8")
     write_json(folder / CONVERSION, conversion, indent=2)
     write_marker(folder, run.name)
     checkpoint = {
@@ -49,8 +64,9 @@ def write(model: TrainedModel, folder: Path, run: Path, conversion: dict[str, An
         "pytorch-lightning_version": metadata.version("lightning"),
         "epoch": 0,
         "global_step": 0,
-        "tokenizer": model.tokenizer.to_str(),
         "config": text,
         "conversion": conversion,
     }
+    if tokenizer is not None:
+        checkpoint["tokenizer"] = tokenizer.to_str()
     write_checkpoint(checkpoint, folder / "checkpoints" / "last.ckpt")

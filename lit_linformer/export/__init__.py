@@ -9,8 +9,9 @@ from typing import Any
 
 
 def load(folder: str | Path) -> tuple[Any, Any]:
-    """The plain PyTorch module, in evaluation mode, and the tokenizer of a folder that `export` wrote as safetensors or
-    huggingface: (MaskedLanguageModel or SequenceClassifier, lit_linformer.data.tokenizer.Tokenizer). ValueError for another."""
+    """The plain PyTorch module, in evaluation mode, and the tokenizer, if it has one, of a folder that `export` wrote as
+    safetensors or huggingface: (MaskedLanguageModel or SequenceClassifier, lit_linformer.data.tokenizer.Tokenizer or None).
+    ValueError for another."""
     from lit_linformer.runs.exported import read_config
     from lit_linformer.runs.trained_model import read_model
 

@@ -31,17 +31,31 @@ print(pipeline("PIPELINE", "FOLDER")(TEXT))""",
 import onnxruntime
 
 session = onnxruntime.InferenceSession("FOLDER/model.onnx")
-inputs = {"input_ids": np.array([IDS]), "attention_mask": np.ones((1, 5), dtype=np.int64)}
+inputs = {"input_ids": np.ARRAY, "attention_mask": np.ones((1, 5), dtype=np.int64)}
 (logits,) = session.run(["logits"], inputs)  # SHAPE; any B, and N up to LONGEST""",
     "torch": """import torch
 
 model = torch.export.load("FOLDER/model.pt2").module()
-logits = model(torch.tensor([IDS]), torch.ones(1, 5, dtype=torch.int64))  # SHAPE; any B, and N up to LONGEST""",
+logits = model(torch.TENSOR, torch.ones(1, 5, dtype=torch.int64))  # SHAPE; any B, and N up to LONGEST""",
+}
+WITHOUT_TOKENIZER = {
+    "safetensors": """import torch
+from lit_linformer.export import load
+
+net, _ = load("FOLDER")
+logits = net(torch.TENSOR)  # SHAPE; any B, and N up to LONGEST""",
+    "huggingface": """import torch
+import lit_linformer.export.huggingface  # in a checkout of lit-linformer: pip install -e '.[hf]'
+from transformers import MODEL
+
+model = MODEL.from_pretrained("FOLDER")
+logits = model(torch.TENSOR).logits  # SHAPE; any B, and N up to LONGEST""",
 }
 TRAINING = {
     "converted_from": "converted from",
     "text": "text",
     "task": "task",
+    "data": "data",
     "step": "optimiser steps",
     "tokens": "tokens, pads included",
 }
@@ -89,14 +103,15 @@ def _hub(model: TrainedModel) -> list[str]:
     """What the hub reads from a card: https://huggingface.co/docs/hub/model-cards"""
     licence = [f"license: {model.facts['license']}"] if "license" in model.facts else []
     tag = "text-classification" if model.classifies else "fill-mask"
-    return ["---", *licence, f"pipeline_tag: {tag}", "library_name: transformers", "tags: [linformer]", "---", ""]
+    tags = [f"pipeline_tag: {tag}"] if model.tokenizer is not None else []  # the hub's pipelines begin with a tokenizer
+    return ["---", *licence, *tags, "library_name: transformers", "tags: [linformer]", "---", ""]
 
 
 def _lead(model: TrainedModel) -> str:
     kind = model.encoder.attention_kind.title or f"encoder with the attention {model.encoder.attention}"
     task = "sequence classification" if model.classifies else "masked language modelling"
     if model.classifies and model.num_labels == 1:
-        task = "regression of texts"
+        task = "regression" if model.tokenizer is None else "regression of texts"
     a = "An" if kind[0] in "aeiou" else "A"
     return f"{a} {kind} for {task}, trained and exported with lit-linformer {model.facts['version']}."
 
@@ -107,6 +122,7 @@ def _settings(model: TrainedModel) -> list[str]:
     hidden = ("causal", "activation_checkpointing", "initializer_range", "projection_noise")
     hidden += tuple({name for known in ATTENTIONS.values() for name in known.settings} - {*e.attention_kind.settings})
     hidden += tuple(name for name in ("attention_options", "projection_options") if settings[name] is None)
+    hidden += ("vocab_size",) if e.input_size else ("input_size",)
     lines = ["| setting | value |", "|---|---|"]
     lines += [f"| {name} | {_number(value)} |" for name, value in settings.items() if name not in hidden]
     if model.classifies:
@@ -129,7 +145,8 @@ def _training(model: TrainedModel, pictured: bool) -> list[str]:
         lines += ["", "```sh", *made, "```"]
     if model.curve:
         lines += ["", f"![Validation perplexity against tokens]({PICTURE})"] if pictured else []
-        lines += ["", "Perplexity on held-out text, at 15 % masking:", ""]
+        held_out = "text" if model.tokenizer is not None else "rows"
+        lines += ["", f"Perplexity on held-out {held_out}, at 15 % masking:", ""]
         lines += ["| step | tokens | perplexity |", "|---:|---:|---:|"]
         lines += [f"| {step} | {tokens} | {perplexity:.2f} |" for step, tokens, perplexity in thinned(model.curve, ROWS)]
     return lines
@@ -147,25 +164,39 @@ def _results(model: TrainedModel) -> list[str]:
 
 
 def _use(model: TrainedModel, form: str) -> list[str]:
+    e, tokenizer = model.encoder, model.tokenizer
+    words = {"FOLDER": FOLDER, "LONGEST": str(e.max_length)}
+    words["SHAPE"] = f"(B, {model.num_labels})" if model.classifies else f"(B, N, {e.vocab_size})"
+    words["MODEL"] = "AutoModelForSequenceClassification" if model.classifies else "AutoModelForMaskedLM"
+    ids, shell = [0] * 5, []
+    if tokenizer is not None:
+        ids = [tokenizer.bos_id, *[tokenizer.mask_id] * 3, tokenizer.eos_id]
+        words["PIPELINE"] = "text-classification" if model.classifies else "fill-mask"
+        pair = '{"text": "some text", "text_pair": "another"}' if model.pair else '"some text"'
+        words["TEXT"] = pair if model.classifies else f'"The {tokenizer.mask_token} of a function."'
+        if form in OF_WEIGHTS and not model.classifies:
+            command = f'python run.py predict --model.pretrained {FOLDER} --data.text "The {tokenizer.mask_token} of a word."'
+            shell = ["", "With lit-linformer itself:", "", "```sh", command, "```"]
+    words |= {"ARRAY": f"array([{ids}])", "TENSOR": f"tensor([{ids}])"}
+    if e.input_size:
+        words |= {"ARRAY": f"zeros((1, 5, {e.input_size}), dtype=np.float32)", "TENSOR": f"zeros(1, 5, {e.input_size})"}
+    use = (USE if tokenizer is not None else USE | WITHOUT_TOKENIZER)[form]
+    for word, put in words.items():
+        use = use.replace(word, put)
+    return ["## Use", "", "```python", *use.splitlines(), "```", "", _rows(model), *shell]
+
+
+def _rows(model: TrainedModel) -> str:
+    """What the model reads."""
     e = model.encoder
-    use = USE[form].replace("FOLDER", FOLDER).replace("LONGEST", str(e.max_length))
-    ids = [model.tokenizer.bos_id, *[model.tokenizer.mask_id] * 3, model.tokenizer.eos_id]
-    use = use.replace("SHAPE", f"(B, {model.num_labels})" if model.classifies else f"(B, N, {e.vocab_size})")
-    use = use.replace("IDS", str(ids)).replace("PIPELINE", "text-classification" if model.classifies else "fill-mask")
-    pair = '{"text": "some text", "text_pair": "another"}' if model.pair else '"some text"'
-    use = use.replace("TEXT", pair if model.classifies else f'"The {model.tokenizer.mask_token} of a function."')
-    lines = ["## Use", "", "```python", *use.splitlines(), "```", "", "Rows are " + _layout(model) + ", padded on the right."]
-    if form in OF_WEIGHTS and not model.classifies:
-        text = f"The {model.tokenizer.mask_token} of a word."
-        shell = f'python run.py predict --model.pretrained {FOLDER} --data.text "{text}"'
-        lines += ["", "With lit-linformer itself:", "", "```sh", shell, "```"]
-    return lines
-
-
-def _layout(model: TrainedModel) -> str:
-    names = {i: name for name, i in model.tokenizer.backend.get_vocab(with_added_tokens=True).items()}
-    bos, eos = names[model.tokenizer.bos_id], names[model.tokenizer.eos_id]
-    return f"`{bos} text {eos} {eos} text {eos}`" if model.pair else f"`{bos} text {eos}`"
+    if model.tokenizer is not None:
+        names = {i: name for name, i in model.tokenizer.backend.get_vocab(with_added_tokens=True).items()}
+        bos, eos = names[model.tokenizer.bos_id], names[model.tokenizer.eos_id]
+        row = f"`{bos} text {eos} {eos} text {eos}`" if model.pair else f"`{bos} text {eos}`"
+        return f"Rows are {row}, padded on the right."
+    token = f"{e.input_size} numbers each" if e.input_size else f"ids from 0 to {e.vocab_size - 1}"
+    given = f", as {plain(model.facts['data'])} gives them" if "data" in model.facts else ""
+    return f"Tokens are {token}{given}; rows are padded on the right."
 
 
 def _number(value: object) -> str:

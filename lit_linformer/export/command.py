@@ -5,10 +5,10 @@
     onnx          model.onnx, any batch and length up to n, checked with onnxruntime: pip install 'lit-linformer[onnx]'
     torch         model.pt2, a torch.export program, any batch and length up to n
 
-Beside it config.json, tokenizer.json, SHA256SUMS, and README.md, a model card with the training's numbers, its command and
-its curve (perplexity.csv, perplexity.png). Every export is loaded again and compared with the checkpoint on random inputs with
-padding; the largest difference of the logits is printed, and more than 1e-4 of the largest logit is an error. Until then there
-is nothing at --output.
+Beside it config.json, tokenizer.json (of a model of texts), SHA256SUMS, and README.md, a model card with the training's
+numbers, its command and its curve (perplexity.csv, perplexity.png). Every export is loaded again and compared with the
+checkpoint on random inputs with padding; the largest difference of the logits is printed, and more than 1e-4 of the largest
+logit is an error. Until then there is nothing at --output.
 
 --dtype bfloat16 (safetensors, huggingface) halves the file: what the rounding changes is printed, the comparison is with the
 rounded weights, and computed is in float32. --results puts what runs/sst2, say, scored after fine-tuning this model into the
@@ -84,7 +84,7 @@ def main(argv: list[str]) -> None:
 
     from lit_linformer.runs.trained_model import open_checkpoint
 
-    model = open_checkpoint(given["ckpt_path"])
+    model = open_checkpoint(given["ckpt_path"], reads_text=False)
     model.name = given["name"] or model.facts.get("name", model.name)
     model.facts |= {key: given[key] for key in ("name", "text", "license") if given[key]}
     model.facts |= {"exported": command_line(["export", *argv])} | ({"results": results} if results else {})
@@ -112,6 +112,9 @@ def write(model: "TrainedModel", form: str, folder: Path, given: dict[str, Any])
     if given["quantize"]:  # a text that cannot be read is told before the model is written
         from lit_linformer.export import quantize
 
+        if model.tokenizer is None:
+            more = f", but {model.name} has no tokenizer"
+            raise SettingError("quantize", given["quantize"], "for a model of texts", more=more)
         model.tokenizer.save(folder / "tokenizer.json")
         batches = quantize.read_batches(model, given["source"], folder / "tokenizer.json")
     module.write(model, folder)

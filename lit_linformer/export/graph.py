@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_linformer.export.safetensors_folder import write_config
+from lit_linformer.export.verify import random_tokens
 from lit_linformer.model import Projection
 from lit_linformer.runs.trained_model import TrainedModel, own_classes
 from lit_linformer.utils.errors import SettingError, first_line
@@ -18,7 +19,10 @@ PROGRAM = "model.pt2"
 
 
 class Graph(nn.Module):
-    """Logits of input_ids and attention_mask, (B, N) int64 each, with nothing in it that depends on N but sizes."""
+    """Logits of input_ids and attention_mask, (B, N) int64 each, with nothing in it that depends on N but sizes.
+
+    input_ids of a model with an input_size are (B, N, input_size) float32.
+    """
 
     def __init__(self, model: TrainedModel):
         super().__init__()
@@ -36,8 +40,8 @@ def example(model: TrainedModel) -> tuple[tuple[Tensor, Tensor], dict]:
     """Inputs to trace with, and the sizes that are free: the batch, and the length up to n."""
     longest = model.encoder.max_length
     length = max(2, min(longest - 1, longest // 2 + 3))  # not n itself, nor 1, which a trace may take for constants
-    ids = torch.zeros(2, length, dtype=torch.int64)
-    mask = torch.ones_like(ids)
+    ids = random_tokens(model, 2, length, torch.Generator().manual_seed(0))
+    mask = torch.ones(2, length, dtype=torch.int64)
     mask[0, length // 2 :] = 0
     sizes = {0: torch.export.Dim("batch", min=1, max=2**20), 1: torch.export.Dim("length", min=1, max=longest)}
     return (ids, mask), {"input_ids": sizes, "attention_mask": sizes}
@@ -57,7 +61,7 @@ def traceable(model: TrainedModel, form: str) -> Iterator[None]:
 
 
 def write(model: TrainedModel, folder: Path) -> None:
-    """config.json, tokenizer.json and model.pt2."""
+    """config.json, tokenizer.json, where there is a tokenizer, and model.pt2."""
     write_config(model, folder)
     inputs, sizes = example(model)
     with traceable(model, "torch"):

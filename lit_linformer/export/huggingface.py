@@ -139,7 +139,7 @@ class LinformerModel(LinformerPreTrainedModel):
         """Encode.
 
         Args:
-            input_ids: (B, N) int64.
+            input_ids: (B, N) int64, or (B, N, input_size) floats, as the encoder's.
             attention_mask: (B, N), 1 at real tokens; None when all are.
             output_hidden_states: also the embeddings and what each layer gives, (B, N, D) each; of norm="pre" the last is
                 normalised.

@@ -20,10 +20,12 @@ from lit_linformer.utils.files import write_json
 
 
 def write(model: TrainedModel, folder: Path) -> None:
-    """config.json, model.safetensors, tokenizer.json and tokenizer_config.json; of an encoder also what Sentence Transformers
-    reads: mean pooling over all tokens, then length 1, as `embed` has it."""
+    """config.json and model.safetensors; where there is a tokenizer, tokenizer.json and tokenizer_config.json; of an encoder
+    then also what Sentence Transformers reads: mean pooling over all tokens, then length 1, as `embed` has it."""
     with transformers_quiet():
         as_transformers(model).save_pretrained(folder)
+    if model.tokenizer is None:
+        return
     fast_tokenizer(model).save_pretrained(folder)
     if not model.classifies:
         modules = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
@@ -40,8 +42,9 @@ def write(model: TrainedModel, folder: Path) -> None:
 
 def as_transformers(model: TrainedModel) -> LinformerPreTrainedModel:
     """The same weights in transformers' classes."""
-    ids = {f"{role}_token_id": getattr(model.tokenizer, f"{role}_id") for role in ("bos", "pad", "eos")}
     settings = dict(vars(model.encoder))
+    if model.tokenizer is not None:
+        settings |= {f"{role}_token_id": getattr(model.tokenizer, f"{role}_id") for role in ("bos", "pad", "eos")}
     settings["max_position_embeddings"], settings["longest_row"] = settings.pop("max_length"), model.max_length
     if model.classifies:
         labels = model.labels or [f"LABEL_{i}" for i in range(model.num_labels)]
@@ -50,7 +53,7 @@ def as_transformers(model: TrainedModel) -> LinformerPreTrainedModel:
         if model.num_labels == 1:
             settings["problem_type"] = "regression"  # or pipelines would squash the value
     made = LinformerForSequenceClassification if model.classifies else LinformerForMaskedLM
-    found = made(LinformerConfig(**settings, **ids, lit_linformer=model.facts))
+    found = made(LinformerConfig(**settings, lit_linformer=model.facts))
     head = "classifier." if model.classifies else "lm_head."
     found.load_state_dict(
         {

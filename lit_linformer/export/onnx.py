@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lit_linformer.export.graph import Graph, example, traceable
 from lit_linformer.export.safetensors_folder import write_config
+from lit_linformer.export.verify import random_tokens
 from lit_linformer.runs.trained_model import TrainedModel
 from lit_linformer.utils.quiet import quiet
 
@@ -20,7 +21,8 @@ ROUNDS = 9
 def write(model: TrainedModel, folder: Path) -> None:
     """config.json, tokenizer.json and model.onnx.
 
-    The graph: input_ids and attention_mask, (B, N) int64, to logits (B, N, V), or a classifier's (B, C).
+    The graph: input_ids and attention_mask, (B, N) int64, to logits (B, N, V), or a classifier's (B, C). input_ids of a model
+    with an input_size are (B, N, input_size) float32.
     """
     write_config(model, folder)
     inputs, sizes = example(model)
@@ -57,8 +59,8 @@ def logits(model: TrainedModel, folder: Path, file: str = MODEL) -> Callable[[Te
 def compare_speed(model: TrainedModel, sessions: dict[str, Callable[[Tensor, Tensor], Tensor]]) -> str:
     """One line: milliseconds for a row of n tokens, PyTorch and each session in turn, one thread, the median of ROUNDS."""
     length, before = model.encoder.max_length, torch.get_num_threads()
-    ids = torch.randint(0, model.encoder.vocab_size, (1, length), generator=torch.Generator().manual_seed(0))
-    mask = torch.ones_like(ids)
+    ids = random_tokens(model, 1, length, torch.Generator().manual_seed(0))
+    mask = torch.ones(1, length, dtype=torch.int64)
     runs = {"PyTorch": lambda ids, mask: model.net(ids, mask.bool()), **sessions}
     times = {name: [] for name in runs}
     torch.set_num_threads(1)

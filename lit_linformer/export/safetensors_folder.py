@@ -16,7 +16,7 @@ from lit_linformer.runs.trained_model import TrainedModel
 
 
 def write(model: TrainedModel, folder: Path) -> None:
-    """config.json, tokenizer.json and model.safetensors."""
+    """config.json, tokenizer.json, where there is a tokenizer, and model.safetensors."""
     write_config(model, folder)
     weights = {name: tensor.contiguous() for name, tensor in model.net.state_dict().items()}
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
@@ -29,10 +29,11 @@ def logits(model: TrainedModel, folder: Path) -> Callable[[Tensor, Tensor], Tens
 
 
 def write_config(model: TrainedModel, folder: Path) -> None:
-    """config.json and tokenizer.json."""
+    """config.json and, where there is a tokenizer, tokenizer.json."""
     text = json.dumps(model.config(), indent=2, ensure_ascii=False)
     (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
-    model.tokenizer.save(folder / "tokenizer.json")
+    if model.tokenizer is not None:
+        model.tokenizer.save(folder / "tokenizer.json")
 
 
 @torch.inference_mode()

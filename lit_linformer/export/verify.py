@@ -14,14 +14,22 @@ TOLERANCE = 1e-4  # of logits, float32, as a share of the largest one where that
 
 
 def random_inputs(model: TrainedModel) -> Iterator[tuple[Tensor, Tensor]]:
-    """input_ids (B, N) int64 and attention_mask (B, N) int64: one token, full length, lengths between, rows padded and not."""
+    """input_ids (B, N) int64, or (B, N, input_size) float32, and attention_mask (B, N) int64: one token, full length, lengths
+    between, rows padded and not."""
     longest = model.encoder.max_length
     draw = torch.Generator().manual_seed(0)
     for rows, length in ((1, 1), (3, 2), (2, min(17, longest)), (3, longest // 2 + 1), (2, longest), (1, longest)):
-        ids = torch.randint(0, model.encoder.vocab_size, (rows, length), generator=draw)
+        tokens = random_tokens(model, rows, length, draw)
         lengths = torch.randint(1, length + 1, (rows, 1), generator=draw)
         lengths[-1] = length
-        yield ids, (torch.arange(length) < lengths).long()
+        yield tokens, (torch.arange(length) < lengths).long()
+
+
+def random_tokens(model: TrainedModel, rows: int, length: int, draw: torch.Generator) -> Tensor:
+    """(rows, length) int64, or, of a model with an input_size, (rows, length, input_size) float32."""
+    if model.encoder.input_size:
+        return torch.randn(rows, length, model.encoder.input_size, generator=draw)
+    return torch.randint(0, model.encoder.vocab_size, (rows, length), generator=draw)
 
 
 def read(model: TrainedModel, logits: Tensor, real: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Trained models: read from a run, a checkpoint file or an exported folder, by everything that starts from one.
 
 `read_model` gives what is stored: settings, weights, where the tokenizer is. `open_checkpoint` builds the model of it, with its
-tokenizer and what is known of its training.
+tokenizer, if its data have one, and what is known of its training.
 """
 
 from dataclasses import dataclass, field, replace
@@ -158,7 +158,7 @@ class TrainedModel:
     Args:
         name: the run's, the folder's or the file's.
         net: MaskedLanguageModel or SequenceClassifier, float32, in evaluation mode.
-        tokenizer: the one it was trained with.
+        tokenizer: the one it was trained with; None: its tokens are no pieces of text.
         max_length: longest row it was trained on; up to the encoder's.
         labels: names of the classes; None for masked language models and regressions.
         pair: a row has two texts.
@@ -170,7 +170,7 @@ class TrainedModel:
 
     name: str
     net: MaskedLanguageModel | SequenceClassifier
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | None
     max_length: int
     labels: tuple[str, ...] | None = None
     pair: bool = False
@@ -199,17 +199,18 @@ class TrainedModel:
         return task | {"max_length": self.max_length, "encoder": vars(self.encoder), "lit_linformer": self.facts}
 
 
-def open_checkpoint(asked: str | Path, setting: str = "ckpt_path") -> TrainedModel:
+def open_checkpoint(asked: str | Path, setting: str = "ckpt_path", reads_text: bool = True) -> TrainedModel:
     """What `read_model` reads, built, with its tokenizer and what is known of its training.
 
-    Raises ValueError, in one line that names the setting, for what is no model with a tokenizer.
+    Raises ValueError, in one line that names the setting, for what is no model, and where it ``reads_text`` for one without
+    a tokenizer.
     """
     stored = read_model(asked, setting)
     path, net, tokenizer = stored.path, stored.build(), stored.own_tokenizer
-    if tokenizer is None:
+    if tokenizer is None and reads_text:
         raise SettingError(setting, path, "a checkpoint that has one", more=", which carries no tokenizer")
     encoder = net.encoder.config
-    if len(tokenizer) > encoder.vocab_size:
+    if tokenizer is not None and len(tokenizer) > encoder.vocab_size:
         more = f": its tokenizer has {len(tokenizer)} tokens"
         raise SettingError(setting, path, f"its model's {encoder.vocab_size}", more=more)
     settings = stored.data.get("init_args") or {}
@@ -226,15 +227,21 @@ def open_checkpoint(asked: str | Path, setting: str = "ckpt_path") -> TrainedMod
     model = TrainedModel(name, net, tokenizer, longest, stored.labels)
     model.data = {"class_path": str(stored.data.get("class_path", "")), **settings}
     _add_facts(model, stored.checkpoint, run)
-    if model.classifies and (task := task_of(model.data["class_path"], settings)) is not None:
-        model.facts["task"], model.pair = task.name, len(task.columns) == 2
+    if (task := task_of(model.data["class_path"], settings)) is not None:
+        model.facts["task"], model.pair = task.name, model.classifies and len(task.columns) == 2
+    if tokenizer is None and model.data["class_path"]:
+        model.facts["data"] = model.data["class_path"]
     return model
 
 
 def task_of(class_path: str, settings: dict[str, Any]) -> "TextTask | None":
-    """The task that data settings name or describe; None for those of other data modules than FineTuningData."""
+    """The task that data settings name or describe; None for those of other data than FineTuningData and LongRangeData."""
     from lit_linformer.data.finetuning.text_tasks import find_task, own_task
+    from lit_linformer.data.longrange.sources import TASKS
 
+    if of_class(class_path, "LongRangeData"):
+        task = TASKS.get(settings.get("task", ""))
+        return None if task is None else task.text_task
     if not of_class(class_path, "FineTuningData"):
         return None
     if settings.get("task"):

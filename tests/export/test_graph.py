@@ -12,8 +12,7 @@ SLOW = [pytest.param(settings, marks=pytest.mark.slow) for settings in VARIANTS[
 
 
 @pytest.mark.parametrize("settings", [VARIANTS[0], *SLOW, VARIANTS[-1]], ids=NAMES)
-def test_one_program_for_every_length_whatever_the_model(settings, tmp_path, monkeypatch):
-    monkeypatch.setattr(graph, "write_config", lambda model, folder: None)
+def test_one_program_for_every_length_whatever_the_model(settings, tmp_path):
     model = model_of(settings, classes=3)
     graph.write(model, tmp_path)
     assert largest_difference(model, graph.logits(model, tmp_path)) < 1e-5
@@ -21,7 +20,6 @@ def test_one_program_for_every_length_whatever_the_model(settings, tmp_path, mon
 
 def test_lookup_is_one_program_for_rows_that_it_reads_by_pairs_of_heads(tmp_path, monkeypatch):
     """Which it does to save memory: of more than LONG tokens, here 8 of up to 16."""
-    monkeypatch.setattr(graph, "write_config", lambda model, folder: None)
     monkeypatch.setattr(lookup, "LONG", 8)
     model = model_of(MECHANISMS["lookup, window"] | {"num_layers": 2})
     graph.write(model, tmp_path)
@@ -29,9 +27,8 @@ def test_lookup_is_one_program_for_rows_that_it_reads_by_pairs_of_heads(tmp_path
 
 
 @pytest.mark.parametrize("name", ["lsh", "sparse"])
-def test_a_masked_model_whose_program_has_other_logits_at_pads(name, tmp_path, monkeypatch):
+def test_a_masked_model_whose_program_has_other_logits_at_pads(name, tmp_path):
     """It attends to all pairs, the model in chunks: they agree at tokens, and pads are nothing that is read."""
-    monkeypatch.setattr(graph, "write_config", lambda model, folder: None)
     model = model_of(MECHANISMS[name])
     graph.write(model, tmp_path)
     written = graph.logits(model, tmp_path)

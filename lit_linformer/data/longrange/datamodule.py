@@ -25,7 +25,6 @@ from lit_linformer.data.finetuning.encoded_texts import EncodedTexts
 from lit_linformer.data.finetuning.row_layout import RowLayout
 from lit_linformer.data.finetuning.splits import select_rows
 from lit_linformer.data.finetuning.summary import of_rows
-from lit_linformer.data.finetuning.text_tasks import TextTask
 from lit_linformer.data.loader import EvaluationLoader, ResumableLoader
 from lit_linformer.data.longrange.pathfinder import DASHES
 from lit_linformer.data.longrange.sources import FROM_FILES, TASKS, FileSource, GeneratedSource, TextSource
@@ -127,8 +126,7 @@ class LongRangeData(ResumableDataModule):
         self.batch_size, self.eval_batch_size = batch_size, batch_size if eval_batch_size is None else eval_batch_size
         self.global_batch_size, self.num_workers, self.seed = global_batch_size, num_workers, seed
         self.cache_dir, self.verify = Path(cache_dir), verify
-        labels = self.task.labels
-        self.text_task = TextTask(task, (("text",),) * self.task.texts, labels=labels, submission=(f"{task}.tsv",))
+        self.text_task = self.task.text_task
         self.source = self._source(source, rows, held_out_rows, level)
         longest = self.task.pixels + 2 if patch else self.max_length
         self.layout = RowLayout(BOS, EOS, PAD, longest, pair=self.task.texts == 2)

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from lit_linformer.data.finetuning.labelled_rows import LabelledSource
-from lit_linformer.data.finetuning.text_tasks import find_task
+from lit_linformer.data.finetuning.text_tasks import TextTask, find_task
 from lit_linformer.data.longrange import listops, pathfinder
 from lit_linformer.data.pretraining.token_files import SPLITS
 from lit_linformer.data.reading import readable, stamps, text_lines
@@ -47,6 +47,11 @@ class LongTask:
     texts: int = 1
     rows: tuple[int, int, int] | None = None
     pixels: int = 0
+
+    @property
+    def text_task(self) -> TextTask:
+        """As fine-tuning has its tasks."""
+        return TextTask(self.name, (("text",),) * self.texts, labels=self.labels, submission=(f"{self.name}.tsv",))
 
 
 TASKS = {
