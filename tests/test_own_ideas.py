@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch import LightningDataModule
+from torch.utils.data import DataLoader
 
 from tests.cli.test_errors import complaint
 from tests.helpers import TINY, inside, output
@@ -182,5 +184,59 @@ def test_tokens_of_numbers(tmp_path, monkeypatch):
     assert result["best_metrics"]["val/score"] == 1
     assert 8 * 48 * 20 < result["tokens"] < 8 * 48 * 84  # and not three times as many
     assert result["throughput"]["gflops_per_token"] > 0
+    first = {"index": 48, "prediction": "even"}
+    for command, told in (("predict", {}), ("test", {"split": "test", "label": "even"}), ("validate", {"split": "validation"})):
+        output([command, "--config", "runs/sensors/config.yaml"], tmp_path)
+        rows = [json.loads(line) for line in Path("runs/sensors/predictions.jsonl").read_text().splitlines()]
+        assert rows[0].items() >= (first | told).items() and [row["index"] for row in rows] == list(range(48, 64))
+        assert rows[1]["prediction"] == "odd" and rows[1]["probabilities"]["odd"] > 0.5
+    assert not Path("runs/sensors/submission").exists()
     line = complaint(["fit", "--config", "sensors.yaml", "--model.encoder.input_size", "4", "--name", "four"], tmp_path)
     assert line == "error: model.encoder.input_size is 4; allowed: 3, the numbers in a token of the data"
+
+
+class Unnamed(LightningDataModule):
+    """Rows of numbers with a class, or with a value; two sets to validate on."""
+
+    input_size, evaluation_names = 2, ("", "again")
+
+    def __init__(self, values: bool = False):
+        super().__init__()
+        self.num_labels, self.metrics = (1, ("pearson",)) if values else (3, ("accuracy",))
+        self.values = values
+
+    def batch(self, numbers):
+        labels = torch.tensor(numbers) % 3
+        labels = labels.float() if self.values else labels
+        return {
+            "input_ids": torch.ones(len(numbers), 4, 2) * labels[:, None, None],
+            "labels": labels,
+            "index": torch.tensor(numbers),
+        }
+
+    def loader(self):
+        return DataLoader(range(12), batch_size=4, collate_fn=self.batch)
+
+    train_dataloader = loader
+
+    def val_dataloader(self):
+        return [self.loader(), self.loader()]
+
+    test_dataloader = val_dataloader
+
+
+@pytest.mark.parametrize(("values", "first"), [("false", "2"), ("true", 2.0)])
+def test_scores_and_rows_of_classes_without_names_and_of_values(values, first, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("sensors.yaml").write_text(
+        SENSORS.replace("my_sensors.Sensors", "tests.test_own_ideas.Unnamed").replace("size: 3", "size: 2")
+    )
+    words = ["--data.values", values, "--trainer.callbacks+", "TaskScores", "--trainer.max_epochs", "1"]
+    output(["fit", "--config", "sensors.yaml", *words], tmp_path)
+    assert len(Path("runs/sensors/scores.csv").read_text().splitlines()) == 2
+    output(["test", "--config", "runs/sensors/config.yaml"], tmp_path)
+    rows = [json.loads(line) for line in Path("runs/sensors/predictions.jsonl").read_text().splitlines()]
+    assert [(row["split"], row["index"]) for row in rows] == [(s, n) for s in ("test", "test_again") for n in range(12)]
+    assert rows[2]["label"] == first and ("value" in rows[2]) == (values == "true")
+    files = {path.name: path.read_text().splitlines() for path in Path("runs/sensors/submission").iterdir()}
+    assert files.keys() == {"predictions.tsv", "again.tsv"} and {len(lines) for lines in files.values()} == {13}

@@ -59,7 +59,8 @@ class EvaluationWriter(Callback):
     """Writes each row of an evaluation, for the analysis of errors.
 
     A line: split; line, or row, its number there; text, or a pair's [text, text]; label, the gold one, where there is one;
-    prediction and probabilities by class, or the value of a regression.
+    prediction and probabilities by class, or the value of a regression. Rows that are no texts have index instead of line and
+    text.
     """
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -71,34 +72,40 @@ class EvaluationWriter(Callback):
 
 
 def write_evaluation(trainer: Trainer, pl_module: LightningModule, kind: str) -> None:
-    """Of a module and data that classify texts; nothing of others."""
+    """Of a module that classifies rows; nothing of others."""
     data, found = trainer.datamodule, getattr(pl_module, "results", None)
-    results = list(found.values()) if isinstance(found, dict) and hasattr(data, "evaluated_texts") else []
+    task = getattr(pl_module, "text_task", None)
+    results = list(found.values()) if isinstance(found, dict) and task is not None else []
     there = results and all("logits" in result for result in results)
     if not there or not trainer.is_global_zero or trainer.fast_dev_run:
         return
     path = Path(trainer.default_root_dir) / FILE
-    sets = zip(data.text_task.splits(kind), results, strict=True)
+    sets = zip(task.splits(kind), results, strict=True)
     records = (record for split, result in sets for record in evaluated(data, split, result, pl_module))
     replaced = _replaced(path)
     count = write_lines(path, map(json_text, records))
-    print(f"{count:,} rows{_wrong(results, data.text_task)} → {path}{replaced}", flush=True)
+    print(f"{count:,} rows{_wrong(results, task)} → {path}{replaced}", flush=True)
 
 
 def evaluated(data: Any, split: str, result: dict[str, Any], pl_module: Any) -> Iterator[dict[str, Any]]:
     """Records of a split in the order of its file; `result`: what `Scores.compute` gives, with logits."""
-    task, targets = data.text_task, result["targets"]
-    labels = [None] * len(result["index"]) if targets is None else targets.tolist()
-    rows = zip(result["index"].tolist(), labels, pl_module.predicted(result["logits"]), strict=True)
+    task, targets, numbers = pl_module.text_task, result["targets"], result["index"].tolist()
+    labels = [None] * len(numbers) if targets is None else targets.tolist()
+    rows = zip(numbers, labels, pl_module.predicted(result["logits"]), strict=True)
     row = next(rows, None)
-    for number, place, texts in data.evaluated_texts(split):
+    for number, told in _told(data, split) if hasattr(data, "evaluated_texts") else ((n, {"index": n}) for n in numbers):
         if row is None:
             return
         if row[0] == number:  # not where trainer.limit_val_batches has left it out
-            text = {"text": texts[0] if len(texts) == 1 else list(texts)}
             label = {} if row[1] is None else {"label": task.label_name(row[1])}
-            yield {"split": split, **place, **text, **label, **row[2]}
+            yield {"split": split, **told, **label, **row[2]}
             row = next(rows, None)
+
+
+def _told(data: Any, split: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The number of each row, and where it stands and what it says."""
+    for number, place, texts in data.evaluated_texts(split):
+        yield number, {**place, "text": texts[0] if len(texts) == 1 else list(texts)}
 
 
 def _replaced(path: Path) -> str:

@@ -32,7 +32,7 @@ class TaskScores(Callback):
         if not trainer.is_global_zero or trainer.fast_dev_run:
             return
         write_csv(Path(trainer.default_root_dir) / SCORES, self.rows)
-        labels = trainer.datamodule.text_task.labels
+        labels = pl_module.text_task.labels
         shown = writers(trainer)
         for name, result in pl_module.results.items() if labels is not None and shown else ():
             tag = f"val/{name}/confusion_matrix" if name else "val/confusion_matrix"
@@ -42,7 +42,7 @@ class TaskScores(Callback):
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.is_global_zero or trainer.fast_dev_run:
             return
-        task, root = trainer.datamodule.text_task, Path(trainer.default_root_dir)
+        task, root = pl_module.text_task, Path(trainer.default_root_dir)
         for file, result in zip(task.submission, pl_module.results.values(), strict=True):
             path = root / "submission" / file
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
+from lit_linformer.data.finetuning.text_tasks import TextTask
 from lit_linformer.model import EncoderConfig, SequenceClassifier
 from lit_linformer.model.flops import training_flops
 from lit_linformer.model.heads import POOLINGS
@@ -103,8 +104,9 @@ class SequenceClassification(TrainingModule):
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
-        # One for each evaluation set; MNLI has two.
         data, kept = self.trainer.datamodule, stage != "fit"  # for predictions.jsonl
+        self.text_task = getattr(data, "text_task", None) or task_of_rows(data, self.hparams.num_labels)
+        # One for each evaluation set; MNLI has two.
         self.evaluations = {name: Scores(data.metrics, self.hparams.num_labels, kept) for name in data.evaluation_names}
 
     def warmup(self, total_steps: int) -> int:
@@ -160,21 +162,33 @@ class SequenceClassification(TrainingModule):
     def predict_step(self, batch: Batch, batch_idx: int) -> list[dict[str, Any]]:
         """[{text, line or row of data.file, label if it is known, prediction, probabilities, top}, …].
 
-        probabilities by class; top: [{label, probability}, …] from the most probable down. Of a regression value instead.
+        probabilities by class; top: [{label, probability}, …] from the most probable down. Of a regression value instead. Rows
+        that are no texts have index, as in the batch, instead of text and what stands beside it.
         """
         logits = self(batch).float()
-        beside = zip(batch["texts"], batch["places"], batch["golds"], strict=True)
-        records = [{"text": text, **place} | ({} if gold is None else {"label": gold}) for text, place, gold in beside]
+        if "texts" in batch:
+            beside = zip(batch["texts"], batch["places"], batch["golds"], strict=True)
+            records = [{"text": text, **place} | ({} if gold is None else {"label": gold}) for text, place, gold in beside]
+        else:
+            records = [{"index": number} for number in batch["index"].tolist()]
         found = zip(records, self.predicted(logits), strict=True)
         return [record | told | _top(told) for record, told in found]
 
     def predicted(self, logits: Tensor) -> list[dict[str, Any]]:
         """{prediction, probabilities: {class: share}} of each row of logits (R, C); {value} of a regression's (R, 1)."""
-        labels = self.trainer.datamodule.text_task.labels
+        labels = self.text_task.labels
         if labels is None:
             return [{"value": value} for value in logits[:, 0].tolist()]
         chances = [dict(zip(labels, row, strict=True)) for row in logits.softmax(-1).tolist()]
         return [{"prediction": max(row, key=row.__getitem__), "probabilities": row} for row in chances]
+
+
+def task_of_rows(data: Any, num_labels: int) -> TextTask:
+    """The task of data of one's own, which are no texts: its classes are called as its ``labels``, or by their numbers."""
+    names = None if num_labels == 1 else tuple(getattr(data, "labels", map(str, range(num_labels))))
+    files = tuple(f"{name or 'predictions'}.tsv" for name in data.evaluation_names)
+    sets = {"evaluation": tuple(data.evaluation_names), "submission": files}
+    return TextTask(type(data).__name__, (), labels=names, metrics=tuple(data.metrics), **sets)
 
 
 def _check_ignored(encoder: EncoderConfig, **settings: float) -> None:
