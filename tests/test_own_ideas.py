@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader
 
+from lit_linformer.runs.trained_model import read_model
 from tests.cli.test_errors import complaint
 from tests.helpers import TINY, inside, output
 
@@ -191,8 +192,12 @@ def test_tokens_of_numbers(tmp_path, monkeypatch):
         assert rows[0].items() >= (first | told).items() and [row["index"] for row in rows] == list(range(48, 64))
         assert rows[1]["prediction"] == "odd" and rows[1]["probabilities"]["odd"] > 0.5
     assert not Path("runs/sensors/submission").exists()
+    assert read_model("runs/sensors").labels == ("even", "odd")  # which its checkpoint says
     line = complaint(["fit", "--config", "sensors.yaml", "--model.encoder.input_size", "4", "--name", "four"], tmp_path)
     assert line == "error: model.encoder.input_size is 4; allowed: 3, the numbers in a token of the data"
+    Path("my_sensors.py").write_text(Path("my_sensors.py").read_text().replace('("even", "odd")', '("even",)'))
+    line = complaint(["fit", "--config", "sensors.yaml", "--name", "one"], tmp_path)
+    assert line == "error: Sensors.labels are even; allowed: 2 names, as num_labels"
 
 
 class Unnamed(LightningDataModule):

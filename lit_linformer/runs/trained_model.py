@@ -85,7 +85,7 @@ class StoredModel:
             labels = () if labels == tuple(f"LABEL_{i}" for i in range(len(labels))) else labels
         else:
             task = task_of(str(self.data.get("class_path")), self.data.get("init_args") or {})
-            labels = () if task is None else task.labels or ()
+            labels = (self.checkpoint.get("labels") if task is None else task.labels) or ()
         return labels if len(labels) == self.settings.get("num_labels") != 1 else None
 
     def build(self) -> MaskedLanguageModel | SequenceClassifier:

@@ -109,6 +109,10 @@ class SequenceClassification(TrainingModule):
         # One for each evaluation set; MNLI has two.
         self.evaluations = {name: Scores(data.metrics, self.hparams.num_labels, kept) for name in data.evaluation_names}
 
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["labels"] = self.text_task.labels
+
     def warmup(self, total_steps: int) -> int:
         return round(self.hparams.warmup_fraction * total_steps)
 
@@ -184,8 +188,13 @@ class SequenceClassification(TrainingModule):
 
 
 def task_of_rows(data: Any, num_labels: int) -> TextTask:
-    """The task of data of one's own, which are no texts: its classes are called as its ``labels``, or by their numbers."""
+    """The task of data of one's own, which are no texts: its classes are called as its ``labels``, or by their numbers.
+
+    ValueError for another number of names than of classes.
+    """
     names = None if num_labels == 1 else tuple(getattr(data, "labels", map(str, range(num_labels))))
+    if names is not None and len(names) != num_labels:
+        raise UserError(f"{type(data).__name__}.labels are {', '.join(map(str, names))}", f"{num_labels} names, as num_labels")
     files = tuple(f"{name or 'predictions'}.tsv" for name in data.evaluation_names)
     sets = {"evaluation": tuple(data.evaluation_names), "submission": files}
     return TextTask(type(data).__name__, (), labels=names, metrics=tuple(data.metrics), **sets)
