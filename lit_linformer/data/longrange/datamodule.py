@@ -221,7 +221,8 @@ class LongRangeData(ResumableDataModule):
 
     def setup(self, stage: str | None = None) -> None:
         if stage == "predict":
-            raise UserError("data is LongRangeData", "PretrainingData or FineTuningData", when="with predict")
+            allowed = "PretrainingData or FineTuningData; validate and test write predictions.jsonl of these rows"
+            raise UserError("data is LongRangeData", allowed, when="with predict")
         if stage in ("fit", None):
             self._start_anew()
         self.sets = {split: self._set(split) for split in STAGES[stage or "fit"]}
