@@ -230,9 +230,10 @@ class BestCheckpoint(ModelCheckpoint):
         if gone and self._trainer.state.fn == "fit" and self._trainer.is_global_zero:
             there = "the best checkpoint so far, is not there; the best of what follows is kept"
             print(f"warning: {gone[0]}, {there}", file=sys.stderr, flush=True)
-        scores = {path: score for path, score in scores.items() if path not in gone}
-        worst, best = (max, min) if self.mode == "min" else (min, max)
-        kth, first = (choose(scores, key=scores.get, default="") for choose in (worst, best))
+        ranked = sorted((path for path in scores if path not in gone), key=scores.get, reverse=self.mode == "max")
+        self._beaten += ranked[self.save_top_k :]  # Lightning would drop none, ever, of a start that kept more
+        scores = {path: scores[path] for path in ranked[: self.save_top_k]}
+        first, kth = next(iter(scores), ""), next(reversed(scores), "")
         found = {"dirpath": self.dirpath, "best_k_models": scores, "best_model_path": first}
         found |= {"best_model_score": scores.get(first), "kth_best_model_path": kth}
         super().load_state_dict(state_dict | found | {"kth_value": scores.get(kth, state_dict["kth_value"])})

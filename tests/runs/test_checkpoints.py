@@ -15,6 +15,7 @@ from lit_linformer.runs.checkpoints import check_checkpoint, checkpoint_path, fi
 from lit_linformer.runs.record import RunRecord
 from lit_linformer.runs.trained_model import find_model
 from tests.callbacks.test_checkpoint import write
+from tests.helpers import output
 
 ROOT = Path(__file__).parents[2]
 WEIGHTS = torch.arange(1000.0)
@@ -194,3 +195,14 @@ def test_a_model_that_cannot_be_read_is_named(tmp_path):
 def test_what_is_no_checkpoint_is_told(command, asked, told, tmp_path):
     with pytest.raises(ValueError, match=told):
         checkpoint_path(command, str(ROOT / asked), tmp_path)
+
+
+def test_a_run_that_goes_on_may_keep_fewer_of_the_best(tiny, tmp_path):
+    words = ["fit", *tiny, "--trainer.val_check_interval", "2"]
+    output([*words, "--best.keep", "3", "--trainer.max_steps", "6"], tmp_path)
+    folder = tmp_path / "runs/tiny/checkpoints"
+    assert len(list(folder.glob("best-*"))) == 3
+    output([*words, "--best.keep", "1", "--ckpt_path", "last"], tmp_path)
+    curve = RunRecord(tmp_path / "runs/tiny").curve
+    best = min(curve, key=lambda row: row["perplexity"])
+    assert [path.name[:13] for path in folder.glob("best-*")] == [f"best-{best['step']:08.0f}"]
