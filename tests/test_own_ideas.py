@@ -28,8 +28,16 @@ SAID = {
 }
 
 
-# A forward of its own leaves `flops` behind: the operations are not known then, and not guessed.
-UNCOUNTED = "\n\nclass Uncounted(Window):\n    forward = Window.forward\n"
+# A forward of its own leaves `flops` behind: the operations are not known then, and not guessed. Its mask is in checkpoints.
+UNCOUNTED = """
+
+class Uncounted(Window):
+    forward = Window.forward
+
+    def __init__(self, reach: int = 4, **shape):
+        super().__init__(reach, **shape)
+        self.register_buffer("past", torch.full((4, 4), -torch.inf).triu(1))
+"""
 
 
 def words(text):
@@ -69,6 +77,13 @@ def test_trains_resumes_and_validates_under_its_own_name(name, ideas, here, tmp_
     argv = ["--config", f"runs/{name}/config.yaml", "--trainer.default_root_dir", str(tmp_path / "runs" / name)]
     assert "resuming at step 8" in output(["fit", *argv, "--ckpt_path", "last", "--trainer.max_steps", "10"], tmp_path)
     assert "val/perplexity" in output(["validate", *argv], tmp_path)
+
+
+def test_an_infinite_mask_is_no_broken_weight(here, tmp_path):
+    output(["export", "--ckpt_path", "runs/uncounted", "--format", "safetensors", "--output", str(tmp_path / "out")], tmp_path)
+    argv = ["--config", "runs/uncounted/config.yaml", "--name", "next", "--trainer.default_root_dir", str(tmp_path / "next")]
+    for model in ("runs/uncounted", str(tmp_path / "out")):
+        output(["fit", *argv, "--model.pretrained", model, "--overwrite", "true", "--trainer.max_steps", "1"], tmp_path)
 
 
 @pytest.mark.parametrize("setting", ['attention="my_ideas.Window"', 'projection="my_ideas.Salient"'])

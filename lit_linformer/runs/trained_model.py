@@ -4,6 +4,7 @@
 tokenizer, if its data have one, and what is known of its training.
 """
 
+import re
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from lit_linformer.data.finetuning.text_tasks import TextTask
 
 COLUMNS = ("step", "tokens", "perplexity")
+# Names of what attention and projection hold: one's own may have buffers that are infinite, as a mask is.
+OF_OWN = re.compile(r"\.(attention|E)\.")
 
 
 @dataclass
@@ -132,7 +135,8 @@ def read_model(asked: str | Path, setting: str = "model.pretrained") -> StoredMo
             raise SettingError(setting, path, "a checkpoint of this project", more=", which holds no encoder")
         tokenizer = str(path) if "tokenizer" in checkpoint else None
         stored = StoredModel(path, encoder, weights, checkpoint["hyper_parameters"], setting, tokenizer, checkpoint)
-    check_finite(weights, f"{setting} is {path}")
+    own = own_classes(encoder)
+    check_finite({n: t for n, t in weights.items() if not (own and OF_OWN.search(n))}, f"{setting} is {path}")
     return stored
 
 

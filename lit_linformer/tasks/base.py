@@ -237,7 +237,9 @@ class TrainingModule(LightningModule):
         self.batches_seen, self.tokens_seen = seen.get("batches", 0), seen.get("tokens", 0)
         if "state_dict" in checkpoint:  # not in a sharded checkpoint, which the strategy itself has loaded
             check_fit(self.state_dict(), checkpoint["state_dict"])
-            check_finite(checkpoint["state_dict"], f"ckpt_path is {self.trainer.ckpt_path if self.attached else '?'}")
+            buffers = dict(self.named_buffers(remove_duplicate=False))  # one of them may be a mask
+            weights = {name: tensor for name, tensor in checkpoint["state_dict"].items() if name not in buffers}
+            check_finite(weights, f"ckpt_path is {self.trainer.ckpt_path if self.attached else '?'}")
         if self.attached and self.trainer.precision == "64-true":
             self.double()  # Lightning does so after it has loaded the weights, which would lose half of their digits
 
