@@ -72,6 +72,14 @@ class OfAPass(Plain):
         return loss
 
 
+class TwoMetrics(Plain):
+    """A second one beside the loss, which falls."""
+
+    def validation_step(self, batch, batch_idx):
+        super().validation_step(batch, batch_idx)
+        self.log("val_accuracy", 1 / self.trainer.global_step if self.trainer.global_step else 1.0)
+
+
 class TwoSets(Rows):
     """A batch of each at a time, by name; there are no rows before setup."""
 

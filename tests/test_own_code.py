@@ -1,6 +1,7 @@
 """A LightningModule and a LightningDataModule that know nothing of this project: tests/own_code.py."""
 
 import json
+import re
 import shlex
 from pathlib import Path
 
@@ -159,6 +160,16 @@ def test_several_validation_sets(own, tmp_path):
     best = ["--data.sets", "2", "--best.monitor", "val_loss/dataloader_idx_1"]
     output(["fit", *own, *best], tmp_path)
     assert list(Path("runs/own/checkpoints").glob("best-*"))
+
+
+def test_a_run_that_goes_on_by_another_metric_tells_of_that_one_alone(own, tmp_path):
+    words = ["fit", *own, "--model", "tests.own_code.TwoMetrics", "--best.monitor"]
+    output([*words, "val_loss"], tmp_path)
+    accuracy = [*words, "val_accuracy", "--best.mode", "max", "--ckpt_path", "last"]
+    shown = output([*accuracy, "--trainer.max_epochs", "4"], tmp_path)
+    assert re.findall(r"^  (\w+) +\S+ \(step (\d+)\)$", shown, re.M) == [("first", "24"), ("best", "24"), ("last", "32")], shown
+    assert json.loads(Path("runs/own/result.json").read_text())["best_step"] == 24  # whose checkpoint there is
+    assert [path.name[:13] for path in Path("runs/own/checkpoints").glob("best-*")] == ["best-00000024"]
 
 
 def test_a_dict_of_loaders_and_no_validation(own, tmp_path):

@@ -46,6 +46,7 @@ class Progress(ProgressBar):
         self._early: int | None = None  # the step at which the time left is told for the first time, until it is
         self._clock, self._validation_began = Clock(), 0.0
         self._marks: dict[str, tuple[float, int]] = {}  # first, best and last: (metric, step)
+        self._metric = ""  # its name
 
     def disable(self) -> None:  # Lightning calls this on all ranks but the first
         self._enabled = False
@@ -55,10 +56,11 @@ class Progress(ProgressBar):
 
     def state_dict(self) -> dict[str, Any]:
         marks = {name: list(mark) for name, mark in self._marks.items() if math.isfinite(mark[0])}
-        return {"marks": marks, "seconds": self._clock.seconds()}
+        return {"marks": marks, "metric": self._metric, "seconds": self._clock.seconds()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._marks = {name: (value, step) for name, (value, step) in state_dict["marks"].items()}
+        self._metric = state_dict.get("metric", "")
         self._clock.before = state_dict["seconds"]
 
     def print(self, *args: Any, **kwargs: Any) -> None:
@@ -72,6 +74,10 @@ class Progress(ProgressBar):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._clock.start()
+        metric, *_ = headline(trainer, pl_module)
+        if self._metric not in ("", metric):  # of an earlier start
+            self._marks = {}
+        self._metric = metric
         if self.live and self._enabled:
             from rich.console import Console
 

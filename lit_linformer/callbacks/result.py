@@ -31,10 +31,12 @@ class RunResult(Callback):
         self._clock = Clock()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best, "seconds": self._clock.seconds()}
+        return {"best": self.best, "by": [self.monitor, self.mode], "seconds": self._clock.seconds()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.best, self._clock.before = state_dict["best"], state_dict["seconds"]
+        self._clock.before = state_dict["seconds"]
+        if state_dict.get("by", [self.monitor, self.mode]) == [self.monitor, self.mode]:  # as the best checkpoints
+            self.best = state_dict["best"]
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["metrics"] = self._metrics_before | metrics(trainer)
