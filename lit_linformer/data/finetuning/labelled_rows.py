@@ -131,6 +131,10 @@ class LabelledSource:
             allowed = f"{', '.join(files)} or {name}/LABEL/*.txt, there or in {', '.join(self._below())}"
         return SettingError(self.setting, self.source, f"{allowed}{instead}", more=f", which has no {split} split")
 
+    def empty(self, split: str) -> ValueError:
+        """The error to raise for a split without rows."""
+        return SettingError(self.setting, self.source, "1 row or more", more=f", whose {split} split is empty")
+
     def _below(self) -> list[str]:
         """Names of the folders in which the splits may be instead."""
         config = self.task.hub[1] if self.task.hub else None
@@ -178,7 +182,7 @@ class LabelledSource:
                 raise UserError(f"{self.setting}: {_at(where)} has {other}", "one in all rows of a split, or in none")
             yield LabelledRow(texts, label)
         if not labels:
-            raise SettingError(self.setting, self.source, "1 row or more", more=f", whose {split} split is empty")
+            raise self.empty(split)
 
     def label(self, where: tuple, value: object) -> int | float | None:
         """Class number or value of a label as it is written there."""

@@ -122,6 +122,8 @@ class Splits:
         """(text, share of the training split read so far)."""
         source, splits = self.source, ["train", *self._others()]
         hashes = {split: np.array([text_hash(texts) for _, texts, _ in source.texts(split)], np.uint64) for split in splits}
+        if not len(hashes["train"]):
+            raise source.empty("train")
         chosen = np.zeros(len(hashes["train"]), dtype=bool)
         chosen[self.select(hashes.__getitem__).train] = True
         for i, (_, texts, _) in enumerate(source.texts("train")):

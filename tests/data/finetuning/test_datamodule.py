@@ -299,3 +299,13 @@ def test_held_out_rows_whose_texts_are_trained_on_are_told(make_data, tmp_path):
     hint = " ".join(ready(make_data(**table)).summary_hints(None))
     assert re.search(r"\d+ of 10 held-out rows have the text of a training row: data.drop_leaked true trains without", hint)
     assert "held-out rows" not in " ".join(ready(make_data(**table, drop_leaked=True)).summary_hints(None))
+
+
+@pytest.mark.parametrize("validation", [False, True])
+def test_a_table_of_a_header_alone_is_told_before_a_tokenizer_learns_from_it(validation, make_data, tmp_path):
+    settings = reviews(tmp_path / "train.csv", [])
+    if validation:
+        reviews(tmp_path / "validation.csv", ["so it was"])
+        settings |= {"source": str(tmp_path), "validation_fraction": None}
+    with pytest.raises(ValueError, match=r"^data.source is '.*', whose train split is empty; allowed: 1 row or more$"):
+        make_data(**settings, cache_dir=str(tmp_path / "cache")).prepare_data()
