@@ -236,6 +236,13 @@ def test_a_module_that_optimises_by_itself(own, tmp_path):
     assert "step 20/20" in shown
 
 
+def test_of_several_optimizers_a_line_and_a_checkpoint_come_with_the_batch_that_passes_their_step(own, tmp_path):
+    words = ["--model", "tests.own_code.Manual", "--model.optimizers", "3", "--progress.every_n_steps", "10"]
+    shown = output(["fit", *own, *BEST, *words, "--last.every_n_steps", "10"], tmp_path)
+    assert re.findall(r"^step (\d+)/48", shown, re.M) == ["12", "21", "30", "42", "48"]
+    assert load(Path("runs/own/checkpoints/previous.ckpt"))["global_step"] == 42
+
+
 def test_several_optimizers_beyond_max_steps_end_with_a_validation(own, tmp_path):
     """Three steps a batch: 21 of 20, in the middle of a pass; a signal in that batch does not stop what is about to end."""
     words = ["--model", "tests.own_code.Manual", "--model.optimizers", "3", "--trainer.max_steps", "20"]

@@ -79,7 +79,7 @@ class LastCheckpoint(Stepping, Checkpoint):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         self._settle(trainer)
-        if self.stepped(trainer) and (trainer.global_step % self.every_n_steps == 0 or at_max_steps(trainer)):
+        if self.passed(trainer, self.every_n_steps) or (self.stepped(trainer) and at_max_steps(trainer)):
             self._due = validation_follows(trainer)
             if not self._due:
                 self.save(trainer)

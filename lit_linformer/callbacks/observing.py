@@ -84,6 +84,10 @@ class Stepping(Callback):
     def stepped(self, trainer: Trainer) -> bool:
         return trainer.global_step != self._step_before_batch
 
+    def passed(self, trainer: Trainer, every: int) -> bool:
+        """Whether a multiple of ``every`` is among the steps of this batch: of several optimisers it has several."""
+        return trainer.global_step // every > self._step_before_batch // every
+
 
 class Measuring(Callback):
     """Measures something of its own after validations: while a run trains, and by `validate` of a checkpoint."""

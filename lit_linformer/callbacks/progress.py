@@ -122,7 +122,7 @@ class Progress(ProgressBar):
             self._early = None  # once, and not after each micro-batch of the next step
             self._tell_time(trainer)
         ended = total is not None and step >= total  # several optimisers may step beyond max_steps
-        if step % self.every_n_steps and not ended:
+        if step // self.every_n_steps == self._marked_step // self.every_n_steps and not ended:
             return
         mean = float(self._losses) * trainer.accumulate_grad_batches / max(1, self._batches)
         loss = [f"loss {mean:.3f}"] if self._batches else []
