@@ -136,6 +136,8 @@ class ResumableDataModule(LightningDataModule):
             lengths=lengths,
             **parallel,
         )
+        if trainer:
+            check_limit(trainer, trainer.accumulate_grad_batches, len(self._loader))
         return self._loader
 
     def _parallel(self) -> dict:
@@ -260,11 +262,19 @@ def check_global_batch(rows: int, batch_size: int, devices: int, accumulate: int
         )
 
 
-def check_limit(trainer: Any, each: int) -> None:
-    """ValueError where a pass would end with a step of fewer batches than ``each``, its gradient divided as a whole one's."""
-    limit = trainer.limit_train_batches
+def check_limit(trainer: Any, each: int, batches: int | None = None) -> None:
+    """ValueError where a pass would end with a step of fewer batches than ``each``, its gradient divided as a whole one's.
+
+    batches: of a whole pass, of which the limit may be a share; None: not known yet.
+    """
+    asked = limit = trainer.limit_train_batches
+    more = ""
+    if isinstance(asked, float) and batches is not None:
+        limit = int(asked * batches)
+        more = f", {limit} of {batches} batches"
     if isinstance(limit, int) and limit % each and not (trainer.fast_dev_run or trainer.overfit_batches):
-        raise SettingError("trainer.limit_train_batches", limit, f"a multiple of {each}, as many batches as a step has")
+        allowed = f"a multiple of {each}, as many batches as a step has"
+        raise SettingError("trainer.limit_train_batches", asked, allowed, more=more)
 
 
 def check_ids(ids: torch.Tensor, vocab_size: int) -> None:

@@ -240,6 +240,21 @@ def test_a_batch_of_far_more_rows_than_there_are_is_refused(make):
     assert len(next(iter(few.train_dataloader()))["input_ids"]) == rows + 10
 
 
+def test_a_share_of_a_pass_is_of_whole_steps(make):
+    data = make(max_length=32)
+    data.prepare_data()
+
+    def batches(share, each):
+        data.trainer = trainer(limit_train_batches=share, accumulate_grad_batches=each)
+        data.setup("fit")
+        return len(data.train_dataloader())
+
+    whole = batches(1.0, 4)
+    assert batches(4.5 / whole, 4) == batches(0.3, 1) // 4 * 4 == whole
+    with pytest.raises(ValueError, match=rf", 6 of {whole} batches; allowed: a multiple of 4, as many batches as a step has$"):
+        batches(6.5 / whole, 4)
+
+
 def test_a_damaged_tokenizer_in_the_cache_is_one_line(text_file, tmp_path):
     settings = {"source": str(text_file), "cache_dir": str(tmp_path), "vocab_size": 300}
     assert PretrainingData(**settings).tokenizer
