@@ -134,7 +134,7 @@ def _table(records: list[dict[str, Any]]) -> Any:
         cells = [str(record["mask"])] if of_masks else []
         cells += [str(record.get("label", ""))] if labelled else []
         cells += [f"{_name(found)}\n{found['probability']:.1%}" for found in record.get("top", ())[:5]]
-        cells += [f"{record['value']:.3f}"] if "value" in record else []
+        cells += [f"{record['value']:.6g}"] if "value" in record else []
         table.add_row(*(Text(cell) for cell in (text, *cells)))
     return table
 

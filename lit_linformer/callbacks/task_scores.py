@@ -82,9 +82,10 @@ def draw_confusion_matrix(figure_class: Any, counts: Tensor, labels: tuple[str, 
 
 def submission(predictions: Tensor, task: Any) -> list[str]:
     """Predictions as GLUE's site wants them: class names for MNLI, QNLI and RTE, numbers else, STS-B's within its range."""
+    if task.labels is None and task.label_range is None:  # of one's own, however small
+        return [f"{value:.6g}" for value in predictions.tolist()]
     if task.labels is None:
-        within = predictions if task.label_range is None else predictions.clamp(*task.label_range)
-        return [f"{value:.3f}" for value in within.tolist()]
+        return [f"{value:.3f}" for value in predictions.clamp(*task.label_range).tolist()]
     if task.submits_names:
         return [task.labels[int(number)] for number in predictions]
     return [str(int(number)) for number in predictions]

@@ -67,5 +67,5 @@ def _cells(told: Mapping[str, Any]) -> list[str]:
         cells += [f"{name}: {count:,}" for name, count in list(labels.items())[:LABELS]]
         cells += [f"… ({len(labels)} classes)"] * (len(labels) > LABELS)
     if values := told.get("values"):
-        cells.append(f"{values['least']:g} to {values['greatest']:g}, mean {values['mean']:.2f}")
+        cells.append(f"{values['least']:g} to {values['greatest']:g}, mean {values['mean']:g}")
     return cells

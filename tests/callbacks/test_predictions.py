@@ -4,7 +4,11 @@ import json
 import shutil
 
 import pytest
+import torch
 
+from lit_linformer.callbacks.predictions import _table
+from lit_linformer.callbacks.task_scores import submission
+from lit_linformer.data.finetuning.text_tasks import find_task, own_task
 from tests.helpers import output
 from tests.sst2 import written
 
@@ -66,3 +70,11 @@ def test_one_process_and_two_submit_the_same(learnt, tmp_path):
     assert path.read_text() == one and shown.count("21 rows → ") == 1
     for row, other in zip(rows, written(tmp_path), strict=True):
         assert row.pop("probabilities") == pytest.approx(other.pop("probabilities"), rel=1e-5) and row == other
+
+
+def test_small_values_of_a_regression_keep_their_digits():
+    values = torch.tensor([1.25e-5, 12345.5], dtype=torch.float64)
+    assert submission(values, own_task(["text"])) == ["1.25e-05", "12345.5"]
+    assert submission(values, find_task("STS-B")) == ["0.000", "5.000"]  # as GLUE's site has them
+    *_, column = _table([{"text": "so", "value": value} for value in values.tolist()]).columns
+    assert [str(cell) for cell in column.cells] == ["1.25e-05", "12345.5"]

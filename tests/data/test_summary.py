@@ -66,6 +66,17 @@ def test_classes_that_are_taken_for_numbers(tmp_path, values, told):
     assert data.summary()["train"]["values"]["least"] == min(values)
 
 
+def test_the_mean_of_small_values_is_not_0(tmp_path):
+    from lit_linformer.data import FineTuningData
+
+    (tmp_path / "rows.tsv").write_text("text\tlabel\n" + "".join(f"a text, the {i}th\t{1 + i % 2}e-6\n" for i in range(40)))
+    own = {"columns": ["text"], "tokenizer": "bpe", "vocab_size": 280, "validation_fraction": 0}
+    data = FineTuningData(source=str(tmp_path / "rows.tsv"), cache_dir=str(tmp_path), **own)
+    data.setup("fit")
+    assert data.summary()["train"]["values"]["mean"] == 1.5e-6
+    assert data_rows(data, None)[0][1].endswith("1e-06 to 2e-06, mean 1.5e-06")
+
+
 @pytest.mark.parametrize("labels", [["bad", "good"], ["bad", "good", "ugly"]])
 def test_a_label_that_no_row_has(labels, tmp_path):
     from lit_linformer.data import FineTuningData
@@ -119,5 +130,5 @@ def test_many_classes_and_values():
     ((_, line),) = summary_rows({"train": told | {"labels": {str(stars): 1 for stars in range(9)}}})
     assert line == "9 rows  40 tokens  none cut at 64  0: 1, 1: 1, 2: 1, 3: 1, 4: 1, 5: 1, … (9 classes)"
     ((_, line),) = summary_rows({"train": told | {"values": {"least": 0.0, "mean": 2.5, "greatest": 5.0}}})
-    assert line.endswith("none cut at 64  0 to 5, mean 2.50")
+    assert line.endswith("none cut at 64  0 to 5, mean 2.5")
     assert summary_rows({"train": {"graphs": 3}, "test": {}}) == [("train  ", "3 graphs"), ("test   ", "")]

@@ -32,7 +32,7 @@ def _of_rows(rows: EncodedTexts, task: TextTask) -> dict[str, Any]:
         return told
     if task.labels is None:
         values = values.astype(np.float64)
-        return told | {"values": {"least": values.min(), "mean": round(values.mean(), 4), "greatest": values.max()}}
+        return told | {"values": {"least": values.min(), "mean": float(f"{values.mean():.6g}"), "greatest": values.max()}}
     return told | {"labels": dict(zip(task.labels, np.bincount(values, minlength=len(task.labels)).tolist(), strict=True))}
 
 
