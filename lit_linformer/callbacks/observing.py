@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, Timer
+from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 
 from lit_linformer.runs.record import of_split
 from lit_linformer.utils.errors import UserError
@@ -23,6 +24,12 @@ from lit_linformer.utils.files import write_text
 Headline = tuple[str, str, str, Callable[..., float]]
 HEADLINE: Headline = ("val/perplexity", "validation perplexity", ".2f", min)
 One = TypeVar("One", bound=Callback)
+# Why an EarlyStopping ends training, whatever its patience.
+AT_ONCE = {
+    EarlyStoppingReason.STOPPING_THRESHOLD: "has reached {0.stopping_threshold:g}",
+    EarlyStoppingReason.DIVERGENCE_THRESHOLD: "is beyond {0.divergence_threshold:g}",
+    EarlyStoppingReason.NON_FINITE_METRIC: "is not finite",
+}
 
 
 def headline(trainer: Trainer, pl_module: LightningModule) -> Headline:
@@ -147,9 +154,16 @@ def owes_validation(trainer: Trainer) -> bool:
     return any(getattr(callback, "owes_validation", False) for callback in trainer.callbacks)
 
 
-def out_of_patience(trainer: Trainer) -> list[EarlyStopping]:
-    """The callbacks that have ended training because their metric no longer improved; a checkpoint keeps that they did."""
-    return [one for one in trainer.early_stopping_callbacks if one.wait_count >= max(1, one.patience)]
+def stopped_early(trainer: Trainer) -> dict[str, str]:
+    """{metric: why} of the callbacks that have ended training by it; a checkpoint keeps that they did."""
+    return {one.monitor: why for one in trainer.early_stopping_callbacks if (why := _why_stopped(one))}
+
+
+def _why_stopped(one: EarlyStopping) -> str:
+    if one.stopping_reason in AT_ONCE:
+        return AT_ONCE[one.stopping_reason].format(one)
+    count = one.wait_count
+    return f"has not improved in {count} validation{'s' * (count != 1)}" if count >= max(1, one.patience) else ""
 
 
 def out_of_time(trainer: Trainer) -> bool:

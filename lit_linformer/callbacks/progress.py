@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import EarlyStopping, ProgressBar
+from lightning.pytorch.callbacks import ProgressBar
 
 from lit_linformer.callbacks.header import WIDTH, Rows, header, wrapped
-from lit_linformer.callbacks.observing import Clock, at_max_steps, callback_of, headline, is_whole, out_of_patience, out_of_time
+from lit_linformer.callbacks.observing import Clock, at_max_steps, callback_of, headline, is_whole, out_of_time, stopped_early
 from lit_linformer.callbacks.pace import Pace
 from lit_linformer.callbacks.throughput import Throughput, Totals, brief, cells
 from lit_linformer.data.summary import data_rows
@@ -189,9 +189,10 @@ class Progress(ProgressBar):
             width = max(map(len, shown.values()))
             rows = [(words, "")]
             rows += [(f"  {name}", f"{text:>{width}} (step {self._marks[name][1]})") for name, text in shown.items()]
-        rows += [("ended", _why_early(one, trainer.global_step)) for one in out_of_patience(trainer)]
+        why = [f"{metric} {reason}" for metric, reason in stopped_early(trainer).items()]
         if out_of_time(trainer) and not at_max_steps(trainer):
-            rows.append(("ended", f"early at step {trainer.global_step}, for the time is over that training was given"))
+            why.append("the time is over that training was given")
+        rows += [("ended", f"early at step {trainer.global_step}, for {reason}") for reason in why]
         time_and_speed = [clock(self._clock.seconds())]
         if self._throughput is not None:
             time_and_speed += cells(self._throughput.summary())[:1]
@@ -239,11 +240,6 @@ class Progress(ProgressBar):
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
-
-
-def _why_early(stopping: EarlyStopping, step: int) -> str:
-    passes = stopping.wait_count
-    return f"early at step {step}, for {stopping.monitor} has not improved in {passes} validation{'s' * (passes != 1)}"
 
 
 class _Bar:

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 
-from lit_linformer.callbacks.observing import out_of_patience, out_of_time
+from lit_linformer.callbacks.observing import out_of_time, stopped_early
 from lit_linformer.runs.checkpoints import take_training_weights
 from lit_linformer.tasks.base import batches_before, seeds_at
 from lit_linformer.utils import compat
@@ -29,20 +30,25 @@ class Resuming(Callback):
     def __init__(self) -> None:
         self._given: list[list[Settings]] = []  # a list an optimiser, as configure_optimizers has made it
         self._before: list[list[Settings]] = []  # the same of the start that wrote the checkpoint
+        self._limits: dict[str, list[Any]] = {}  # of each EarlyStopping, whatever its patience
+        self._limits_before = self._limits
         self._seeded = -1  # the pass for which that is done
 
     def state_dict(self) -> dict[str, Any]:
-        return {"given": self._given}
+        return {"given": self._given, "limits": self._limits}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._before = state_dict["given"]
+        self._limits_before = state_dict.get("limits", {})
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if trainer.state.fn == "fit" and (weights := take_training_weights(checkpoint)):  # whether it still averages or not
             pl_module.load_state_dict(weights, strict=False)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._patience = [stopping.patience for stopping in trainer.early_stopping_callbacks]  # it, too, would be restored
+        stops = trainer.early_stopping_callbacks
+        self._patience = [one.patience for one in stops]  # it, too, would be restored
+        self._limits = {one.state_key: [one.stopping_threshold, one.divergence_threshold, one.check_finite] for one in stops}
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # before Lightning restores them
         self._given = [[_settings(group) for group in optimizer.param_groups] for optimizer in trainer.optimizers]
@@ -66,7 +72,9 @@ class Resuming(Callback):
         """
         for stopping, patience in zip(trainer.early_stopping_callbacks, self._patience, strict=True):
             stopping.patience = patience
-        trainer.should_stop = bool(out_of_patience(trainer)) or out_of_time(trainer)  # stays ended
+            if self._limits[stopping.state_key] != self._limits_before.get(stopping.state_key):
+                stopping.stopping_reason = EarlyStoppingReason.NOT_STOPPED
+        trainer.should_stop = bool(stopped_early(trainer)) or out_of_time(trainer)  # stays ended
         if trainer.ckpt_path:
             trainer.num_sanity_val_steps = 0  # Lightning would validate once more after a pass's end
         _begin_the_right_pass(trainer)

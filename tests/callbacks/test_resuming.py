@@ -89,3 +89,19 @@ def test_a_run_out_of_patience_stays_ended(own, tmp_path):  # noqa: F811
         assert ("before training" in shown) == (shown == first)
         assert " ".join(shown.split()).count(f"ended early at step {steps}, for {why}") == 1
         assert last(tmp_path, "own")["global_step"] == steps
+
+
+@pytest.mark.parametrize(
+    ("limit", "other", "why"),
+    [
+        (["stopping_threshold", "1e9"], ["stopping_threshold", "-1"], "reached 1e+09"),
+        (["divergence_threshold", "-1"], ["divergence_threshold", "1e9"], "beyond -1"),
+    ],
+)
+def test_a_run_that_a_threshold_has_ended_stays_ended(limit, other, why, own, tmp_path):  # noqa: F811
+    argv = ["fit", *own, *BEST, "--trainer.max_epochs", "3", "--ckpt_path", "auto", "--trainer.callbacks+", "EarlyStopping"]
+    argv += ["--trainer.callbacks.monitor", "val_loss"]
+    for (name, value), steps in ((limit, 8), (limit, 8), (other, 24)):
+        shown = output([*argv, f"--trainer.callbacks.{name}", value], tmp_path)
+        assert (f"ended early at step {steps}, for val_loss " in " ".join(shown.split())) == (why in shown) == (steps == 8)
+        assert last(tmp_path, "own")["global_step"] == steps
