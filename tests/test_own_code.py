@@ -160,6 +160,9 @@ def test_several_validation_sets(own, tmp_path):
     best = ["--data.sets", "2", "--best.monitor", "val_loss/dataloader_idx_1"]
     output(["fit", *own, *best], tmp_path)
     assert list(Path("runs/own/checkpoints").glob("best-*"))
+    line = refused(["fit", *own, *best, "--model", "tests.own_code.TwoMetrics", "--overwrite", "true"], tmp_path)
+    step = "TwoMetrics.validation_step that takes dataloader_idx"
+    assert line == f"error: data=Rows gives several loaders by val_dataloader; allowed: one, or a {step}"
 
 
 def test_a_run_that_goes_on_by_another_metric_tells_of_that_one_alone(own, tmp_path):

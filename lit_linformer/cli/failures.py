@@ -12,6 +12,7 @@ from lit_linformer.callbacks.checkpoint import MissingMetric
 from lit_linformer.utils.errors import UserError, out_of_memory
 
 UNLOGGED = re.compile(r"Early stopping conditioned on metric `(.+?)` which is not available.*following: (.+)", re.DOTALL)
+SEVERAL = re.compile(r"You provided multiple `(\w+)_dataloader`, but no `dataloader_idx` argument in `(.+?)\(\)`")
 WORKER = re.compile(r"DataLoader worker \(pid.*\) (?:is killed by signal: ([\w ]+)|exited)(?!.*killed by signal)", re.DOTALL)
 
 
@@ -23,6 +24,9 @@ def failure(error: BaseException, trainer: Trainer) -> UserError | None:
         metric, logged = found[1], found[2].replace("`", "")
         module = type(trainer.lightning_module).__name__
         return MissingMetric("EarlyStopping.monitor", metric, logged, more=f", which {module} had not logged when it looked")
+    if isinstance(error, RuntimeError) and (found := SEVERAL.match(str(error))):
+        what = f"data={type(trainer.datamodule).__name__} gives several loaders by {found[1]}_dataloader"
+        return UserError(what, f"one, or a {found[2]} that takes dataloader_idx")
     # torch's handler raises in whatever code is running, which may fail over that: the chain of errors begins with its words.
     # Or the pipe of a process that has just been killed says so before torch has seen its end.
     found = WORKER.search(" ".join(str(one) for one in _chain(error)))
