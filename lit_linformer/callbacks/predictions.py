@@ -88,7 +88,7 @@ def write_evaluation(trainer: Trainer, pl_module: LightningModule, kind: str) ->
 
 
 def evaluated(data: Any, split: str, result: dict[str, Any], pl_module: Any) -> Iterator[dict[str, Any]]:
-    """Records of a split in the order of its file; `result`: what `Scores.compute` gives, with logits."""
+    """Records of a split in the order of its file; `result`: what `Scores.results` gives, with logits."""
     task, targets, numbers = pl_module.text_task, result["targets"], result["index"].tolist()
     labels = [None] * len(numbers) if targets is None else targets.tolist()
     rows = zip(numbers, labels, pl_module.predicted(result["logits"]), strict=True)

@@ -100,7 +100,7 @@ class SequenceClassification(TrainingModule):
         if source is not None and load_weights:
             self.net.encoder.load_state_dict(source.encoder_weights)
         self.evaluations: dict[str, Scores] = {}
-        self.results: dict[str, dict[str, Any]] = {}  # of the last evaluation, by set: Scores.compute's
+        self.results: dict[str, dict[str, Any]] = {}  # of the last evaluation, by set: Scores.results'
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
@@ -157,7 +157,7 @@ class SequenceClassification(TrainingModule):
     def _log_scores(self, split: str) -> None:
         self.results = {}
         for position, (name, scores) in enumerate(self.evaluations.items()):
-            self.results[name] = scores.compute()
+            self.results[name] = scores.results()
             scores.reset()
             # The first set's are val/score and so on, the others' val/mismatched/score.
             prefix = f"{split}/" if position == 0 else f"{split}/{name}/"

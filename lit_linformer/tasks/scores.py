@@ -103,6 +103,12 @@ class Scores(Exact):
         scores = {"loss": self.loss.item() / len(order), **values, "score": sum(values.values()) / len(values)}
         return found | {"targets": targets, "scores": scores}
 
+    def results(self) -> dict[str, Any]:
+        """What `compute` gives, of one row, too: torchmetrics makes a number of each tensor with one element."""
+        shapes = {"logits": (-1, self.num_labels)}
+        found = self.compute().items()
+        return {name: value.reshape(shapes.get(name, -1)) if isinstance(value, Tensor) else value for name, value in found}
+
 
 def _joined(state: Tensor | list[Tensor]) -> Tensor:
     """What a state holds: a tensor once it was joined over ranks, a list before that, an empty one if nothing came."""

@@ -78,3 +78,10 @@ def test_small_values_of_a_regression_keep_their_digits():
     assert submission(values, find_task("STS-B")) == ["0.000", "5.000"]  # as GLUE's site has them
     *_, column = _table([{"text": "so", "value": value} for value in values.tolist()]).columns
     assert [str(cell) for cell in column.cells] == ["1.25e-05", "12345.5"]
+
+
+def test_a_test_of_one_row(learnt, tmp_path):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one/test.tsv").write_text("index\tsentence\n0\tthe film is so good\n")
+    assert "1 rows → runs/task/predictions.jsonl" in output(["test", *learnt, "--data.source", "one"], tmp_path)
+    assert [row["text"] for row in written(tmp_path)] == ["the film is so good"]

@@ -141,3 +141,12 @@ def test_two_processes_score_like_one(rows):
     for _, scores, predictions in results:
         assert scores == pytest.approx(expected["scores"], abs=1e-12)
         assert predictions == expected["predictions"].tolist()
+
+
+@pytest.mark.parametrize("num_labels", [1, 2])
+def test_a_set_of_one_row_is_a_set(num_labels):
+    scores = Scores(("pearson",) if num_labels == 1 else ("accuracy",), num_labels, keep_logits=True)
+    scores.update(torch.ones(1, num_labels), torch.zeros(1, dtype=torch.int64), torch.tensor([7]))
+    found = scores.results()
+    assert found["logits"].shape == (1, num_labels) and found["index"].tolist() == [7]
+    assert found["predictions"].shape == found["targets"].shape == (1,)
