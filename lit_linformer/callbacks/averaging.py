@@ -91,7 +91,10 @@ class Averaging(Callback):
             weight.copy_(average)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        names = [name for name, _ in pl_module.named_parameters()]
-        training = [checkpoint["state_dict"][name] for name in names] if self._training is None else self._training
-        checkpoint[TRAINING_WEIGHTS] = dict(zip(names, training, strict=True))
-        checkpoint["state_dict"] |= dict(zip(names, self._average, strict=True))
+        places = {weight: place for place, weight in enumerate(pl_module.parameters())}
+        # A weight that two modules share has two names, and whichever is read last counts.
+        names = {name: places[weight] for name, weight in pl_module.named_parameters(remove_duplicate=False)}
+        own = checkpoint["state_dict"]
+        training = {name: own[name] if self._training is None else self._training[at] for name, at in names.items()}
+        checkpoint[TRAINING_WEIGHTS] = training
+        checkpoint["state_dict"] |= {name: self._average[at] for name, at in names.items()}

@@ -60,6 +60,22 @@ def test_the_average_of_half_precision_is_float32():
     assert checkpoint["training_weights"]["weight"][0] == 1.5
 
 
+def test_a_weight_that_two_modules_share_has_one_average():
+    module, trainer = LightningModule(), SimpleNamespace(global_step=1)
+    module.one, module.two = torch.nn.Linear(3, 3, bias=False), torch.nn.Linear(3, 3, bias=False)
+    module.two.weight = module.one.weight
+    averaging = Averaging(decay=0.5)
+    averaging.on_fit_start(trainer, module)
+    module.one.weight.data.add_(1.0)
+    averaging.on_train_batch_end(trainer, module, None, None, 0)
+    for inside in (averaging.on_validation_end, averaging.on_train_end):  # whichever the module holds
+        inside(trainer, module)
+        checkpoint = {"state_dict": dict(module.state_dict())}
+        averaging.on_save_checkpoint(trainer, module, checkpoint)
+        for weights in (checkpoint["state_dict"], checkpoint["training_weights"]):
+            assert torch.equal(weights["one.weight"], weights["two.weight"])
+
+
 @pytest.mark.slow
 def test_training_is_the_same_and_what_reads_the_run_sees_the_average(tiny, tmp_path):
     # Perplexity at the run's end, of the average, is that of last.ckpt as validate, export and predict read it.
