@@ -27,6 +27,7 @@ from lit_linformer.utils.errors import SettingError, UserError
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", dict: "a mapping, as {name: value}"}
 BUILT = set(BASES) - set(OURS)  # settings whose classes have settings of their own, beside the model's and the data's
 CLASS = ("class_path", "init_args", "dict_kwargs")
+NO_CLASS = ("none", "null", "true", "false")  # as a file has them, and as they are typed
 Types = dict[str, Any]
 
 
@@ -75,7 +76,7 @@ def unwrapped(error: Exception) -> Exception:
 
 def _refused(name: str, value: Any, types: Types) -> UserError | None:
     """Of one setting; None where its type takes the value, or where it belongs to a class."""
-    if name in BASES and not isinstance(value, bool | None):
+    if name in BASES and str(value).lower() not in NO_CLASS:
         known = all(find_class(path, name) or Path(path).is_file() for path, _ in _classes(value))
         return None if known and list(_classes(value)) else SettingError(name, value, kinds(name))
     section = next((one for one in types if one.startswith(f"{name}.")), None)
