@@ -180,6 +180,9 @@ def test_a_dict_of_loaders_and_no_validation(own, tmp_path):
     assert "\ntraining    2 epochs\n" in shown and "step 16/16" in shown
     assert "tensorboard" in shown and "run.py" not in shown  # nothing to validate
     assert not Path("early").exists()  # rows are asked for when there are rows
+    for limit, proposed in (("1", True), ("0", False)):  # which `validate` would take from the run's config, and refuse
+        shown = output(["fit", *own, *BEST, "--trainer.limit_val_batches", limit, "--overwrite", "true"], tmp_path)
+        assert ("run.py validate" in shown) is proposed
 
 
 def test_a_finder_says_what_it_found(own, tmp_path):

@@ -239,7 +239,8 @@ class LinformerCLI(LightningCLI):
     def after_fit(self) -> None:
         if not self.trainer.is_global_zero or self.trainer.fast_dev_run:
             return
-        for line in closing_lines(self.run_dir, self.model, self.datamodule, self.loggers.shown_by()):
+        validates = self.trainer.limit_val_batches != 0
+        for line in closing_lines(self.run_dir, self.model, self.datamodule, self.loggers.shown_by(), validates):
             print(line, flush=True)
 
 

@@ -9,13 +9,16 @@ from lit_linformer.callbacks.header import INDENT, WIDTH
 from lit_linformer.utils.environment import typed
 
 
-def closing_lines(folder: Path, model: LightningModule, data: LightningDataModule, curves: list[str]) -> list[str]:
-    """Of a run's folder and the commands that show its loggers' curves."""
+def closing_lines(
+    folder: Path, model: LightningModule, data: LightningDataModule, curves: list[str], validates: bool = True
+) -> list[str]:
+    """Of a run's folder and the commands that show its loggers' curves; validates: whether its config.yaml lets it."""
     config = ["--config", shlex.quote(f"{folder}/config.yaml")]
     if _has(model, data, "predict_step", "predict_dataloader"):
         used = [["predict", *config, *_example(data)]]
     else:
-        used = [["validate", *config]] if _has(model, data, "validation_step", "val_dataloader") else []
+        there = validates and _has(model, data, "validation_step", "val_dataloader")
+        used = [["validate", *config]] if there else []
     done = f"{'done':<{INDENT}}{folder}/ holds config.yaml, checkpoints/ and the curves"
     commands = [*curves, *(line for words in used for line in _broken([typed(), *words]))]
     return [done, *(f"{'' if place else 'next':<{INDENT}}{line}" for place, line in enumerate(commands))]
