@@ -210,9 +210,15 @@ def test_tokens_of_numbers(tmp_path, monkeypatch):
     assert read_model("runs/sensors").labels == ("even", "odd")  # which its checkpoint says
     line = complaint(["fit", "--config", "sensors.yaml", "--model.encoder.input_size", "4", "--name", "four"], tmp_path)
     assert line == "error: model.encoder.input_size is 4; allowed: 3, the numbers in a token of the data"
-    Path("my_sensors.py").write_text(Path("my_sensors.py").read_text().replace('("even", "odd")', '("even",)'))
+    Path("my_sensors.py").write_text(
+        Path("my_sensors.py").read_text().replace('("even", "odd")', '("even",)').replace('"index": ', '"number": ')
+    )
     line = complaint(["fit", "--config", "sensors.yaml", "--name", "one"], tmp_path)
     assert line == "error: Sensors.labels are even; allowed: 2 names, as num_labels"
+    Path("my_sensors.py").write_text(Path("my_sensors.py").read_text().replace('("even",)', '("even", "odd")'))
+    line = complaint(["fit", "--config", "sensors.yaml", "--name", "none"], tmp_path)
+    held = "input_ids, attention_mask, labels, number"
+    assert line == f"error: a batch holds {held}; allowed: index, too, the number of each row (B,)"
 
 
 class Unnamed(LightningDataModule):

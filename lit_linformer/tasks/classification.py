@@ -122,13 +122,13 @@ class SequenceClassification(TrainingModule):
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits (B, C) of a batch: input_ids (W, N), attention_mask (W, N) if there are pads, document (W,) if W > B."""
-        return self.net(batch["input_ids"], batch.get("attention_mask"), batch.get("document"), len(batch["index"]))
+        return self.net(batch["input_ids"], batch.get("attention_mask"), batch.get("document"), rows_of(batch))
 
     def training_loss(self, batch: Batch) -> Tensor:
         mask = batch.get("attention_mask")
         if mask is None and self.compiles:  # rather than three graphs more
             mask = batch["input_ids"].new_ones(batch["input_ids"].shape[:2], dtype=torch.bool)
-        logits = self.net(batch["input_ids"], mask, batch.get("document"), len(batch["index"]))
+        logits = self.net(batch["input_ids"], mask, batch.get("document"), rows_of(batch))
         return task_loss(logits.float(), batch["labels"])
 
     def training_flops(self, batch: Batch) -> int | None:
@@ -185,6 +185,13 @@ class SequenceClassification(TrainingModule):
             return [{"value": value} for value in logits[:, 0].tolist()]
         chances = [dict(zip(labels, row, strict=True)) for row in logits.softmax(-1).tolist()]
         return [{"prediction": max(row, key=row.__getitem__), "probabilities": row} for row in chances]
+
+
+def rows_of(batch: Batch) -> int:
+    """B, by the numbers of the rows; ValueError for a batch without them, of data of one's own."""
+    if "index" not in batch:
+        raise UserError(f"a batch holds {', '.join(batch)}", "index, too, the number of each row (B,)")
+    return len(batch["index"])
 
 
 def task_of_rows(data: Any, num_labels: int) -> TextTask:
