@@ -16,7 +16,7 @@ from lit_linformer.cli.often_changed import ALWAYS_THERE, DEFAULT_CLASSES, ENCOD
 from lit_linformer.cli.short_help import exported, find
 from lit_linformer.utils import sources
 from lit_linformer.utils.configs import SETTINGS_FILE, check_command, config_contents
-from lit_linformer.utils.errors import UserError
+from lit_linformer.utils.errors import SettingError, UserError
 
 TRAINER = "lightning.pytorch.trainer.trainer.Trainer"
 SYNTAX = ("help", "class_path", "init_args", "dict_kwargs", "config")
@@ -32,6 +32,10 @@ def check_quickly(argv: list[str]) -> None:
             raise UserError(f"{word!r} is neither a setting nor the value of one", f"--config {word}")
     for file, content in config_contents(argv):
         check_command(Path(file), content, "fit", SETTINGS_FILE)
+    for file, section, value in walk(argv):
+        if value is None and section in (*DEFAULT_CLASSES, *ALWAYS_THERE, "trainer"):  # all below it is commented out, say
+            allowed = f"its settings by name, or no {section} at all"
+            raise SettingError(section, None, allowed, more=f" in {file}" if file else "")
     typed = [name for name, _ in typed_words(argv)]
     if twice := next((name for name in (*TEXTS, "data.file") if typed.count(name) > 1), None):
         allowed = f"""once, with a list: --{twice} '["one", "another"]'""" if twice in TEXTS else "one file"

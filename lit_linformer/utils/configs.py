@@ -204,4 +204,6 @@ def _check_keys(node: yaml.MappingNode, path: Path) -> None:
             raise UserError(f"{path} names {key.value!r} twice, at lines {seen[key.value]} and {line}", "once")
         if key.value == "class_path" and not value.tag.endswith(":str"):
             raise UserError(f"{path} gives a class_path that is no name at line {line}", "package.module.Class")
+        if key.value == "init_args" and value.tag.endswith(":null"):
+            raise UserError(f"{path} has nothing under init_args at line {line}", "settings by name, or no init_args at all")
         seen[key.value] = line
