@@ -3,6 +3,7 @@
 Numbers and names by their types and ranges; then whether this model and Trainer can run on this machine.
 """
 
+import inspect
 import os
 import re
 from collections.abc import Mapping
@@ -107,6 +108,8 @@ def _check_class(prefix: str, spec: Any, setting: str) -> None:
             check_ranges(f"{prefix}.", parameters, values)
             for name, hint in parameters.items():
                 _check_whole(f"{prefix}.{name}", hint, values.get(name))
+                if hint is str and name in values and values[name] is None and _default(base, name) is not None:
+                    raise SettingError(f"{prefix}.{name}", None, "text")  # the parser lets null pass in a class's settings
     if isinstance(declared, type) and issubclass(declared, TrainingModule):  # which takes them as **optimization
         check_ranges(f"{prefix}.", Optimization, values)
 
@@ -131,6 +134,12 @@ def check_once(callbacks: list[Callback]) -> None:
         raise SettingError("trainer.callbacks", "StochasticWeightAveraging", "Averaging", more=why)
     if bars := [type(one).__name__ for one in callbacks if isinstance(one, ProgressBar)]:
         raise UserError(f"trainer.callbacks names {bars[0]}", "one progress bar, Progress, whose settings are --progress.*")
+
+
+def _default(declared: Any, name: str) -> Any:
+    """Of a parameter; of one's own class it may be None, whatever its annotation says."""
+    called = declared.__init__ if isinstance(declared, type) else declared
+    return getattr(inspect.signature(called).parameters.get(name), "default", None)
 
 
 def _parameters(declared: Any) -> Mapping[str, Any]:

@@ -45,7 +45,8 @@ class PretrainingData(ResumableDataModule):
         document_start: Regular expression. A line (or row) that it matches at its start begins a document, and blank
             lines no longer separate documents. For WikiText: "^ = [^=]".
         tokenizer: "bpe" or "wordpiece": train byte-level BPE or lower-cased WordPiece on source; else a tokenizer.json,
-            or a folder with one, with RoBERTa's vocab.json and merges.txt or with BERT's vocab.txt.
+            or a folder with one, with RoBERTa's vocab.json and merges.txt or with BERT's vocab.txt. None: that of
+            model.pretrained.
         vocab_size: Tokens asked of a tokenizer that is trained; a small corpus gives fewer. Up to 65,536 take 2 bytes a
             token on disk, more take 4.
         max_length: n, the tokens of a row, its first (bos) included. Another n needs no new preparation. None: the n of
@@ -75,7 +76,7 @@ class PretrainingData(ResumableDataModule):
         test_fraction: Annotated[float, Range(least=0, below=1)] = 0.01,
         column: str = "text",
         document_start: str | None = None,
-        tokenizer: str = "bpe",
+        tokenizer: str | None = "bpe",
         vocab_size: VocabularySize = 16384,
         max_length: RowLength | None = 512,
         batch_size: BatchSize = 32,
@@ -103,6 +104,8 @@ class PretrainingData(ResumableDataModule):
             raise UserError(f"data.validation_fraction + data.test_fraction is {fractions}", "less than 1 in all")
         if max_length is None:
             raise SettingError("data.max_length", None, "a number of tokens, or null with model.pretrained")
+        if tokenizer is None:
+            raise SettingError("data.tokenizer", None, "bpe, wordpiece, a file or a folder, or null with model.pretrained")
         check_vocab_size(tokenizer, vocab_size)
 
         sources = {"train": source, "validation": validation_source, "test": test_source}
