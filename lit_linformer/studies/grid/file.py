@@ -11,6 +11,7 @@ import yaml
 from lit_linformer.runs.folder import check_name
 from lit_linformer.studies.grid.cell import CONVERTED, PRETRAINED, Cell, Grid
 from lit_linformer.studies.grid.measures import Measure
+from lit_linformer.studies.grid.table import OF_CELLS
 from lit_linformer.utils.arguments import check_choice, check_number
 from lit_linformer.utils.configs import check_command, read_config
 from lit_linformer.utils.errors import SettingError, UserError, meant
@@ -29,6 +30,8 @@ def read_grid(path: Path, name: str | None = None, arguments: str = "") -> Grid:
     spec = _mapping(spec, str(path), KEYS)
     axes = _mapping(spec.get("axes"), "axes")
     axes = {axis: _mapping(values, f"axes.{axis}") for axis, values in axes.items()}
+    if taken := [axis for axis in axes if axis in OF_CELLS]:
+        raise UserError(f"axes names {taken[0]!r}, by which table.json has something else of each cell", "another name")
     table = _mapping(spec.get("table"), "table", TABLE_KEYS)
     rows, columns = (check_choice(f"table.{key}", table.get(key), axes) for key in ("rows", "columns"))
     if rows == columns:

@@ -14,6 +14,8 @@ from lit_linformer.utils.errors import UserError
 from lit_linformer.utils.files import write_json, write_text
 from lit_linformer.utils.markdown import of_words
 
+OF_CELLS = ("run", "metric", "value")  # what table.json has of each cell, beside its place on the axes
+
 
 def summary(grid: Grid) -> dict[str, Any]:
     """Values, medians and the paper's numbers, in the table's unit (× scale)."""
@@ -117,7 +119,7 @@ def read_table(folder: Path) -> Grid:
     try:
         table = json.loads((folder / "table.json").read_text(encoding="utf-8"))
         cells, rows, columns = table["cells"], table["rows"], table["columns"]
-        names = [key for key in cells[0] if key not in ("run", "metric", "value")]
+        names = [key for key in cells[0] if key not in OF_CELLS]
         axes = {axis: dict.fromkeys(cell[axis] for cell in cells) for axis in names}
         return Grid(
             name=table["name"],
