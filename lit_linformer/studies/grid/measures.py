@@ -31,7 +31,9 @@ class Measure:
     @classmethod
     def parse(cls, name: str, text: Any) -> "Measure":
         """Of a line of the grid file: FILE VALUE [COLUMN=VALUE …]."""
-        words = shlex.split(text) if isinstance(text, str) else []
+        words: list[str] = []
+        with contextlib.suppress(ValueError):  # a quote that is not closed
+            words = shlex.split(text) if isinstance(text, str) else []
         rows = [word.partition("=") for word in words[2:]]
         known = len(words) >= 2 and Path(words[0]).name == words[0] and Path(words[0]).suffix in (".csv", ".json")
         if not known or not all(equals and column for column, equals, _ in rows) or (rows and words[0].endswith(".json")):
