@@ -206,9 +206,8 @@ def convert(model: "TrainedModel", given: dict[str, Any], folder: Path, device: 
         how = [given.get(key, "repeat") for key in ("positions", "projections")]
         model.net = surgery.to_longer(model.net, new, *how)
         model.max_length = new
-        if "batch_size" in model.data:  # as many tokens a step
-            before, now = model.data["batch_size"], max(1, model.data["batch_size"] * old // new)
-            model.data["batch_size"] = now
+        if isinstance(before := model.data.get("batch_size"), int):  # as many tokens a step; data of one's own may have null
+            model.data["batch_size"] = now = max(1, before * old // new)
             if model.data.get("global_batch_size"):
                 model.data["global_batch_size"] = model.data["global_batch_size"] // before * now
         measure("made longer", old)

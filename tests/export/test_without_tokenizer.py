@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lit_linformer.convert.command import convert
 from lit_linformer.export import card, load
 from lit_linformer.export.command import MODULES
 from lit_linformer.export.verify import largest_difference
@@ -81,6 +82,13 @@ def test_a_run_of_long_range_arena_is_exported_and_trained_on(form, run, listops
         monkeypatch.chdir(tmp_path)
         argv = ["fit", "--config", f"{CONF}/listops.yaml", *LISTOPS, "--data.cache_dir", str(cache), *TAKEN]
         output([*argv, "--model.pretrained", "out"], tmp_path)
+
+
+def test_data_of_ones_own_may_have_no_batch_size(tmp_path):
+    model = model_of({})
+    model.data = {"class_path": "my_rows.Rows", "batch_size": None, "global_batch_size": "large"}
+    assert convert(model, {"from": "runs/own", "max_length": 32}, tmp_path, "cpu") == []
+    assert model.encoder.max_length == 32 and model.data["batch_size"] is None
 
 
 def test_a_masked_model_gets_longer_and_trains_on(listops, tmp_path, monkeypatch):
