@@ -7,6 +7,7 @@ from typing import Any
 
 from lit_linformer.model import ATTENTIONS, count_parameters
 from lit_linformer.runs.folder import PERPLEXITY
+from lit_linformer.runs.record import of_class
 from lit_linformer.runs.trained_model import COLUMNS, TrainedModel, own_classes
 from lit_linformer.utils.figures import COLOURS, figure_class, open_frame, plain_numbers, thinned
 from lit_linformer.utils.markdown import plain
@@ -146,7 +147,8 @@ def _training(model: TrainedModel, pictured: bool) -> list[str]:
     if model.curve:
         lines += ["", f"![Validation perplexity against tokens]({PICTURE})"] if pictured else []
         held_out = "text" if model.tokenizer is not None else "rows"
-        lines += ["", f"Perplexity on held-out {held_out}, at 15 % masking:", ""]
+        masked = model.tokenizer is not None or of_class(facts.get("data"), "LongRangeData")  # other data have masks of their own
+        lines += ["", f"Perplexity on held-out {held_out}{', at 15 % masking' * masked}:", ""]
         lines += ["| step | tokens | perplexity |", "|---:|---:|---:|"]
         lines += [f"| {step} | {tokens} | {perplexity:.2f} |" for step, tokens, perplexity in thinned(model.curve, ROWS)]
     return lines

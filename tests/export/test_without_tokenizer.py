@@ -84,6 +84,13 @@ def test_a_run_of_long_range_arena_is_exported_and_trained_on(form, run, listops
         output([*argv, "--model.pretrained", "out"], tmp_path)
 
 
+@pytest.mark.parametrize(("data", "masks"), [("lit_linformer.data.LongRangeData", ", at 15 % masking"), ("my_rows.Rows", "")])
+def test_masks_are_told_where_they_are_known(data, masks):
+    model = model_of({})
+    model.facts, model.curve = {"version": "0", "step": 1, "data": data}, [(1, 64, 20.0)]
+    assert f"\nPerplexity on held-out rows{masks}:\n" in card.card(model, "safetensors", [], pictured=False)
+
+
 def test_data_of_ones_own_may_have_no_batch_size(tmp_path):
     model = model_of({})
     model.data = {"class_path": "my_rows.Rows", "batch_size": None, "global_batch_size": "large"}
