@@ -6,6 +6,7 @@ token type's embedding, which every token of a single text gets, is added to the
 is the output's too.
 """
 
+import contextlib
 import json
 import pickle
 import re
@@ -27,6 +28,8 @@ from lit_linformer.utils.weights import check_finite
 
 CONFIG = "config.json"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+
+POINTER = b"version https://git-lfs"  # how a file begins that was cloned without Git LFS
 
 
 def from_hub(name: str) -> Path:
@@ -210,6 +213,10 @@ def _weights(folder: Path) -> dict[str, Tensor]:
 
 
 def _read(file: Path, folder: Path) -> dict[str, Tensor]:
+    with contextlib.suppress(OSError), open(file, "rb") as content:
+        if content.read(len(POINTER)) == POINTER:
+            more = f", whose {file.name} only points to the weights"
+            raise SettingError("from", folder, "what `git lfs pull` makes of it", more=more)
     try:
         if file.suffix == ".safetensors":
             return load_file(file)

@@ -184,5 +184,7 @@ def test_weights_that_are_others(copied, tmp_path):
     file.unlink()
     torch.save({"weights": weights, "code": shutil.copy}, copied / "pytorch_model.bin")
     damaged(r"pytorch_model.bin holds other objects than weights and plain values: they are not loaded")
+    (copied / "pytorch_model.bin").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    damaged(r"whose pytorch_model.bin only points to the weights; allowed: what `git lfs pull` makes of it")
     torch.save([1, 2], copied / "pytorch_model.bin")
     damaged(r"pytorch_model.bin is no state dict; allowed: names and tensors alone")
