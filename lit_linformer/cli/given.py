@@ -34,11 +34,26 @@ def given_settings(argv: list[str]) -> dict[str, Any]:
 
 
 def for_parser(argv: list[str]) -> list[str]:
-    """The command line with its --config first, and without options that one gives an attention which what follows replaces."""
+    """The command line with its --config first, then the classes of model and data, whose settings may stand before them; and
+    without options that one gives an attention which what follows replaces."""
     words = configs_first(argv)
+    at = 1 + 2 * len([*config_files(argv)])
+    words[at:] = _classes_first(words[at:])
     for files, name in sorted(_outdated(argv), reverse=True):
         words[1 + 2 * files : 1 + 2 * files] = [f"--{name}", "{}"]
     return [_as_meant(*pair) for pair in itertools.pairwise(["", *words])]
+
+
+def _classes_first(words: list[str]) -> list[str]:
+    left, classes, others = list(words), [], []
+    while left:
+        word = left.pop(0)
+        name, equals, _ = word.removeprefix("--").partition("=")
+        found = word.startswith("--") and name.removesuffix(".class_path") in CLASSES
+        (classes if found else others).append(word)
+        if found and not equals and left and not left[0].startswith("--"):
+            classes.append(left.pop(0))
+    return [*classes, *others]
 
 
 def walk(argv: list[str]) -> Iterator[tuple[str, str, Any]]:

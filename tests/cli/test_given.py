@@ -83,6 +83,26 @@ def test_what_is_typed_as_a_text_is_one(words, meant):
         assert given_settings(["predict", *words])["data.text"] == words[1]
 
 
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("--data.pairs 4 --data RecallData --model.lr 1", "--data RecallData --data.pairs 4 --model.lr 1"),
+        ("--model.lr 1 --data.pairs=4 --data=A --model B", "--data=A --model B --model.lr 1 --data.pairs=4"),
+        ("--model.lr 1 --model --data.class_path A", "--model --data.class_path A --model.lr 1"),
+        ("--trainer.callbacks+ A --trainer.callbacks.a 1", "--trainer.callbacks+ A --trainer.callbacks.a 1"),
+    ],
+)
+def test_a_class_stands_before_its_settings(line, expected, tmp_path):
+    config = ["--config", _written(tmp_path / "a.yaml", {})]
+    assert for_parser(["fit", *line.split(), *config]) == ["fit", *config, *expected.split()]
+
+
+def test_settings_may_be_typed_before_their_class(tiny, tmp_path):
+    line = "--data.max_length 32 --data.pairs 4 --data.vocab_size 60 --data.rows 40 --data.validation_rows 8 --data RecallData"
+    quick = ["--trainer.max_steps", "1", "--trainer.fast_dev_run", "true"]
+    output(["fit", *tiny[:2], *quick, *line.split()], tmp_path)
+
+
 class Looking(SelfAttention):
     @classmethod
     def check(cls, config):
