@@ -90,6 +90,10 @@ def _of_pretrained(subcommand: str, config: Namespace) -> None:
     if source is not None and "pooling" in model and (config.get("ckpt_path") or subcommand in EVALUATING):
         _check_same_task(source, model, config.data)
     if "tokenizer" in data and data.get("tokenizer") in own and source is not None:
+        beside = source.path.parent.parent / TOKENIZER  # of a checkpoint from before they carried one
+        if source.tokenizer is None and _ours(config.data.class_path) and not beside.is_file():
+            allowed = "a model of texts, or data as it was trained on"
+            raise SettingError("model.pretrained", source.path, allowed, more=", which has no tokenizer")
         data.tokenizer = source.tokenizer or data.tokenizer
     if "max_length" in data and data.max_length is None:
         encoder = source.encoder if source is not None else model.get("encoder")
