@@ -3,6 +3,7 @@
 Nothing of torch, Lightning or jsonargparse is imported: what classes say of their settings is read from their files.
 """
 
+import shlex
 import shutil
 import textwrap
 from collections.abc import Iterable, Iterator
@@ -62,7 +63,7 @@ def short_help(argv: list[str], width: int | None = None) -> str:
         )
     for title, shown in sections:
         lines += ["", title, *_columns(shown, width)]
-    typed = " ".join(["python run.py", command, *(f"--config {file}" for file in files)])
+    typed = " ".join(["python run.py", command, *(f"--config {shlex.quote(file)}" for file in files)])
     further = table.FURTHER.get(command) if files else None
     example = f"{typed} {further}" if further else table.EXAMPLES[command]
     lines += ["", "An example", f"  {example}", "Every setting, in some seconds", f"  {typed} --help_all"]

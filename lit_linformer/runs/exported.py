@@ -7,6 +7,7 @@ is read.
 import hashlib
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,8 @@ def read_config(folder: Path, setting: str = "folder") -> dict[str, Any]:
     if not isinstance(config, dict) or not isinstance(config.get("encoder"), dict) or "task" not in config:
         allowed = "what export wrote"
         if isinstance(config, dict) and "model_type" in config:
-            allowed += f", or the run that `python run.py convert --from {folder}` makes of RoBERTa, BERT or DistilBERT"
+            typed = shlex.quote(str(folder))
+            allowed += f", or the run that `python run.py convert --from {typed}` makes of RoBERTa, BERT or DistilBERT"
         raise SettingError(setting, folder, allowed, more=f", whose {CONFIG} is another project's")
     return config
 

@@ -126,6 +126,12 @@ def test_the_page_says_what_one_types_and_what_it_is():
     assert "--config conf/quickstart.yaml --name idea" in short_help(["fit"], 80)
 
 
+def test_the_commands_of_the_page_quote_a_file(tmp_path):
+    file = tmp_path / "my own.yaml"
+    file.write_text("model: {init_args: {lr: 1e-3}}\n")
+    assert f"  python run.py fit --config '{file}' --help_all\n" in short_help(["fit", "--config", str(file)], 160)
+
+
 @pytest.mark.parametrize(
     "line", ["", "--help", "fit --config conf/quickstart.yaml --help", "predict -h", "benchmark --help_all", "list"]
 )
