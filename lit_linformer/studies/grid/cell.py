@@ -1,5 +1,6 @@
 """A grid and its cells, each of which is a run."""
 
+import contextlib
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,9 +64,16 @@ class Cell:
         # auto: a run that was killed before its first last.ckpt has nothing to continue from, and starts from scratch.
         fit = [*self.fit, "--ckpt_path", "auto"] if checkpoints(self.run_dir) else self.fit
         before = self.pretraining.left() if self.pretraining else []
-        if self.conversion and (before or not (self.converted / CONVERSION).is_file()):
+        if self.pretraining and self.conversion and (before or not self._is_converted(self.pretraining)):
             before.append(self.conversion)
         return [*before, fit, *tests]
+
+    def _is_converted(self, pretraining: "Cell") -> bool:
+        """Whether the conversion is of the pretraining as it is: that may have been deleted and run again since."""
+        with contextlib.suppress(OSError):
+            made, of = (path.stat().st_mtime for path in (self.converted / CONVERSION, pretraining.run_dir / RESULT))
+            return made >= of
+        return False
 
     def parts(self) -> list[tuple[str, list[str], Path]]:
         """What it is made of, its arguments and folder, in their order."""

@@ -1,5 +1,6 @@
 """A grid whose cells are pretrained first, and perhaps converted."""
 
+import os
 import shlex
 
 import pytest
@@ -45,6 +46,9 @@ def test_a_pretraining_is_converted_before_it_is_trained_on(file, capsys):
     assert first.left() == [first.fit]
     (first.pretraining.run_dir / "result.json").unlink()  # trained again: converted again
     assert first.left() == [first.pretraining.fit, convert.split(), first.fit]
+    finish(first.pretraining, result={"metrics": {}})
+    os.utime(first.converted / "conversion.json", (1e9, 1e9))  # that of the weights before
+    assert first.left() == [convert.split(), first.fit]
     finish(first, result={"metrics": {"val/accuracy": 0.5}})
     lines = [f"$ python -m lit_linformer {shlex.join(words)}" for _, words, _ in first.parts()]
     first.log.write_text("\n".join(lines).replace("2048", "1024") + "\n")
