@@ -27,6 +27,7 @@ def write_run(folder, points, attention="linformer", finished=True, log=None, se
     encoder = {"attention": attention, "max_length": settings.get("n", 512), "num_layers": 2, "hidden_size": 16, "num_heads": 2}
     data = {"class_path": "lit_linformer.data.PretrainingData", "init_args": {"source": settings.get("source", "text.txt")}}
     config = {"trainer": {"max_steps": 100}, "model": {"init_args": {"encoder": encoder}}, "data": data}
+    config["model"]["init_args"]["pretrained"] = settings.get("pretrained")
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     lines = [f"{step},{tokens},{step / 10},{value},{value}\n" for step, tokens, value in points]
     head = "step,tokens,seconds,perplexity,best"

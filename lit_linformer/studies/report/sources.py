@@ -11,7 +11,7 @@ from typing import Any
 
 from lit_linformer.runs.folder import CONFIG, TOKENIZER
 from lit_linformer.runs.record import RunRecord, of_class
-from lit_linformer.studies.grid.cell import PRETRAINED, Cell, Grid
+from lit_linformer.studies.grid.cell import CONVERTED, PRETRAINED, Cell, Grid
 from lit_linformer.studies.grid.measures import median
 from lit_linformer.studies.grid.table import read_table
 from lit_linformer.utils.environment import without_folders
@@ -251,7 +251,10 @@ def _read(folder: Path) -> Iterator[Source]:
 
 
 def _cell(cell: Cell) -> Run:
-    run = Run(cell.run_dir, str(cell), cell.log, before=RunRecord(cell.root / f"{cell.name}{PRETRAINED}"))
+    run = Run(cell.run_dir, str(cell), cell.log)
+    begins = Path(str(run.setting("model.init_args.pretrained"))).name
+    if begins in (f"{cell.name}{PRETRAINED}", f"{cell.name}{CONVERTED}"):  # a folder of that name may be an earlier grid's
+        run.before = RunRecord(cell.root / f"{cell.name}{PRETRAINED}")
     if left := cell.left():
         run.missing = "not tested yet" if left[0][0] == "test" else "unfinished" if run.config else "not started"
         return run

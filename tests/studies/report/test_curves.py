@@ -159,9 +159,11 @@ def test_a_curve_goes_on_where_its_pretraining_ended(tmp_path, monkeypatch):
     axes = "axes: {model: {a: '', b: ''}, n: {8: ''}}\ntable: {rows: model, columns: n, value: val/perplexity}\n"
     Path("grid.yaml").write_text(f"name: short-first\n{axes}pretraining: {{model: {{a: ''}}}}\nconvert: --max_length 8\n")
     grid = read_grid(Path("grid.yaml"))
-    for cell in grid.cells:
-        write_run(cell.run_dir, [(0, 0, 90.0), (10, 2_000_000, 60.0)], seconds=(0, 3))
-    write_run(grid.cells[0].pretraining.run_dir, [(0, 0, 900.0), (20, 5_000_000, 95.0)], n=4, seconds=(0, 6))
+    for cell, begins in zip(grid.cells, (str(grid.cells[0].converted), None), strict=True):
+        write_run(cell.run_dir, [(0, 0, 90.0), (10, 2_000_000, 60.0)], seconds=(0, 3), pretrained=begins)
+        # b's is of an earlier grid file, and b began with other weights than its.
+        before = cell.run_dir.with_name(f"{cell.run_dir.name}-pretraining")
+        write_run(before, [(0, 0, 900.0), (20, 5_000_000, 95.0)], n=4, seconds=(0, 6))
     write_table(grid, "python run.py grid --config grid.yaml")
     (source,), _ = find(["runs/short-first"])
     a, b = source.runs
