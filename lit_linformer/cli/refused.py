@@ -15,7 +15,7 @@ import yaml
 from jsonargparse import ArgumentParser
 
 from lit_linformer.cli.class_paths import BASES, OURS, find_class, kinds
-from lit_linformer.cli.given import REFERENCE, as_clock, as_list, given_settings, typed_words
+from lit_linformer.cli.given import REFERENCE, TEXTS, as_clock, as_list, given_settings, typed_words
 from lit_linformer.cli.help import settings_of, types_of
 from lit_linformer.cli.quick_checks import nearest
 from lit_linformer.model.errors import shown
@@ -60,6 +60,9 @@ def refused(error: Exception, argv: list[str], parser: Any) -> UserError:
         for path, values in specs:
             if told := _refused_within(setting, path, values):
                 return told
+    for name, text in typed_words(argv):
+        if text is not None and name not in TEXTS and REFERENCE.search(text):
+            return SettingError(name, text, "a value of its own, for ${NAME} is read in files alone")
     return _stray(argv, types) or UserError(" ".join(str(error).split()))
 
 
