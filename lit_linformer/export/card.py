@@ -147,7 +147,8 @@ def _training(model: TrainedModel, pictured: bool) -> list[str]:
     if model.curve:
         lines += ["", f"![Validation perplexity against tokens]({PICTURE})"] if pictured else []
         held_out = "text" if model.tokenizer is not None else "rows"
-        masked = model.tokenizer is not None or of_class(facts.get("data"), "LongRangeData")  # other data have masks of their own
+        # Other data have masks of their own.
+        masked = model.tokenizer is not None or of_class(facts.get("data"), "LongRangeData")
         lines += ["", f"Perplexity on held-out {held_out}{', at 15 % masking' * masked}:", ""]
         lines += ["| step | tokens | perplexity |", "|---:|---:|---:|"]
         lines += [f"| {step} | {tokens} | {perplexity:.2f} |" for step, tokens, perplexity in thinned(model.curve, ROWS)]

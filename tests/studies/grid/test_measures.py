@@ -33,7 +33,9 @@ def test_the_last_row_that_is_asked_for(tmp_path):
         assert Measure.parse("m", text).read(tmp_path) == value, text
 
 
-@pytest.mark.parametrize("text", ["", "a.csv", "../a.csv x", "a.txt x", "a.csv x y", "a.json x y=1", "a.csv x =1", "a.csv 'x", 3])
+@pytest.mark.parametrize(
+    "text", ["", "a.csv", "../a.csv x", "a.txt x", "a.csv x y", "a.json x y=1", "a.csv x =1", "a.csv 'x", 3]
+)
 def test_what_is_no_measure_is_refused(text):
     with pytest.raises(ValueError, match=r"measures.m is .*; allowed: a file of the run's folder and a number in it"):
         Measure.parse("m", text)
