@@ -15,6 +15,7 @@ from lit_linformer.utils.configs import check_configs, config_contents, config_f
 
 REFERENCE = re.compile(r"\$\{([^}]*)\}")
 CLOCK = re.compile(r"[1-9]\d*(:\d+)+")  # YAML reads 1:30:00 as 5,400, in base 60, but not 01:30:00
+NEGATIVE = re.compile(r"-(\d+\.?\d*|\.\d+)[eE][-+]?\d+|-\.inf")
 CLASSES = ("model", "data")
 TEXTS = ("data.text", "data.text_pair")
 KINDS = ("model.encoder.attention", "model.encoder.projection")
@@ -38,7 +39,7 @@ def for_parser(argv: list[str]) -> list[str]:
     without options that one gives an attention which what follows replaces."""
     words = configs_first(argv)
     at = 1 + 2 * len([*config_files(argv)])
-    words[at:] = _classes_first(words[at:])
+    words[at:] = _negative_joined(_classes_first(words[at:]))
     for files, name in sorted(_outdated(argv), reverse=True):
         words[1 + 2 * files : 1 + 2 * files] = [f"--{name}", "{}"]
     return [_as_meant(*pair) for pair in itertools.pairwise(["", *words])]
@@ -54,6 +55,17 @@ def _classes_first(words: list[str]) -> list[str]:
         if found and not equals and left and not left[0].startswith("--"):
             classes.append(left.pop(0))
     return [*classes, *others]
+
+
+def _negative_joined(words: list[str]) -> list[str]:
+    """--model.shift=-1e-3 for --model.shift -1e-3, which argparse takes for an option; -0.001 it knows to be a number."""
+    joined: list[str] = []
+    for word in words:
+        if NEGATIVE.fullmatch(word) and joined and joined[-1].startswith("--") and "=" not in joined[-1]:
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined
 
 
 def walk(argv: list[str]) -> Iterator[tuple[str, str, Any]]:

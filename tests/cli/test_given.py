@@ -90,9 +90,11 @@ def test_what_is_typed_as_a_text_is_one(words, meant):
         ("--model.lr 1 --data.pairs=4 --data=A --model B", "--data=A --model B --model.lr 1 --data.pairs=4"),
         ("--model.lr 1 --model --data.class_path A", "--model --data.class_path A --model.lr 1"),
         ("--trainer.callbacks+ A --trainer.callbacks.a 1", "--trainer.callbacks+ A --trainer.callbacks.a 1"),
+        ("--model.a -1e-3 --model.b=-1E2 --model.c -.5e+1 -1e3", "--model.a=-1e-3 --model.b=-1E2 --model.c=-.5e+1 -1e3"),
+        ("--model.a -1 --model.b 1e-3 --name a-1e-3", "--model.a -1 --model.b 1e-3 --name a-1e-3"),
     ],
 )
-def test_a_class_stands_before_its_settings(line, expected, tmp_path):
+def test_words_as_the_parser_takes_them(line, expected, tmp_path):
     config = ["--config", _written(tmp_path / "a.yaml", {})]
     assert for_parser(["fit", *line.split(), *config]) == ["fit", *config, *expected.split()]
 
