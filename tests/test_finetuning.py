@@ -72,6 +72,14 @@ def test_another_layer_decay_wins_on_resume(task, tmp_path):
     assert not any("0.9" in name for name in rates)
 
 
+def test_a_schedule_that_is_over_on_other_data_says_so(task, tmp_path):
+    output(["fit", *task, "--trainer.max_epochs", "1"], tmp_path)
+    shown = output(["fit", *task, "--trainer.max_epochs", "2", "--data.limit_train", "40", "--ckpt_path", "last"], tmp_path)
+    assert "trainer.max_epochs comes to 10 steps on these data, and 15 are done: the schedule is over, and the lea" in shown
+    longer = ["fit", *task, "--trainer.max_epochs", "3", "--ckpt_path", "last", "--name", "task"]
+    assert "the schedule is over" not in output(longer, tmp_path)
+
+
 @pytest.mark.slow
 def test_two_processes_train_and_score_like_one(task, tmp_path):
     still = ["--model.dropout", "0", "--model.attention_dropout", "0", "--trainer.max_epochs", "2"]
