@@ -1,6 +1,7 @@
 """examples/, each copied into a clean folder as a file of your own: trained, killed, resumed, validated; and a plain module."""
 
 import json
+import multiprocessing
 import random
 import re
 import shutil
@@ -170,7 +171,15 @@ def test_a_class_that_cannot_be_found_is_told_with_its_reason(clean, tmp_path, m
     assert "data is 'denoising.Denoising', which is no subclass of LightningDataModule" in line
 
 
-def test_sliding_window_is_attention_to_those_near(monkeypatch):
+def test_sliding_window_is_attention_to_those_near():
+    """In a process of its own: a CUDA build initialises CUDA when it compiles, and then no process may be forked that forks."""
+    process = multiprocessing.get_context("fork").Process(target=compare_sliding_windows)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+
+
+def compare_sliding_windows():
     """FlexAttention's blocks and the mask that training takes on a CPU, at the edges too; a window of all is full attention."""
     from examples import sliding_window
     from lit_linformer.model import SelfAttention
@@ -178,7 +187,7 @@ def test_sliding_window_is_attention_to_those_near(monkeypatch):
     torch.manual_seed(0)
     attention, x = sliding_window.SlidingWindow(16, 2, 300), torch.randn(2, 300, 16)
     for window in (3, 300):
-        monkeypatch.setattr(sliding_window, "WINDOW", window)
+        sliding_window.WINDOW = window
         sliding_window.near.cache_clear()
         masked, _ = attention(x)
         with torch.no_grad():
