@@ -78,6 +78,8 @@ def test_a_schedule_that_is_over_on_other_data_says_so(task, tmp_path):
     assert "trainer.max_epochs comes to 10 steps on these data, and 15 are done: the schedule is over, and the lea" in shown
     longer = ["fit", *task, "--trainer.max_epochs", "3", "--ckpt_path", "last", "--name", "task"]
     assert "the schedule is over" not in output(longer, tmp_path)
+    constant = ["fit", *task, "--trainer.max_epochs", "4", "--data.limit_train", "40", "--model.schedule", "constant"]
+    assert "the schedule is over" not in output([*constant, "--ckpt_path", "last"], tmp_path)
 
 
 @pytest.mark.slow

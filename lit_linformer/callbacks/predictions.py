@@ -93,7 +93,7 @@ def evaluated(data: Any, split: str, result: dict[str, Any], pl_module: Any) -> 
     labels = [None] * len(numbers) if targets is None else targets.tolist()
     rows = zip(numbers, labels, pl_module.predicted(result["logits"]), strict=True)
     row = next(rows, None)
-    for number, told in _told(data, split) if hasattr(data, "evaluated_texts") else ((n, {"index": n}) for n in numbers):
+    for number, told in _told(data, split, numbers):
         if row is None:
             return
         if row[0] == number:  # not where trainer.limit_val_batches has left it out
@@ -102,8 +102,11 @@ def evaluated(data: Any, split: str, result: dict[str, Any], pl_module: Any) -> 
             row = next(rows, None)
 
 
-def _told(data: Any, split: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The number of each row, and where it stands and what it says."""
+def _told(data: Any, split: str, numbers: list[int]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The number of each row of the split, and where it stands and what it says; of rows that are no texts those evaluated."""
+    if not hasattr(data, "evaluated_texts"):
+        yield from ((number, {"index": number}) for number in numbers)
+        return
     for number, place, texts in data.evaluated_texts(split):
         yield number, {**place, "text": texts[0] if len(texts) == 1 else list(texts)}
 

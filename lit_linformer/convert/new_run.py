@@ -13,14 +13,9 @@ from lit_linformer.utils.configs import as_yaml
 from lit_linformer.utils.files import write_json
 
 HEAD = """# Written by `convert` (conversion.json). The model as it is:
-#   python run.py predict --config {run}/config.yaml --data.text "…"
+#   python run.py {used}
 # Trained on, as another run:
-#   python run.py fit --config {run}/config.yaml --name NAME --data.source texts/ --trainer.max_steps 1000
-"""
-WITHOUT_TOKENIZER = """# Written by `convert` (conversion.json). The model as it is:
-#   python run.py validate --config {run}/config.yaml
-# Trained on, as another run:
-#   python run.py fit --config {run}/config.yaml --name NAME --trainer.max_steps 1000
+#   python run.py fit {typed} --name NAME{source} --trainer.max_steps 1000
 """
 
 
@@ -51,11 +46,12 @@ def write(model: TrainedModel, folder: Path, run: Path, conversion: dict[str, An
         "data": {"class_path": class_path, "init_args": data},
     }
     text = as_yaml(config)
-    head = WITHOUT_TOKENIZER
+    typed = f"--config {run}/config.yaml"
+    used, source = f"validate {typed}", ""
     if tokenizer is not None:
-        head = HEAD
+        used, source = f'predict {typed} --data.text "…"', " --data.source texts/"
         tokenizer.save(folder / TOKENIZER)
-    (folder / CONFIG).write_text(head.format(run=run) + text, encoding="utf-8")
+    (folder / CONFIG).write_text(HEAD.format(used=used, typed=typed, source=source) + text, encoding="utf-8")
     write_json(folder / CONVERSION, conversion, indent=2)
     write_marker(folder, run.name)
     checkpoint = {

@@ -103,9 +103,12 @@ def card(model: TrainedModel, form: str, notes: list[str], pictured: bool) -> st
 def _hub(model: TrainedModel) -> list[str]:
     """What the hub reads from a card: https://huggingface.co/docs/hub/model-cards"""
     licence = [f"license: {model.facts['license']}"] if "license" in model.facts else []
-    tag = "text-classification" if model.classifies else "fill-mask"
-    tags = [f"pipeline_tag: {tag}"] if model.tokenizer is not None else []  # the hub's pipelines begin with a tokenizer
-    return ["---", *licence, *tags, "library_name: transformers", "tags: [linformer]", "---", ""]
+    tag = [f"pipeline_tag: {_pipeline(model)}"] if model.tokenizer is not None else []  # pipelines begin with a tokenizer
+    return ["---", *licence, *tag, "library_name: transformers", "tags: [linformer]", "---", ""]
+
+
+def _pipeline(model: TrainedModel) -> str:
+    return "text-classification" if model.classifies else "fill-mask"
 
 
 def _lead(model: TrainedModel) -> str:
@@ -174,7 +177,7 @@ def _use(model: TrainedModel, form: str) -> list[str]:
     ids, shell = [0] * 5, []
     if tokenizer is not None:
         ids = [tokenizer.bos_id, *[tokenizer.mask_id] * 3, tokenizer.eos_id]
-        words["PIPELINE"] = "text-classification" if model.classifies else "fill-mask"
+        words["PIPELINE"] = _pipeline(model)
         pair = '{"text": "some text", "text_pair": "another"}' if model.pair else '"some text"'
         words["TEXT"] = pair if model.classifies else f'"The {tokenizer.mask_token} of a function."'
         if form in OF_WEIGHTS and not model.classifies:

@@ -211,8 +211,7 @@ class TrainingModule(LightningModule):
         if not isinstance(scheduler, LambdaLR) or _kinds(optimizer.param_groups) != _kinds(groups):
             return  # of a subclass's own configure_optimizers
         done, total = scheduler.last_epoch, self._total_steps()
-        if 0 < total <= done:  # passes over other data may have fewer steps than before
-            rest = scheduler.lr_lambdas[0](done)
+        if 0 < total < done and (rest := scheduler.lr_lambdas[0](done)) < 1:  # passes over other data may have fewer steps
             over = f"trainer.max_epochs comes to {total:,} steps on these data, and {done:,} are done"
             rank_zero_warn(f"{over}: the schedule is over, and the learning rate stays at {rest:.2g} of model.lr")
         for index, group in enumerate(groups):

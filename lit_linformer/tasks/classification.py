@@ -202,9 +202,9 @@ def task_of_rows(data: Any, num_labels: int) -> TextTask:
     names = None if num_labels == 1 else tuple(getattr(data, "labels", map(str, range(num_labels))))
     if names is not None and len(names) != num_labels:
         raise UserError(f"{type(data).__name__}.labels are {', '.join(map(str, names))}", f"{num_labels} names, as num_labels")
-    files = tuple(f"{name or 'predictions'}.tsv" for name in data.evaluation_names)
-    sets = {"evaluation": tuple(data.evaluation_names), "submission": files}
-    return TextTask(type(data).__name__, (), labels=names, metrics=tuple(data.metrics), **sets)
+    sets = tuple(data.evaluation_names)
+    files = tuple(f"{name or 'predictions'}.tsv" for name in sets)
+    return TextTask(type(data).__name__, (), labels=names, metrics=tuple(data.metrics), evaluation=sets, submission=files)
 
 
 def _check_ignored(encoder: EncoderConfig, **settings: float) -> None:
