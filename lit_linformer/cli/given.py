@@ -35,26 +35,39 @@ def given_settings(argv: list[str]) -> dict[str, Any]:
 
 
 def for_parser(argv: list[str]) -> list[str]:
-    """The command line with its --config first, then the classes of model and data, whose settings may stand before them; and
-    without options that one gives an attention which what follows replaces."""
+    """The command line with its --config first, then the classes of model and data, whose settings may stand before them (first
+    of all those that no file names); and without options that one gives an attention which what follows replaces."""
     words = configs_first(argv)
     at = 1 + 2 * len([*config_files(argv)])
-    words[at:] = _negative_joined(_classes_first(words[at:]))
+    named = {key for _, content in config_contents(argv) for key, value in content.items() if names_class(value)}
+    ahead, classes, others = _classes_apart(words[at:], named)
+    words[at:] = _negative_joined([*classes, *others])
     for files, name in sorted(_outdated(argv), reverse=True):
         words[1 + 2 * files : 1 + 2 * files] = [f"--{name}", "{}"]
+    words[1:1] = ahead
     return [_as_meant(*pair) for pair in itertools.pairwise(["", *words])]
 
 
-def _classes_first(words: list[str]) -> list[str]:
-    left, classes, others = list(words), [], []
+def names_class(section: Any) -> bool:
+    """Whether a file's section for the model or the data says of which class it is; an overlay's does not."""
+    return isinstance(section, str) or (isinstance(section, dict) and "class_path" in section)
+
+
+def _classes_apart(words: list[str], named: set[str]) -> tuple[list[str], list[str], list[str]]:
+    """The words for the classes of model and data that no file names, those for the others, and the rest."""
+    left, ahead, classes, others = list(words), [], [], []
     while left:
         word = left.pop(0)
         name, equals, _ = word.removeprefix("--").partition("=")
-        found = word.startswith("--") and name.removesuffix(".class_path") in CLASSES
-        (classes if found else others).append(word)
-        if found and not equals and left and not left[0].startswith("--"):
-            classes.append(left.pop(0))
-    return [*classes, *others]
+        name = name.removesuffix(".class_path")
+        if not word.startswith("--") or name not in CLASSES:
+            others.append(word)
+            continue
+        found = classes if name in named else ahead
+        found.append(word)
+        if not equals and left and not left[0].startswith("--"):
+            found.append(left.pop(0))
+    return ahead, classes, others
 
 
 def _negative_joined(words: list[str]) -> list[str]:

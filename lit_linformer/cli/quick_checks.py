@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lit_linformer.cli.given import TEXTS, given_settings, typed_words, walk
+from lit_linformer.cli.given import TEXTS, given_settings, names_class, typed_words, walk
 from lit_linformer.cli.often_changed import ALWAYS_THERE, DEFAULT_CLASSES, ENCODER
 from lit_linformer.cli.short_help import exported, find
 from lit_linformer.utils import sources
@@ -36,6 +36,7 @@ def check_quickly(argv: list[str]) -> None:
         if value is None and section in (*DEFAULT_CLASSES, *ALWAYS_THERE, "trainer"):  # all below it is commented out, say
             allowed = f"its settings by name, or no {section} at all"
             raise SettingError(section, None, allowed, more=f" in {file}" if file else "")
+    _check_order(argv)
     typed = [name for name, _ in typed_words(argv)]
     if twice := next((name for name in (*TEXTS, "data.file") if typed.count(name) > 1), None):
         allowed = f"""once, with a list: --{twice} '["one", "another"]'""" if twice in TEXTS else "one file"
@@ -55,6 +56,15 @@ def check_quickly(argv: list[str]) -> None:
             )
     if argv[0] == "fit" and not any(word.startswith("--print_config") for word in argv):
         _check_encoder(given, _class("model", given.get("model") or DEFAULT_CLASSES["model"]))
+
+
+def _check_order(argv: list[str]) -> None:
+    """An overlay changes settings of a class, which the files before it have to name."""
+    for key in DEFAULT_CLASSES:
+        files = [(file, names_class(content[key])) for file, content in config_contents(argv) if key in content]
+        if files and not files[0][1] and (base := next((file for file, names in files if names), None)):
+            what = f"{files[0][0]} changes settings of the {key}, and stands before {base}, which says what the {key} is"
+            raise UserError(what, f"--config {base} --config {files[0][0]}")
 
 
 def _owner(name: str) -> str | None:

@@ -1,6 +1,7 @@
 """What --config files and a command line give together."""
 
 import shlex
+from pathlib import Path
 
 import pytest
 import yaml
@@ -95,8 +96,17 @@ def test_what_is_typed_as_a_text_is_one(words, meant):
     ],
 )
 def test_words_as_the_parser_takes_them(line, expected, tmp_path):
-    config = ["--config", _written(tmp_path / "a.yaml", {})]
+    (tmp_path / "a.yaml").write_text("model: {class_path: MLM}\ndata: RecallData\n", encoding="utf-8")
+    config = ["--config", str(tmp_path / "a.yaml")]
     assert for_parser(["fit", *line.split(), *config]) == ["fit", *config, *expected.split()]
+
+
+def test_an_overlay_of_a_class_that_is_typed(tiny, tmp_path):
+    overlay = Path(__file__).parents[2] / "conf/debug/fast.yaml"
+    line = ["--data", "PretrainingData", "--data.batch_size", "4"]
+    assert for_parser(["fit", *line, "--config", str(overlay)]) == ["fit", *line[:2], "--config", str(overlay), *line[2:]]
+    printed = output(["fit", "--config", str(overlay), *line, "--print_config"], tmp_path)
+    assert "batch_size: 4" in printed and "max_steps: 10" in printed
 
 
 def test_settings_may_be_typed_before_their_class(tiny, tmp_path):

@@ -50,6 +50,11 @@ def test_good_lines_pass(line):
         ("fit conf/quickstart.yaml", "is neither a setting nor the value of one; allowed: --config conf/quickstart.yaml"),
         ("fit --config conf/quickstart.yaml conf/debug/fast.yaml", "the value of one; allowed: --config conf/debug/fast.yaml"),
         ("fit --config=conf/quickstart.yaml conf/debug/fast.yaml", "the value of one; allowed: --config conf/debug/fast.yaml"),
+        (
+            "fit --config conf/model/modern.yaml --config conf/quickstart.yaml",
+            "conf/model/modern.yaml changes settings of the model, and stands before conf/quickstart.yaml, which says what the "
+            "model is; allowed: --config conf/quickstart.yaml --config conf/model/modern.yaml",
+        ),
         ("fit --config", "--config has no value; allowed: a file with settings, as conf/quickstart.yaml"),
         ("fit --config --model.lr 1", "--config has no value; allowed: a file with settings, as conf/quickstart.yaml"),
         ("fit --config conf/lra/table.yaml", "conf/lra/table.yaml is a file for `grid`; allowed: a file with settings, as"),
