@@ -253,3 +253,15 @@ class Stateful(DataLoader):
 class StatefulRows(Rows):
     def train_dataloader(self):
         return Stateful(TensorDataset(torch.arange(16)[:, None].repeat(1, 6)), batch_size=2)
+
+
+class Counts(Plain):
+    """Its tokens, in a buffer, which checkpoints keep."""
+
+    def __init__(self, encoder: EncoderConfig | None = None, rate: float = 1e-2, folder: str = "seen"):
+        super().__init__(encoder, rate, folder)
+        self.register_buffer("tokens_seen", torch.tensor(0))
+
+    def training_step(self, batch, batch_idx):
+        self.tokens_seen += batch[0].numel()
+        return super().training_step(batch, batch_idx)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from lit_linformer.utils.files import read_rows
 from tests import own_code
 from tests.helpers import fit, load, output, read_log
 
@@ -71,6 +72,15 @@ def test_numpy_in_a_checkpoint_and_settings_of_ones_own(own, tmp_path):
     output(["fit", *own], tmp_path)
     assert "resuming at step 16" in output(["fit", *own, "--ckpt_path", "last", "--trainer.max_epochs", "3"], tmp_path)
     assert "val_loss" in output(["validate", "--config", "runs/own/config.yaml"], tmp_path)
+
+
+def test_tokens_may_be_counted_in_a_buffer(own, tmp_path):
+    counts = ["--model", "tests.own_code.Counts", "--trainer.callbacks+", "PerplexityCurve"]
+    shown = output(["fit", *own, *BEST, *counts, "--trainer.max_epochs", "1"], tmp_path)
+    assert ", 96 tokens\n" in shown
+    output(["fit", *own, *BEST, *counts, "--ckpt_path", "last"], tmp_path)
+    assert [row["tokens"] for row in read_rows(Path("runs/own/curve.csv"))] == [0, 96, 192]
+    assert json.loads(Path("runs/own/result.json").read_text())["tokens"] == 192
 
 
 def test_what_would_not_be_loaded_is_refused_when_it_is_saved(own, tmp_path):

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from lit_linformer.callbacks.loggers import writers
-from lit_linformer.callbacks.observing import Measuring, write_csv
+from lit_linformer.callbacks.observing import Measuring, tokens_seen, write_csv
 from lit_linformer.model.heads import IGNORED
 from lit_linformer.model.ranges import Natural, check_ranges
 from lit_linformer.tasks.perplexity import Exact
@@ -73,7 +73,7 @@ class CopySlices(Measuring):
         rows = []
         for name, summed, tokens in zip(SLICES, nll, count, strict=True):
             mean = summed / tokens if tokens else math.nan
-            row = {"step": step, "tokens": pl_module.tokens_seen, "slice": name, "share": tokens / total}
+            row = {"step": step, "tokens": tokens_seen(pl_module), "slice": name, "share": tokens / total}
             rows.append(row | {"nll": mean, "perplexity": math.exp(min(mean, 700.0))})
         self.rows = [*self.rows, *rows] if fitting else rows
         if (path := self.file(trainer, "copy_slices.csv")) is None:

@@ -17,7 +17,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from lit_linformer.callbacks.loggers import writers
-from lit_linformer.callbacks.observing import Measuring, say, unnoticed, write_csv
+from lit_linformer.callbacks.observing import Measuring, say, tokens_seen, unnoticed, write_csv
 from lit_linformer.model.ranges import Count, Natural, Range, check_ranges
 from lit_linformer.tasks.mlm import inputs
 from lit_linformer.tasks.perplexity import Perplexity
@@ -110,7 +110,7 @@ class LengthSweep(Measuring):
             rows = []
             for length in self.lengths:
                 measured = self._measure(trainer, pl_module, length)
-                rows.append({"step": step, "tokens": pl_module.tokens_seen, "length": length, **measured})
+                rows.append({"step": step, "tokens": tokens_seen(pl_module), "length": length, **measured})
             self._swept_step = step
             if fitting:
                 self._add(rows)

@@ -47,6 +47,12 @@ def metrics(trainer: Trainer, of: str = "") -> dict[str, float]:
     return {name: float(value) for name, value in trainer.callback_metrics.items() if not of or of_split(name, of)}
 
 
+def tokens_seen(pl_module: LightningModule) -> int | None:
+    """Of a module that counts them; one's own may do it in a buffer, so that its checkpoints keep it."""
+    seen = getattr(pl_module, "tokens_seen", None)
+    return None if seen is None else int(seen)
+
+
 def at_max_steps(trainer: Trainer) -> bool:
     """Whether its last step is done. Several optimisers, whose steps all count, may step beyond max_steps in one batch."""
     return 0 < trainer.max_steps <= trainer.global_step

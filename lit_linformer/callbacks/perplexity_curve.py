@@ -8,7 +8,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_linformer.callbacks.loggers import writers
-from lit_linformer.callbacks.observing import Clock, callback_of, headline, is_whole, owes_validation, write_csv
+from lit_linformer.callbacks.observing import Clock, callback_of, headline, is_whole, owes_validation, tokens_seen, write_csv
 from lit_linformer.callbacks.throughput import Throughput
 from lit_linformer.runs.folder import CURVE, PERPLEXITY
 
@@ -46,9 +46,9 @@ class PerplexityCurve(Callback):
         self._throughput = callback_of(trainer, Throughput)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not hasattr(pl_module, "tokens_seen"):
+        if (tokens := tokens_seen(pl_module)) is None:
             return
-        again = pl_module.tokens_seen + (not owes_validation(trainer)) if trainer.global_step else 0
+        again = tokens + (not owes_validation(trainer)) if trainer.global_step else 0
         for logger in writers(trainer):
             logger.begin_against_tokens(again)
             if trainer.global_step == 0 and self.rows:  # the untrained model's
@@ -71,7 +71,7 @@ class PerplexityCurve(Callback):
     ) -> None:
         if trainer.state.fn != "fit" or not is_whole(trainer):
             return
-        value, tokens = read(), getattr(pl_module, "tokens_seen", None)  # read on every rank: perhaps a sum over all of them
+        value, tokens = read(), tokens_seen(pl_module)  # read on every rank: perhaps a sum over all of them
         self._name, column, file = name, *FILES.get(name, (name, CURVE))
         known = [one for one in (value, *(row.get(column, math.nan) for row in self.rows)) if math.isfinite(one)]
         best = better(known, default=value)

@@ -10,7 +10,16 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 
 from lit_linformer.callbacks.header import WIDTH, Rows, header, wrapped
-from lit_linformer.callbacks.observing import Clock, at_max_steps, callback_of, headline, is_whole, out_of_time, stopped_early
+from lit_linformer.callbacks.observing import (
+    Clock,
+    at_max_steps,
+    callback_of,
+    headline,
+    is_whole,
+    out_of_time,
+    stopped_early,
+    tokens_seen,
+)
 from lit_linformer.callbacks.pace import Pace
 from lit_linformer.callbacks.throughput import Throughput, Totals, brief, cells
 from lit_linformer.data.summary import data_rows
@@ -196,7 +205,7 @@ class Progress(ProgressBar):
         time_and_speed = [clock(self._clock.seconds())]
         if self._throughput is not None:
             time_and_speed += cells(self._throughput.summary())[:1]
-        if tokens := getattr(pl_module, "tokens_seen", 0):
+        if tokens := tokens_seen(pl_module):
             time_and_speed.append(f"{count(tokens)} tokens")
         self._tell([*rows, ("time", ", ".join(time_and_speed))])
 

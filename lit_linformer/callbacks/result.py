@@ -6,7 +6,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lit_linformer.callbacks.observing import Clock, callback_of, metrics
+from lit_linformer.callbacks.observing import Clock, callback_of, metrics, tokens_seen
 from lit_linformer.callbacks.throughput import Throughput
 from lit_linformer.model import count_parameters
 from lit_linformer.runs.folder import PRUNED, RESULT, TEST, VALIDATE
@@ -67,10 +67,8 @@ class RunResult(Callback):
         _write(trainer, TEST, {"metrics": metrics(trainer), "command": self.command})
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        tokens = getattr(pl_module, "tokens_seen", None)
-        tokens = tokens if tokens is None else int(tokens)  # of a module of one's own it may be a buffer
-        result: dict[str, Any] = {"step": trainer.global_step, "tokens": tokens, "seconds": self._clock.seconds()}
-        result["metrics"] = self._metrics_before | metrics(trainer)
+        result: dict[str, Any] = {"step": trainer.global_step, "tokens": tokens_seen(pl_module)}
+        result |= {"seconds": self._clock.seconds(), "metrics": self._metrics_before | metrics(trainer)}
         result |= {f"best_{key}": value for key, value in self.best.items()}
         if (throughput := callback_of(trainer, Throughput)) is not None:
             result["throughput"] = throughput.summary()

@@ -15,7 +15,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 
 from lit_linformer.callbacks.loggers import writers
-from lit_linformer.callbacks.observing import Measuring, say, unnoticed
+from lit_linformer.callbacks.observing import Measuring, say, tokens_seen, unnoticed
 from lit_linformer.model.lowrank import Measured, check_index, check_layers, check_maps, measure, summary
 from lit_linformer.model.ranges import Count, Natural, Range, check_ranges
 from lit_linformer.tasks.base import encoder_of
@@ -81,7 +81,7 @@ class Spectrum(Measuring):
             reduce = partial(trainer.strategy.reduce, reduce_op="sum")
             measured = measure(pl_module.net.encoder, rows, self._layers, reduce=reduce)
             step = self.measured_step(trainer)
-            entry = {"step": step, "tokens": pl_module.tokens_seen, **summary(measured, self._index, self.threshold)}
+            entry = {"step": step, "tokens": tokens_seen(pl_module), **summary(measured, self._index, self.threshold)}
             if fitting:
                 self.history.append(entry)
             held = ", ".join(map(str, entry["suggested_k"]))
