@@ -10,6 +10,7 @@ from torchmetrics.functional.classification import multiclass_confusion_matrix
 from lit_linformer.callbacks.loggers import Writer, writers
 from lit_linformer.callbacks.observing import metrics, write_csv
 from lit_linformer.runs.folder import SCORES
+from lit_linformer.utils.errors import UserError
 from lit_linformer.utils.figures import figure_class
 
 
@@ -24,6 +25,11 @@ class TaskScores(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.rows = [dict(row) for row in state_dict["rows"]]
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if not hasattr(pl_module, "results"):
+            what = f"trainer.callbacks holds TaskScores, but model is {type(pl_module).__name__}"
+            raise UserError(what, "SequenceClassification")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn != "fit" or trainer.sanity_checking:
