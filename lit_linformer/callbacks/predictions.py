@@ -143,9 +143,9 @@ def _table(records: list[dict[str, Any]]) -> Any:
 
 
 def _records(outputs: Any) -> list[dict[str, Any]]:
-    rows = outputs.tolist() if isinstance(outputs, Tensor) else outputs if isinstance(outputs, list) else [outputs]
-    rows = [row if isinstance(row, dict) else {"prediction": row} for row in rows if row is not None]
-    return [_plain(row) for row in rows]
+    found = _plain(outputs)
+    rows = found if isinstance(found, list) and not isinstance(outputs, tuple) else [found]
+    return [row if isinstance(row, dict) else {"prediction": row} for row in rows if row is not None]
 
 
 def _plain(value: Any) -> Any:

@@ -3,10 +3,11 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 import torch
 
-from lit_linformer.callbacks.predictions import _table
+from lit_linformer.callbacks.predictions import PredictionWriter, _table
 from lit_linformer.callbacks.task_scores import submission
 from lit_linformer.data.finetuning.text_tasks import find_task, own_task
 from tests.helpers import output
@@ -78,6 +79,16 @@ def test_small_values_of_a_regression_keep_their_digits():
     assert submission(values, find_task("STS-B")) == ["0.000", "5.000"]  # as GLUE's site has them
     *_, column = _table([{"text": "so", "value": value} for value in values.tolist()]).columns
     assert [str(cell) for cell in column.cells] == ["1.25e-05", "12345.5"]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "rows"),
+    [(torch.ones(2), [1.0, 1.0]), (torch.tensor(2.0), [2.0]), (np.array([3, 4]), [3, 4]), ((torch.tensor(5), 6), [[5, 6]])],
+)
+def test_what_a_module_of_ones_own_predicts_is_a_row_a_line(outputs, rows):
+    writer = PredictionWriter()
+    writer.on_predict_batch_end(None, None, outputs, None)
+    assert writer.records == [{"prediction": row} for row in rows]
 
 
 def test_a_test_of_one_row(learnt, tmp_path):
