@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lit_linformer.utils.files import read_rows
 from tests import own_code
@@ -254,9 +255,12 @@ def test_a_module_that_optimises_by_itself(own, tmp_path):
 
 def test_of_several_optimizers_a_line_and_a_checkpoint_come_with_the_batch_that_passes_their_step(own, tmp_path):
     words = ["--model", "tests.own_code.Manual", "--model.optimizers", "3", "--progress.every_n_steps", "10"]
-    shown = output(["fit", *own, *BEST, *words, "--last.every_n_steps", "10"], tmp_path)
+    words += ["--last.every_n_steps", "10", "--trainer.log_every_n_steps", "10"]
+    shown = output(["fit", *own, *BEST, *words], tmp_path)
     assert re.findall(r"^step (\d+)/48", shown, re.M) == ["12", "21", "30", "42", "48"]
     assert load(Path("runs/own/checkpoints/previous.ckpt"))["global_step"] == 42
+    points = EventAccumulator("runs/own").Reload().Scalars("watch/data_wait")
+    assert [point.step for point in points] == [12, 21, 30, 42]
 
 
 def test_several_optimizers_beyond_max_steps_end_with_a_validation(own, tmp_path):

@@ -3,17 +3,18 @@
 from typing import Annotated, Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from lit_linformer.callbacks.observing import Stepping
 from lit_linformer.model.ranges import Range, check_ranges
 from lit_linformer.runs.checkpoints import AVERAGE, TRAINING_WEIGHTS, take_training_weights
 from lit_linformer.utils.errors import UserError
 
 
-class Averaging(Callback):
+class Averaging(Stepping):
     """An exponential moving average of the weights (Polyak and Juditsky, 1992): a ← d a + (1 - d) w after each step.
 
     Validation and whatever reads a checkpoint see the average; training goes on from its own weights, as without this callback,
@@ -32,7 +33,7 @@ class Averaging(Callback):
         self._average: list[Tensor] = []
         self._training: list[Tensor] | None = None  # while the module holds the average: the training's weights
         self._loaded: dict[str, Tensor] = {}
-        self._updates, self._step = 0, 0
+        self._updates = 0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit" and isinstance(trainer.strategy, ModelParallelStrategy):
@@ -40,10 +41,10 @@ class Averaging(Callback):
             raise UserError(divided, "ddp, or no Averaging")
 
     def state_dict(self) -> dict[str, Any]:
-        return {"updates": self._updates, "step": self._step}
+        return {"updates": self._updates}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._updates, self._step = state_dict["updates"], state_dict["step"]
+        self._updates = state_dict["updates"]
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if trainer.state.fn == "fit":
@@ -58,15 +59,13 @@ class Averaging(Callback):
         self._loaded = {}
 
     @torch.no_grad()
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        if trainer.global_step == self._step:
-            return  # in the middle of an accumulation
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        if not self.stepped(trainer):
+            return
         decay = min(self.decay, (1 + self._updates) / (10 + self._updates))
         weights = [weight.to(average.dtype) for average, weight in zip(self._average, pl_module.parameters(), strict=True)]
         get_ema_multi_avg_fn(decay)(self._average, weights, self._updates)
-        self._updates, self._step = self._updates + 1, trainer.global_step
+        self._updates += 1
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._enter(pl_module)

@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
+from lit_linformer.callbacks.observing import Stepping
 from lit_linformer.model.ranges import Range, check_ranges
 from lit_linformer.utils.environment import process_memory
 from lit_linformer.utils.peaks import device_peak
@@ -37,7 +38,7 @@ class Totals:
         return Totals(**{name: value - getattr(other, name) for name, value in vars(self).items()})
 
 
-class Throughput(Callback):
+class Throughput(Stepping):
     """Measures training without changing a bit of it. On a GPU it waits for the device at its readings only.
 
     Every trainer.log_every_n_steps the loggers get the values since the point before (TensorBoard under watch/):
@@ -65,16 +66,15 @@ class Throughput(Callback):
         self._waiting = False
         self._window = Totals()  # where the present window began
         self._warm: Totals | None = None  # where the first one ended
-        self._step = -1
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._device, self._world_size = pl_module.device, trainer.world_size
         self._peak = None if self.peak_tflops is None else self.peak_tflops * 1e12
         self._peak = self._peak or device_peak(str(trainer.strategy.root_device), str(trainer.precision))
-        self._totals, self._window, self._warm = Totals(), Totals(), None
-        self._mark, self._step = None, trainer.global_step
+        self._totals, self._window, self._warm, self._mark = Totals(), Totals(), None, None
 
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        super().on_train_batch_start(trainer, pl_module)
         self._advance()
         self._waiting = False
 
@@ -82,15 +82,13 @@ class Throughput(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._count(pl_module, batch)
-        step = trainer.global_step
-        if step != self._step and step % trainer.log_every_n_steps == 0:
+        if self.passed(trainer, trainer.log_every_n_steps):
             now = self.totals()
             values = {f"throughput/{name}": value for name, value in self.rates(now - self._window).items()}
             for logger in trainer.loggers:
                 logger.log_metrics(values, trainer.global_step)
             self._window = now
             self._warm = self._warm or now
-        self._step = step
         self._advance()
         self._waiting = True
 

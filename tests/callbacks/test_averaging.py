@@ -19,6 +19,7 @@ def test_the_average_is_that_of_the_weights_after_each_step():
     averaging, seen, expected = Averaging(decay=0.22), [], module.weight.detach().clone()
     averaging.on_fit_start(trainer, module)
     for batch in range(8):
+        averaging.on_train_batch_start(trainer, module)
         trainer.global_step = batch // 2  # every step has two batches
         if batch % 2 == 0 and batch:
             module.weight.data.normal_()
