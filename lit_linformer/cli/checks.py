@@ -102,7 +102,7 @@ def _check_class(prefix: str, spec: Any, setting: str) -> None:
         return
     declared = class_of(spec.class_path, setting)
     values = vars(spec.get("init_args", Namespace()))
-    for base in reversed(getattr(declared, "__mro__", (declared,))):
+    for base in reversed(declared.__mro__):
         if base is declared or "__init__" in vars(base):  # a subclass hands on what it does not take itself
             parameters = _parameters(base)
             check_ranges(f"{prefix}.", parameters, values)
@@ -110,7 +110,7 @@ def _check_class(prefix: str, spec: Any, setting: str) -> None:
                 _check_whole(f"{prefix}.{name}", hint, values.get(name))
                 if hint is str and name in values and values[name] is None and _default(base, name) is not None:
                     raise SettingError(f"{prefix}.{name}", None, "text")  # the parser lets null pass in a class's settings
-    if isinstance(declared, type) and issubclass(declared, TrainingModule):  # which takes them as **optimization
+    if issubclass(declared, TrainingModule):  # which takes them as **optimization
         check_ranges(f"{prefix}.", Optimization, values)
 
 
@@ -136,10 +136,9 @@ def check_once(callbacks: list[Callback]) -> None:
         raise UserError(f"trainer.callbacks names {bars[0]}", "one progress bar, Progress, whose settings are --progress.*")
 
 
-def _default(declared: Any, name: str) -> Any:
+def _default(declared: type, name: str) -> Any:
     """Of a parameter; of one's own class it may be None, whatever its annotation says."""
-    called = declared.__init__ if isinstance(declared, type) else declared
-    return getattr(inspect.signature(called).parameters.get(name), "default", None)
+    return getattr(inspect.signature(declared.__init__).parameters.get(name), "default", None)
 
 
 def _parameters(declared: Any) -> Mapping[str, Any]:
@@ -175,8 +174,8 @@ def check_early(subcommand: str, config: Namespace) -> None:
         raise SettingError("trainer.val_check_interval", trainer.val_check_interval, allowed)
     settings, data = (vars(part.get("init_args", Namespace())) for part in (model, config.data))
     each = trainer.accumulate_grad_batches
-    ours = hasattr(class_of(config.data.class_path, "data"), "rows_per_step")  # one's own may mean something else by the names
-    if ours and isinstance(trainer.strategy, str) and data.get("global_batch_size") and data.get("batch_size"):
+    tells = hasattr(class_of(config.data.class_path, "data"), "rows_per_step")  # one's own may mean something else by the names
+    if tells and isinstance(trainer.strategy, str) and data.get("global_batch_size") and data.get("batch_size"):
         devices = built.num_devices * built.num_nodes
         check_global_batch(data["global_batch_size"], data["batch_size"], devices, each)
         each = data["global_batch_size"] // (data["batch_size"] * devices)
@@ -185,19 +184,18 @@ def check_early(subcommand: str, config: Namespace) -> None:
     if isinstance(rows, int) and isinstance(longest, int):
         check_row_length(rows, longest, windows="max_windows" in data)
     kind = class_of(model.class_path, "model")
-    own = not (isinstance(kind, type) and issubclass(kind, TrainingModule))
-    schedule = "constant" if own else settings.get("schedule", "constant")
+    if not issubclass(kind, TrainingModule):
+        return
+    schedule = settings.get("schedule", "constant")
     if schedule != "constant" and (built.max_steps, built.max_epochs) == (-1, -1):
         raise endless(schedule, -1)
     strategy = trainer.strategy.get("class_path", "") if isinstance(trainer.strategy, Namespace) else ""
-    if not own and strategy.endswith(("ModelParallelStrategy", "ShardedStrategy")):
+    if strategy.endswith(("ModelParallelStrategy", "ShardedStrategy")):
         check_shardable(settings.get("optimizer"))
-    check = getattr(kind, "check_early", None)
-    if check is not None:
-        check(settings)
+    kind.check_early(settings)
 
 
-def takes_encoder(declared: Any) -> bool:
+def takes_encoder(declared: type) -> bool:
     """Whether a class's ``encoder`` is an EncoderConfig, as far as it says; one's own may be anything."""
     hint = _parameters(declared).get("encoder")
     return hint is None or "EncoderConfig" in str(hint)
