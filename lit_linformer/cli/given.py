@@ -104,6 +104,13 @@ def typed_words(argv: list[str]) -> Iterator[tuple[str, str | None]]:
             yield name[2:].replace(".init_args", ""), value if equals else None if missing else following
 
 
+def stray_words(argv: list[str]) -> Iterator[str]:
+    """Words that are neither a setting nor the one behind it."""
+    for before, word in itertools.pairwise(argv):
+        if not word.startswith("-") and (not before.startswith("-") or "=" in before):
+            yield word
+
+
 def as_list(value: Any) -> list[Any]:
     """What a setting that takes one or several has been given."""
     return value if isinstance(value, list) else [] if value is None else [value]

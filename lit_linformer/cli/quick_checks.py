@@ -5,13 +5,12 @@ are given, is the parser's to check.
 """
 
 import difflib
-import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lit_linformer.cli.given import TEXTS, given_settings, names_class, typed_words, walk
+from lit_linformer.cli.given import TEXTS, given_settings, names_class, stray_words, typed_words, walk
 from lit_linformer.cli.often_changed import ALWAYS_THERE, DEFAULT_CLASSES, ENCODER
 from lit_linformer.cli.short_help import exported, find
 from lit_linformer.utils import sources
@@ -26,10 +25,8 @@ NEAR = 0.6  # of 1, how alike two names must be
 def check_quickly(argv: list[str]) -> None:
     """UserError, which names the setting and the file, for what is wrong in any case."""
     given = given_settings(argv)
-    for before, word in itertools.pairwise(argv):
-        stray = not word.startswith("-") and (not before.startswith("-") or "=" in before)
-        if stray and os.path.isfile(word):
-            raise UserError(f"{word!r} is neither a setting nor the value of one", f"--config {word}")
+    if stray := next(filter(os.path.isfile, stray_words(argv)), None):
+        raise UserError(f"{stray!r} is neither a setting nor the value of one", f"--config {stray}")
     for file, content in config_contents(argv):
         check_command(Path(file), content, "fit", SETTINGS_FILE)
     for file, section, value in walk(argv):

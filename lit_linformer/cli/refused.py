@@ -4,7 +4,6 @@ The parser's messages are its own matter, and of a setting that takes several ty
 each setting that was given is tried by itself, and the first one whose type does not take it is the one.
 """
 
-import itertools
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ import yaml
 from jsonargparse import ArgumentParser
 
 from lit_linformer.cli.class_paths import BASES, OURS, find_class, kinds
-from lit_linformer.cli.given import REFERENCE, TEXTS, as_clock, as_list, given_settings, typed_words
+from lit_linformer.cli.given import REFERENCE, TEXTS, as_clock, as_list, given_settings, stray_words, typed_words
 from lit_linformer.cli.help import settings_of, types_of
 from lit_linformer.cli.quick_checks import nearest
 from lit_linformer.model.errors import shown
@@ -63,7 +62,10 @@ def refused(error: Exception, argv: list[str], parser: Any) -> UserError:
     for name, text in typed_words(argv):
         if text is not None and name not in TEXTS and REFERENCE.search(text):
             return SettingError(name, text, "a value of its own, for ${NAME} is read in files alone")
-    return _stray(argv, types) or UserError(" ".join(str(error).split()))
+    for word in stray_words(argv):
+        meant = f"; did you mean '--{word}'?" if word in types else ""
+        return UserError(f"{word!r} is neither a setting nor the value of one{meant}", "--SETTING VALUE")
+    return UserError(" ".join(str(error).split()))
 
 
 def unwrapped(error: Exception) -> Exception:
@@ -126,14 +128,6 @@ def _no_reference(name: str, value: Any, types: Types, nulls: set[str]) -> UserE
         if ":" not in to and not to.startswith(".") and setting not in types:
             own = f" (or give {name}, which refers to it, a value of its own)"
             return UserError(f"${{{to}}} in the config names no setting{nearest(setting, list(types))}{own}")
-    return None
-
-
-def _stray(argv: list[str], types: Types) -> UserError | None:
-    for before, word in itertools.pairwise(argv):
-        if not word.startswith("-") and (not before.startswith("-") or "=" in before):
-            meant = f"; did you mean '--{word}'?" if word in types else ""
-            return UserError(f"{word!r} is neither a setting nor the value of one{meant}", "--SETTING VALUE")
     return None
 
 
