@@ -230,13 +230,12 @@ class TrainingModule(LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         seen = checkpoint.get("seen", {})
         fits = self.attached and self.trainer.state.fn == "fit"
-        if fits and "state_dict" in checkpoint and "optimizer_states" not in checkpoint:
-            raise UserError("ckpt_path is a model that has trained nothing yet", "to start from it, with model.pretrained")
-        if self.attached:
-            self._recount(checkpoint, seen)
-        if fits and checkpoint.get("optimizer_states"):
-            self._check_optimizer(checkpoint)
         if fits:
+            if "state_dict" in checkpoint and "optimizer_states" not in checkpoint:
+                raise UserError("ckpt_path is a model that has trained nothing yet", "to start from it, with model.pretrained")
+            self._recount(checkpoint, seen)
+            if checkpoint.get("optimizer_states"):
+                self._check_optimizer(checkpoint)
             take_training_weights(checkpoint)
         self.batches_seen, self.tokens_seen = seen.get("batches", 0), seen.get("tokens", 0)
         if "state_dict" in checkpoint:  # not in a sharded checkpoint, which the strategy itself has loaded
@@ -270,7 +269,7 @@ class TrainingModule(LightningModule):
         before, now = seen.get("accumulate"), self.trainer.accumulate_grad_batches
         rows = self._rows()
         steps_differ = seen.get("rows", rows) != rows
-        if self.trainer.state.fn != "fit" or before is None or not (steps_differ or before != now):
+        if before is None or not (steps_differ or before != now):
             return
         if steps_differ and self.trainer.max_epochs not in (None, -1):
             counted = hasattr(self.trainer.datamodule, "rows_per_step")
