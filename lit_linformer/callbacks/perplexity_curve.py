@@ -31,7 +31,7 @@ class PerplexityCurve(Callback):
         self._clock = Clock()
         self._trained_before = {"training_seconds": 0.0, "cpu_seconds": 0.0}
         self._throughput: Throughput | None = None
-        self._name = ""
+        self._name = self._column = ""  # of what is recorded
 
     def state_dict(self) -> dict[str, Any]:
         return {"seconds": self._clock.seconds(), "trained": self._trained(), "rows": [dict(row) for row in self.rows]}
@@ -54,33 +54,33 @@ class PerplexityCurve(Callback):
             if trainer.global_step == 0 and self.rows:  # the untrained model's
                 first = self.rows[0]
                 logger.points({f"{self._name}_best": first["best"]}, 0)
-                value = first[FILES.get(self._name, (self._name,))[0]]
-                logger.against_tokens(f"{self._name}_by_tokens", value, first["tokens"], 0)
+                logger.against_tokens(f"{self._name}_by_tokens", first[self._column], first["tokens"], 0)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if hasattr(pl_module, "val_perplexity"):  # in all its digits; what is logged is a float32
-            self._record(trainer, pl_module, "val/perplexity", lambda: pl_module.val_perplexity.compute().item(), min)
+            value = pl_module.val_perplexity.compute().item()  # on every rank: a sum over all of them
+            self._record(trainer, pl_module, "val/perplexity", value, min)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         name, _, _, better = headline(trainer, pl_module)
         if not hasattr(pl_module, "val_perplexity") and name in trainer.callback_metrics:
-            self._record(trainer, pl_module, name, trainer.callback_metrics[name].item, better)
+            self._record(trainer, pl_module, name, trainer.callback_metrics[name].item(), better)
 
     def _record(
-        self, trainer: Trainer, pl_module: LightningModule, name: str, read: Callable[[], float], better: Callable[..., float]
+        self, trainer: Trainer, pl_module: LightningModule, name: str, value: float, better: Callable[..., float]
     ) -> None:
         if trainer.state.fn != "fit" or not is_whole(trainer):
             return
-        value, tokens = read(), tokens_seen(pl_module)  # read on every rank: perhaps a sum over all of them
-        self._name, column, file = name, *FILES.get(name, (name, CURVE))
-        known = [one for one in (value, *(row.get(column, math.nan) for row in self.rows)) if math.isfinite(one)]
+        tokens = tokens_seen(pl_module)
+        self._name, self._column, file = name, *FILES.get(name, (name, CURVE))
+        known = [one for one in (value, *(row.get(self._column, math.nan) for row in self.rows)) if math.isfinite(one)]
         best = better(known, default=value)
         row = {"step": trainer.global_step} | ({"tokens": tokens} if tokens is not None else {})
         spent = {name: round(value, 2) for name, value in self._trained().items()}
         headlined, *_ = headline(trainer, pl_module)
         logged = trainer.callback_metrics  # on every rank, too
         beside = {headlined: logged[headlined].item()} if headlined != name and headlined in logged else {}
-        self.rows.append({**row, "seconds": self._clock.seconds(), column: value, "best": best, **beside, **spent})
+        self.rows.append({**row, "seconds": self._clock.seconds(), self._column: value, "best": best, **beside, **spent})
         if trainer.is_global_zero:
             if not trainer.fast_dev_run:
                 write_csv(Path(trainer.default_root_dir) / file, self.rows)
