@@ -13,12 +13,14 @@ class Pace:
     Args:
         seconds: those that training has taken so far; only differences count.
         total: the run's steps; None where it has no end.
+        step: the last that was done.
+        validation: seconds that one takes; None: there was none yet.
     """
 
-    def __init__(self, seconds: Callable[[], float], total: int | None, step: int) -> None:
+    def __init__(self, seconds: Callable[[], float], total: int | None, step: int, validation: float | None = None) -> None:
         self._seconds, self.total, self.first = seconds, total, step
         self._warm: tuple[float, int] | None = None
-        self.validation: float | None = None  # seconds that one takes; None: there was none yet
+        self.validation = validation
 
     def stepped(self, step: int) -> None:
         if self._warm is None and step >= self.first + WARM:

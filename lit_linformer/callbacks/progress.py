@@ -51,7 +51,7 @@ class Progress(ProgressBar):
         self._marked_step = -1
         self._losses, self._batches = 0.0, 0  # since the last line: their sum, on the device until it is read
         self._throughput: Throughput | None = None
-        self._pace: Pace | None = None
+        self._pace = Pace(time.monotonic, None, 0)  # another one when training begins
         self._early: int | None = None  # the step at which the time left is told for the first time, until it is
         self._clock, self._validation_began = Clock(), 0.0
         self._marks: dict[str, tuple[float, int]] = {}  # first, best and last: (metric, step)
@@ -109,11 +109,9 @@ class Progress(ProgressBar):
             most = trainer.max_steps if trainer.max_steps > 0 else float("inf")
             steps = min(steps * len(trainer.optimizers), most)
         total = None if steps < 0 or steps == float("inf") else int(steps)
-        known = self._pace.validation if self._pace is not None else None  # of the one before training
         seconds = time.monotonic if self._throughput is None else lambda: self._throughput.totals().seconds
-        self._pace = Pace(seconds, total, trainer.global_step)
+        self._pace = Pace(seconds, total, trainer.global_step, self._pace.validation)  # of the one before training
         self._early = trainer.global_step + EARLY
-        self._pace.validation = known
         if self._console is not None:
             self._bar = self._bar or _Bar(self._console)
             self._bar.begin(total, trainer.global_step)
@@ -168,7 +166,6 @@ class Progress(ProgressBar):
             self._bar.train()
         if not is_whole(trainer):
             return
-        self._pace = self._pace or Pace(time.monotonic, None, 0)
         self._pace.validation = time.monotonic() - self._validation_began
         name, words, form, better = headline(trainer, pl_module)
         if name not in trainer.callback_metrics:
