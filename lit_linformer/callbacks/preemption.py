@@ -69,9 +69,8 @@ class Preemption(Stepping, Checkpoint):
         if trainer.sanity_checking or at_max_steps(trainer) or not self.stepped(trainer):  # which is within an accumulation
             return
         if not self._agreed:  # a signal that came during the validation does not wait for one more step
-            self._take_answer()
-            self._agree((0, 0))
-            self._agreed = self._take_answer()[0] if self._group is not None else watch.received
+            answer = self._agree((0, 0))
+            self._agreed = (answer if self._group is None else self._take_answer())[0]
         if self._agreed:
             self._stop(trainer)
 
