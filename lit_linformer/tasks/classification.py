@@ -137,22 +137,18 @@ class SequenceClassification(TrainingModule):
         return None if of_row is None else rows * of_row
 
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        self._evaluate(batch, dataloader_idx)
+        scores = list(self.evaluations.values())[dataloader_idx]
+        if scores.device != self.device:  # it would look at all batches so far
+            scores.to(self.device)
+        scores.update(self(batch).float(), batch.get("labels"), batch["index"])
 
-    def test_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        self._evaluate(batch, dataloader_idx)
+    test_step = validation_step
 
     def on_validation_epoch_end(self) -> None:
         self._log_scores("val")
 
     def on_test_epoch_end(self) -> None:
         self._log_scores("test")
-
-    def _evaluate(self, batch: Batch, dataloader_idx: int) -> None:
-        scores = list(self.evaluations.values())[dataloader_idx]
-        if scores.device != self.device:  # it would look at all batches so far
-            scores.to(self.device)
-        scores.update(self(batch).float(), batch.get("labels"), batch["index"])
 
     def _log_scores(self, split: str) -> None:
         self.results = {}
