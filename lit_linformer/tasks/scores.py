@@ -29,9 +29,9 @@ def score(name: str, predictions: Tensor, targets: Tensor, num_labels: int) -> f
     f1 is GLUE's, that of class 1, where there are two classes, else macro_f1, the mean over classes, whatever their order. A
     correlation with something constant is 0.
     """
+    if name in ("pearson", "spearman", "matthews") and min(predictions.unique().numel(), targets.unique().numel()) < 2:
+        return 0.0
     if name in ("pearson", "spearman"):
-        if len(targets) < 2 or predictions.unique().numel() < 2 or targets.unique().numel() < 2:
-            return 0.0
         correlation = {"pearson": pearson_corrcoef, "spearman": spearman_corrcoef}[name]
         return correlation(predictions.double(), targets.double()).item()
     predictions, targets = predictions.long(), targets.long()
@@ -42,8 +42,6 @@ def score(name: str, predictions: Tensor, targets: Tensor, num_labels: int) -> f
     if name in ("f1", "macro_f1"):
         return multiclass_f1_score(predictions, targets, num_labels, average="macro").item()
     if name == "matthews":
-        if predictions.unique().numel() < 2 or targets.unique().numel() < 2:
-            return 0.0
         return multiclass_matthews_corrcoef(predictions, targets, num_labels).item()
     raise SettingError("metric", name, "accuracy, f1, macro_f1, matthews, pearson, spearman")
 
