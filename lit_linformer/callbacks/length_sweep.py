@@ -153,14 +153,14 @@ class LengthSweep(Measuring):
         }
 
     def _draw(self, trainer: Trainer, rows: list[dict], shown: list[dict], path: Path) -> None:
-        figure = figure_class()
-        drawn = draw_sweep(figure, shown) if figure is not None else None
-        if drawn is not None:
-            drawn.savefig(path, dpi=150)
         values = {f"sweep/{name}_{row['length']}": row[name] for row, name in itertools.product(rows, COLUMNS[3:])}
         for logger in writers(trainer):
             logger.points(values, trainer.global_step)
-            logger.figure("sweep/by_length", drawn, trainer.global_step)
+        if (figure := figure_class()) is not None:
+            drawn = draw_sweep(figure, shown)
+            drawn.savefig(path, dpi=150)
+            for logger in writers(trainer):
+                logger.figure("sweep/by_length", drawn, trainer.global_step)
 
     def _add(self, rows: list[dict[str, float]]) -> None:
         """Of two rows for one step and length the later one is kept."""

@@ -59,8 +59,7 @@ class TensorBoard(Writer):
         return True
 
     def figure(self, tag: str, figure: Any, step: int) -> None:
-        if figure is not None:
-            self.logger.experiment.add_figure(self.tag(tag), figure, step)
+        self.logger.experiment.add_figure(self.tag(tag), figure, step)
 
     def table(self, tag: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
         self.logger.experiment.add_text(tag, markdown(columns, rows), step)
@@ -177,8 +176,7 @@ class MLflow(Writer):
         return self.logger.run_id
 
     def figure(self, tag: str, figure: Any, step: int) -> None:
-        if figure is not None:
-            self.logger.experiment.log_figure(self.logger.run_id, figure, f"{tag}/step-{step:08d}.png")
+        self.logger.experiment.log_figure(self.logger.run_id, figure, f"{tag}/step-{step:08d}.png")
 
     def table(self, tag: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
         self.logger.experiment.log_text(self.logger.run_id, markdown(columns, rows), f"{tag}/step-{step:08d}.md")

@@ -65,7 +65,8 @@ def show(loggers: list[Writer], step: int, tag: str, counts: Tensor, labels: tup
     figure = figure_class()
     for logger in loggers:
         logger.table(tag, ["true ＼ predicted", *labels], rows, step)
-        logger.figure(tag, None if figure is None else draw_confusion_matrix(figure, counts, labels), step)
+        if figure is not None:
+            logger.figure(tag, draw_confusion_matrix(figure, counts, labels), step)
 
 
 def draw_confusion_matrix(figure_class: Any, counts: Tensor, labels: tuple[str, ...]) -> Any:

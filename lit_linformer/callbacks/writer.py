@@ -75,8 +75,8 @@ class Writer:
         return None
 
     def figure(self, tag: str, figure: Any, step: int) -> None:
-        """``figure``: matplotlib's, or none where that is not installed."""
-        if hasattr(self.logger, "log_image") and figure is not None:
+        """``figure``: matplotlib's."""
+        if hasattr(self.logger, "log_image"):
             self.logger.log_image(tag, [figure], step)
 
     def table(self, tag: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
