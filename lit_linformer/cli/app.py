@@ -260,7 +260,7 @@ def _predicts(model: type) -> bool:
 
 
 def _prepared(cache: Path) -> set[str]:
-    return {path.name for path in cache.glob("*-*") if path.is_dir()} if cache.is_dir() else set()
+    return {path.name for path in cache.glob("*-*") if path.is_dir()}
 
 
 def _keep_sources(config: Namespace, root: Path) -> None:
