@@ -95,7 +95,7 @@ def main(argv: list[str] | None = None) -> None:
         check_quickly(argv)
         _app()(argv)
     except Stopped:  # the handlers stay: a second Ctrl-C ends the interpreter's last moments, too
-        if watch.received == getattr(signal, "SIGUSR1", None) and not watch.training and is_first_process():
+        if watch.received == signal.SIGUSR1 and not watch.training and is_first_process():
             requeue()
         raise
     except KeyboardInterrupt:

@@ -42,9 +42,8 @@ def _settings_parser(argv: list[str]) -> Any:
 
     class SettingsParser(ArgumentParser):
         def add_lightning_class_args(self, lightning_class: Any, key: str) -> None:
-            self.add_class_arguments(lightning_class, key) if inspect.isclass(lightning_class) else (
-                self.add_function_arguments(lightning_class, key)
-            )
+            add = self.add_class_arguments if inspect.isclass(lightning_class) else self.add_function_arguments
+            add(lightning_class, key)
 
     parser = SettingsParser(add_help=False, description=None, formatter_class=RangesInWords)
     parser.add_argument("--config", help="YAML file; a later one overrides an earlier one.")

@@ -151,7 +151,10 @@ def takes(hint: Any, value: Any) -> bool:
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):  # a class's argument is read as YAML whatever its type
         value = yaml.safe_load(value)
     try:
-        parser.parse_args([f"--value={as_clock(value)}"]) if isinstance(value, str) else parser.parse_object({"value": value})
+        if isinstance(value, str):
+            parser.parse_args([f"--value={as_clock(value)}"])
+        else:
+            parser.parse_object({"value": value})
     except Exception:
         return False
     return True

@@ -185,9 +185,9 @@ class Claim:
         if self._marker() == self._marker_before:
             for path in set(own_files(self.folder)) - set(self._before):
                 remove(path)
-            for place in OURS:
+            for place in filter(None, OURS):
                 with contextlib.suppress(OSError):
-                    (self.folder / place).rmdir() if place else None
+                    (self.folder / place).rmdir()
         self.lock.release()
         if self._marker() is None:
             self._remove_empty()

@@ -169,9 +169,8 @@ def _terms(
         with torch.no_grad(), layer_outputs(teacher.encoder) as theirs:
             wanted = teacher(input_ids, attention_mask, positions).float()
     if weights[0]:
-        divergence = functional.kl_div(logits.log_softmax(-1), wanted.log_softmax(-1), reduction="none", log_target=True).sum(
-            -1
-        )
+        chances, targets = logits.log_softmax(-1), wanted.log_softmax(-1)
+        divergence = functional.kl_div(chances, targets, reduction="none", log_target=True).sum(-1)
         asked = labels != IGNORED
         logits_term = (divergence * asked).sum() / asked.sum().clamp(min=1)
     if weights[1]:
