@@ -111,11 +111,11 @@ class Trains(Plain):
 
 
 class Ids(Rows):
-    """The same as `MLM` reads them, without num_tokens and with a tokenizer that is none of this project's."""
+    """The same as `MLM` reads them, without num_tokens and a limit, and with a tokenizer that is none of this project's."""
 
-    def __init__(self, largest: int = 15):
+    def __init__(self, largest: int = 15, max_length: int | None = None):
         super().__init__()
-        self.largest, self.tokenizer = largest, object()
+        self.largest, self.max_length, self.tokenizer = largest, max_length, object()
 
     def loader(self, rows, shuffle=False):
         ids, positions = torch.arange(6) * self.largest // 5, torch.arange(2)

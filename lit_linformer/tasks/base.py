@@ -96,7 +96,7 @@ class TrainingModule(LightningModule):
     def setup(self, stage: str) -> None:
         data, encoder = self.trainer.datamodule, encoder_of(self)
         if encoder is not None:
-            rows, longest = getattr(data, "max_length", 0), encoder.config.max_length
+            rows, longest = getattr(data, "max_length", None) or 0, encoder.config.max_length
             check_input_size(encoder.config.input_size, getattr(data, "input_size", None))
             check_row_length(rows, longest, windows=hasattr(data, "max_windows"))
             if encoder.config.of_images:

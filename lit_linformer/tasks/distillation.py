@@ -98,7 +98,7 @@ class Distillation(MLM):
         data = self.trainer.datamodule
         allowed = "one of the same (--data.tokenizer takes the teacher's checkpoint, whose own it then is)"
         check_same_tokenizer(data, tokenizer, f"model.teacher={self.teacher_name}", allowed)
-        check_row_length(getattr(data, "max_length", 0), theirs.max_length, "the teacher's max_length")
+        check_row_length(getattr(data, "max_length", None) or 0, theirs.max_length, "the teacher's max_length")
 
     def on_fit_start(self) -> None:
         self.teacher.to(self.device, self.net.encoder.tokens.weight.dtype)
