@@ -125,6 +125,13 @@ class Ids(Rows):
         return self.loader(8)
 
 
+class Bare(Rows):
+    """Takes no setting."""
+
+    def __init__(self):
+        super().__init__()
+
+
 class Unpacks(Plain):
     def training_step(self, batch, batch_idx):
         one, two, three = batch  # of a batch of one

@@ -84,6 +84,11 @@ def test_tokens_may_be_counted_in_a_buffer(own, tmp_path):
     assert json.loads(Path("runs/own/result.json").read_text())["tokens"] == 192
 
 
+def test_a_class_without_settings_refuses_one_by_its_name(own, tmp_path):
+    line = refused(["fit", *own, *BEST, "--data", "tests.own_code.Bare", "--data.source", "x"], tmp_path)
+    assert line == "error: unknown setting 'data.source'"
+
+
 def test_what_would_not_be_loaded_is_refused_when_it_is_saved(own, tmp_path):
     line = refused(["fit", *own, *BEST, "--trainer.callbacks+", "tests.own_code.Keeps"], tmp_path)
     assert "checkpoints/new.ckpt holds fractions.Fraction, which is not loaded again" in line

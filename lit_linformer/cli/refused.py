@@ -32,7 +32,7 @@ Types = dict[str, Any]
 
 def refused(error: Exception, argv: list[str], parser: Any) -> UserError:
     """The error to raise for what a command's ``parser`` has raised; where no setting is found, in the parser's own words."""
-    types = types_of(parser) | settings_of(argv)
+    types = types_of(parser) | settings_of(argv) | dict.fromkeys(OURS)  # all that these two take is listed beside them
     built: dict[str, list[tuple[str, dict[str, Any]]]] = {}  # {setting: [(class path, its settings)]}, of those with classes
     files = [word for file in config_files(argv) for word in ("--config", file)]
     given = given_settings(argv)
