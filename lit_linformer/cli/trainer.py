@@ -61,12 +61,11 @@ class RunTrainer(Trainer):
         return self.default_root_dir
 
     def _run_stage(self) -> Any:
-        if self.state.fn == "fit":
-            if (resuming := callback_of(self, Resuming)) is not None:
-                resuming.restored(self)
+        if self.state.fn != "fit":
+            return super()._run_stage()
+        callback_of(self, Resuming).restored(self)
         results = super()._run_stage()
-        if self.state.fn == "fit":
-            finish(self)
+        finish(self)
         return results
 
     def prepare(self, datamodule: LightningDataModule, ckpt_path: str | None = None, weights_only: bool | None = None) -> None:
