@@ -159,9 +159,8 @@ def _columns(lines: list[Line], width: int) -> list[str]:
     """`--name value`, and beside it, or below where it is long, what the setting is: a screen at most."""
     left = [_typed(line) for line in lines]
     column = min(max(map(len, left)) + 4, width * 9 // 20 + 2)
-    found: list[str] = []
     for most in (4, 3, 2, 1):  # lines that say what a setting is
-        found = []
+        found: list[str] = []
         for line, setting in zip(lines, left, strict=True):
             parts = _wrapped(_told(line, most * (width - column)), width - column)
             beside = parts.pop(0) if len(setting) + 4 <= column and parts else ""

@@ -148,11 +148,11 @@ class Declared:
     def _bases(self) -> "Iterator[Declared]":
         """Those whose settings it takes, too: none of a function, and of a class with an __init__ without **settings."""
         function = self._function()
-        if not isinstance(self.node, ast.ClassDef) or (function is not None and function.args.kwarg is None):
+        others = function.args.kwarg if function is not None else None
+        if not isinstance(self.node, ast.ClassDef) or (function is not None and others is None):
             return
         names = [base.id for base in self.node.bases if isinstance(base, ast.Name)]
-        if function is not None and function.args.kwarg is not None:  # **optimization: fields of Optimization
-            names.append(function.args.kwarg.arg.title())
+        names += [others.arg.title()] if others is not None else []  # **optimization: fields of Optimization
         for name in reversed(names):
             found = self.module.find(name)
             if found is not None and isinstance(found[1], ast.ClassDef) and found[1] is not self.node:
