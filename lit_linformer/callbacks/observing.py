@@ -160,6 +160,12 @@ def owes_validation(trainer: Trainer) -> bool:
     return any(getattr(callback, "owes_validation", False) for callback in trainer.callbacks)
 
 
+def why_ended(trainer: Trainer) -> list[str]:
+    """Why training ended early, in words; nothing where it did not."""
+    why = [f"{metric} {reason}" for metric, reason in stopped_early(trainer).items()]
+    return why + ["the time is over that training was given"] * (out_of_time(trainer) and not at_max_steps(trainer))
+
+
 def stopped_early(trainer: Trainer) -> dict[str, str]:
     """{metric: why} of the callbacks that have ended training by it; a checkpoint keeps that they did."""
     return {one.monitor: why for one in trainer.early_stopping_callbacks if (why := _why_stopped(one))}

@@ -10,16 +10,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 
 from lit_linformer.callbacks.header import WIDTH, Rows, header, wrapped
-from lit_linformer.callbacks.observing import (
-    Clock,
-    at_max_steps,
-    callback_of,
-    headline,
-    is_whole,
-    out_of_time,
-    stopped_early,
-    tokens_seen,
-)
+from lit_linformer.callbacks.observing import Clock, callback_of, headline, is_whole, tokens_seen, why_ended
 from lit_linformer.callbacks.pace import Pace
 from lit_linformer.callbacks.throughput import Throughput, Totals, brief, cells
 from lit_linformer.data.summary import data_rows
@@ -195,10 +186,7 @@ class Progress(ProgressBar):
             width = max(map(len, shown.values()))
             rows = [(words, "")]
             rows += [(f"  {name}", f"{text:>{width}} (step {self._marks[name][1]})") for name, text in shown.items()]
-        why = [f"{metric} {reason}" for metric, reason in stopped_early(trainer).items()]
-        if out_of_time(trainer) and not at_max_steps(trainer):
-            why.append("the time is over that training was given")
-        rows += [("ended", f"early at step {trainer.global_step}, for {reason}") for reason in why]
+        rows += [("ended", f"early at step {trainer.global_step}, for {reason}") for reason in why_ended(trainer)]
         time_and_speed = [clock(self._clock.seconds())]
         if self._throughput is not None:
             time_and_speed += cells(self._throughput.summary())[:1]
