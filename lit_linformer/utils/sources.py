@@ -2,7 +2,7 @@
 
     declared = find("lit_linformer.tasks.MLM")
     declared.summary                    # the docstring's first sentence
-    declared.settings()["lr"]           # Setting("lr", default=0.001, words="peak learning rate …", allowed="more than 0, …")
+    declared.settings()["lr"]           # name "lr", default 0.001, words "peak learning rate …", allowed "more than 0, …"
 
 Only what a file says as it stands is known: class and function definitions, imports by name, literals. What cannot be read so
 is left out; the command line's own parser is what decides, and tests compare the two.
@@ -29,7 +29,7 @@ class NotGiven:
 
 
 @dataclass(frozen=True)
-class Setting:
+class DeclaredSetting:
     """A setting as its class declares it: what is allowed in words, where its type says so."""
 
     name: str
@@ -103,14 +103,14 @@ class Declared:
         """Its docstring's first sentence; nothing without one."""
         return first_sentence((ast.get_docstring(self.node) or "").partition("\n\n")[0]).rstrip(":")
 
-    def settings(self) -> dict[str, Setting]:
+    def settings(self) -> dict[str, DeclaredSetting]:
         """By name, in the order of its definition; a class that takes **settings has its bases' too."""
         found = {setting.name: setting for setting in self.own()}
         for base in self._bases():
             found = {**base.settings(), **found}
         return found
 
-    def own(self) -> Iterator[Setting]:
+    def own(self) -> Iterator[DeclaredSetting]:
         """Those that it names itself."""
         words = _arguments(ast.get_docstring(self.node) or "")
         function = self._function()
@@ -127,8 +127,8 @@ class Declared:
             if argument.arg not in ("self", "cls"):
                 yield self._setting(argument.arg, argument.annotation, default, words)
 
-    def _setting(self, name: str, kind: ast.expr | None, default: ast.expr | None, words: dict[str, str]) -> Setting:
-        return Setting(name, self._literal(default), words.get(name, ""), _allowed(self.module, kind))
+    def _setting(self, name: str, kind: ast.expr | None, default: ast.expr | None, words: dict[str, str]) -> DeclaredSetting:
+        return DeclaredSetting(name, self._literal(default), words.get(name, ""), _allowed(self.module, kind))
 
     def _literal(self, node: ast.expr | None) -> Any:
         if node is None:
