@@ -138,7 +138,7 @@ def draw(figure_class: Any, layers: list[int], maps: list, names: list[str], of_
     figure = figure_class(figsize=(3 * width, len(layers) * (width * 0.9 + 0.6)), layout="constrained")
     axes = figure.subplots(len(layers), 3, squeeze=False)
     every = -(-len(names) // MOST_NAMES)
-    ticks, shown = range(0, len(names), every), names[::every]
+    ticks, shown = range(0, len(names), every), [_as_it_is(name) for name in names[::every]]
     for row, layer, (feeds, reads), called in zip(axes, layers, maps, of_rows, strict=True):
         slots = most_read(reads, count)
         reach = reads.T @ feeds.abs()
@@ -156,7 +156,12 @@ def draw(figure_class: Any, layers: list[int], maps: list, names: list[str], of_
             axis.set_xticks(ticks, shown, rotation=90, fontsize=7)
             figure.colorbar(image, ax=axis, shrink=0.7)
         for axis in row[:2]:
-            axis.set_yticks(range(len(slots)), [called[slot] for slot in slots], fontsize=7)
+            axis.set_yticks(range(len(slots)), [_as_it_is(called[slot]) for slot in slots], fontsize=7)
         row[2].set_yticks(ticks, shown, fontsize=7)
         row[2].set_ylabel("reads", fontsize=8)
     return figure
+
+
+def _as_it_is(text: str) -> str:
+    """For matplotlib, which takes what stands between two dollars for mathematics."""
+    return text.replace("$", r"\$")

@@ -5,7 +5,8 @@ import torch
 
 from lit_linformer.model import Encoder, EncoderConfig, make_projection
 from lit_linformer.runs.trained_model import open_checkpoint
-from lit_linformer.studies.draw import as_text, row_names, slot_maps
+from lit_linformer.studies.draw import as_text, draw, row_names, slot_maps
+from lit_linformer.utils.figures import figure_class
 from tests.cli.test_errors import complaint
 from tests.helpers import output
 
@@ -52,6 +53,14 @@ def test_draws_and_tells_a_text(pretrained, tmp_path):
     assert len(lines) == 2 + 2 * 3 + 1 and "<mask>" in shown
     argv += ["--layers", "1", "--head", "1", "--output", str(tmp_path / "slots.svg")]
     assert "layer 0" not in output(argv, tmp_path) and (tmp_path / "slots.svg").is_file()
+
+
+def test_dollars_are_drawn_as_they_are(tmp_path):
+    pytest.importorskip("matplotlib")  # which takes what stands between two of them for mathematics
+    maps = [(torch.rand(2, 3), torch.rand(2, 3))]
+    figure = draw(figure_class(), [0], maps, ["$$", "$x_{$", "\\$"], [["slot 0", "token $$"]], 2)
+    figure.savefig(tmp_path / "slots.png")
+    assert [label.get_text().replace("\\$", "$") for label in figure.axes[0].get_xticklabels()] == ["$$", "$x_{$", "\\$"]
 
 
 @pytest.mark.parametrize(
