@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from lit_linformer.data.finetuning.labelled_rows import LabelledSource
 from lit_linformer.data.finetuning.text_tasks import TextTask, find_task
@@ -158,19 +158,6 @@ VERSIONS = {"listops": 1, "pathfinder": 2}
 FEW = 1000  # rows, which are drawn sooner than other processes start
 
 
-class _Drawn(Dataset):
-    """Rows that a function makes of their numbers."""
-
-    def __init__(self, row: Callable[[int], Row], count: int):
-        self.row, self.count = row, count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, number: int) -> Row:
-        return self.row(number)
-
-
 class GeneratedSource:
     """ListOps or Pathfinder, made by a process on each core: a row is a function of its number, the split and the level."""
 
@@ -191,11 +178,7 @@ class GeneratedSource:
         row = partial(listops.row, split) if self.level is None else partial(pathfinder.row, split, self.level)
         workers = cores() if count > FEW else 0
         own = torch.Generator()  # the model's start does not depend on whether rows were made or found
-        made = DataLoader(_Drawn(row, count), batch_size=None, collate_fn=_as_it_is, num_workers=workers, generator=own)
+        made = DataLoader(range(count), batch_size=None, collate_fn=row, num_workers=workers, generator=own)
         for number, each in enumerate(made, 1):
             self.fraction = number / count
             yield each
-
-
-def _as_it_is(row: Row) -> Row:
-    return row
