@@ -89,7 +89,7 @@ def measure_time(job: Job, names: list[str], reporter: Reporter) -> None:
     x = make_input(job.settings, job.batch, job.n, job.backward)
     models: dict[str, nn.Module] = {}
     for name in names:
-        ours = [model for other, model in models.items() if not other.startswith("peer")]
+        ours = [model for other, model in models.items() if other.partition(" ")[0] != "peer"]
         weights = ours[0].state_dict(keep_vars=True) if ours else None
         model = reporter.attempt(name, lambda name=name, weights=weights: build(name, job.settings, job.n, weights))
         if model is not None:

@@ -20,6 +20,11 @@ def compared(names: Iterable[str]) -> list[str]:
     return ["".join(part) for part in sorted(parts, key=lambda part: (part[0], int(part[2] or 0))) if part[0] not in BASELINES]
 
 
+def _of_kind(kind: str, names: Iterable[str]) -> list[str]:
+    """Those that begin with that word: a model of one's own may be called fused_ideas.Fast."""
+    return [name for name in names if name.partition(" ")[0] == kind]
+
+
 def column(name: str) -> str:
     """Its heading: k = 128 for the Linformer."""
     kind, _, k = name.partition(" ")
@@ -63,8 +68,7 @@ def _middle(values: list[float]) -> tuple[float, list[float]]:
 
 def _best(cell: dict[str, Any], baseline: str, k: str) -> str | None:
     """The model that represents a baseline: of several fused kernels the best that worked."""
-    names = {"written-out": ["written-out"], "peer": [f"peer {k}"]}.get(baseline)
-    names = [name for name in cell["models"] if (name.startswith("fused") if names is None else name in names)]
+    names = [name for name in _of_kind(baseline, cell["models"]) if baseline != "peer" or name == f"peer {k}"]
     value = VALUES[cell["kind"]]
     worked = [name for name in names if cell["models"][name]["status"] == "ok"]
     if not worked:
@@ -165,7 +169,8 @@ def _tables(kind: str, direction: str, cells: list[dict[str, Any]], settings: di
     parts = [f"## {title}\n", aligned(lines, right=True)]
     ours = compared(names)
     for baseline, what in BASELINES.items():
-        if not ours or not any(name.startswith(baseline) for name in names):
+        representing = _of_kind(baseline, names)
+        if not ours or not representing:
             continue
         lines = [["n", *map(column, ours)]]
         for cell in cells:
@@ -176,8 +181,7 @@ def _tables(kind: str, direction: str, cells: list[dict[str, Any]], settings: di
                     lines.append([f"{cell['n']:,}: {label}", *(show(number) if number else "" for number in numbers)])
         # The paper's ratios of memory are those of the largest batches.
         hint = "; the paper's is of largest batches" if kind == "memory" and any("paper" in line[0] for line in lines) else ""
-        several = baseline == "fused" and len([name for name in names if name.startswith("fused")]) > 1
-        what += ", the best kernel" * several
+        what += ", the best kernel" * (baseline == "fused" and len(representing) > 1)
         parts += [f"### {SAVED[kind]} against {what}, {direction}: ×{hint}\n", aligned(lines, right=True)]
     return parts
 
