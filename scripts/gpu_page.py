@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from lit_linformer.utils.files import read_rows, write_text
+from lit_linformer.utils.files import read_rows, value_at, write_text
 from lit_linformer.utils.markdown import aligned, demoted
 
 TITLES = {
@@ -38,19 +38,13 @@ GOALS = (
 )
 
 
-def found(content: Any, keys: tuple[str, ...]) -> Any:
-    for key in keys:
-        content = content.get(key) if isinstance(content, dict) else None
-    return content
-
-
 def write_page(content: dict[str, Any], folder: Path) -> list[str]:
     """suite.json, report.md and pictures; the lines that tell of goals."""
     page, parts = folder / "page", content["parts"]
     write_text(page / "suite.json", json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     goals = [["goal", "reached", ""]]
     for part, keys, least, words in GOALS:
-        value = found(parts.get(part, {}).get("results"), keys)
+        value = value_at(parts.get(part, {}).get("results"), keys)
         reached = "not measured" if value is None else f"{value:,.4g}" if value < 1000 else f"{value:,.0f}"
         goals.append([f"{least:,g}", reached, words])
     states = [["part", "state", "seconds", "hardware", ""]]
@@ -91,8 +85,8 @@ def section(name: str, part: dict[str, Any], folder: Path) -> str:
         return ""
     lines = [["step", "tokens", "seconds", "validation perplexity"]]
     lines += [[f"{row[key]:,.0f}" for key in ("step", "tokens", "seconds")] + [f"{row['perplexity']:.2f}"] for row in rows]
-    fast = found(told, ("throughput", "tokens_per_second"))
-    mfu = found(told, ("throughput", "mfu"))
+    fast = value_at(told, ("throughput", "tokens_per_second"))
+    mfu = value_at(told, ("throughput", "mfu"))
     speed = f"\n{fast:,.0f} tokens/s{f', MFU {mfu:.1%}' if mfu else ''}\n" if fast else ""
     if name == "pretrain" and (picture := folder / "export/perplexity.png").is_file():
         shutil.copy(picture, page / "pretrain.png")

@@ -30,11 +30,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]  # it works without installing the project, as run.py does
 
-from gpu_page import found, write_page  # noqa: E402
+from gpu_page import write_page  # noqa: E402
 
 from lit_linformer.utils.arguments import check_device  # noqa: E402
 from lit_linformer.utils.environment import environment, without_folders  # noqa: E402
-from lit_linformer.utils.files import last_line, read_json  # noqa: E402
+from lit_linformer.utils.files import last_line, read_json, value_at  # noqa: E402
 
 RUN = str(ROOT / "run.py")
 STARTED = time.monotonic()
@@ -150,7 +150,7 @@ def pretraining(args: argparse.Namespace, done: dict[str, Any], seconds: float) 
     # Of the speed measured: what is trained has lookup, whose encoder on an H200 has 0.65 of block means' tokens/s.
     measured = [("mechanisms", "lookup 512", 0.85), ("speed", "linformer 512", 0.55)]
     keys = [(part, ("results", "models", model, "tokens_per_second", "median"), share) for part, model, share in measured]
-    speed = next((share * value for part, key, share in keys if (value := found(done.get(part, {}), key))), None)
+    speed = next((share * value for part, key, share in keys if (value := value_at(done.get(part, {}), key))), None)
     steps = done.get("pretrain", {}).get("steps")
     if steps is None and speed and not args.tiny:
         steps = int(speed * max(10, (60 * args.pretrain_minutes or at) - COMPILING) / (512 * args.batch_size))

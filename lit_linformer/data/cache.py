@@ -112,8 +112,7 @@ def write_progress(folder: Path, progress: dict) -> None:
 
 
 def read_progress(folder: Path) -> dict | None:
-    found = read_json(folder / PROGRESS)
-    return found if isinstance(found, dict) else None
+    return read_json(folder / PROGRESS)
 
 
 def read_whole(path: Path):

@@ -78,8 +78,7 @@ def verify(folder: Path, names: list[str], when: str) -> None:
         raise damaged(folder / missing[0], "it is not there")
     record = _record(folder)
     shards = meta["checksums"]
-    known = read_json(record)
-    known = known if isinstance(known, dict) else {}
+    known = read_json(record) or {}
     todo = [name for name in names if when == "always" or known.get(name) != _stamp(folder / name)]
     total = sum((folder / name).stat().st_size for name in todo)
     try:

@@ -70,7 +70,7 @@ def as_name(text: str) -> str:
 
 def is_run(folder: Path) -> bool:
     """Whether this project trained, or put a converted model, there."""
-    if isinstance(marker := read_json(folder / MARKER), dict):
+    if (marker := read_json(folder / MARKER)) is not None:
         return marker.get("project") == PROJECT
     with contextlib.suppress(OSError, ValueError, yaml.YAMLError, RecursionError):  # from before there was a marker
         config = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))

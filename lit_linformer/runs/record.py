@@ -17,7 +17,7 @@ import yaml
 from lit_linformer.runs.folder import BEST, CONFIG, CONVERSION, CURVES, PRUNED, RESULT, TEST, VALIDATE, checkpoints, is_run
 from lit_linformer.runs.lock import is_held
 from lit_linformer.utils import sources
-from lit_linformer.utils.files import read_json, read_rows
+from lit_linformer.utils.files import read_json, read_rows, value_at
 
 Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, ten times as fast, where it was built in
 HPARAMS = "hparams.yaml"  # a logger's, of the model's settings
@@ -41,9 +41,7 @@ class RunRecord:
 
     def setting(self, name: str, otherwise: Any = None) -> Any:
         """Of config.yaml, as model.init_args.lr."""
-        found: Any = self.config
-        for key in name.split("."):
-            found = found.get(key) if isinstance(found, dict) else None
+        found = value_at(self.config, name.split("."))
         return otherwise if found is None else found
 
     def encoder(self, name: str) -> Any:
@@ -64,20 +62,20 @@ class RunRecord:
     @cached_property
     def result(self) -> dict[str, Any]:
         """What `fit` leaves at its end."""
-        return _mapping(read_json(self.folder / RESULT))
+        return read_json(self.folder / RESULT) or {}
 
     @cached_property
     def validated(self) -> dict[str, Any]:
-        return _mapping(read_json(self.folder / VALIDATE))
+        return read_json(self.folder / VALIDATE) or {}
 
     @cached_property
     def tested(self) -> dict[str, Any]:
-        return _mapping(read_json(self.folder / TEST))
+        return read_json(self.folder / TEST) or {}
 
     @cached_property
     def conversion(self) -> dict[str, Any]:
         """What `convert` has made it of."""
-        return _mapping(read_json(self.folder / CONVERSION))
+        return read_json(self.folder / CONVERSION) or {}
 
     def last(self, name: str, otherwise: Any = None) -> Any:
         """The final value: from result.json, else from the last validation."""

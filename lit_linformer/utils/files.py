@@ -79,10 +79,18 @@ def _finite(content: Any) -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """None for a file that is missing or not whole."""
+    """The object that a file holds; None for one that is missing, not whole or of another form."""
     with contextlib.suppress(OSError, ValueError):
-        return json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return content if isinstance(content, dict) else None
     return None
+
+
+def value_at(content: Any, keys: Iterable[str]) -> Any:
+    """What a mapping of mappings holds by these keys, one after the other; None where there is nothing."""
+    for key in keys:
+        content = content.get(key) if isinstance(content, dict) else None
+    return content
 
 
 def read_rows(path: Path) -> list[dict[str, float]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_linformer.utils.errors import SettingError
-from lit_linformer.utils.files import read_json
+from lit_linformer.utils.files import read_json, value_at
 
 
 @dataclass
@@ -48,14 +48,8 @@ class Measure:
     def read(self, run_dir: Path) -> float | None:
         """None where there is no such number."""
         path = run_dir / self.file
-        found = self._in_json(path) if path.suffix == ".json" else self._in_csv(path)
+        found = value_at(read_json(path), self.value.split(".")) if path.suffix == ".json" else self._in_csv(path)
         return float(found) if isinstance(found, int | float) else None
-
-    def _in_json(self, path: Path) -> Any:
-        content: Any = read_json(path)
-        for key in self.value.split("."):
-            content = content.get(key) if isinstance(content, dict) else None
-        return content
 
     def _in_csv(self, path: Path) -> float | None:
         with contextlib.suppress(OSError, csv.Error, ValueError), open(path, newline="", encoding="utf-8") as file:

@@ -242,9 +242,9 @@ def _read(folder: Path) -> Iterator[Source]:
             if not file.is_file():
                 continue
             content = read_json(file)
-            if isinstance(content, dict) and needed <= content.keys():
+            if content is not None and needed <= content.keys():
                 yield Source(name, file.parent, content=content)
-            elif not isinstance(content, dict) or "history" not in content:  # the callback's spectrum.json is no study's
+            elif content is None or "history" not in content:  # the callback's spectrum.json is no study's
                 raise SettingError("source", folder, f"one that `{name}` wrote", more=f", whose {file.name} is not whole")
     if is_run:
         yield Source("run", folder, runs=[Run(folder, without_folders(str(folder)))])
