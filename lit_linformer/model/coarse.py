@@ -9,7 +9,7 @@ from .attention import ATTENTIONS, as_bias
 from .chunks import in_order
 from .errors import SettingError
 from .parts import exporting
-from .projection import Projection
+from .projection import Projection, real_tokens
 from .projections import Mean, check_windows, window_counts, windows
 from .ranges import Count
 from .slots_and_tokens import Seen, SlotsAndTokens
@@ -71,8 +71,7 @@ class CoarseAttention(SlotsAndTokens):
         mean_q, mean_k = self.means(q, mask), self.means(k, mask)
         there = window_counts(self.means, q, mask) > 0  # (1 or B, K)
         scores = mean_q @ mean_k.transpose(-1, -2) + as_bias(there[:, None, None], q.dtype)
-        real = torch.ones(1, q.shape[2], dtype=torch.bool, device=q.device) if mask is None else mask
-        return scores.topk(self.best, -1).indices, windows(self.means, real[..., None], False)[..., 0]
+        return scores.topk(self.best, -1).indices, windows(self.means, real_tokens(q, mask)[..., None], False)[..., 0]
 
     def _to_all(self, q: Tensor, k: Tensor, chosen: Tensor, mask: Tensor | None) -> Tensor:
         """The same scores for all pairs of tokens, (B, H, N, N): for the maps, and for an export, at N² operations."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from .attention import merge_heads
-from .projection import PROJECTIONS, Projection
+from .projection import PROJECTIONS, Projection, as_column
 
 
 @PROJECTIONS.add("dynamic")
@@ -37,8 +37,7 @@ class Dynamic(Projection):
         """E of each row of x, (B, N, D): (B, K, N) or (B, H, K, N)."""
         scores = self.scores(x)  # (B, N, H K)
         if mask is not None:
-            mask = mask if x.dim() == 3 else mask[:, None]
-            scores = scores.masked_fill(~mask[..., None], torch.finfo(scores.dtype).min / 2)
+            scores = scores.masked_fill(~as_column(mask, x), torch.finfo(scores.dtype).min / 2)
         E = scores.softmax(-2).to(x.dtype).transpose(-1, -2)
         return E if self.num_heads is None else E.unflatten(1, (self.num_heads, -1))
 

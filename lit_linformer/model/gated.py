@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from .attention import merge_heads
 from .chunks import between
 from .errors import SettingError
-from .projection import PROJECTIONS, Projection
+from .projection import PROJECTIONS, Projection, as_column, real_tokens
 from .projections import check_windows, stretched, windows
 from .ranges import Natural, OneOf
 from .starts import WINDOW_INITS
@@ -71,9 +71,7 @@ class Gated(Projection):
         scores = self.scores(x)  # (…, N, H G)
         if self.num_heads is not None:
             scores = scores.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B, H, N, G)
-        real = torch.ones(1, x.shape[-2], dtype=torch.bool, device=x.device) if mask is None else mask
-        real = real.view(real.shape[0], *[1] * (scores.dim() - 3), real.shape[1], 1)
-        there = between(windows(self, real, False), False, self.overlap)
+        there = between(windows(self, as_column(real_tokens(x, mask), scores), False), False, self.overlap)
         scores = between(windows(self, scores, 0.0), 0, self.overlap) + self.bias.unsqueeze(-3)
         return scores.masked_fill(~there, torch.finfo(scores.dtype).min / 2).softmax(-2).to(x.dtype) * there
 
@@ -94,8 +92,8 @@ class Gated(Projection):
         """1 for a slot with a real token, else 0."""
         if mask is None and x.shape[-2] == self.max_length:
             return None
-        real = torch.ones(1, x.shape[-2], dtype=torch.bool, device=x.device) if mask is None else mask
-        return between(windows(self, real[..., None], False), False, self.overlap).any(-2).any(-1)[:, None].float()
+        real = windows(self, real_tokens(x, mask)[..., None], False)
+        return between(real, False, self.overlap).any(-2).any(-1)[:, None].float()
 
     def flops(self, length: int, width: int) -> int:
         return 0

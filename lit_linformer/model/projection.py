@@ -197,10 +197,19 @@ def project(E: Tensor, x: Tensor) -> Tensor:
     return torch.bmm(E.expand(x.shape[0], -1, -1), x)  # len(x) would be a constant of an exported program
 
 
+def real_tokens(x: Tensor, mask: Tensor | None) -> Tensor:
+    """mask (B, N) bool or, where it is None, True for each of N tokens, (1, N); x (..., N, C)."""
+    return torch.ones(1, x.shape[-2], dtype=torch.bool, device=x.device) if mask is None else mask
+
+
 def missing(x: Tensor, mask: Tensor | None, max_length: int) -> Tensor:
     """The places up to n without a token, (1 or B, n) bool; x (..., N, C), mask (B, N) bool or None."""
-    real = torch.ones(1, x.shape[-2], dtype=torch.bool, device=x.device) if mask is None else mask
-    return functional.pad(~real, (0, max_length - x.shape[-2]), value=True)
+    return functional.pad(~real_tokens(x, mask), (0, max_length - x.shape[-2]), value=True)
+
+
+def as_column(values: Tensor, x: Tensor) -> Tensor:
+    """One a row, (1 or B, N) → (1 or B, N, 1), or (1 or B, 1, N, 1) where x has heads, (B, H, N, C): to be used with x."""
+    return (values[:, None] if x.dim() == 4 else values)[..., None]
 
 
 def mean_token(x: Tensor, mask: Tensor | None) -> Tensor:

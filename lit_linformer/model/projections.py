@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from .errors import SettingError, UserError
 from .parts import exporting
-from .projection import PROJECTIONS, Projection, mean_token, missing, project
+from .projection import PROJECTIONS, Projection, as_column, mean_token, missing, project, real_tokens
 from .starts import WINDOW_INITS, initial_matrix
 
 
@@ -99,8 +99,7 @@ class Convolution(Projection):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         if self.short_rows == "mean" and not is_full(self, x, mask):
-            holes = missing(x, mask, self.max_length)
-            holes = holes.view(holes.shape[0], *[1] * (x.dim() - 3), holes.shape[1], 1)
+            holes = as_column(missing(x, mask, self.max_length), x)
             x = torch.where(holes, mean_token(x, mask), functional.pad(x, (0, 0, 0, self.max_length - x.shape[-2])))
         return (windows(self, x, 0.0) * self.weight.unsqueeze(-3)).sum(-2)
 
@@ -142,8 +141,7 @@ class Mean(Projection):
         return True
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        counts = window_counts(self, x, mask)
-        counts = counts.view(counts.shape[0], *[1] * (x.dim() - 3), counts.shape[1], 1)
+        counts = as_column(window_counts(self, x, mask), x)
         return windows(self, x, 0.0).sum(-2) / counts.clamp(min=1).to(x.dtype)
 
     def mass(self, x: Tensor, mask: Tensor | None) -> Tensor | None:
@@ -164,11 +162,9 @@ class Max(Mean):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         lowest = torch.finfo(x.dtype).min
         if mask is not None:
-            pads = ~(mask if x.dim() == 3 else mask[:, None])
-            x = x.masked_fill(pads[..., None], lowest)
+            x = x.masked_fill(~as_column(mask, x), lowest)
         found = windows(self, x, lowest).amax(-2)
-        counts = window_counts(self, x, mask)
-        return found.masked_fill(counts.view(counts.shape[0], *[1] * (x.dim() - 3), counts.shape[1], 1) == 0, 0.0)
+        return found.masked_fill(as_column(window_counts(self, x, mask), x) == 0, 0.0)
 
     def mass(self, x: Tensor, mask: Tensor | None) -> Tensor | None:
         return window_mass(self, x, mask)
@@ -264,9 +260,7 @@ def windows(projection: Projection, x: Tensor, fill: float) -> Tensor:
 
 def window_counts(projection: Projection, x: Tensor, mask: Tensor | None) -> Tensor:
     """Real tokens in each window, (1 or B, K)."""
-    if mask is None:
-        mask = torch.ones(1, x.shape[-2], dtype=torch.bool, device=x.device)
-    return windows(projection, mask[..., None].long(), 0).sum((-2, -1))
+    return windows(projection, real_tokens(x, mask)[..., None].long(), 0).sum((-2, -1))
 
 
 def window_mass(projection: Projection, x: Tensor, mask: Tensor | None) -> Tensor | None:

@@ -10,6 +10,7 @@ from torch.nn import functional
 from .attention import ATTENTIONS, Attention, as_bias, check_halves
 from .chunks import chunked, columns, near_flops, near_scores, near_values, real_columns
 from .parts import exporting
+from .projection import real_tokens
 from .ranges import Count
 
 if TYPE_CHECKING:
@@ -76,8 +77,7 @@ class SparseAttention(Attention):
         heads, length = q.shape[1:3]
         bias = None
         if mask is not None or length % self.stride:
-            real = torch.ones(1, length, dtype=torch.bool, device=q.device) if mask is None else mask
-            real = chunked(real[:, None, :, None], self.stride).transpose(-3, -2).mT  # (1 or B, 1, l, 1, ⌈N/l⌉)
+            real = chunked(real_tokens(q, mask)[:, None, :, None], self.stride).transpose(-3, -2).mT  # (1 or B, 1, l, 1, ⌈N/l⌉)
             bias = as_bias(real, q.dtype).expand(-1, heads, -1, -1, -1).flatten(1, 2)
         # As l times as many heads: torch's fused kernels take four dimensions.
         q, k, v = (chunked(part, self.stride).transpose(-3, -2).flatten(1, 2) for part in (q, k, v))
