@@ -11,7 +11,6 @@ lookup's and window's do, those too. The three most read of each layer are print
 and those that read them most. Short texts leave most slots of a learned E nearly empty.
 """
 
-import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +46,7 @@ def main(argv: list[str]) -> None:
 
     from lit_linformer.model.lowrank import check_layers
     from lit_linformer.runs.trained_model import open_checkpoint
-    from lit_linformer.utils.figures import figure_class
+    from lit_linformer.utils.figures import figure_class, image
 
     if (figure := figure_class()) is None:
         allowed = "pip install 'lit-linformer[plots]'"
@@ -68,9 +67,8 @@ def main(argv: list[str]) -> None:
     rows = [row_names(config, layer, len(reads), names) for layer, (_, reads) in zip(layers, maps, strict=True)]
     for layer, (feeds, reads), of_rows in zip(layers, maps, rows, strict=True):
         print(as_text(layer, feeds, reads, names, of_rows, min(count, MOST_TOLD)))
-    picture = io.BytesIO()
-    draw(figure, layers, maps, names, rows, count).savefig(picture, dpi=120, format=output.suffix[1:])
-    write_bytes(output, picture.getvalue())
+    picture = draw(figure, layers, maps, names, rows, count)
+    write_bytes(output, image(picture, dpi=120, format=output.suffix[1:]))
     print(f"→ {output}", flush=True)
 
 

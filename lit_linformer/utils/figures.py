@@ -1,5 +1,6 @@
 """Figures, without pyplot's global state; matplotlib is optional (extra `plots`) and imported when the first one is drawn."""
 
+import io
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -19,6 +20,13 @@ def figure_class() -> Any:
     except ModuleNotFoundError:
         return None
     return Figure
+
+
+def image(figure: Any, **form: Any) -> bytes:
+    """What savefig would write into a file."""
+    content = io.BytesIO()
+    figure.savefig(content, **form)
+    return content.getvalue()
 
 
 def draw_sweep(figure_class: Any, rows: Sequence[dict[str, float]]) -> Any:

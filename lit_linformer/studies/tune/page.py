@@ -1,8 +1,6 @@
 """What a study has found: study.md, the best run's config as best.yaml, slices.png and importance.png."""
 
-import io
 import math
-from pathlib import Path
 from typing import Any
 
 import optuna
@@ -12,7 +10,7 @@ from lit_linformer.runs.record import RunRecord
 from lit_linformer.studies.tune.space import Axis
 from lit_linformer.studies.tune.study import Study, run_name
 from lit_linformer.utils.configs import as_yaml
-from lit_linformer.utils.figures import COLOURS, figure_class, open_frame, plain_numbers
+from lit_linformer.utils.figures import COLOURS, figure_class, image, open_frame, plain_numbers
 from lit_linformer.utils.files import write_bytes, write_text
 from lit_linformer.utils.markdown import of_words
 
@@ -28,11 +26,12 @@ def write_page(study: Study, command: str) -> str:
         write_best(study)
     if (figure := figure_class()) is not None and done:
         text += "\n![Value against each setting](slices.png)\n"
-        _save(draw_slices(figure, study), study.folder / "slices.png")
+        write_bytes(study.folder / "slices.png", image(draw_slices(figure, study), format="png", dpi=120))
         if len(done) >= FEWEST and len(study.space.axes) > 1:
             text += "\n![What the value depends on](importance.png)\n"
             found = optuna.importance.get_param_importances(study.optuna)
-            _save(draw_importance(figure, found, study.metric), study.folder / "importance.png")
+            bars = draw_importance(figure, found, study.metric)
+            write_bytes(study.folder / "importance.png", image(bars, format="png", dpi=120))
     write_text(study.folder / "study.md", text)
     return table
 
@@ -126,9 +125,3 @@ def draw_importance(figure_class: Any, found: dict[str, float], metric: str) -> 
     panel.set(xlabel=f"importance for {metric} (PED-ANOVA)", xlim=(0, 1.1))
     open_frame(panel)
     return figure
-
-
-def _save(figure: Any, path: Path) -> None:
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=120)
-    write_bytes(path, file.getvalue())
