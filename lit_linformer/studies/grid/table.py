@@ -19,27 +19,26 @@ OF_CELLS = ("run", "metric", "value")  # what table.json has of each cell, besid
 
 def summary(grid: Grid) -> dict[str, Any]:
     """Values, medians and the paper's numbers, in the table's unit (× scale)."""
-    cells = []
+    cells, places = [], {}  # (row, column): its cells and their values
     for cell in grid.cells:
         value = None
         with contextlib.suppress(ValueError):  # its metric is missing, as run_cells has reported
             value = cell.value()
-        cells.append({**cell.values, "run": cell.name, "metric": cell.metric, "value": value and value * grid.scale})
+        value = value and value * grid.scale
+        cells.append({**cell.values, "run": cell.name, "metric": cell.metric, "value": value})
+        places.setdefault((cell.values[grid.rows], cell.values[grid.columns]), []).append((cell, value))
     medians: dict[str, dict[str, Any]] = {row: {} for row in grid.axes[grid.rows]}
-    for row, column in ((row, column) for row in medians for column in grid.axes[grid.columns]):
-        here = [cell["value"] for cell in cells if (cell[grid.rows], cell[grid.columns]) == (row, column)]
-        done = [value for value in here if value is not None]
+    measured = []
+    for (row, column), here in places.items():
+        done = [value for _, value in here if value is not None]
         if any(map(math.isnan, done)):  # has no place in an order
             done = [math.nan] * len(done)
         if done:
             found = {"median": measures.median(done), "min": min(done), "max": max(done)}
             medians[row][column] = found | {"runs": len(done), "of": len(here)}
-    places = dict.fromkeys((cell.values[grid.rows], cell.values[grid.columns]) for cell in grid.cells)
-    measured = []
-    for row, column in places if grid.measures else ():
-        here = [cell for cell in grid.cells if (cell.values[grid.rows], cell.values[grid.columns]) == (row, column)]
-        runs = [cell.run_dir for cell in here if not cell.left()]
-        measured.append({"row": row, "column": column, "values": measures.medians(grid.measures, runs)})
+        if grid.measures:
+            runs = [cell.run_dir for cell, _ in here if not cell.left()]
+            measured.append({"row": row, "column": column, "values": measures.medians(grid.measures, runs)})
     return {
         "name": grid.name,
         "scale": grid.scale,
