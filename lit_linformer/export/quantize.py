@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from lit_linformer.data import FineTuningData
 from lit_linformer.export.onnx import INT8, MODEL
+from lit_linformer.model.heads import label_nll
 from lit_linformer.runs.record import of_class
 from lit_linformer.runs.trained_model import TrainedModel
 from lit_linformer.tasks.evaluation import BATCH, masked_batches, open_text
@@ -102,8 +102,7 @@ def perplexity(logits: Logits, batches: list[dict[str, Tensor]]) -> float:
     metric = Perplexity()
     for batch in batches:
         at_masks = logits(*_inputs(batch)).take_along_dim(batch["positions"][..., None], dim=1)  # (B, M, V)
-        nll = functional.cross_entropy(at_masks.transpose(1, 2).double(), batch["labels"], reduction="none")
-        metric.update(nll, batch["labels"])
+        metric.update(label_nll(at_masks.double(), batch["labels"]), batch["labels"])
     return metric.compute().item()
 
 
