@@ -11,7 +11,7 @@ from lit_linformer.callbacks.loggers import Writer, writers
 from lit_linformer.callbacks.observing import metrics, write_csv
 from lit_linformer.runs.folder import SCORES
 from lit_linformer.utils.errors import UserError
-from lit_linformer.utils.figures import figure_class
+from lit_linformer.utils.figures import figure_class, literal
 
 
 class TaskScores(Callback):
@@ -82,8 +82,9 @@ def draw_confusion_matrix(figure_class: Any, counts: Tensor, labels: tuple[str, 
             shade = "white" if shares[row, column] > 0.5 else "black"
             axes.text(column, row, f"{count}\n{shares[row, column]:.1%}", ha="center", va="center", color=shade)
     axes.set(xlabel="predicted", ylabel="true")
-    axes.set_xticks(range(len(labels)), labels, rotation=30 if max(map(len, labels)) > 8 else 0)
-    axes.set_yticks(range(len(labels)), labels)
+    names = list(map(literal, labels))
+    axes.set_xticks(range(len(labels)), names, rotation=30 if max(map(len, labels)) > 8 else 0)
+    axes.set_yticks(range(len(labels)), names)
     return figure
 
 

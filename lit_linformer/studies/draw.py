@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from lit_linformer.utils.arguments import Setting, listed, parse, whole, word
 from lit_linformer.utils.errors import SettingError, UserError
+from lit_linformer.utils.figures import figure_class, image, literal
 from lit_linformer.utils.files import write_bytes
 
 if TYPE_CHECKING:  # the help needs no torch
@@ -46,7 +47,6 @@ def main(argv: list[str]) -> None:
 
     from lit_linformer.model.lowrank import check_layers
     from lit_linformer.runs.trained_model import open_checkpoint
-    from lit_linformer.utils.figures import figure_class, image
 
     if (figure := figure_class()) is None:
         allowed = "pip install 'lit-linformer[plots]'"
@@ -136,7 +136,7 @@ def draw(figure_class: Any, layers: list[int], maps: list, names: list[str], of_
     figure = figure_class(figsize=(3 * width, len(layers) * (width * 0.9 + 0.6)), layout="constrained")
     axes = figure.subplots(len(layers), 3, squeeze=False)
     every = -(-len(names) // MOST_NAMES)
-    ticks, shown = range(0, len(names), every), [_as_it_is(name) for name in names[::every]]
+    ticks, shown = range(0, len(names), every), [literal(name) for name in names[::every]]
     for row, layer, (feeds, reads), called in zip(axes, layers, maps, of_rows, strict=True):
         slots = most_read(reads, count)
         reach = reads.T @ feeds.abs()
@@ -154,12 +154,7 @@ def draw(figure_class: Any, layers: list[int], maps: list, names: list[str], of_
             axis.set_xticks(ticks, shown, rotation=90, fontsize=7)
             figure.colorbar(image, ax=axis, shrink=0.7)
         for axis in row[:2]:
-            axis.set_yticks(range(len(slots)), [_as_it_is(called[slot]) for slot in slots], fontsize=7)
+            axis.set_yticks(range(len(slots)), [literal(called[slot]) for slot in slots], fontsize=7)
         row[2].set_yticks(ticks, shown, fontsize=7)
         row[2].set_ylabel("reads", fontsize=8)
     return figure
-
-
-def _as_it_is(text: str) -> str:
-    """For matplotlib, which takes what stands between two dollars for mathematics."""
-    return text.replace("$", r"\$")

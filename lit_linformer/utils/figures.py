@@ -22,6 +22,11 @@ def figure_class() -> Any:
     return Figure
 
 
+def literal(text: str) -> str:
+    """A name that someone chose, as it is: what stands between two dollars matplotlib takes for mathematics."""
+    return text.replace("$", r"\$")
+
+
 def image(figure: Any, **form: Any) -> bytes:
     """What savefig would write into a file."""
     content = io.BytesIO()
@@ -89,7 +94,7 @@ def draw_spectra(
     panels = figure.subplots(len(named), 2, squeeze=False, width_ratios=(1.15, 1))
     for (curves, heat), (name, measured), index, value in zip(panels, named, indices, values, strict=True):
         _curves(curves, measured, index, threshold, heads)
-        curves.set_title(name, loc="left", fontsize=10)
+        curves.set_title(literal(name), loc="left", fontsize=10)
         image = heat.imshow(value, cmap="cividis", vmin=low, vmax=max(high, low + 1e-6), aspect="auto")
         figure.colorbar(image, ax=heat, label=f"share at index {index}")
         if value.size <= 150:

@@ -6,7 +6,7 @@ from typing import Any
 
 from lit_linformer.studies.report.sources import Group
 from lit_linformer.studies.report.times import axis_of
-from lit_linformer.utils.figures import COLOURS, STYLES, open_frame, plain_numbers, widths
+from lit_linformer.utils.figures import COLOURS, STYLES, literal, open_frame, plain_numbers, widths
 
 TRANSFORMER = COLOURS[-1]  # black, as in the benchmark's figures; the others share the rest
 UNFINISHED = {"marker": "x", "markersize": 8, "markeredgewidth": 1.8, "linestyle": "none"}
@@ -43,7 +43,7 @@ def draw_curves(
         for group in groups:
             if group.panel == name:
                 _draw_group(axes, group, by, unit, looks[group.label], thickness[group.label])
-        axes.set(xlabel=label, title=name, yscale="log")
+        axes.set(xlabel=label, title=literal(name), yscale="log")
         axes.yaxis.set_tick_params(labelleft=True)
         plain_numbers(axes.yaxis)
         axes.grid(True, alpha=0.25)
@@ -66,7 +66,12 @@ def draw_curves(
     order = [text for label in looks for text in (label, f"{label} (unfinished)") if text in handles]
     order += [text for text in ("teacher", "unfinished run") if text in handles]
     figure.legend(
-        [handles[text] for text in order], order, loc="outside right center", frameon=False, handlelength=3, title=note
+        [handles[text] for text in order],
+        list(map(literal, order)),
+        loc="outside right center",
+        frameon=False,
+        handlelength=3,
+        title=note,
     )
     return figure
 

@@ -10,7 +10,7 @@ from lit_linformer.runs.record import RunRecord
 from lit_linformer.studies.tune.space import Axis
 from lit_linformer.studies.tune.study import Study, run_name
 from lit_linformer.utils.configs import as_yaml
-from lit_linformer.utils.figures import COLOURS, figure_class, image, open_frame, plain_numbers
+from lit_linformer.utils.figures import COLOURS, figure_class, image, literal, open_frame, plain_numbers
 from lit_linformer.utils.files import write_bytes, write_text
 from lit_linformer.utils.markdown import of_words
 
@@ -84,7 +84,7 @@ def draw_slices(figure_class: Any, study: Study) -> Any:
         panel.scatter(_places(axis, [best]), [best.value], label="best", **STAR)
         panel.set_xlabel(axis.setting)
         if axis.ends is None:
-            panel.set_xticks(range(len(axis.choices)), axis.choices)
+            panel.set_xticks(range(len(axis.choices)), list(map(literal, axis.choices)))
             panel.set_xlim(-0.5, len(axis.choices) - 0.5)
         elif axis.log:
             panel.set_xscale("log")

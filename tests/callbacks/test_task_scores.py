@@ -1,0 +1,12 @@
+"""The confusion matrix of a fine-tuning run."""
+
+import pytest
+import torch
+
+from lit_linformer.callbacks.task_scores import draw_confusion_matrix
+from lit_linformer.utils.figures import figure_class
+
+
+def test_classes_may_be_named_by_dollars(tmp_path):
+    pytest.importorskip("matplotlib")  # which takes what stands between two of them for mathematics
+    draw_confusion_matrix(figure_class(), torch.eye(3).long(), ("$", "$$", "$$$")).savefig(tmp_path / "matrix.png")
