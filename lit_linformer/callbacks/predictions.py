@@ -47,12 +47,12 @@ class PredictionWriter(Callback):
             write_lines(path, map(json_text, self.records))
         console, count = Console(), len(self.records)
         if not self.records or not all("text" in record and record.keys() & {"top", "value"} for record in self.records):
-            console.print(f"{count} prediction{'s' * (count != 1)}{written}", highlight=False)
+            console.print(f"{count} prediction{'s' * (count != 1)}{written}", highlight=False, markup=False)
             return
         console.print(_table(self.records[:SHOWN]))
         rest = f", of which the first {SHOWN} are shown" if count > SHOWN else ""
         what = ("mask" if "mask" in self.records[0] else "text") + "s" * (count > 1)
-        console.print(f"{count:,} {what}{written}{rest}", highlight=False, soft_wrap=True)
+        console.print(f"{count:,} {what}{written}{rest}", highlight=False, markup=False, soft_wrap=True)
 
 
 class EvaluationWriter(Callback):

@@ -21,7 +21,7 @@ class Preparing:
             from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as Bar
 
-            columns = [TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %")]
+            columns = [TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.percentage:>3.0f} %")]
             columns += [TextColumn("{task.fields[speed]}"), TimeRemainingColumn()]
             self.bar = Bar(*columns, console=Console(stderr=True))
             self.bar.start()

@@ -1,0 +1,20 @@
+"""The bar of a preparation, on a terminal."""
+
+import io
+import sys
+
+from lit_linformer.data.progress_bar import Preparing
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_pattern_is_shown_as_it_is(monkeypatch):
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    with Preparing("Tokenising texts/[ab]*.txt"):  # not a style of rich's, called ab
+        pass
+    assert "texts/[ab]*.txt" in screen.getvalue()
