@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
 from lit_linformer.data.loader import by_length
@@ -87,14 +88,13 @@ def prompt_loader(encoded: list[dict], tokenizer: Tokenizer, batch_size: int) ->
 
     def collate(numbers: list[int]) -> dict:
         prompts = [encoded[number] for number in numbers]
-        longest = max(len(prompt["ids"]) for prompt in prompts)
-        padded = [prompt["ids"] + [tokenizer.pad_id] * (longest - len(prompt["ids"])) for prompt in prompts]
         lengths = torch.tensor([len(prompt["ids"]) for prompt in prompts])
-        input_ids = torch.tensor(padded)
+        ids = [torch.tensor(prompt["ids"]) for prompt in prompts]
+        input_ids = pad_sequence(ids, batch_first=True, padding_value=tokenizer.pad_id)
         rows, columns = (input_ids == tokenizer.mask_id).nonzero(as_tuple=True)
         return {
             "input_ids": input_ids,
-            "attention_mask": torch.arange(longest) < lengths[:, None],
+            "attention_mask": torch.arange(input_ids.shape[1]) < lengths[:, None],
             "rows": rows,
             "columns": columns,
             "index": torch.tensor(numbers)[rows],
