@@ -10,3 +10,10 @@ from lit_linformer.utils.figures import figure_class
 def test_classes_may_be_named_by_dollars(tmp_path):
     pytest.importorskip("matplotlib")  # which takes what stands between two of them for mathematics
     draw_confusion_matrix(figure_class(), torch.eye(3).long(), ("$", "$$", "$$$")).savefig(tmp_path / "matrix.png")
+
+
+def test_of_many_classes_the_picture_stays_small():
+    pytest.importorskip("matplotlib")
+    figure = draw_confusion_matrix(figure_class(), torch.eye(800).long(), tuple(map(str, range(800))))
+    axes = figure.axes[0]
+    assert max(figure.get_size_inches()) < 25 and not axes.texts and len(axes.get_xticks()) == 80
