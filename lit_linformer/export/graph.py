@@ -60,12 +60,16 @@ def traceable(model: TrainedModel, form: str) -> Iterator[None]:
         raise SettingError("format", form, allowed, more=more) from error
 
 
+def traced(model: TrainedModel) -> torch.export.ExportedProgram:
+    inputs, sizes = example(model)
+    return torch.export.export(Graph(model), inputs, dynamic_shapes=sizes, strict=False)
+
+
 def write(model: TrainedModel, folder: Path) -> None:
     """config.json, tokenizer.json, where there is a tokenizer, and model.pt2."""
     write_config(model, folder)
-    inputs, sizes = example(model)
     with traceable(model, "torch"):
-        program = torch.export.export(Graph(model), inputs, dynamic_shapes=sizes, strict=False)
+        program = traced(model)
     # By way of memory: on a full disk torch's own file would abort the process when it is closed.
     content = io.BytesIO()
     torch.export.save(program, content)

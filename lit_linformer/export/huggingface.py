@@ -121,7 +121,7 @@ class LinformerPreTrainedModel(PreTrainedModel):
 class LinformerModel(LinformerPreTrainedModel):
     """The encoder alone."""
 
-    _keys_to_ignore_on_load_unexpected = (r"^lm_head\.", r"^classifier\.")  # a whole model's folder is read for its encoder
+    _keys_to_ignore_on_load_unexpected = [r"^lm_head\.", r"^classifier\."]  # a whole model's folder is read for its encoder
 
     def __init__(self, config: LinformerConfig):
         super().__init__(config)

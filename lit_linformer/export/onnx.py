@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lit_linformer.export.graph import Graph, example, traceable
+from lit_linformer.export.graph import traceable, traced
 from lit_linformer.export.safetensors_folder import write_config
 from lit_linformer.export.verify import random_tokens
 from lit_linformer.runs.trained_model import TrainedModel
@@ -25,16 +25,14 @@ def write(model: TrainedModel, folder: Path) -> None:
     with an input_size are (B, N, input_size) float32.
     """
     write_config(model, folder)
-    inputs, sizes = example(model)
     # The exporter tells its progress and notes of the operator set on stdout, stderr and the log.
     with traceable(model, "onnx"), quiet():
         torch.onnx.export(
-            Graph(model),
-            inputs,
+            traced(model),
+            (),
             folder / MODEL,
             input_names=["input_ids", "attention_mask"],
             output_names=["logits"],
-            dynamic_shapes=sizes,
             dynamo=True,
             external_data=False,
         )
