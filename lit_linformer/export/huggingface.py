@@ -13,7 +13,7 @@ Shapes: B rows, N tokens, D hidden width, V vocabulary, C classes, K slots.
 
 from contextlib import nullcontext
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -121,7 +121,8 @@ class LinformerPreTrainedModel(PreTrainedModel):
 class LinformerModel(LinformerPreTrainedModel):
     """The encoder alone."""
 
-    _keys_to_ignore_on_load_unexpected = [r"^lm_head\.", r"^classifier\."]  # a whole model's folder is read for its encoder
+    # A whole model's folder is read for its encoder. A list, for transformers 5.0 adds one to it.
+    _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = [r"^lm_head\.", r"^classifier\."]
 
     def __init__(self, config: LinformerConfig):
         super().__init__(config)
