@@ -70,8 +70,7 @@ def matmul_precision(precision: str) -> str | None:
 
 def device_peak(device: str, precision: str) -> float | None:
     """``peak_flops`` of a device of this machine; None for a CPU, whose peak depends on clocks that it does not tell."""
-    kind = matmul_precision(precision)
-    if not device.startswith("cuda") or kind is None:
+    if not device.startswith("cuda") or (kind := matmul_precision(precision)) is None:
         return None
     import torch
 
