@@ -87,7 +87,7 @@ class LookupAttention(WindowAttention):
 
     @classmethod
     def of_ids(cls, config: "EncoderConfig", input_ids: Tensor, attention_mask: Tensor | None) -> dict[str, Any]:
-        chunk = (config.attention_options or {}).get("chunk", 16)  # checked when the layers were made; torch 2.9 traces no checks
+        chunk = (config.attention_options or {}).get("chunk", 16)  # checked when layers were made: torch 2.9 traces no checks
         return {"neighbours": neighbours(input_ids, attention_mask, chunk)}
 
     @classmethod
