@@ -245,13 +245,13 @@ class Stateful(DataLoader):
     given = skipped = 0
 
     def __iter__(self):
+        skipped, self.skipped = self.skipped, 0
         for self.given, batch in enumerate(super().__iter__(), 1):
-            if self.given > self.skipped:
+            if self.given > skipped:
                 yield batch
-        self.given = self.skipped = 0
 
     def state_dict(self):
-        return {"given": self.given}
+        return {"given": self.given % len(self)}
 
     def load_state_dict(self, state):
         self.skipped = state["given"]

@@ -4,7 +4,7 @@ TrainingModule (tasks/base.py) does all of it by itself, in a Trainer of one's o
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -18,10 +18,14 @@ from lit_linformer.tasks.base import batches_before, seeds_at
 from lit_linformer.utils import compat
 
 Settings = dict[str, Any]  # of a parameter group, but for its parameters
+# Hooks of the module that Lightning calls after the callbacks', one of which writes the checkpoint: what they change, the
+# weights of a teacher say, would be in the next one.
+OWN_HOOKS = ("on_train_batch_end", "on_validation_end")
 
 
 class Resuming(Callback):
-    """Seeds each batch, and gives a restored optimiser those of its settings that have changed.
+    """Seeds each batch, calls the module's hooks before a checkpoint is written, and gives a restored optimiser those of its
+    settings that have changed.
 
     Lightning restores the optimiser's groups as they were, with the rate that a scheduler had made of the earlier start's.
     Where this start is given another rate, rate and schedule are multiplied by new / old; other settings are replaced.
@@ -33,6 +37,7 @@ class Resuming(Callback):
         self._limits: dict[str, list[Any]] = {}  # of each EarlyStopping, whatever its patience
         self._limits_before = self._limits
         self._seeded = -1  # the pass for which that is done
+        self._own: dict[str, Callable[..., None]] = {}  # the module's OWN_HOOKS
 
     def state_dict(self) -> dict[str, Any]:
         return {"given": self._given, "limits": self._limits}
@@ -52,6 +57,13 @@ class Resuming(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # before Lightning restores them
         self._given = [[_settings(group) for group in optimizer.param_groups] for optimizer in trainer.optimizers]
+        self._own = {name: getattr(pl_module, name) for name in OWN_HOOKS}
+        for name in OWN_HOOKS:
+            setattr(pl_module, name, _already_called)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        for name, hook in self._own.items():
+            setattr(pl_module, name, hook)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         parts = [part for config in trainer.lr_scheduler_configs for part in _parts(config.scheduler)]
@@ -86,6 +98,17 @@ class Resuming(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         _seed(1 + batches_before(pl_module), 1 + trainer.global_rank)  # a TrainingModule then seeds torch once more
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *arguments: Any) -> None:
+        self._own["on_train_batch_end"](*arguments)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn == "fit":
+            self._own["on_validation_end"]()
+
+
+def _already_called(*arguments: Any) -> None:
+    """By Resuming, in the module's place."""
 
 
 def _begin_the_right_pass(trainer: Trainer) -> None:

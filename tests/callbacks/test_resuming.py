@@ -1,12 +1,13 @@
 """A module of one's own goes on as it would have, with the optimiser's settings that are given now."""
 
+import copy
 from pathlib import Path
 
 import pytest
 import torch
 
 from lit_linformer.model import EncoderConfig
-from tests.helpers import load, output
+from tests.helpers import assert_same, load, output
 from tests.own_code import Plain
 from tests.test_own_code import BEST, own, rows_seen  # noqa: F401
 
@@ -105,3 +106,38 @@ def test_a_run_that_a_threshold_has_ended_stays_ended(limit, other, why, own, tm
         shown = output([*argv, f"--trainer.callbacks.{name}", value], tmp_path)
         assert (f"ended early at step {steps}, for val_loss " in " ".join(shown.split())) == (why in shown) == (steps == 8)
         assert last(tmp_path, "own")["global_step"] == steps
+
+
+class Follows(Plain):
+    """A teacher that follows the weights after each batch, and counts its validations, both in hooks of the module's own."""
+
+    def __init__(self, encoder: EncoderConfig | None = None, rate: float = 1e-2):
+        super().__init__(encoder, rate)
+        self.teacher = copy.deepcopy(self.net).requires_grad_(False)
+        self.register_buffer("validations", torch.tensor(0))
+
+    def loss(self, stage, rows):
+        return super().loss(stage, rows) + (self.net(rows) - self.teacher(rows)).square().mean()
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        for weight, followed in zip(self.teacher.parameters(), self.net.parameters(), strict=True):
+            weight.lerp_(followed.detach(), 0.1)
+
+    def on_validation_end(self):
+        self.validations += 1
+
+
+TERM = ["--trainer.callbacks+", "tests.own_code.TermAt", "--trainer.callbacks.step", "5"]
+
+
+KILL = ["--trainer.callbacks+", "tests.helpers.KillAt", "--trainer.callbacks.hook", "on_train_batch_start"]
+KILL += ["--trainer.callbacks.step", "8", "--last.every_n_steps", "8"]
+
+
+@pytest.mark.parametrize(("ends", "status"), [(TERM, 143), (KILL, -9)])
+def test_what_the_module_s_own_hooks_change_is_in_the_checkpoint(ends, status, own, tmp_path):  # noqa: F811
+    argv = ["fit", *own, *BEST, "--model", "tests.callbacks.test_resuming.Follows", "--data", "tests.own_code.StatefulRows"]
+    output([*argv, "--name", "whole"], tmp_path)
+    output([*argv, "--name", "parts", *ends], tmp_path, status=status)
+    output([*argv, "--name", "parts", "--ckpt_path", "last"], tmp_path)
+    assert_same(last(tmp_path, "whole")["state_dict"], last(tmp_path, "parts")["state_dict"])
