@@ -51,6 +51,14 @@ class OwedValidation(Callback):
             trainer.training = True
 
 
+class OwedPassEnd(Callback):
+    """Ends the pass of which the checkpoint has the last batch, and no validation, which would be its end for Lightning."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if any(getattr(callback, "owes_end", False) for callback in trainer.callbacks):
+            compat.end_pass(trainer)
+
+
 def finish(trainer: Trainer) -> None:
     """Of a run whose last step was done, but not its validation: Lightning ends it before it begins."""
     if owes_validation(trainer):

@@ -37,6 +37,7 @@ class Resuming(Callback):
         self._limits: dict[str, list[Any]] = {}  # of each EarlyStopping, whatever its patience
         self._limits_before = self._limits
         self._seeded = -1  # the pass for which that is done
+        self.owes_end = False  # of a pass whose last batch the checkpoint comes after, with no validation there
         self._own: dict[str, Callable[..., None]] = {}  # the module's OWN_HOOKS
 
     def state_dict(self) -> dict[str, Any]:
@@ -90,9 +91,11 @@ class Resuming(Callback):
         if trainer.ckpt_path:
             trainer.num_sanity_val_steps = 0  # Lightning would validate once more after a pass's end
         _begin_the_right_pass(trainer)
-        progress, batches = trainer.fit_loop.epoch_progress.current, trainer.fit_loop.epoch_loop.batch_progress
-        ended = batches.is_last_batch and batches.current.completed < batches.current.ready
-        self._seeded = progress.ready if ended else progress.processed
+        batches = trainer.fit_loop.epoch_loop.batch_progress
+        if batches.is_last_batch and batches.current.completed < batches.current.ready:
+            batches.increment_completed()
+            self.owes_end = True  # callbacks/owed.py
+        self._seeded = trainer.fit_loop.epoch_progress.current.processed + self.owes_end
         _seed(self._seeded, 0)
         compat.restore_loaders(trainer)
 

@@ -24,6 +24,7 @@ from lit_linformer.callbacks import (
     EvaluationWriter,
     Finite,
     LastValidation,
+    OwedPassEnd,
     OwedValidation,
     PredictionWriter,
     Preemption,
@@ -218,7 +219,8 @@ class LinformerCLI(LightningCLI):
             curves = [Curves(self.loggers.build)] if self.loggers else []
             finite = Finite()
             last = LastValidation(self.as_given.last.validation)
-            trainer.callbacks[:] = [*first, Resuming(), last, *curves, finite, *rest, Preemption(finite), OwedValidation()]
+            owed = [OwedValidation(), OwedPassEnd()]
+            trainer.callbacks[:] = [*first, Resuming(), last, *curves, finite, *rest, Preemption(finite), *owed]
         return trainer
 
     def _run_subcommand(self, subcommand: str) -> None:

@@ -99,6 +99,15 @@ def begin_next_pass(trainer: Any) -> None:
     trainer.fit_loop._restarting = False
 
 
+def end_pass(trainer: Any) -> None:
+    """Ends the pass of whose last batch a run goes on: Lightning would begin the next one, without the hooks of either."""
+    loop = trainer.fit_loop
+    loop.epoch_loop._batches_that_stepped += 1
+    loop.on_advance_end()
+    loop.reset_restart_stage()
+    begin_next_pass(trainer)
+
+
 def log_train_step_now(trainer: Any) -> None:
     """A step's metrics reach the loggers before the callbacks' on_train_batch_end, and so before its checkpoint."""
     trainer._logger_connector.update_train_step_metrics()

@@ -141,3 +141,42 @@ def test_what_the_module_s_own_hooks_change_is_in_the_checkpoint(ends, status, o
     output([*argv, "--name", "parts", *ends], tmp_path, status=status)
     output([*argv, "--name", "parts", "--ckpt_path", "last"], tmp_path)
     assert_same(last(tmp_path, "whole")["state_dict"], last(tmp_path, "parts")["state_dict"])
+
+
+class ByThePass(Plain):
+    """Its own optimisation, with a schedule that is stepped at a pass's end, as Lightning's documentation has it."""
+
+    def __init__(self, encoder: EncoderConfig | None = None, rate: float = 1e-2):
+        super().__init__(encoder, rate)
+        self.automatic_optimization = False
+        self.register_buffer("begun", torch.tensor(0))
+
+    def training_step(self, batch, batch_idx):
+        self.optimizers().zero_grad()
+        self.manual_backward(self.loss("train", batch[0]))
+        self.optimizers().step()
+
+    def on_train_epoch_start(self):
+        self.begun += 1
+
+    def on_train_epoch_end(self):
+        self.lr_schedulers().step()
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=self.hparams.rate)
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
+
+
+@pytest.mark.parametrize("ends", ["--trainer.max_epochs", "--trainer.max_steps"])
+def test_a_pass_that_ends_without_a_validation_has_its_hooks(ends, own, tmp_path):  # noqa: F811
+    argv = ["fit", *own, *BEST, "--model", "tests.callbacks.test_resuming.ByThePass", ends, "3" if "epochs" in ends else "24"]
+    argv += ["--trainer.check_val_every_n_epoch", "3", "--last.every_n_steps", "8"]
+    output([*argv, "--name", "whole"], tmp_path)
+    whole = rows_seen("train", 0)
+    Path("seen/train.0").unlink()
+    output([*argv, "--name", "parts", *KILL], tmp_path, status=-9)
+    output([*argv, "--name", "parts", "--ckpt_path", "last"], tmp_path)
+    assert rows_seen("train", 0) == whole
+    one, other = last(tmp_path, "whole"), last(tmp_path, "parts")
+    for name in ("state_dict", "optimizer_states", "lr_schedulers", "loops"):
+        assert_same(one[name], other[name])
