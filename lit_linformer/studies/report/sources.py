@@ -246,7 +246,7 @@ def _read(folder: Path) -> Iterator[Source]:
                 yield Source(name, file.parent, content=content)
             elif content is None or "history" not in content:  # the callback's spectrum.json is no study's
                 raise SettingError("source", folder, f"one that `{name}` wrote", more=f", whose {file.name} is not whole")
-    if is_run:
+    if is_run and not RunRecord(folder).conversion:  # which others start from, and nothing was trained in
         yield Source("run", folder, runs=[Run(folder, without_folders(str(folder)))])
 
 

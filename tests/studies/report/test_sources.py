@@ -186,6 +186,16 @@ def test_cells_and_links_are_found_once(tmp_path, monkeypatch):
     assert unread == [] and [cell.values for cell in read_table(folder).cells] == [cell.values for cell in found.cells]
 
 
+def test_what_convert_wrote_is_no_unfinished_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_run(Path("runs/trained"), [(10, 1000, 60.0)])
+    Path("runs/converted").mkdir()
+    Path("runs/converted/config.yaml").write_text("trainer: {max_steps: 20}")
+    Path("runs/converted/conversion.json").write_text('{"command": "convert", "perplexity": []}')
+    sources, unread = find(["runs"])
+    assert [str(source.folder) for source in sources] == ["runs/trained"] and unread == []
+
+
 def test_stopped_grid_leaves_its_table(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_scores([0.5, *[None] * 7])
