@@ -54,6 +54,7 @@ class Resuming(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         stops = trainer.early_stopping_callbacks
         self._patience = [one.patience for one in stops]  # it, too, would be restored
+        self._strict = [one.strict for one in stops]
         self._limits = {one.state_key: [one.stopping_threshold, one.divergence_threshold, one.check_finite] for one in stops}
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # before Lightning restores them
@@ -74,6 +75,8 @@ class Resuming(Callback):
                 _change(group, before[place], now[place], place, mine)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for stopping, strict in zip(trainer.early_stopping_callbacks, self._strict, strict=True):
+            stopping.strict = strict
         if (begun := trainer.current_epoch) != self._seeded:
             _seed(begun, 0)
 
@@ -85,6 +88,7 @@ class Resuming(Callback):
         """
         for stopping, patience in zip(trainer.early_stopping_callbacks, self._patience, strict=True):
             stopping.patience = patience
+            stopping.strict &= not trainer.ckpt_path  # what the pass has logged so far, a mean of it say, is in no checkpoint
             if self._limits[stopping.state_key] != self._limits_before.get(stopping.state_key):
                 stopping.stopping_reason = EarlyStoppingReason.NOT_STOPPED
         trainer.should_stop = bool(stopped_early(trainer)) or out_of_time(trainer)  # stays ended

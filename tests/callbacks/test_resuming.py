@@ -152,8 +152,10 @@ class ByThePass(Plain):
         self.register_buffer("begun", torch.tensor(0))
 
     def training_step(self, batch, batch_idx):
+        loss = self.loss("train", batch[0])
+        self.log("train_loss", loss, on_step=False, on_epoch=True)
         self.optimizers().zero_grad()
-        self.manual_backward(self.loss("train", batch[0]))
+        self.manual_backward(loss)
         self.optimizers().step()
 
     def on_train_epoch_start(self):
@@ -180,3 +182,15 @@ def test_a_pass_that_ends_without_a_validation_has_its_hooks(ends, own, tmp_path
     one, other = last(tmp_path, "whole"), last(tmp_path, "parts")
     for name in ("state_dict", "optimizer_states", "lr_schedulers", "loops"):
         assert_same(one[name], other[name])
+
+
+@pytest.mark.parametrize(("every", "hook"), [("3", "on_train_batch_start"), ("1", "on_validation_batch_start")])
+def test_early_stopping_looks_again_after_the_pass_of_which_the_mean_is_lost(every, hook, own, tmp_path):  # noqa: F811
+    argv = ["fit", *own, *BEST, "--model", "tests.callbacks.test_resuming.ByThePass", "--trainer.max_epochs", "4"]
+    argv += ["--trainer.check_val_every_n_epoch", every, "--last.every_n_steps", "8", "--trainer.callbacks+", "EarlyStopping"]
+    argv += ["--trainer.callbacks.monitor", "train_loss", "--trainer.callbacks.check_on_train_epoch_end", "true"]
+    argv += ["--trainer.callbacks.divergence_threshold", "0"]  # any loss that it looks at ends training
+    kill = ["--trainer.callbacks+", "tests.helpers.KillAt", "--trainer.callbacks.hook", hook, "--trainer.callbacks.step", "8"]
+    output([*argv, "--trainer.callbacks.divergence_threshold", "1e9", *kill], tmp_path, status=-9)
+    shown = output([*argv, "--ckpt_path", "last"], tmp_path)
+    assert "ended early at step 16, for train_loss is beyond 0" in " ".join(shown.split())
