@@ -7,7 +7,6 @@ writes length_sweep.csv (and .png) into the run directory.
 
 import itertools
 import time
-import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any
@@ -177,8 +176,15 @@ class AllocatedTensors(compat.TorchDispatchMode):
 
     def __init__(self, known: Iterable[torch.Tensor]) -> None:
         super().__init__()
-        self.live = self.peak = 0
+        self.peak = 0
         self._known = {StorageWeakRef(tensor.untyped_storage()) for tensor in known}  # a view of a weight allocates nothing
+        self._made: dict[StorageWeakRef, int] = {}
+
+    @property
+    def live(self) -> int:
+        """Bytes of those that have not been freed."""
+        self._made = {key: size for key, size in self._made.items() if not key.expired()}
+        return sum(self._made.values())
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         made = func(*args, **(kwargs or {}))
@@ -192,17 +198,10 @@ class AllocatedTensors(compat.TorchDispatchMode):
                 self._count(part)
         if not isinstance(made, torch.Tensor):
             return
-        storage = made.untyped_storage()
-        # Not by its address, which may be another one's a moment later.
-        if (key := StorageWeakRef(storage)) not in self._known:
-            self._known.add(key)
-            self.live += storage.nbytes()
-            self.peak = max(self.peak, self.live)
-            weakref.finalize(storage, self._freed, key, storage.nbytes())
-
-    def _freed(self, key: StorageWeakRef, size: int) -> None:
-        self._known.discard(key)
-        self.live -= size
+        storage, live = made.untyped_storage(), self.live  # first: a key is an address, which may be a freed one's
+        if (key := StorageWeakRef(storage)) not in self._known and key not in self._made:
+            self._made[key] = storage.nbytes()
+            self.peak = max(self.peak, live + storage.nbytes())
 
 
 def peak_memory(step: Callable[[], Any], pl_module: LightningModule) -> float:
