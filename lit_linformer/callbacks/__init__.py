@@ -9,7 +9,7 @@ from lit_linformer.callbacks.copy_slices import CopySlices
 from lit_linformer.callbacks.curves import Curves
 from lit_linformer.callbacks.finite import Finite
 from lit_linformer.callbacks.length_sweep import LengthSweep
-from lit_linformer.callbacks.owed import LastValidation, OwedPassEnd, OwedValidation
+from lit_linformer.callbacks.owed import LastValidation, Owed
 from lit_linformer.callbacks.perplexity_curve import PerplexityCurve
 from lit_linformer.callbacks.predictions import EvaluationWriter, PredictionWriter
 from lit_linformer.callbacks.preemption import Preemption
@@ -31,8 +31,7 @@ __all__ = [
     "LastCheckpoint",
     "LastValidation",
     "LengthSweep",
-    "OwedPassEnd",
-    "OwedValidation",
+    "Owed",
     "PerplexityCurve",
     "PredictionWriter",
     "Preemption",

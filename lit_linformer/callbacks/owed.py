@@ -1,11 +1,12 @@
-"""Validations that Lightning would leave out: the one after the last step, and the one that a run owes when it continues from a
-checkpoint that was written before it (callbacks/checkpoint.py)."""
+"""What Lightning would leave out: the validation after the last step, and the one, or the end of a pass, that a run owes when
+it continues from a checkpoint that was written before it (callbacks/checkpoint.py)."""
 
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lit_linformer.callbacks.observing import Stepping, at_max_steps, owes_validation
+from lit_linformer.callbacks.observing import Stepping, at_max_steps, callback_of, owes_validation
+from lit_linformer.callbacks.resuming import Resuming
 from lit_linformer.utils import compat
 
 
@@ -40,8 +41,9 @@ class LastValidation(Stepping):
                 trainer.check_val_every_n_epoch = 1  # of the epochs that are left, which is this one
 
 
-class OwedValidation(Callback):
-    """Runs it before the next step, when all other callbacks have started."""
+class Owed(Callback):
+    """What the step of the checkpoint still owes, before the next one, when all other callbacks have started: its validation,
+    and, after the last batch of a pass, that pass's end."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if owes_validation(trainer):
@@ -49,13 +51,7 @@ class OwedValidation(Callback):
             trainer.fit_loop.epoch_loop.val_loop.run()
             compat.forget_validation(trainer)
             trainer.training = True
-
-
-class OwedPassEnd(Callback):
-    """Ends the pass of which the checkpoint has the last batch, and no validation, which would be its end for Lightning."""
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if any(getattr(callback, "owes_end", False) for callback in trainer.callbacks):
+        if callback_of(trainer, Resuming).owes_end:
             compat.end_pass(trainer)
 
 

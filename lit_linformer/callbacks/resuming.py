@@ -37,7 +37,7 @@ class Resuming(Callback):
         self._limits: dict[str, list[Any]] = {}  # of each EarlyStopping, whatever its patience
         self._limits_before = self._limits
         self._seeded = -1  # the pass for which that is done
-        self.owes_end = False  # of a pass whose last batch the checkpoint comes after, with no validation there
+        self.owes_end = False  # of a pass, after whose last batch the checkpoint was written
         self._own: dict[str, Callable[..., None]] = {}  # the module's OWN_HOOKS
 
     def state_dict(self) -> dict[str, Any]:

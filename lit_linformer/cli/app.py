@@ -24,8 +24,7 @@ from lit_linformer.callbacks import (
     EvaluationWriter,
     Finite,
     LastValidation,
-    OwedPassEnd,
-    OwedValidation,
+    Owed,
     PredictionWriter,
     Preemption,
     Resuming,
@@ -219,8 +218,7 @@ class LinformerCLI(LightningCLI):
             curves = [Curves(self.loggers.build)] if self.loggers else []
             finite = Finite()
             last = LastValidation(self.as_given.last.validation)
-            owed = [OwedValidation(), OwedPassEnd()]
-            trainer.callbacks[:] = [*first, Resuming(), last, *curves, finite, *rest, Preemption(finite), *owed]
+            trainer.callbacks[:] = [*first, Resuming(), last, *curves, finite, *rest, Preemption(finite), Owed()]
         return trainer
 
     def _run_subcommand(self, subcommand: str) -> None:

@@ -32,7 +32,7 @@ from lit_linformer.utils.errors import UserError, meant
 SETTINGS = {"source": Setting(several(word("FOLDER")), "where runs are looked for, three levels deep", ["runs"])}
 # What every command has or adds by itself, and what others are made of.
 BY_THEMSELVES = (
-    "AtomicCheckpointIO Curves EvaluationWriter Finite LastCheckpoint LastValidation OwedValidation PredictionWriter "
+    "AtomicCheckpointIO Curves EvaluationWriter Finite LastCheckpoint LastValidation Owed PredictionWriter "
     "Preemption Progress Resuming RunResult Throughput TrainingModule TrimMemory"
 ).split()
 ALL = 10_000  # letters of a line that nothing cuts
