@@ -240,7 +240,7 @@ class Estimates(Plain):
 
 
 class Stateful(DataLoader):
-    """A loader that keeps its place, as torchdata's StatefulDataLoader."""
+    """A loader that keeps its place, as torchdata's StatefulDataLoader; after a pass it is the next one's beginning."""
 
     given = skipped = 0
 

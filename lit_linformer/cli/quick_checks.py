@@ -27,13 +27,14 @@ def check_quickly(argv: list[str]) -> None:
     given = given_settings(argv)
     if stray := next(filter(os.path.isfile, stray_words(argv)), None):
         raise UserError(f"{stray!r} is neither a setting nor the value of one", f"--config {stray}")
-    for file, content in config_contents(argv):
+    contents = list(config_contents(argv))
+    for file, content in contents:
         check_command(Path(file), content, "fit", SETTINGS_FILE)
     for file, section, value in walk(argv):
         if value is None and section in (*DEFAULT_CLASSES, *ALWAYS_THERE, "trainer"):  # all below it is commented out, say
             allowed = f"its settings by name, or no {section} at all"
             raise SettingError(section, None, allowed, more=f" in {file}" if file else "")
-    _check_order(argv)
+    _check_order(contents)
     typed = [name for name, _ in typed_words(argv)]
     if twice := next((name for name in (*TEXTS, "data.file") if typed.count(name) > 1), None):
         allowed = f"""once, with a list: --{twice} '["one", "another"]'""" if twice in TEXTS else "one file"
@@ -55,10 +56,10 @@ def check_quickly(argv: list[str]) -> None:
         _check_encoder(given, _class("model", given.get("model") or DEFAULT_CLASSES["model"]))
 
 
-def _check_order(argv: list[str]) -> None:
+def _check_order(contents: list[tuple[str, dict[str, Any]]]) -> None:
     """An overlay changes settings of a class, which the files before it have to name."""
     for key in DEFAULT_CLASSES:
-        files = [(file, names_class(content[key])) for file, content in config_contents(argv) if key in content]
+        files = [(file, names_class(content[key])) for file, content in contents if key in content]
         if files and not files[0][1] and (base := next((file for file, names in files if names), None)):
             what = f"{files[0][0]} changes settings of the {key}, and stands before {base}, which says what the {key} is"
             raise UserError(what, f"--config {base} --config {files[0][0]}")

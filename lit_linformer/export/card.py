@@ -8,7 +8,7 @@ from lit_linformer.model import ATTENTIONS, count_parameters
 from lit_linformer.runs.folder import PERPLEXITY
 from lit_linformer.runs.record import of_class
 from lit_linformer.runs.trained_model import COLUMNS, TrainedModel, own_classes
-from lit_linformer.utils.figures import COLOURS, figure_class, image, open_frame, plain_numbers, thinned
+from lit_linformer.utils.figures import COLOURS, figure_class, open_frame, plain_numbers, rendered, thinned
 from lit_linformer.utils.markdown import plain
 
 OF_WEIGHTS = ("safetensors", "huggingface")  # for which the model's classes are needed; the others are graphs
@@ -67,7 +67,7 @@ def write(model: TrainedModel, folder: Path, form: str, notes: list[str]) -> Non
         with open(folder / PERPLEXITY, "w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([COLUMNS, *model.curve])
     if len(model.curve) >= FEWEST and (figure := figure_class()) is not None:
-        (folder / PICTURE).write_bytes(image(_draw(figure, model.curve), dpi=100, format="png"))
+        (folder / PICTURE).write_bytes(rendered(_draw(figure, model.curve), dpi=100, format="png"))
     text = card(model, form, notes, pictured=(folder / PICTURE).is_file())
     (folder / "README.md").write_text(text, encoding="utf-8")
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from lit_linformer.utils.arguments import Setting, listed, parse, whole, word
 from lit_linformer.utils.errors import SettingError, UserError
-from lit_linformer.utils.figures import figure_class, image, literal
+from lit_linformer.utils.figures import figure_class, literal, rendered
 from lit_linformer.utils.files import write_bytes
 
 if TYPE_CHECKING:  # the help needs no torch
@@ -68,7 +68,7 @@ def main(argv: list[str]) -> None:
     for layer, (feeds, reads), of_rows in zip(layers, maps, rows, strict=True):
         print(as_text(layer, feeds, reads, names, of_rows, min(count, MOST_TOLD)))
     picture = draw(figure, layers, maps, names, rows, count)
-    write_bytes(output, image(picture, dpi=120, format=output.suffix[1:]))
+    write_bytes(output, rendered(picture, dpi=120, format=output.suffix[1:]))
     print(f"→ {output}", flush=True)
 
 

@@ -27,7 +27,7 @@ def literal(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def image(figure: Any, **form: Any) -> bytes:
+def rendered(figure: Any, **form: Any) -> bytes:
     """What savefig would write into a file."""
     content = io.BytesIO()
     figure.savefig(content, **form)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from lit_linformer.utils.figures import figure_class, image
+from lit_linformer.utils.figures import figure_class, rendered
 from lit_linformer.utils.markdown import plain
 
 STYLE = """
@@ -53,7 +53,7 @@ class Page:
             return
         number = sum(re.fullmatch(rf"{name}(-\d+)?\.png", other) is not None for other in self.images) + 1
         file = f"{name}.png" if number == 1 else f"{name}-{number}.png"
-        self.images[file] = image(figure, format="png", dpi=150, metadata={"Software": None})
+        self.images[file] = rendered(figure, format="png", dpi=150, metadata={"Software": None})
         self.add(f"![{plain(what)}]({file})")
 
     def markdown(self) -> str:

@@ -10,7 +10,7 @@ from lit_linformer.runs.record import RunRecord
 from lit_linformer.studies.tune.space import Axis
 from lit_linformer.studies.tune.study import Study, run_name
 from lit_linformer.utils.configs import as_yaml
-from lit_linformer.utils.figures import COLOURS, figure_class, image, literal, open_frame, plain_numbers
+from lit_linformer.utils.figures import COLOURS, figure_class, literal, open_frame, plain_numbers, rendered
 from lit_linformer.utils.files import write_bytes, write_text
 from lit_linformer.utils.markdown import of_words
 
@@ -26,12 +26,12 @@ def write_page(study: Study, command: str) -> str:
         write_best(study)
     if (figure := figure_class()) is not None and done:
         text += "\n![Value against each setting](slices.png)\n"
-        write_bytes(study.folder / "slices.png", image(draw_slices(figure, study), format="png", dpi=120))
+        write_bytes(study.folder / "slices.png", rendered(draw_slices(figure, study), format="png", dpi=120))
         if len(done) >= FEWEST and len(study.space.axes) > 1:
             text += "\n![What the value depends on](importance.png)\n"
             found = optuna.importance.get_param_importances(study.optuna)
             bars = draw_importance(figure, found, study.metric)
-            write_bytes(study.folder / "importance.png", image(bars, format="png", dpi=120))
+            write_bytes(study.folder / "importance.png", rendered(bars, format="png", dpi=120))
     write_text(study.folder / "study.md", text)
     return table
 
