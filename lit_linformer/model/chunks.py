@@ -7,6 +7,7 @@ masked, at N² operations.
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,6 +47,29 @@ def in_order(x: Tensor, order: Tensor) -> Tensor:
     each = order.shape[:-1]
     first = torch.arange(math.prod(each), device=x.device).view(*each, 1) * x.shape[-2]
     return x.reshape(-1, x.shape[-1]).index_select(0, (first + order).flatten()).view(*order.shape, x.shape[-1])
+
+
+class Permuted(torch.autograd.Function):
+    """``in_order`` where ``order`` names each row once: ``Permuted.apply(x, order, back)``, ``back`` its inverse.
+
+    The gradient is read in the inverse order, too. ``in_order``'s own, which any row may occur in twice, is a sum: on a GPU
+    made number by number, in no fixed order.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, order: Tensor, back: Tensor) -> Tensor:
+        return in_order(x, order)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        order, back = ctx.saved_tensors
+        return Permuted.apply(gradient, back, order), None, None
 
 
 def columns(length: int, chunk: int, reach: int, device: torch.device | None = None) -> Tensor:

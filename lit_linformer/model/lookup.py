@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from .attention import ATTENTIONS, check_halves, merge_heads
-from .chunks import beside, chunked, in_order, near_flops, near_scores, near_values
+from .chunks import Permuted, beside, chunked, in_order, near_flops, near_scores, near_values
 from .errors import SettingError, UserError
 from .linformer import LinformerAttention
 from .parts import exporting
@@ -113,7 +113,7 @@ class LookupAttention(WindowAttention):
         self.check_length(x)
         q, (slots, (k, v)) = self.queries(x), self.keys_and_values(x, attention_mask, shared)
         slot_k, slot_v = (part.unflatten(1, (2, -1)) for part in slots)  # (B, 2, H/2, K, d)
-        q, k, v = (self._sorted(part, neighbours.order) for part in (q, merge_heads(k), merge_heads(v)))
+        q, k, v = (self._sorted(part, neighbours) for part in (q, merge_heads(k), merge_heads(v)))
         bias = self.slot_bias(x, attention_mask, shared, q.dtype)
         bias = None if bias is None else bias.expand(-1, self.num_heads, -1, -1).unflatten(1, (2, -1))
         strength = self.strength.to(q.dtype).view(1, 2, -1, 1, 1)
@@ -127,7 +127,7 @@ class LookupAttention(WindowAttention):
             pairs = ([None if part is None else part[:, :, head : head + 1] for part in parts] for head in range(q.shape[2]))
             found = [attend(*pair, same)[0] for pair in pairs]
             context, weights = torch.cat(found, 2), None
-        context = in_order(context.transpose(2, 3).flatten(3), neighbours.back)  # (B, 2, N, D/2)
+        context = Permuted.apply(context.transpose(2, 3).flatten(3), neighbours.back, neighbours.order)  # (B, 2, N, D/2)
         context = context.unflatten(-1, (self.num_heads // 2, -1)).transpose(2, 3).flatten(1, 2)
         maps = self._maps(weights, neighbours) if need_weights and weights is not None else None
         return self.output(context, x, attention_mask), maps
@@ -151,9 +151,10 @@ class LookupAttention(WindowAttention):
         of_slots, of_tokens = dropped.split([to_slots.shape[-1], to_tokens.shape[-1]], -1)
         return of_slots @ slot_v + near_values(of_tokens, v, self.chunk, self.chunk), weights
 
-    def _sorted(self, x: Tensor, order: Tensor) -> Tensor:
+    def _sorted(self, x: Tensor, neighbours: Neighbours) -> Tensor:
         """(B, N, D) → (B, 2, H/2, N, d): the first half of the heads in one order, the second in the other."""
-        halves = in_order(x.unflatten(-1, (2, -1)).transpose(1, 2), order)  # (B, 2, N, D/2)
+        halves = x.unflatten(-1, (2, -1)).transpose(1, 2)  # (B, 2, N, D/2)
+        halves = Permuted.apply(halves, neighbours.order, neighbours.back)
         return halves.unflatten(-1, (self.num_heads // 2, -1)).transpose(2, 3)
 
     def _maps(self, weights: Tensor, neighbours: Neighbours) -> Tensor:

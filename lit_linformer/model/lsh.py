@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .attention import ATTENTIONS, Attention, as_bias, split_heads
-from .chunks import beside, check_even, chunked, in_order, near_flops, near_scores, near_values
+from .chunks import Permuted, beside, check_even, chunked, near_flops, near_scores, near_values
 from .parts import exporting
 from .ranges import Range
 
@@ -76,7 +76,7 @@ class LshAttention(Attention):
         reach, length, places = self.chunk // 2, x.shape[1], hashes[..., 1]
         order = places.argsort(-1)  # (B, H, R, N)
         q, v, all_rounds = (
-            in_order(part.unsqueeze(2).expand(-1, -1, self.rounds, -1, -1), order)
+            Permuted.apply(part.unsqueeze(2).expand(-1, -1, self.rounds, -1, -1), order, places)
             for part in (q, v, hashes.transpose(2, 3).flatten(3))
         )
         allowed, bias = self._columns(all_rounds, q.dtype)
@@ -84,8 +84,9 @@ class LshAttention(Attention):
         scores = scores + bias.flatten(-3, -2)[..., :length, :]
         weights = functional.dropout(scores.softmax(-1).to(v.dtype), self.dropout, self.training)
         found, total = near_values(weights, v, self.chunk, reach), scores.logsumexp(-1, keepdim=True)
-        share = in_order(total, places).softmax(2)  # of each round in the one softmax
-        return self.output((share.to(found.dtype) * in_order(found, places)).sum(2), x, attention_mask), None
+        found, total = (Permuted.apply(part, places, order) for part in (found, total))
+        share = total.softmax(2)  # of each round in the one softmax
+        return self.output((share.to(found.dtype) * found).sum(2), x, attention_mask), None
 
     def _hashes(self, q: Tensor, mask: Tensor | None) -> Tensor:
         """Bucket and place in the sorted row of each token in each round, (B, H, R, N, 2) int64; pads come last."""

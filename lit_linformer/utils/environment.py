@@ -83,8 +83,12 @@ def versions() -> dict[str, str]:
 
     found = {"python": platform.python_version(), "torch": str(torch.__version__)}
     for name in PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # run.py works without installing the project
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
+    if "lit-linformer" not in found:  # run.py works without installing the project
+        with contextlib.suppress(OSError):
+            text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+            found |= re.findall(r'^name = "(lit-linformer)"\nversion = "(.+)"$', text, re.MULTILINE)
     return found
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from lit_linformer.model import Encoder, EncoderConfig, LookupAttention, WindowAttention, make_projection
+from lit_linformer.model.chunks import Permuted, in_order
 from lit_linformer.model.lookup import neighbours
 
 B, D, H, LONGEST, K = 3, 16, 4, 24, 3
@@ -179,3 +180,33 @@ def test_a_long_row_gives_the_same_by_one_pair_of_heads_at_a_time(monkeypatch):
         found.append([out, predicted, *(parameter.grad for parameter in layer.parameters() if parameter.grad is not None)])
     for whole, by_pairs in zip(*found, strict=True):
         torch.testing.assert_close(whole, by_pairs, rtol=1e-12, atol=1e-12)
+
+
+def test_gradients_of_rows_in_another_order():
+    """As those of in_order, bit for bit; their own gradients are right, and vmap and compile take them."""
+    generator = torch.Generator().manual_seed(0)
+    order = torch.rand(2, 3, 7, generator=generator).argsort(-1)
+    x = torch.randn(2, 3, 7, 4, dtype=torch.float64, generator=generator, requires_grad=True)
+    weight = torch.randn(x.shape, dtype=x.dtype, generator=generator)
+
+    def read(x, order):
+        return Permuted.apply(x, order, order.argsort(-1))
+
+    plain = in_order(x, order)
+    assert torch.equal(read(x, order), plain)
+    expected = torch.autograd.grad((plain * weight).sum(), x)[0]
+    assert torch.equal(torch.autograd.grad((read(x, order) * weight).sum(), x)[0], expected)
+    torch.autograd.gradgradcheck(lambda x: read(x, order).square(), x)
+    assert torch.equal(torch.vmap(read)(x, order), plain)
+
+
+def test_no_gradient_of_a_layer_is_a_sum_over_rows_read():
+    """Which on a GPU adds them number by number, in any order, and slowly."""
+    attention, ids = make(), torch.randint(0, 3, (B, LONGEST))
+    x = torch.randn(B, LONGEST, D, dtype=torch.float64, requires_grad=True)
+    attended, _ = attention(x, neighbours=neighbours(ids, None, 4))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        attended.sum().backward()
+    called = {event.name for event in profile.events()}
+    assert "aten::index_select" in called
+    assert not called & {"aten::index_add_", "aten::index_put_", "aten::scatter_add_", "aten::_index_put_impl_"}

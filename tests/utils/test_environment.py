@@ -1,5 +1,6 @@
 """Where a number comes from: a commit where there is one, and no folder of the machine."""
 
+import importlib.metadata
 import platform
 import shutil
 import subprocess
@@ -57,3 +58,19 @@ def test_commands_start_by_run_py_or_as_a_package(tmp_path, monkeypatch):
 def test_units_for_bfloat16_are_those_that_the_system_names():
     flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
     assert environment.lacks_bfloat16() != any(flag in flags for flag in ("avx512_bf16", "amx_bf16", "avx_ne_convert"))
+
+
+def test_a_clone_that_is_not_installed_knows_its_version(tmp_path, monkeypatch):
+    told = environment.versions()["lit-linformer"]
+
+    def version(name, real=importlib.metadata.version):
+        if name == "lit-linformer":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert environment.versions()["lit-linformer"] == told
+    monkeypatch.setattr(environment, "ROOT", tmp_path)  # the folder alone, copied into another project
+    assert "lit-linformer" not in environment.versions()
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "theirs"\nversion = "3"\n')
+    assert "lit-linformer" not in environment.versions()
