@@ -290,4 +290,4 @@ def own_classes(config: EncoderConfig) -> list[str]:
 
 def version() -> str:
     """This project's."""
-    return versions().get("lit-linformer", "unknown")  # of a clone that was not installed
+    return versions().get("lit-linformer", "unknown")  # of a folder that was copied alone

@@ -183,7 +183,7 @@ def test_a_long_row_gives_the_same_by_one_pair_of_heads_at_a_time(monkeypatch):
 
 
 def test_gradients_of_rows_in_another_order():
-    """As those of in_order, bit for bit; their own gradients are right, and vmap and compile take them."""
+    """As those of in_order, bit for bit; their own gradients are right, and vmap takes them."""
     generator = torch.Generator().manual_seed(0)
     order = torch.rand(2, 3, 7, generator=generator).argsort(-1)
     x = torch.randn(2, 3, 7, 4, dtype=torch.float64, generator=generator, requires_grad=True)
