@@ -8,6 +8,8 @@ of a pass: none is short, no sample is left out.
 """
 
 import os
+import signal
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -161,10 +163,18 @@ def by_length(lengths: Sequence[int], size: int) -> list[list[int]]:
     return [[order[place] for place in batch] for batch in even_batches([lengths[row] for row in order], size)]
 
 
-def _in_a_group_of_its_own(worker: int) -> None:
-    # A signal for all of a job's processes, from Slurm or `timeout`, is for the one that trains: it continues to the end
-    # of its step, for which it needs its workers. They end with it.
+def _left_to_the_one_that_trains(worker: int) -> None:
+    # A signal for a job's process group (`timeout`) or for each of its processes (Slurm, systemd, `pkill -f`) is for the one
+    # that trains: it continues to the end of its step, for which it needs its workers. It ends them itself.
     os.setpgrp()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # in the threads that are started from here on, too
+    threading.Thread(target=_ended_by, args=(os.getppid(),), daemon=True).start()
+
+
+def _ended_by(parent: int) -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
+        pass
+    os._exit(0)
 
 
 class _Loader(DataLoader):
@@ -177,7 +187,7 @@ class _Loader(DataLoader):
             persistent_workers=num_workers > 0,
             pin_memory=pin_memory,
             generator=torch.Generator(),  # else every iterator draws a seed from torch's global generator
-            worker_init_fn=_in_a_group_of_its_own,
+            worker_init_fn=_left_to_the_one_that_trains,
         )
 
     def __iter__(self):

@@ -1,5 +1,8 @@
 """Loaders: the order is one sequence whatever the ranks, workers and interruptions."""
 
+import multiprocessing
+import sys
+import time
 import tracemalloc
 
 import numpy as np
@@ -33,6 +36,15 @@ class Keys(torch.utils.data.Dataset):
 
     def __getitem__(self, keys):
         return torch.tensor(keys)
+
+
+class Stuck(Keys):
+    """Reads nothing after the first batches of each worker, as a file system does that has gone away."""
+
+    def __getitem__(self, keys):
+        if keys[0][1] >= 4:
+            time.sleep(100)
+        return super().__getitem__(keys)
 
 
 def take(loader, count):
@@ -190,6 +202,19 @@ def test_validation_is_fixed_and_in_order(dataset, num_workers):
     real = torch.cat([b["labels"] for b in first]) != IGNORED
     assert real[:-1].all()
     assert torch.equal(whole[:-1], torch.from_numpy(dataset.blocks.rows(range(len(dataset))))[:-1])
+
+
+def test_a_worker_that_is_stuck_ends_with_its_process():
+    def child():
+        take(EvaluationLoader(Stuck(40), 2, num_workers=1), 2)
+        sys.exit(7)
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join(60)
+    status = process.exitcode
+    process.kill()
+    assert status == 7
 
 
 @pytest.mark.parametrize("size, batch_size, world_size", [(29, 4, 2), (5, 1, 2), (16, 4, 2), (17, 4, 2), (1, 4, 3), (7, 2, 3)])

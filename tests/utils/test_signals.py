@@ -1,8 +1,10 @@
 """Signals, wherever they come: the exit status is theirs, one line tells how to go on, and nothing done is lost."""
 
+import multiprocessing.connection
 import os
 import re
 import signal
+import subprocess
 
 import pytest
 from lightning.pytorch.loops import _EvaluationLoop
@@ -97,9 +99,27 @@ def test_ctrl_c_reaches_all_processes_and_their_workers_at_once(tiny, tmp_path, 
 
 
 def test_a_sigterm_for_the_whole_group_leaves_the_step_its_workers(tiny, tmp_path, monkeypatch):
-    """As Slurm and `timeout` send it: to the process and to all that it has started."""
+    """As `timeout` sends it: to the process and to all that it has started."""
     both = [send(signal.SIGTERM, lambda module, *_: module.batches_seen == 33, group=group) for group in (False, True)]
-    after(monkeypatch, MLM, "on_train_batch_start", lambda *of: [one(*of) for one in both])
+    assert_ends_after_step_2(lambda *of: [one(*of) for one in both], tiny, tmp_path, monkeypatch)
+
+
+def test_a_sigterm_for_each_process_leaves_the_step_its_workers(tiny, tmp_path, monkeypatch):
+    """As Slurm, systemd and `pkill -f` send it."""
+
+    def each(module, *_):
+        if module.batches_seen == 33:
+            workers = multiprocessing.active_children()  # two for training, two for validation
+            subprocess.run(
+                ["kill", *(str(process) for process in [os.getpid(), *(worker.pid for worker in workers)])], check=True
+            )
+            assert len(workers) == 4 and not multiprocessing.connection.wait([worker.sentinel for worker in workers], 1)
+
+    assert_ends_after_step_2(each, tiny, tmp_path, monkeypatch)
+
+
+def assert_ends_after_step_2(signals_sent, tiny, tmp_path, monkeypatch):
+    after(monkeypatch, MLM, "on_train_batch_start", signals_sent)
     many = ["--data.num_workers", "2", "--trainer.accumulate_grad_batches", "32", "--trainer.val_check_interval", "1000"]
     assert fit([*tiny, *many], "run", tmp_path / "run") == 143
     assert load(tmp_path / "runs/run/checkpoints/last.ckpt")["global_step"] == 2
