@@ -11,7 +11,7 @@ from lightning.pytorch.cli import LightningArgumentParser, SaveConfigCallback
 
 from lit_linformer.runs.checkpoints import config_of
 from lit_linformer.runs.folder import CONFIG, TOKENIZER, Claim
-from lit_linformer.utils.files import write_text
+from lit_linformer.utils.files import flat, write_text
 
 
 class RunConfig(SaveConfigCallback):
@@ -47,7 +47,7 @@ class RunConfig(SaveConfigCallback):
         if trainer.state.fn != "fit" or "config" not in checkpoint or not trainer.is_global_zero:
             return
         earlier = config_of(checkpoint, Path(trainer.ckpt_path or "ckpt_path"), "ckpt_path")
-        before, now = (_flatten(config) for config in (earlier, yaml.safe_load(self._text)))
+        before, now = (flat(config) for config in (earlier, yaml.safe_load(self._text)))
         print(f"resuming at step {checkpoint['global_step']}", flush=True)
         for key in sorted(before.keys() | now.keys()):
             if before.get(key) != now.get(key):
@@ -62,12 +62,3 @@ def _tokenizer(trainer: Trainer) -> str | None:
     """tokenizer.json, of data that have a tokenizer of this project's."""
     tokenizer = getattr(trainer.datamodule, "tokenizer", None)
     return tokenizer.to_str() if hasattr(tokenizer, "to_str") else None
-
-
-def _flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(tree, dict):
-        return {prefix: tree}
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        flat.update(_flatten(value, f"{prefix}.{key}" if prefix else str(key)))
-    return flat

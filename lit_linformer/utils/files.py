@@ -93,6 +93,16 @@ def value_at(content: Any, keys: Iterable[str]) -> Any:
     return content
 
 
+def flat(content: Any, prefix: str = "") -> dict[str, Any]:
+    """A mapping of mappings as one, its keys joined by dots."""
+    if not isinstance(content, dict):
+        return {prefix: content}
+    found: dict[str, Any] = {}
+    for key, value in content.items():
+        found.update(flat(value, f"{prefix}.{key}" if prefix else str(key)))
+    return found
+
+
 def read_rows(path: Path) -> list[dict[str, float]]:
     """A CSV file's rows as numbers, those that are whole; none where there is no such file."""
     found = []

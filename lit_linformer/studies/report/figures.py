@@ -63,8 +63,7 @@ def draw_curves(
     if any(run.points(by) and not run.finished for group in groups for run in group.runs):
         mark = panels[0].plot([], [], color="0.3", **UNFINISHED)[0]
         handles["unfinished run"] = mark
-    order = [text for label in looks for text in (label, f"{label} (unfinished)") if text in handles]
-    order += [text for text in ("teacher", "unfinished run") if text in handles]
+    order = [text for text in (*looks, "teacher", "unfinished run") if text in handles]
     figure.legend(
         [handles[text] for text in order],
         list(map(literal, order)),
@@ -79,7 +78,7 @@ def draw_curves(
 def _looks(groups: list[Group]) -> dict[str, dict[str, Any]]:
     """{label: colour and line style}, the same in all panels."""
     labels = dict.fromkeys(group.label for group in groups)
-    full = [label for label in labels if any(group.transformer for group in groups if group.label == label)]
+    full = [label for label in labels if all(group.transformer for group in groups if group.label == label)]
     others = [label for label in labels if label not in full]
     looks = {label: (TRANSFORMER, STYLES[place % len(STYLES)]) for place, label in enumerate(full)}
     looks |= {label: (COLOURS[place % 6], STYLES[place % len(STYLES)]) for place, label in enumerate(others)}
@@ -88,7 +87,6 @@ def _looks(groups: list[Group]) -> dict[str, dict[str, Any]]:
 
 def _draw_group(axes: Any, group: Group, by: str, unit: float, look: dict[str, Any], width: float) -> None:
     several = len([run for run in group.runs if run.points(by)]) > 1
-    finished = any(run.finished for run in group.runs)
     for run in group.runs:
         x, y = _line(run.points(by), unit)
         if not x:
@@ -98,8 +96,7 @@ def _draw_group(axes: Any, group: Group, by: str, unit: float, look: dict[str, A
         if not run.finished:
             axes.plot(x[-1], y[-1], color=look["color"], zorder=3, **UNFINISHED)
     x, y = _line(group.median(by), unit)
-    label = group.label if finished else f"{group.label} (unfinished)"
-    axes.plot(x, y, linewidth=width, marker=".", markersize=5 + width, label=label, **look)
+    axes.plot(x, y, linewidth=width, marker=".", markersize=5 + width, label=group.label, **look)
 
 
 def _line(points: dict[float, float], unit: float) -> tuple[list[float], list[float]]:

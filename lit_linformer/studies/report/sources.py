@@ -16,7 +16,7 @@ from lit_linformer.studies.grid.measures import median
 from lit_linformer.studies.grid.table import read_table
 from lit_linformer.utils.environment import without_folders
 from lit_linformer.utils.errors import SettingError
-from lit_linformer.utils.files import last_line, read_json
+from lit_linformer.utils.files import flat, last_line, read_json
 from lit_linformer.utils.markdown import code
 
 HOLDS = "the folder of a grid (table.json), a benchmark (benchmark.json), a spectrum (spectrum.json) or a run (config.yaml)"
@@ -158,6 +158,11 @@ class Group:
         """Whether both were validated on the same text at the same n."""
         texts = {run.text for group in (self, other) for run in group.used}
         return len(texts) == 1 and self.same("max_length") == other.same("max_length")
+
+    def unlike(self, other: "Group") -> int:
+        """In how many settings their first runs differ."""
+        ours, theirs = (next((flat(run.config) for run in group.runs if run.config), {}) for group in (self, other))
+        return sum(ours.get(name) != theirs.get(name) for name in ours.keys() | theirs.keys())
 
     def same(self, name: str) -> Any:
         """An encoder setting that all runs share, else None."""

@@ -55,9 +55,9 @@ def ratio(group: Group, groups: list[Group]) -> str:
         theirs = other.median()
         common = max((tokens for tokens in ours if tokens in theirs and tokens > 0), default=0)
         if other.transformer and other.comparable(group) and common:
+            branch = other.same("local_width") != group.same("local_width")
             # Prefer runs of equal length: with a falling learning rate the shorter one is ahead at its end.
-            longer = max(theirs) - common
-            likeness = (other.panel != group.panel, other.same("local_width") != group.same("local_width"), longer)
+            likeness = (other.panel != group.panel, branch, other.unlike(group), max(theirs) - common)
             found.append((likeness, ours[common] / theirs[common], common, other.label))
     if group.transformer or not found:
         return "–"

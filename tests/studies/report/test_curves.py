@@ -28,14 +28,14 @@ def test_curves_are_medians_over_tokens_and_say_what_is_unfinished(tmp_path):
     assert axes.get_yscale() == "log" and axes.get_title() == "n = 512"
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("tokens seen (millions)", "validation perplexity")
     named = {line.get_label(): line for line in axes.get_lines() if not line.get_label().startswith("_")}
-    assert set(named) == {"T", "L", "S (unfinished)"}
+    assert set(named) == {"T", "L", "S"}
     assert [list(xy) for xy in named["L"].get_data()] == [[0.0, 2.0, 4.0], [900.0, 62.0, 34.0]]  # the untrained model's, too
     looks = {(line.get_color(), line.get_linestyle()) for line in named.values()}
     assert len({colour for colour, _ in looks}) == 3 and named["T"].get_color() == "#000000"
     crosses = [line for line in axes.get_lines() if line.get_marker() == "x" and len(line.get_xdata())]
     assert [[list(xy) for xy in line.get_data()] for line in crosses] == [[[2.0], [99.0]]]
     (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == ["T", "L", "S (unfinished)", "unfinished run"]
+    assert [text.get_text() for text in legend.get_texts()] == ["T", "L", "S", "unfinished run"]
     assert draw_curves(Figure, [Group("none", "", [Run(tmp_path / "nothing", "none")])]) is None
 
 
@@ -80,6 +80,25 @@ def test_ratio_is_to_a_transformer_that_saw_the_same(tmp_path):
     assert (
         ratio(ours, [ours, other]) == ratio(ours, [ours, narrow]) == ratio(ours, [ours]) == ratio(equal, [ours, equal]) == "–"
     )
+
+
+def test_a_part_is_compared_with_the_transformer_that_has_it(tmp_path):
+    from matplotlib.figure import Figure
+
+    def group(name, attention, value, **settings):
+        run = write_run(tmp_path / f"{name}-{attention}", [(10, 1000, value)], attention)
+        config = yaml.safe_load((run.folder / "config.yaml").read_text())
+        config["model"]["init_args"] |= settings
+        (run.folder / "config.yaml").write_text(yaml.safe_dump(config))
+        return Group(name, attention, [Run(run.folder, name)])
+
+    parts = {"a": {}, "b": {"optimizer": "muon"}, "c": {"optimizer": "muon", "schedule": "wsd"}}
+    full = [group(name, "full", 10.0, **settings) for name, settings in parts.items()]
+    ours = [group(name, "linformer", 12.0, **settings) for name, settings in parts.items()]
+    figure = draw_curves(Figure, full + ours)  # and the panels say which is which, so colours tell the parts
+    assert len({line.get_color() for axes in figure.axes for line in axes.get_lines()} - {"#000000"}) == len(parts)
+    assert [ratio(one, full + ours) for one in ours] == [f"1.200 at 0.001 M, {name}" for name in parts]
+    assert ratio(ours[2], full[:2]) == "1.200 at 0.001 M, b"  # the nearest, where that one is not there
 
 
 @pytest.mark.parametrize(
