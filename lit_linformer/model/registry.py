@@ -96,26 +96,40 @@ class Registry(Mapping):
         own = f"the path of a subclass of {package}.{self.base.__name__}, as my_ideas.Idea"
         raise UnknownKind(self.setting, name, f"{entries}{own}", why) from error
 
+    def _parameters(self, found: type) -> dict[str, tuple[Callable[..., Any], inspect.Parameter]]:
+        """What the class can be made with, by name: the __init__ that takes it, and how.
+
+        With ``**more`` these are also those of the class that it derives from, and so on up to an entry of this package.
+        """
+        plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        parameters: dict[str, tuple[Callable[..., Any], inspect.Parameter]] = {}
+        for cls in (one for one in found.__mro__ if "__init__" in vars(one)):
+            _, *taken = inspect.signature(vars(cls)["__init__"]).parameters.values()
+            parameters = {one.name: (vars(cls)["__init__"], one) for one in taken if one.kind in plain} | parameters
+            if cls in self._classes.values() or not any(one.kind is one.VAR_KEYWORD for one in taken):
+                break
+        return parameters
+
     def check_options(self, name: str, taken: set[str], options: dict[str, Any] | None) -> None:
         """ValueError for an option that the class ``name`` does not have, or lacks, or whose value its annotation refuses.
 
         taken: arguments that the encoder itself gives it beside them.
         """
-        options, init = options or {}, self.find(name).__init__
-        parameters = inspect.signature(init).parameters.values()
-        plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-        own = [one.name for one in parameters if one.kind in plain and one.name not in taken | {"self"}]
+        options, found = options or {}, self.find(name)
+        parameters = self._parameters(found)
+        own = [one for one in parameters if one not in taken]
         for option in options:
             if option not in own:
                 raise UserError(
                     f"{self.setting}_options names {option!r}", ", ".join(own) or "none", when=f"with {self.setting}={name}"
                 )
-        check_values(f"{self.setting}_options.", init, options)
-        any_more = any(one.kind is one.VAR_KEYWORD for one in parameters)
-        if not any_more and (refused := taken - {one.name for one in parameters}):
+        for option, value in options.items():
+            check_values(f"{self.setting}_options.", parameters[option][0], {option: value})
+        any_more = any(one.kind is one.VAR_KEYWORD for one in inspect.signature(found.__init__).parameters.values())
+        if not any_more and (refused := taken - parameters.keys()):
             takes = f", whose __init__ takes no {min(refused)}"
             raise SettingError(self.setting, name, "a class with `def __init__(self, …, **shape)`", more=takes)
-        needed = (one.name for one in parameters if one.name in own and one.default is one.empty)
+        needed = (one for one in own if parameters[one][1].default is inspect.Parameter.empty)
         if missing := next((one for one in needed if one not in options), None):
             raise UserError(f"{self.setting}_options lacks {missing!r}", f"a value for it, since {name} has no default")
 

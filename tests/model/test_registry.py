@@ -13,6 +13,7 @@ import torch
 import lit_linformer.model
 from lit_linformer.model import ATTENTIONS, PROJECTIONS, Encoder, EncoderConfig, Linear, Projection, SelfAttention
 from lit_linformer.model.flops import forward_flops, training_flops
+from lit_linformer.model.window import WindowAttention
 
 SHAPE = {"vocab_size": 50, "max_length": 16, "hidden_size": 8, "num_layers": 2, "num_heads": 2, "intermediate_size": 16}
 
@@ -71,6 +72,14 @@ class Needy(Alone):
 
     def __init__(self, reach: int, **shape):
         super().__init__(**shape)
+
+
+class Dilated(WindowAttention):
+    """One setting more than the class that it derives from."""
+
+    def __init__(self, *shape, dilation: int = 1, **more):
+        super().__init__(*shape, **more)
+        self.dilation = dilation
 
 
 class Dynamic(Projection):
@@ -170,6 +179,22 @@ def test_options_are_the_classs_own():
     for name, kind in (("projection", Plain), ("attention", Alone)):
         with pytest.raises(ValueError, match=rf"{name}_options names 'width'; allowed with {name}={path(kind)}: none"):
             EncoderConfig(**SHAPE, projection_dim=4, **{name: path(kind), f"{name}_options": {"width": 3}})
+
+
+def test_what_derives_from_an_entry_has_its_options_too():
+    made = encoder(attention=path(Dilated), attention_options={"window": 6, "dilation": 2}).layers[0].attention
+    assert (made.window, made.dilation) == (6, 2)
+    for options, told in (
+        ({"window": 3}, "attention_options.window is 3; allowed: an even number"),
+        ({"dilation": True}, "attention_options.dilation is true; allowed: a whole number"),
+        (
+            {"chunk": 3},
+            rf"attention_options names 'chunk'; allowed with attention={path(Dilated)}: window, dual_norm, dilation",
+        ),
+        ({"hidden_size": 3}, "attention_options names 'hidden_size'"),
+    ):
+        with pytest.raises(ValueError, match=f"^{told}"):
+            encoder(attention=path(Dilated), attention_options=options)
 
 
 @pytest.mark.parametrize("sharing", ["none", "headwise", "layerwise"])
