@@ -8,6 +8,7 @@ import numpy as np
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
+from lit_linformer.data.text_files import as_given
 from lit_linformer.utils.files import json_text, write_lines
 
 FILE = "predictions.jsonl"
@@ -90,7 +91,7 @@ def write_evaluation(trainer: Trainer, pl_module: LightningModule, kind: str) ->
 def evaluated(data: Any, split: str, result: dict[str, Any], pl_module: Any) -> Iterator[dict[str, Any]]:
     """Records of a split in the order of its file; `result`: what `Scores.results` gives, with logits."""
     task, targets, numbers = pl_module.text_task, result["targets"], result["index"].tolist()
-    labels = [None] * len(numbers) if targets is None else targets.tolist()
+    labels = [None] * len(numbers) if targets is None else [as_given(target) for target in targets.tolist()]
     rows = zip(numbers, labels, pl_module.predicted(result["logits"]), strict=True)
     row = next(rows, None)
     for number, told in _told(data, split, numbers):

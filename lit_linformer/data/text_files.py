@@ -53,6 +53,12 @@ def make_text_files(
     return make_verified(folder, make, FILES)
 
 
+def as_given(value: float) -> float:
+    """A regression's label as its file has it: 0.2, where the float32 that it is stored as is 0.20000000298."""
+    stored = np.float32(value)
+    return float(str(stored)) if stored == value else value  # of data of one's own it may be a float64
+
+
 def text_folder(cache: Path, inputs: dict) -> Path:
     """Where `make_text_files` has them."""
     return cache / f"texts-{fingerprint({'format': FORMAT} | inputs)}"

@@ -81,6 +81,21 @@ def test_small_values_of_a_regression_keep_their_digits():
     assert [str(cell) for cell in column.cells] == ["1.25e-05", "12345.5"]
 
 
+def test_labels_of_a_regression_are_told_as_the_table_has_them(task, tmp_path):
+    """They are stored in 32 bits: 0.2 was 0.20000000298023224."""
+    ratings = [0.2, 4.4, 2.25, 1e-7, 3.3, 1.1] * 5
+    lines = [f"{'so good' if rating > 2 else 'so bad'} {i},{rating}\n" for i, rating in enumerate(ratings)]
+    (tmp_path / "rated.csv").write_text("text,label\n" + "".join(lines))
+    own = ["--data.task", "null", "--data.source", "rated.csv", "--data.columns", "[text]", "--data.validation_fraction", "0.5"]
+    output(["fit", *task, *own, "--trainer.max_steps", "1"], tmp_path)
+    output(["validate", *task, *own], tmp_path)
+    rows = written(tmp_path)
+    assert len(rows) == 15 and [row["label"] for row in rows] == [ratings[row["line"] - 2] for row in rows]
+    values = json.loads((tmp_path / "runs/task/result.json").read_text())["data"]["validation"]["values"]
+    labels = [row["label"] for row in rows]
+    assert (values["least"], values["greatest"]) == (min(labels), max(labels))
+
+
 @pytest.mark.parametrize(
     ("outputs", "rows"),
     [(torch.ones(2), [1.0, 1.0]), (torch.tensor(2.0), [2.0]), (np.array([3, 4]), [3, 4]), ((torch.tensor(5), 6), [[5, 6]])],

@@ -9,6 +9,7 @@ import numpy as np
 from lit_linformer.data.finetuning.encoded_texts import EncodedTexts
 from lit_linformer.data.finetuning.text_tasks import TextTask, as_list
 from lit_linformer.data.summary import Summary
+from lit_linformer.data.text_files import as_given
 
 FEW = 5  # different whole numbers may well be classes
 MOST_WINDOWS = 10_000  # of data.max_windows
@@ -31,8 +32,8 @@ def _of_rows(rows: EncodedTexts, task: TextTask) -> dict[str, Any]:
     if not rows.labelled or not len(rows):
         return told
     if task.labels is None:
-        values = values.astype(np.float64)
-        return told | {"values": {"least": values.min(), "mean": float(f"{values.mean():.6g}"), "greatest": values.max()}}
+        mean = float(f"{values.mean(dtype=np.float64):.6g}")
+        return told | {"values": {"least": as_given(values.min()), "mean": mean, "greatest": as_given(values.max())}}
     return told | {"labels": dict(zip(task.labels, np.bincount(values, minlength=len(task.labels)).tolist(), strict=True))}
 
 
