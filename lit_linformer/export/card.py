@@ -176,7 +176,8 @@ def _use(model: TrainedModel, form: str) -> list[str]:
         ids = [tokenizer.bos_id, *[tokenizer.mask_id] * 3, tokenizer.eos_id]
         words["PIPELINE"] = _pipeline(model)
         pair = '{"text": "some text", "text_pair": "another"}' if model.pair else '"some text"'
-        words["TEXT"] = pair if model.classifies else f'"The {tokenizer.mask_token} of a function."'
+        # A pipeline cuts nothing unless it is told to; `predict` cuts at the longest row.
+        words["TEXT"] = f"{pair}, truncation=True" if model.classifies else f'"The {tokenizer.mask_token} of a function."'
         if form in OF_WEIGHTS and not model.classifies:
             command = f'python run.py predict --model.pretrained {FOLDER} --data.text "The {tokenizer.mask_token} of a word."'
             shell = ["", "With lit-linformer itself:", "", "```sh", command, "```"]

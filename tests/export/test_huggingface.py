@@ -1,6 +1,7 @@
 """An exported folder in transformers: Auto classes, pipelines, tokenizer, saving, activation checkpointing, Trainer."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 transformers = pytest.importorskip("transformers")
 
 from lit_linformer.export import huggingface_folder as hf_folder  # noqa: E402
+from lit_linformer.export.card import card  # noqa: E402
 from lit_linformer.export.huggingface import LinformerConfig, LinformerForMaskedLM  # noqa: E402
 from lit_linformer.runs.trained_model import open_checkpoint  # noqa: E402
 from tests.helpers import inside, output  # noqa: E402
@@ -50,6 +52,20 @@ def test_text_classification_answers_as_predict_does(folders, finetuned, tmp_pat
     for record, answer in zip(records, answers, strict=True):
         assert [found["label"] for found in record["top"]] == [found["label"] for found in answer]
         assert [f["probability"] for f in record["top"]] == pytest.approx([f["score"] for f in answer], rel=1e-4)
+
+
+def test_the_cards_example_cuts_a_long_text_as_predict_does(folders, finetuned, tmp_path):
+    text = "a good film " * 40
+    with inside(finetuned.parents[1]):
+        output(["predict", "--config", "runs/task/config.yaml", "--data.text", text], tmp_path)
+        record = json.loads((finetuned / "predictions.jsonl").read_text())
+    (code,) = re.findall(r"```python\n(.*?)```", card(open_checkpoint(finetuned), "huggingface", [], False), re.DOTALL)
+    code = code.replace("path/to/this/folder", str(folders["task"])).replace("some text", text)
+    names = {}
+    exec(code.replace("print(", "found = ("), names)
+    (found,) = names["found"]
+    assert found["label"] == record["prediction"]
+    assert found["score"] == pytest.approx(record["top"][0]["probability"], rel=1e-4)
 
 
 def test_tokenizer_builds_rows_as_this_project_does(folders, finetuned):
