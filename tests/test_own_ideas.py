@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader
 
+from lit_linformer.model import Encoder, EncoderConfig
 from lit_linformer.runs.trained_model import read_model
 from tests.cli.test_errors import complaint
 from tests.helpers import TINY, inside, output
@@ -92,6 +93,20 @@ def test_the_pages_lines_show_that_padding_does_not_matter(setting, here, monkey
     lines = re.search(r"```python3\n(.*?)```", PAGE, re.DOTALL)[1]
     exec(lines.replace('attention="my_ideas.Window"', setting), {})
     del sys.modules["my_ideas"]  # other tests have files of that name
+
+
+@pytest.mark.parametrize("setting", ["attention", "projection"])
+def test_the_pages_ideas_compute_in_float16(setting, here, monkeypatch):
+    """As 16-mixed does: scores are then float16, and the norm's output, which they are made of, float32."""
+    monkeypatch.syspath_prepend(here)
+    idea = {"attention": "my_ideas.Window", "projection": "my_ideas.Salient"}[setting]
+    shape = {"vocab_size": 50, "max_length": 16, "hidden_size": 8, "num_heads": 2, "num_layers": 2, "projection_dim": 4}
+    encoder, ids = Encoder(EncoderConfig(**shape, **{setting: idea})).eval(), torch.randint(50, (2, 12))
+    mask = torch.arange(12) < torch.tensor([[12], [7]])
+    with torch.autocast("cpu", torch.float16):
+        found = encoder(ids, mask)
+    torch.testing.assert_close(found[mask].float(), encoder(ids, mask)[mask], rtol=0.02, atol=0.02)
+    del sys.modules["my_ideas"]
 
 
 def test_draws_or_says_that_there_are_no_slots(here, tmp_path):
