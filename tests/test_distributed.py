@@ -1,5 +1,6 @@
 """Several processes: gradients, perplexity and token order are those of one; a batch is said once and divided."""
 
+import json
 import multiprocessing
 import os
 import socket
@@ -13,8 +14,10 @@ import torch
 import torch.distributed as dist
 import yaml
 from torch import nn
+from torch.utils.data import Dataset
 
 from lit_linformer.data import PretrainingData
+from lit_linformer.data.loader import EvaluationLoader, ResumableLoader
 from lit_linformer.model import EncoderConfig, MaskedLanguageModel
 from lit_linformer.model.linformer import SHARINGS
 from lit_linformer.tasks.compiling import compile_training
@@ -250,6 +253,31 @@ def test_overlay_runs_with_one_process(name, tiny, tmp_path, monkeypatch):
     shown = output(["fit", *tiny, *overlay, *nodes, "--trainer.max_steps", "2"], tmp_path)
     assert ("bf16-mixed" if name == "gpu" else "32-true") in shown
     assert ("for which this processor has no units: 32-true is faster" in shown) == (name == "gpu" and lacks_bfloat16())
+
+
+class Keys(Dataset):
+    """Twelve rows: instead of a batch the numbers of its rows."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, keys: list[tuple[int, int]]) -> list[int]:
+        return [index for _, index in keys]
+
+
+def read_a_pass(rank: int, folder: Path) -> None:
+    loaders = {"training": ResumableLoader(Keys(), batch_size=2), "validation": EvaluationLoader(Keys(), batch_size=2)}
+    for name, loader in loaders.items():
+        (folder / f"{name}-{rank}").write_text(json.dumps([row for batch in loader for row in batch]))
+    (folder / f"state-{rank}").write_text(json.dumps(loaders["training"].state_dict()))
+
+
+def test_loaders_of_ones_own_data_divide_the_rows_without_being_told_the_rank(tmp_path):
+    fork_two(read_a_pass, tmp_path)
+    for name in ("training", "validation"):
+        first, second = (json.loads((tmp_path / f"{name}-{rank}").read_text()) for rank in range(2))
+        assert len(first) == 6 and sorted(first + second) == list(range(12))
+    assert {(tmp_path / f"state-{rank}").read_text() for rank in range(2)} == {'{"samples": 12}'}
 
 
 def prepare_other_data(rank: int, folder: Path, corpus: Path, report) -> None:

@@ -203,14 +203,16 @@ class EvaluationLoader(_Loader):
     Args:
         dataset: Its items are whole batches, their keys the (epoch, index) of every row.
         batch_size: Rows a rank and batch.
-        rank: This process's number, from 0.
-        world_size: Number of processes.
+        rank: This process's number, from 0; None: as torch.distributed says, so that a data module of one's own, which
+            Lightning does not divide among the processes, does not give each of them all rows.
+        world_size: Number of processes; None: as rank.
         num_workers: Processes that load; 0 loads in this one.
         pin_memory: For copies to a GPU.
         lengths: Tokens of each row, the longest first: batches have fewer rows where these differ. None: all have the same.
     """
 
-    def __init__(self, dataset, batch_size, rank=0, world_size=1, num_workers=0, pin_memory=False, lengths=None):
+    def __init__(self, dataset, batch_size, rank=None, world_size=None, num_workers=0, pin_memory=False, lengths=None):
+        rank, world_size = _place(rank, world_size)
         lengths = [1] * len(dataset) if lengths is None else lengths.tolist()
         super().__init__(dataset, FixedOrder(lengths, batch_size, rank, world_size), num_workers, pin_memory)
 
@@ -239,12 +241,13 @@ class ResumableLoader(_Loader):
         seed=0,
         accumulate=1,
         samples=0,
-        rank=0,
-        world_size=1,
+        rank=None,
+        world_size=None,
         num_workers=0,
         pin_memory=False,
         lengths=None,
     ):
+        rank, world_size = _place(rank, world_size)
         size = num_samples or len(dataset)
         self.global_batch, self.samples = batch_size * world_size, samples
         length = max(1, size // (self.global_batch * accumulate)) * accumulate
@@ -265,6 +268,12 @@ class ResumableLoader(_Loader):
 
     def load_state_dict(self, state: dict) -> None:
         self.samples = int(state["samples"])
+
+
+def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    together = torch.distributed.is_available() and torch.distributed.is_initialized()
+    here = (torch.distributed.get_rank(), torch.distributed.get_world_size()) if together else (0, 1)
+    return here[0] if rank is None else rank, here[1] if world_size is None else world_size
 
 
 @contextmanager
