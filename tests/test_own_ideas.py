@@ -248,10 +248,9 @@ class Unnamed(LightningDataModule):
 
     def batch(self, numbers):
         labels = torch.tensor(numbers) % 3
-        labels = labels.float() if self.values else labels
         return {
             "input_ids": torch.ones(len(numbers), 4, 2) * labels[:, None, None],
-            "labels": labels,
+            "labels": labels * 1001.0 if self.values else labels,
             "index": torch.tensor(numbers),
         }
 
@@ -266,13 +265,14 @@ class Unnamed(LightningDataModule):
     test_dataloader = val_dataloader
 
 
-@pytest.mark.parametrize(("values", "first"), [("false", "2"), ("true", 2.0)])
-def test_scores_and_rows_of_classes_without_names_and_of_values(values, first, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("values", "first"), [("false", "2"), ("true", 2002.0)])  # bfloat16 has 2000 and 2008
+def test_scores_and_rows_of_classes_without_names_and_of_values_in_bfloat16(values, first, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("sensors.yaml").write_text(
         SENSORS.replace("my_sensors.Sensors", "tests.test_own_ideas.Unnamed").replace("size: 3", "size: 2")
     )
     words = ["--data.values", values, "--trainer.callbacks+", "TaskScores", "--trainer.max_epochs", "1"]
+    words += ["--trainer.precision", "bf16-true"]
     output(["fit", "--config", "sensors.yaml", *words], tmp_path)
     assert len(Path("runs/sensors/scores.csv").read_text().splitlines()) == 2
     output(["test", "--config", "runs/sensors/config.yaml"], tmp_path)

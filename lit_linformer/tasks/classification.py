@@ -3,7 +3,9 @@
 Shapes: B texts, W rows (windows of texts), N tokens a row, C classes (1 for regression).
 """
 
+from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Annotated, Any
 
 import torch
@@ -104,6 +106,8 @@ class SequenceClassification(TrainingModule):
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
+        plugin = self.trainer.precision_plugin
+        plugin.convert_input = partial(_but_labels, partial(type(plugin).convert_input, plugin))
         data, kept = self.trainer.datamodule, stage != "fit"  # for predictions.jsonl
         self.text_task = getattr(data, "text_task", None) or task_of_rows(data, self.hparams.num_labels)
         # One for each evaluation set; MNLI has two.
@@ -181,6 +185,12 @@ class SequenceClassification(TrainingModule):
             return [{"value": value} for value in logits[:, 0].tolist()]
         chances = [dict(zip(labels, row, strict=True)) for row in logits.softmax(-1).tolist()]
         return [{"prediction": max(row, key=row.__getitem__), "probabilities": row} for row in chances]
+
+
+def _but_labels(convert: Callable[[Any], Any], batch: Any) -> Any:
+    """A batch as ``convert`` makes it, but for its labels: with bf16-true Lightning would round a regression's 1977 to 1976."""
+    found = convert(batch)
+    return found | {"labels": batch["labels"]} if isinstance(batch, dict) and "labels" in batch else found
 
 
 def rows_of(batch: Batch) -> int:
