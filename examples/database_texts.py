@@ -85,7 +85,8 @@ class DatabaseTexts(LightningDataModule):
 
     def train_dataloader(self) -> ResumableLoader:
         dataset = MaskedRows(self.rows[~self.held_out], self.tokenizer, self.seed)
-        self._loader = ResumableLoader(dataset, self.batch_size, seed=self.seed, samples=self._samples)
+        steps = {"accumulate": self.trainer.accumulate_grad_batches, "samples": self._samples}
+        self._loader = ResumableLoader(dataset, self.batch_size, seed=self.seed, **steps)
         return self._loader
 
     def val_dataloader(self) -> EvaluationLoader:
