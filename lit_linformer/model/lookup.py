@@ -16,7 +16,7 @@ from .linformer import LinformerAttention
 from .parts import exporting
 from .projection import Projection
 from .ranges import Count, Range, check_ranges
-from .slots_and_tokens import SlotsAndTokens
+from .slots_and_tokens import Chosen, SlotsAndTokens
 from .window import WindowAttention
 
 if TYPE_CHECKING:
@@ -56,6 +56,8 @@ class LookupAttention(WindowAttention):
         chunk: c.
         strength: what b_h, learnt, starts as.
         window: w, even, of ``WindowAttention``, which the other layers then are; 0: they see slots alone.
+        rare: R; in each layer that sees tokens, all tokens also see the R rarest ones of the row, each once, as they see slots.
+            Rare is a high id, for tokenizers number their pieces from frequent to rare. Of a short row that is every piece.
     """
 
     title, rotary = "Linformer with lookup", True
@@ -68,11 +70,12 @@ class LookupAttention(WindowAttention):
         chunk: Annotated[int, Range(least=1, most=2**12)] = 16,
         strength: Annotated[float, Range(least=-100, most=100)] = 2.0,
         window: Annotated[int, Range(least=0, most=2**16)] = 0,
+        rare: Annotated[int, Range(least=0, most=2**16)] = 0,
         **more: Any,
     ):
         super().__init__(*shape, window=window, **more)
         check_halves("lookup", self.num_heads)
-        self.looks_up, self.sees_tokens, self.chunk = looks_up, looks_up or window > 0, chunk
+        self.looks_up, self.sees_tokens, self.chunk, self.rare = looks_up, looks_up or window > 0, chunk, rare
         self.strength = nn.Parameter(torch.full((self.num_heads,), float(strength))) if looks_up else None
 
     @classmethod
@@ -87,8 +90,10 @@ class LookupAttention(WindowAttention):
 
     @classmethod
     def of_ids(cls, config: "EncoderConfig", input_ids: Tensor, attention_mask: Tensor | None) -> dict[str, Any]:
-        chunk = (config.attention_options or {}).get("chunk", 16)  # checked when layers were made: torch 2.9 traces no checks
-        return {"neighbours": neighbours(input_ids, attention_mask, chunk)}
+        options = config.attention_options or {}  # checked when layers were made: torch 2.9 traces no checks
+        given: dict[str, Any] = {"neighbours": neighbours(input_ids, attention_mask, options.get("chunk", 16))}
+        rare = options.get("rare", 0)
+        return given | ({"chosen": rarest(input_ids, attention_mask, rare)} if rare else {})
 
     @classmethod
     def columns(cls, config: "EncoderConfig", layer: int, length: int) -> int:
@@ -102,19 +107,23 @@ class LookupAttention(WindowAttention):
         need_weights: bool = False,
         shared: Projection | None = None,
         neighbours: Neighbours | None = None,
+        chosen: Chosen | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """As LinformerAttention's; neighbours: of the row's ids. Maps are of slots, then of tokens: (B, H, N, K + N)."""
-        if not self.looks_up:
-            return super().forward(x, attention_mask, need_weights, shared)
-        if neighbours is None:
+        """As LinformerAttention's; neighbours, chosen: of a row's ids. Maps are of slots, then of tokens: (B, H, N, K + N)."""
+        if (self.looks_up and neighbours is None) or (self.rare and chosen is None):
             raise UserError(
-                "attention is lookup, which needs the ids: pass neighbours=lookup.neighbours(input_ids, mask, chunk)"
+                "attention is lookup, which needs the ids: pass neighbours=lookup.neighbours(input_ids, mask, chunk), and with "
+                "an option rare chosen=lookup.rarest(input_ids, mask, rare)"
             )
+        if not self.looks_up or neighbours is None:
+            return super().forward(x, attention_mask, need_weights, shared, chosen)
         self.check_length(x)
         q, (slots, (k, v)) = self.queries(x), self.keys_and_values(x, attention_mask, shared)
-        slot_k, slot_v = (part.unflatten(1, (2, -1)) for part in slots)  # (B, 2, H/2, K, d)
-        q, k, v = (self._sorted(part, neighbours) for part in (q, merge_heads(k), merge_heads(v)))
         bias = self.slot_bias(x, attention_mask, shared, q.dtype)
+        if chosen is not None:
+            slots, bias = chosen.beside(slots, (k, v), bias)
+        slot_k, slot_v = (part.unflatten(1, (2, -1)) for part in slots)  # (B, 2, H/2, K + R, d)
+        q, k, v = (self._sorted(part, neighbours) for part in (q, merge_heads(k), merge_heads(v)))
         bias = None if bias is None else bias.expand(-1, self.num_heads, -1, -1).unflatten(1, (2, -1))
         strength = self.strength.to(q.dtype).view(1, 2, -1, 1, 1)
         parts, same = (q, k, v, slot_k, slot_v, strength, bias), neighbours.same[:, :, None]
@@ -129,7 +138,7 @@ class LookupAttention(WindowAttention):
             context, weights = torch.cat(found, 2), None
         context = Permuted.apply(context.transpose(2, 3).flatten(3), neighbours.back, neighbours.order)  # (B, 2, N, D/2)
         context = context.unflatten(-1, (self.num_heads // 2, -1)).transpose(2, 3).flatten(1, 2)
-        maps = self._maps(weights, neighbours) if need_weights and weights is not None else None
+        maps = self._maps(weights, neighbours, chosen) if need_weights and weights is not None else None
         return self.output(context, x, attention_mask), maps
 
     def _attend(
@@ -157,8 +166,8 @@ class LookupAttention(WindowAttention):
         halves = Permuted.apply(halves, neighbours.order, neighbours.back)
         return halves.unflatten(-1, (self.num_heads // 2, -1)).transpose(2, 3)
 
-    def _maps(self, weights: Tensor, neighbours: Neighbours) -> Tensor:
-        """(B, 2, H/2, N, K + 3 c), sorted → (B, H, N, K + N)."""
+    def _maps(self, weights: Tensor, neighbours: Neighbours, chosen: Chosen | None) -> Tensor:
+        """(B, 2, H/2, N, K + R + 3 c), sorted → (B, H, N, K + N)."""
         order, length = neighbours.order, neighbours.order.shape[-1]
         of_slots, of_tokens = weights.split([weights.shape[-1] - 3 * self.chunk, 3 * self.chunk], -1)
         seen = beside(chunked(order[..., None], self.chunk)).transpose(-1, -2)  # (B, 2, M, 1, 3 c): which token each column is
@@ -168,16 +177,21 @@ class LookupAttention(WindowAttention):
         )
         maps = torch.cat([of_slots, tokens], -1).transpose(2, 3).flatten(3)
         maps = in_order(maps, neighbours.back).unflatten(-1, (self.num_heads // 2, -1))
-        return maps.transpose(2, 3).flatten(1, 2)
+        maps = maps.transpose(2, 3).flatten(1, 2)
+        if chosen is None:
+            return maps
+        of_slots, of_chosen, tokens = maps.split([maps.shape[-1] - self.rare - length, self.rare, length], -1)
+        return torch.cat([of_slots, tokens + chosen.spread(of_chosen, length)], -1)
 
     # A class with a forward of its own says again what it costs.
     flops = SlotsAndTokens.flops  # type: ignore[assignment]
     fixed_flops = SlotsAndTokens.fixed_flops  # type: ignore[assignment]
 
     def token_flops(self, length: int) -> int:
+        of_rare = 4 * length * self.rare * self.hidden_size
         if not self.looks_up:
-            return super().token_flops(length)
-        return near_flops(length, self.chunk, self.chunk, self.hidden_size)
+            return super().token_flops(length) + of_rare
+        return near_flops(length, self.chunk, self.chunk, self.hidden_size) + of_rare
 
 
 def neighbours(ids: Tensor, mask: Tensor | None, chunk: int) -> Neighbours:
@@ -200,6 +214,18 @@ def neighbours(ids: Tensor, mask: Tensor | None, chunk: int) -> Neighbours:
         columns = torch.arange(3 * chunk, device=ids.device)
         same = same & (columns != chunk + columns[:chunk, None])
     return Neighbours(order, order.argsort(-1), same)
+
+
+def rarest(ids: Tensor, mask: Tensor | None, count: int) -> Chosen:
+    """ids (B, N), mask (B, N) bool or None: the places of the highest ids, of equal ones the first. Pads are none."""
+    length = ids.shape[1]
+    ids = ids.long() if mask is None else ids.long().masked_fill(~mask, -1)
+    order = (ids * length + torch.arange(length, device=ids.device)).argsort(-1)
+    ids = ids.gather(-1, order)
+    again = ids == functional.pad(ids, (1, 0), value=-1)[:, :length]  # the pads are the first
+    # As many more as are asked for, so that there are enough, in a row of any length.
+    found, at = functional.pad(ids.masked_fill(again, -1), (0, count), value=-1).topk(count, -1)
+    return Chosen(functional.pad(order, (0, count)).gather(-1, at), found >= 0)
 
 
 def _option(config: "EncoderConfig", name: str, default: int) -> int:

@@ -1,13 +1,13 @@
 """Slots and some of the tokens in one softmax: the base of window, coarse and lookup. Shapes as in attention.py; S columns."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .attention import log_mass, split_heads, zero_pads
+from .attention import as_bias, log_mass, split_heads, zero_pads
 from .linformer import LinformerAttention
 from .projection import Projection
 
@@ -17,6 +17,29 @@ if TYPE_CHECKING:
 Pair = tuple[Tensor, Tensor]
 # Scores of each token's columns, (B, H, N, S); their weights → what is read, (B, H, N, d), and → maps, (B, H, N, N).
 Seen = tuple[Tensor, Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
+
+
+class Chosen(NamedTuple):
+    """R tokens of each row that all tokens see, as they see slots."""
+
+    places: Tensor  # (B, R)
+    there: Tensor  # (B, R) bool: a row may have fewer
+
+    def beside(self, slots: Pair, tokens: Pair, bias: Tensor | None) -> tuple[Pair, Tensor]:
+        """Slots (B, H, K, d), tokens (B, H, N, d), the slots' bias → both, (B, H, K + R, d), and a bias, (B, …, 1, K + R)."""
+        k, v = (torch.cat([slot, self._of(part)], 2) for slot, part in zip(slots, tokens, strict=True))
+        missing = as_bias(self.there, k.dtype)[:, None, None]
+        before = k.new_zeros(1, 1, 1, slots[0].shape[2]) if bias is None else bias
+        heads = before.shape[1]
+        return (k, v), torch.cat([before.expand(k.shape[0], -1, -1, -1), missing.expand(-1, heads, -1, -1)], -1)
+
+    def _of(self, tokens: Tensor) -> Tensor:
+        return tokens.gather(2, self.places[:, None, :, None].expand(-1, tokens.shape[1], -1, tokens.shape[3]))
+
+    def spread(self, weights: Tensor, length: int) -> Tensor:
+        """Weights of the R columns, (B, H, N, R) → of all tokens, (B, H, N, N)."""
+        places = self.places[:, None, None].expand_as(weights)
+        return weights.new_zeros(*weights.shape[:-1], length).scatter_add(-1, places, weights)
 
 
 class SlotsAndTokens(LinformerAttention):
@@ -38,23 +61,31 @@ class SlotsAndTokens(LinformerAttention):
         attention_mask: Tensor | None = None,
         need_weights: bool = False,
         shared: Projection | None = None,
+        chosen: Chosen | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """As LinformerAttention's. Maps are of slots, then of tokens: (B, H, N, K + N)."""
+        """As LinformerAttention's; chosen: what more all tokens see. Maps are of slots, then of tokens: (B, H, N, K + N)."""
         if not self.sees_tokens:
             return super().forward(x, attention_mask, need_weights, shared)
         self.check_length(x)
         q = split_heads(self.queries(x), self.num_heads)
-        (slot_k, slot_v), (k, v) = self.keys_and_values(x, attention_mask, shared)
-        to_slots = self.slot_scores(q, slot_k, self.slot_bias(x, attention_mask, shared, q.dtype))
+        slots, (k, v) = self.keys_and_values(x, attention_mask, shared)
+        bias, num_slots = self.slot_bias(x, attention_mask, shared, q.dtype), slots[0].shape[2]
+        if chosen is not None:
+            slots, bias = chosen.beside(slots, (k, v), bias)
+        to_slots = self.slot_scores(q, slots[0], bias)
         to_tokens, read, spread = self.see(q, k, v, attention_mask, need_weights)
         weights = torch.cat([to_slots, to_tokens], -1).softmax(-1)
         sizes = [to_slots.shape[-1], to_tokens.shape[-1]]
         of_slots, of_tokens = functional.dropout(weights, self.dropout, self.training).split(sizes, -1)
-        output = self.output(of_slots @ slot_v + read(of_tokens), x, attention_mask)
+        output = self.output(of_slots @ slots[1] + read(of_tokens), x, attention_mask)
         if not need_weights:
             return output, None
         of_slots, of_tokens = weights.split(sizes, -1)
-        return output, torch.cat([of_slots, spread(of_tokens)], -1)
+        of_tokens = spread(of_tokens)
+        if chosen is not None:
+            of_slots, of_chosen = of_slots.split([num_slots, sizes[0] - num_slots], -1)
+            of_tokens = of_tokens + chosen.spread(of_chosen, x.shape[1])
+        return output, torch.cat([of_slots, of_tokens], -1)
 
     def see(self, q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None, need_weights: bool) -> Seen:
         """What each token sees beside the slots; q, k, v of all tokens, (B, H, N, d), k and v zero at pads."""

@@ -7,7 +7,7 @@ import torch
 
 from lit_linformer.model import Encoder, EncoderConfig, LookupAttention, WindowAttention, make_projection
 from lit_linformer.model.chunks import Permuted, in_order
-from lit_linformer.model.lookup import neighbours
+from lit_linformer.model.lookup import neighbours, rarest
 
 B, D, H, LONGEST, K = 3, 16, 4, 24, 3
 
@@ -34,6 +34,15 @@ def same_neighbours(ids, mask, head):
     return found
 
 
+def rare_tokens(ids, mask, count):
+    """(B, N): whether t is the first of its id in its row, and that id among the highest, token by token."""
+    found = torch.zeros(ids.shape, dtype=torch.bool)
+    for b, row in enumerate(ids.tolist()):
+        row = row if mask is None else row[: int(mask[b].sum())]
+        found[b, [row.index(id) for id in sorted(set(row))[::-1][:count]]] = True
+    return found
+
+
 def written_out(attention, x, ids, mask):
     q, k, v = (t.unflatten(-1, (H, -1)).transpose(1, 2) for t in (attention.query(x), attention.key(x), attention.value(x)))
     if mask is not None:
@@ -44,19 +53,23 @@ def written_out(attention, x, ids, mask):
         slots = q[:, h] @ slot_k[:, h].transpose(1, 2) / math.sqrt(D // H)
         tokens = q[:, h] @ k[:, h].transpose(1, 2) / math.sqrt(D // H) + attention.strength[h]
         tokens = tokens.masked_fill(~same_neighbours(ids, mask, h), -torch.inf)
-        weights = torch.cat([slots, tokens], -1).softmax(-1)
-        heads.append(weights[..., :K] @ slot_v[:, h] + weights[..., K:] @ v[:, h])
+        rare = q[:, h] @ k[:, h].transpose(1, 2) / math.sqrt(D // H)
+        rare = rare.masked_fill(~rare_tokens(ids, mask, attention.rare)[:, None], -torch.inf)
+        weights = torch.cat([slots, tokens, rare], -1).softmax(-1)
+        heads.append(weights[..., :K] @ slot_v[:, h] + weights[..., K:] @ torch.cat([v[:, h]] * 2, 1))
     return attention.output(torch.stack(heads, 1), x, mask)
 
 
 @pytest.mark.parametrize("length", [LONGEST, 23, 9, 2, 1])
 @pytest.mark.parametrize("padded", [False, True])
-def test_is_what_is_written_out(length, padded):
-    attention = make(chunk=12)  # two chunks: all tokens are within reach
+@pytest.mark.parametrize("rare", [0, 4])
+def test_is_what_is_written_out(length, padded, rare):
+    attention = make(chunk=12, rare=rare)  # two chunks: all tokens are within reach
     ids = torch.randint(0, 8, (B, length))
     mask = torch.arange(length) < torch.tensor([[length], [max(1, length // 2)], [max(1, length - 3)]]) if padded else None
     x = torch.randn(B, length, D, dtype=torch.float64, requires_grad=True)
-    found, maps = attention(x, mask, True, neighbours=neighbours(ids, mask, 12))
+    given = {"chosen": rarest(ids, mask, rare)} if rare else {}
+    found, maps = attention(x, mask, True, neighbours=neighbours(ids, mask, 12), **given)
     expected, real = written_out(attention, x, ids, mask), mask if padded else slice(None)
     torch.testing.assert_close(found[real], expected[real], rtol=1e-12, atol=1e-12)
     gradients = [torch.autograd.grad(y[real].square().sum(), x, retain_graph=True)[0] for y in (found, expected)]
@@ -132,6 +145,8 @@ def test_which_layers_look_up_and_what_is_refused():
             encoder(**options)
     with pytest.raises(ValueError, match="attention is lookup, which needs the ids"):
         make()(torch.randn(1, 5, D, dtype=torch.float64))
+    with pytest.raises(ValueError, match=r"attention is lookup, which needs the ids.*rare"):
+        make(rare=2)(torch.randn(1, 5, D, dtype=torch.float64), neighbours=neighbours(torch.zeros(1, 5), None, 4))
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -143,6 +158,26 @@ def test_the_other_layers_see_a_window_where_one_is_asked_for(padded):
     for found, expected in zip(layer(x, mask, True, neighbours=neighbours(ids, mask, 4)), window(x, mask, True), strict=True):
         assert torch.equal(found, expected)
     assert layer.flops(20) == window.flops(20) > make(looks_up=False).flops(20)
+
+
+def test_the_other_layers_see_the_rarest_too():
+    """With a chunk of all tokens and no strength a lookup without its neighbours is a window without its tokens."""
+    ids, x = torch.randint(0, 8, (B, 20)), torch.randn(B, 20, D, dtype=torch.float64)
+    mask = torch.arange(20) < torch.tensor([[20], [11], [1]])
+    chosen, alone = (
+        rarest(ids, mask, 3),
+        neighbours(torch.arange(B * 20).view(B, 20), mask, 4),
+    )  # which have no neighbour in common
+    window, looks_up = make(looks_up=False, window=2, rare=3), make(rare=3)
+    window.load_state_dict(looks_up.state_dict(), strict=False)
+    window.see = lambda q, k, v, *_: (q.new_empty(*q.shape[:3], 0), lambda weights: 0, lambda weights: 0)
+    for found, expected in zip(
+        *(one(x, mask, True, neighbours=alone, chosen=chosen) for one in (window, looks_up)), strict=True
+    ):
+        torch.testing.assert_close(found[mask] if found.dim() == 3 else found, expected[mask] if found.dim() == 3 else expected)
+    assert (
+        looks_up.flops(20) - make().flops(20) == window.flops(20) - make(looks_up=False, window=2).flops(20) == 4 * 20 * 3 * D
+    )
 
 
 def test_all_layers_share_an_E_and_a_copied_token_is_found():
