@@ -95,14 +95,18 @@ def test_of_many_the_nearest_are_within_reach():
 
 
 def test_padding_and_what_stands_there_never_matter():
-    attention = make(sharing="headwise", mass_bias=True)
+    attention = make(sharing="headwise", mass_bias=True, rare=3)
+
+    def given(ids, mask):
+        return {"neighbours": neighbours(ids, mask, 4), "chosen": rarest(ids, mask, 3)}
+
     x, ids = torch.randn(B, 13, D, dtype=torch.float64), torch.randint(0, 4, (B, 13))
     padded = torch.cat([x, torch.full((B, 8, D), torch.nan, dtype=torch.float64)], 1)
-    longer = torch.cat([ids, torch.randint(0, 4, (B, 8))], 1)
+    longer = torch.cat([ids, torch.randint(0, 9, (B, 8))], 1)  # rarer ones among them
     mask = torch.arange(21)[None].expand(B, -1) < 13
-    alone = attention(x, neighbours=neighbours(ids, None, 4))[0]
+    alone = attention(x, **given(ids, None))[0]
     attention.query.register_forward_pre_hook(lambda module, inputs: (inputs[0].nan_to_num(5.0),))  # a pad asks what it likes
-    found = attention(padded, mask, neighbours=neighbours(longer, mask, 4))[0][:, :13]
+    found = attention(padded, mask, **given(longer, mask))[0][:, :13]
     torch.testing.assert_close(found, alone, rtol=1e-10, atol=1e-10)
 
 
