@@ -107,9 +107,12 @@ def near_maps(weights: Tensor, seen: Tensor) -> Tensor:
     """Weights (…, N, S) of the columns ``seen`` (M, c, S) → weights of all tokens, (…, N, N)."""
     length = weights.shape[-2]
     places = seen.flatten(0, 1)[:length]
-    weights = weights.masked_fill(places < 0, 0.0)
-    maps = weights.new_zeros(*weights.shape[:-1], length)
-    return maps.scatter_add(-1, places.clamp(min=0).expand_as(weights), weights)
+    return spread(weights.masked_fill(places < 0, 0.0), places.clamp(min=0), length)
+
+
+def spread(weights: Tensor, places: Tensor, length: int) -> Tensor:
+    """Weights (…, S) of the tokens at ``places``, of that shape or expanded to it → weights of all tokens, (…, N)."""
+    return weights.new_zeros(*weights.shape[:-1], length).scatter_add(-1, places.expand_as(weights), weights)
 
 
 def near_flops(length: int, chunk: int, reach: int, width: int) -> int:

@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from .attention import ATTENTIONS, check_halves, merge_heads
-from .chunks import Permuted, beside, chunked, in_order, near_flops, near_scores, near_values
+from .chunks import Permuted, beside, chunked, in_order, near_flops, near_scores, near_values, spread
 from .errors import SettingError, UserError
 from .linformer import LinformerAttention
 from .parts import exporting
@@ -172,16 +172,11 @@ class LookupAttention(WindowAttention):
         of_slots, of_tokens = weights.split([weights.shape[-1] - 3 * self.chunk, 3 * self.chunk], -1)
         seen = beside(chunked(order[..., None], self.chunk)).transpose(-1, -2)  # (B, 2, M, 1, 3 c): which token each column is
         seen = seen.expand(-1, -1, -1, self.chunk, -1).flatten(2, 3)[:, :, :length]
-        tokens = weights.new_zeros(*weights.shape[:-1], length).scatter_add(
-            -1, seen[:, :, None].expand_as(of_tokens), of_tokens
-        )
+        tokens = spread(of_tokens, seen[:, :, None], length)
         maps = torch.cat([of_slots, tokens], -1).transpose(2, 3).flatten(3)
         maps = in_order(maps, neighbours.back).unflatten(-1, (self.num_heads // 2, -1))
         maps = maps.transpose(2, 3).flatten(1, 2)
-        if chosen is None:
-            return maps
-        of_slots, of_chosen, tokens = maps.split([maps.shape[-1] - self.rare - length, self.rare, length], -1)
-        return torch.cat([of_slots, tokens + chosen.spread(of_chosen, length)], -1)
+        return maps if chosen is None else chosen.merged(maps)
 
     # A class with a forward of its own says again what it costs.
     flops = SlotsAndTokens.flops  # type: ignore[assignment]

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from .attention import as_bias, log_mass, split_heads, zero_pads
+from .chunks import spread
 from .linformer import LinformerAttention
 from .projection import Projection
 
@@ -36,10 +37,11 @@ class Chosen(NamedTuple):
     def _of(self, tokens: Tensor) -> Tensor:
         return tokens.gather(2, self.places[:, None, :, None].expand(-1, tokens.shape[1], -1, tokens.shape[3]))
 
-    def spread(self, weights: Tensor, length: int) -> Tensor:
-        """Weights of the R columns, (B, H, N, R) → of all tokens, (B, H, N, N)."""
-        places = self.places[:, None, None].expand_as(weights)
-        return weights.new_zeros(*weights.shape[:-1], length).scatter_add(-1, places, weights)
+    def merged(self, maps: Tensor) -> Tensor:
+        """Maps of slots, of these and of all tokens, (B, H, N, K + R + N) → of slots and of all tokens, (B, H, N, K + N)."""
+        chosen, length = self.places.shape[-1], maps.shape[-2]
+        of_slots, of_chosen, of_tokens = maps.split([maps.shape[-1] - chosen - length, chosen, length], -1)
+        return torch.cat([of_slots, of_tokens + spread(of_chosen, self.places[:, None, None], length)], -1)
 
 
 class SlotsAndTokens(LinformerAttention):
@@ -69,11 +71,11 @@ class SlotsAndTokens(LinformerAttention):
         self.check_length(x)
         q = split_heads(self.queries(x), self.num_heads)
         slots, (k, v) = self.keys_and_values(x, attention_mask, shared)
-        bias, num_slots = self.slot_bias(x, attention_mask, shared, q.dtype), slots[0].shape[2]
+        bias = self.slot_bias(x, attention_mask, shared, q.dtype)
         if chosen is not None:
             slots, bias = chosen.beside(slots, (k, v), bias)
         to_slots = self.slot_scores(q, slots[0], bias)
-        to_tokens, read, spread = self.see(q, k, v, attention_mask, need_weights)
+        to_tokens, read, to_maps = self.see(q, k, v, attention_mask, need_weights)
         weights = torch.cat([to_slots, to_tokens], -1).softmax(-1)
         sizes = [to_slots.shape[-1], to_tokens.shape[-1]]
         of_slots, of_tokens = functional.dropout(weights, self.dropout, self.training).split(sizes, -1)
@@ -81,11 +83,8 @@ class SlotsAndTokens(LinformerAttention):
         if not need_weights:
             return output, None
         of_slots, of_tokens = weights.split(sizes, -1)
-        of_tokens = spread(of_tokens)
-        if chosen is not None:
-            of_slots, of_chosen = of_slots.split([num_slots, sizes[0] - num_slots], -1)
-            of_tokens = of_tokens + chosen.spread(of_chosen, x.shape[1])
-        return output, torch.cat([of_slots, of_tokens], -1)
+        maps = torch.cat([of_slots, to_maps(of_tokens)], -1)
+        return output, maps if chosen is None else chosen.merged(maps)
 
     def see(self, q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None, need_weights: bool) -> Seen:
         """What each token sees beside the slots; q, k, v of all tokens, (B, H, N, d), k and v zero at pads."""

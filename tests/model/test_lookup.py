@@ -168,20 +168,21 @@ def test_the_other_layers_see_the_rarest_too():
     """With a chunk of all tokens and no strength a lookup without its neighbours is a window without its tokens."""
     ids, x = torch.randint(0, 8, (B, 20)), torch.randn(B, 20, D, dtype=torch.float64)
     mask = torch.arange(20) < torch.tensor([[20], [11], [1]])
-    chosen, alone = (
-        rarest(ids, mask, 3),
-        neighbours(torch.arange(B * 20).view(B, 20), mask, 4),
-    )  # which have no neighbour in common
+    given = {
+        "chosen": rarest(ids, mask, 3),
+        "neighbours": neighbours(torch.arange(B * 20).view(B, 20), mask, 4),
+    }  # none in common
     window, looks_up = make(looks_up=False, window=2, rare=3), make(rare=3)
     window.load_state_dict(looks_up.state_dict(), strict=False)
-    window.see = lambda q, k, v, *_: (q.new_empty(*q.shape[:3], 0), lambda weights: 0, lambda weights: 0)
-    for found, expected in zip(
-        *(one(x, mask, True, neighbours=alone, chosen=chosen) for one in (window, looks_up)), strict=True
-    ):
-        torch.testing.assert_close(found[mask] if found.dim() == 3 else found, expected[mask] if found.dim() == 3 else expected)
-    assert (
-        looks_up.flops(20) - make().flops(20) == window.flops(20) - make(looks_up=False, window=2).flops(20) == 4 * 20 * 3 * D
+    window.see = lambda q, k, v, *_: (
+        q.new_empty(*q.shape[:3], 0),
+        lambda weights: 0,
+        lambda weights: q.new_zeros(B, H, 20, 20),
     )
+    for found, expected in zip(*(one(x, mask, True, **given) for one in (window, looks_up)), strict=True):
+        torch.testing.assert_close(found[mask] if found.dim() == 3 else found, expected[mask] if found.dim() == 3 else expected)
+    without = make(looks_up=False, window=2)
+    assert looks_up.flops(20) - make().flops(20) == window.flops(20) - without.flops(20) == 4 * 20 * 3 * D
 
 
 def test_all_layers_share_an_E_and_a_copied_token_is_found():
