@@ -7,14 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.attention.flex_attention import BlockMask
 from torch.utils.checkpoint import checkpoint
 
 from .attention import ATTENTIONS, check_halves, merge_heads
 from .chunks import Permuted, beside, chunked, in_order, near_flops, near_scores, near_values, spread
 from .errors import SettingError, UserError
-from .fused import attend as attend_fused
-from .fused import band, fuses
 from .linformer import LinformerAttention
 from .parts import exporting
 from .projection import Projection
@@ -34,7 +31,6 @@ class Neighbours(NamedTuple):
 
     order: Tensor  # (B, 2, N): which token is at each sorted place
     back: Tensor  # (B, 2, N): at which sorted place each token is
-    near: Tensor  # (B, 2, N) int32: the neighbour of the token at each sorted place; -1: none
     same: Tensor  # (B, 2, M, c, 3 c): which tokens of its own chunk and of both beside it a token may attend to
 
 
@@ -126,12 +122,8 @@ class LookupAttention(WindowAttention):
         bias = self.slot_bias(x, attention_mask, shared, q.dtype)
         if chosen is not None:
             slots, bias = chosen.beside(slots, (k, v), bias)
-        q, k, v = (self._sorted(part, neighbours) for part in (q, merge_heads(k), merge_heads(v)))
-        if fuses(x, self.dropout if self.training else 0.0, need_weights):
-            q, k, v = (part.flatten(1, 2) for part in (q, k, v))
-            context = attend_fused(q, slots, (k, v), bias, self.strength, self._band(neighbours)).unflatten(1, (2, -1))
-            return self.output(self._unsorted(context, neighbours), x, attention_mask), None
         slot_k, slot_v = (part.unflatten(1, (2, -1)) for part in slots)  # (B, 2, H/2, K + R, d)
+        q, k, v = (self._sorted(part, neighbours) for part in (q, merge_heads(k), merge_heads(v)))
         bias = None if bias is None else bias.expand(-1, self.num_heads, -1, -1).unflatten(1, (2, -1))
         strength = self.strength.to(q.dtype).view(1, 2, -1, 1, 1)
         parts, same = (q, k, v, slot_k, slot_v, strength, bias), neighbours.same[:, :, None]
@@ -144,7 +136,8 @@ class LookupAttention(WindowAttention):
             pairs = ([None if part is None else part[:, :, head : head + 1] for part in parts] for head in range(q.shape[2]))
             found = [attend(*pair, same)[0] for pair in pairs]
             context, weights = torch.cat(found, 2), None
-        context = self._unsorted(context, neighbours)
+        context = Permuted.apply(context.transpose(2, 3).flatten(3), neighbours.back, neighbours.order)  # (B, 2, N, D/2)
+        context = context.unflatten(-1, (self.num_heads // 2, -1)).transpose(2, 3).flatten(1, 2)
         maps = self._maps(weights, neighbours, chosen) if need_weights and weights is not None else None
         return self.output(context, x, attention_mask), maps
 
@@ -172,21 +165,6 @@ class LookupAttention(WindowAttention):
         halves = x.unflatten(-1, (2, -1)).transpose(1, 2)  # (B, 2, N, D/2)
         halves = Permuted.apply(halves, neighbours.order, neighbours.back)
         return halves.unflatten(-1, (self.num_heads // 2, -1)).transpose(2, 3)
-
-    def _unsorted(self, context: Tensor, neighbours: Neighbours) -> Tensor:
-        """(B, 2, H/2, N, d), sorted → (B, H, N, d)."""
-        halves = Permuted.apply(context.transpose(2, 3).flatten(3), neighbours.back, neighbours.order)  # (B, 2, N, D/2)
-        return halves.unflatten(-1, (self.num_heads // 2, -1)).transpose(2, 3).flatten(1, 2)
-
-    def _band(self, neighbours: Neighbours) -> BlockMask:
-        """Of the sorted tokens of H heads: which others with the same neighbour each may attend to."""
-        near, half = neighbours.near, self.num_heads // 2
-
-        def same(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            of_query = near[row, head // half, query]
-            return (of_query == near[row, head // half, key]) & (of_query >= 0) & (query != key)
-
-        return band(near.shape[-1], self.chunk, self.chunk, same, near.device)
 
     def _maps(self, weights: Tensor, neighbours: Neighbours, chosen: Chosen | None) -> Tensor:
         """(B, 2, H/2, N, K + R + 3 c), sorted → (B, H, N, K + N)."""
@@ -222,16 +200,15 @@ def neighbours(ids: Tensor, mask: Tensor | None, chunk: int) -> Neighbours:
     # Those without one come last, so that how many pads there are does not move the chunks. Equal ones by place: no ties.
     place = torch.arange(length, device=ids.device)
     order = (near * length + place).argsort(-1)
-    near = near.gather(-1, order)
-    of_chunks = chunked(near[..., None], chunk, NONE)  # (B, 2, M, c, 1)
-    same = (of_chunks == beside(of_chunks, NONE).transpose(-1, -2)) & (of_chunks < NONE)
+    near = chunked(near.gather(-1, order)[..., None], chunk, NONE)  # (B, 2, M, c, 1)
+    same = (near == beside(near, NONE).transpose(-1, -2)) & (near < NONE)
     if exporting():  # one chunk, of all tokens
         apart = (place // chunk - place[:, None] // chunk).abs()
         same = same & (apart <= 1) & (place != place[:, None])
     else:
         columns = torch.arange(3 * chunk, device=ids.device)
         same = same & (columns != chunk + columns[:chunk, None])
-    return Neighbours(order, order.argsort(-1), near.masked_fill(near == NONE, -1).int(), same)
+    return Neighbours(order, order.argsort(-1), same)
 
 
 def rarest(ids: Tensor, mask: Tensor | None, count: int) -> Chosen:

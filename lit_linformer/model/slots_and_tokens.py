@@ -6,11 +6,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.attention.flex_attention import BlockMask
 
 from .attention import as_bias, log_mass, split_heads, zero_pads
 from .chunks import spread
-from .fused import attend, fuses
 from .linformer import LinformerAttention
 from .projection import Projection
 
@@ -76,9 +74,6 @@ class SlotsAndTokens(LinformerAttention):
         bias = self.slot_bias(x, attention_mask, shared, q.dtype)
         if chosen is not None:
             slots, bias = chosen.beside(slots, (k, v), bias)
-        fused = fuses(x, self.dropout if self.training else 0.0, need_weights)
-        if fused and (near := self.band(x, attention_mask)) is not None:
-            return self.output(attend(q, slots, (k, v), bias, None, near), x, attention_mask), None
         to_slots = self.slot_scores(q, slots[0], bias)
         to_tokens, read, to_maps = self.see(q, k, v, attention_mask, need_weights)
         weights = torch.cat([to_slots, to_tokens], -1).softmax(-1)
@@ -94,10 +89,6 @@ class SlotsAndTokens(LinformerAttention):
     def see(self, q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None, need_weights: bool) -> Seen:
         """What each token sees beside the slots; q, k, v of all tokens, (B, H, N, d), k and v zero at pads."""
         raise NotImplementedError
-
-    def band(self, x: Tensor, attention_mask: Tensor | None) -> BlockMask | None:
-        """What each token sees beside the slots, for fused kernels; None where there are none for it."""
-        return None
 
     def keys_and_values(self, x: Tensor, attention_mask: Tensor | None, shared: Projection | None) -> tuple[Pair, Pair]:
         """Of the slots, (B, H, K, d) each, and of all tokens, (B, H, N, d) each."""

@@ -3,12 +3,10 @@
 from typing import TYPE_CHECKING, Annotated, Any
 
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import BlockMask
 
 from .attention import ATTENTIONS, merge_heads, split_heads
 from .chunks import check_even, columns, near_flops, near_maps, near_scores, near_values, real_columns
 from .errors import SettingError
-from .fused import band
 from .projection import Projection
 from .ranges import Range
 from .slots_and_tokens import Pair, Seen, SlotsAndTokens
@@ -59,12 +57,6 @@ class WindowAttention(SlotsAndTokens):
         seen = columns(q.shape[2], *near, q.device)
         scores = near_scores(q, k, real_columns(seen, attention_mask), *near)
         return scores, lambda weights: near_values(weights, v, *near), lambda weights: near_maps(weights, seen)
-
-    def band(self, x: Tensor, attention_mask: Tensor | None) -> BlockMask:
-        def real(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            return key >= 0 if attention_mask is None else attention_mask[row, key]
-
-        return band(x.shape[1], self.window, self.window // 2, real, x.device)
 
     def of_tokens(self, x: Tensor) -> Pair:
         k, v = (_normed(part, self.token_norm) for part in super().of_tokens(x))
