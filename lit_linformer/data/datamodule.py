@@ -37,7 +37,8 @@ class ResumableDataModule(LightningDataModule):
     A subclass sets tokenizer_name, vocab_size, batch_size, global_batch_size, num_workers, seed, cache_dir and verify, and
     `data_name` once it knows what it trains on: a checkpoint tells by it whether a resumed run sees the same data, and the
     processes of a run whether they all do; and `held_out_name` where validation is a share of what would else train: by that a
-    checkpoint tells whether it trained on some of it. Its setup begins a fit with `_start_anew` and ends with
+    checkpoint tells whether it trained on some of it. `equal_rows` says whether the rows of all batches have one length, pads
+    included; elsewhere each batch is as long as its longest row. Its setup begins a fit with `_start_anew` and ends with
     `_compare_processes`. It has a train_dataloader, and an `_evaluation` for the other two.
     """
 
@@ -49,6 +50,7 @@ class ResumableDataModule(LightningDataModule):
     seed: int
     cache_dir: Path
     verify: str
+    equal_rows = False
 
     def __init__(self):
         super().__init__()

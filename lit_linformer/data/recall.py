@@ -47,6 +47,7 @@ class RecallData(ResumableDataModule):
     """
 
     tokenizer = None  # ids are all there is
+    equal_rows = True
     mask_id, pad_id = MASK, PAD
 
     def __init__(

@@ -55,7 +55,10 @@ class MaskedLanguageModel(nn.Module):
         return self._features(self.encoder(input_ids, attention_mask), positions)
 
     def _features(self, hidden: Tensor, positions: Tensor | None) -> Tensor:
-        return self.head(hidden if positions is None else hidden.take_along_dim(positions[..., None], dim=1))
+        if positions is None:
+            return self.head(hidden)
+        # Not take_along_dim, for which torch.compile makes a graph for each N.
+        return self.head(hidden.gather(1, positions[..., None].expand(-1, -1, hidden.shape[2])))
 
     def _logits(self, hidden: Tensor, positions: Tensor | None) -> Tensor:
         return functional.linear(self._features(hidden, positions), self.encoder.tokens.weight, self.head.bias)

@@ -51,17 +51,16 @@ class TrainingModule(LightningModule):
     Args:
         compile: torch.compile for the layers of ``net.encoder`` in training; validation, test and predictions are not
             compiled. No hyper-parameter and not in the state dict: a checkpoint loads with it and without.
-        dynamic: torch.compile's, whether batches differ in shape.
         optimization: settings of `Optimization`: the optimiser and its learning rate.
     """
 
     # What the progress lines and result.json show: metric, words, format, and which of two values is better.
     headline = ("val/perplexity", "validation perplexity", ".2f", min)
 
-    def __init__(self, compile: bool = False, dynamic: bool = False, **optimization: Any) -> None:
+    def __init__(self, compile: bool = False, **optimization: Any) -> None:
         super().__init__()
         self.optimization = Optimization(**optimization)
-        self.compiles, self._dynamic = compile, dynamic
+        self.compiles = compile
         self._pretrained_tokenizer: Tokenizer | None = None
         self.batches_seen = 0
         self.tokens_seen = 0  # positions fed to the model, pads included, by all ranks, if each had as many as this one
@@ -106,6 +105,17 @@ class TrainingModule(LightningModule):
                 told = f"the default of model.encoder.vocab_size, {EncoderConfig.vocab_size:,}"
                 note(f"{type(data).__name__} has no num_tokens: the model's vocabulary is {told}")
         check_same_tokenizer(data, self._pretrained_tokenizer)
+        # torch prefers cuDNN's attention on some GPUs; it makes a plan for each new length, a second on an H100 (docs/LOG.md).
+        self._cudnn = torch.backends.cuda.cudnn_sdp_enabled()
+        torch.backends.cuda.enable_cudnn_sdp(self._cudnn and bool(self.equal_rows))
+
+    def teardown(self, stage: str) -> None:
+        torch.backends.cuda.enable_cudnn_sdp(self._cudnn)
+
+    @property
+    def equal_rows(self) -> bool | None:
+        """Whether the rows of all batches have one length; None: the data module does not say."""
+        return getattr(self.trainer.datamodule, "equal_rows", None)
 
     def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
         loss = self.training_loss(batch)
@@ -129,7 +139,7 @@ class TrainingModule(LightningModule):
             shard(self.net, self.device_mesh["data_parallel"])
         if self.compiles and self.trainer.state.fn == "fit":
             check_compiler(self.trainer.strategy.root_device)
-            compile_training(self.net, self._dynamic)
+            compile_training(self.net, None if self.equal_rows is None else not self.equal_rows)
 
     def training_flops(self, batch: Batch) -> int | None:
         """Operations that the model needs for a batch, forward and backward (model/flops.py); None where they are not known."""

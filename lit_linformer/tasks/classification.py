@@ -68,7 +68,7 @@ class SequenceClassification(TrainingModule):
         **optimization: Any,
     ):
         check_ranges("model.", SequenceClassification.__init__, locals())
-        super().__init__(compile, dynamic=True, lr=lr, weight_decay=weight_decay, **optimization)
+        super().__init__(compile, lr=lr, weight_decay=weight_decay, **optimization)
         if pretrained is None and encoder is None:
             raise UserError(
                 "model.pretrained is not given",

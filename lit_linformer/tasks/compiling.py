@@ -13,7 +13,7 @@ from lit_linformer.utils import compat
 from lit_linformer.utils.errors import SettingError, first_line
 
 
-def compile_training(net: nn.Module, dynamic: bool = False) -> None:
+def compile_training(net: nn.Module, dynamic: bool | None = False) -> None:
     """Compiles each layer of the encoder by itself and, of a masked language model, the loss over the vocabulary.
 
     In evaluation mode they run as they are written. Layers of one kind share a graph: twelve compile no longer than two. What
@@ -21,7 +21,7 @@ def compile_training(net: nn.Module, dynamic: bool = False) -> None:
 
     Args:
         net: with an ``encoder``.
-        dynamic: torch.compile's, whether batches differ in shape.
+        dynamic: torch.compile's, whether batches differ in shape; None: it will find out.
     """
     if not isinstance(getattr(net, "encoder", None), Encoder):
         raise SettingError("model.compile", True, "false", more=f", but {type(net).__name__} has no encoder to compile")

@@ -43,7 +43,7 @@ class MLM(TrainingModule):
         **optimization: Any,
     ):
         check_ranges("model.", MLM.__init__, locals())
-        super().__init__(compile, **optimization)  # rows have one length; the few batches with pads are a second graph
+        super().__init__(compile, **optimization)
         if pretrained is None and encoder is None:
             raise UserError("model.encoder is not given", "its settings, or model.pretrained with a model to start from")
         source, encoder = self.start_from(pretrained, encoder, vocab_size)

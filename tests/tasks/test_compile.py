@@ -7,10 +7,12 @@ import shutil
 import pytest
 import torch
 import torch._inductor.config
+from lightning.pytorch import Callback, Trainer
 from torch._dynamo.utils import counters
 
+from lit_linformer.data import LongRangeData, RecallData
 from lit_linformer.model import EncoderConfig
-from lit_linformer.tasks import MLM, SequenceClassification
+from lit_linformer.tasks import MLM, Recall, SequenceClassification
 from lit_linformer.tasks.compiling import compile_training
 from tests.helpers import assert_same, load, output, read_log
 from tests.model.mechanisms import IMAGE, MECHANISMS, MODERNS
@@ -130,6 +132,37 @@ def test_batches_of_any_length_are_three_graphs(traced):
         assert torch.allclose(loss, torch.nn.functional.cross_entropy(model.eval()(batch), batch["labels"]), atol=1e-6)
         model.train()
     assert traced() <= 3
+
+
+class Watch(Callback):
+    def __init__(self):
+        self.lengths, self.cudnn = set(), set()
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.lengths.add(batch["input_ids"].shape[1])
+        self.cudnn.add(torch.backends.cuda.cudnn_sdp_enabled())
+
+
+@pytest.mark.parametrize("attention", ["linformer", "lookup", "full"])
+@pytest.mark.parametrize("equal", [True, False])
+def test_for_unequal_rows_nothing_is_made_anew_for_each_length(equal, attention, traced, tmp_path):
+    if equal:
+        data = RecallData(max_length=32, pairs=3, vocab_size=60, rows=40, validation_rows=4, batch_size=4)
+    else:
+        rows = {"rows": 40, "held_out_rows": 4, "batch_size": 4}
+        data = LongRangeData(masked=True, max_length=2048, cache_dir=str(tmp_path), **rows)
+    settings = encoder(max_length=data.max_length, attention=attention)
+    module = (Recall if equal else MLM)(encoder=settings, vocab_size=data.num_tokens, compile=True, warmup_steps=0)
+    watch = Watch()
+    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = Trainer(
+        accelerator="cpu", max_steps=10, max_epochs=-1, limit_val_batches=0, use_distributed_sampler=False, callbacks=[watch],
+        **options,
+    )  # fmt: skip
+    trainer.fit(module, data)
+    assert (len(watch.lengths) == 1) == equal and (equal or len(watch.lengths) > 5)
+    assert traced() <= 1 + 2 + 2  # a compiler is looked for; a layer, and the loss
+    assert watch.cudnn == {equal} and torch.backends.cuda.cudnn_sdp_enabled()
 
 
 @pytest.mark.slow

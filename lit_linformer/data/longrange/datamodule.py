@@ -181,6 +181,10 @@ class LongRangeData(ResumableDataModule):
     def num_labels(self) -> int:
         return len(self.task.labels)
 
+    @property
+    def equal_rows(self) -> bool:
+        return bool(self.image_tokens)
+
     metrics, evaluation_names = ("accuracy",), ("",)
 
     def summary(self) -> Summary:

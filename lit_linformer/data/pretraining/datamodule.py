@@ -67,6 +67,8 @@ class PretrainingData(ResumableDataModule):
             tokens, is skipped.
     """
 
+    equal_rows = True
+
     def __init__(
         self,
         source: str = "embedded",
