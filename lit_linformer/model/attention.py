@@ -251,6 +251,15 @@ def attend(
     return functional.dropout(weights, dropout) @ v, weights if need_weights else None
 
 
+def softmax(scores: Tensor) -> Tensor:
+    """Over the last dimension, in the scores' precision; inside it sums in float32.
+
+    On a GPU autocast would give float32, so that weights to many columns are stored in twice the memory. On a CPU it does not.
+    """
+    with torch.autocast(scores.device.type, enabled=False):
+        return scores.softmax(-1)
+
+
 def log_mass(mass: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """log(mass) as an attention bias: (B, H, K) shares → (B, H, 1, K); None stays None.
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from .attention import ATTENTIONS, check_halves, merge_heads
+from .attention import ATTENTIONS, check_halves, merge_heads, softmax
 from .chunks import Permuted, beside, chunked, in_order, near_flops, near_scores, near_values, spread
 from .errors import SettingError, UserError
 from .linformer import LinformerAttention
@@ -155,7 +155,7 @@ class LookupAttention(WindowAttention):
         """One softmax over slots and neighbours, for h heads of sorted tokens: (B, 2, h, N, d), and its weights."""
         to_slots = self.slot_scores(q, slot_k, bias)
         to_tokens = near_scores(q, k, same, self.chunk, self.chunk) + strength
-        weights = torch.cat([to_slots, to_tokens], -1).softmax(-1)
+        weights = softmax(torch.cat([to_slots, to_tokens], -1))
         dropped = functional.dropout(weights, self.dropout, self.training)
         of_slots, of_tokens = dropped.split([to_slots.shape[-1], to_tokens.shape[-1]], -1)
         return of_slots @ slot_v + near_values(of_tokens, v, self.chunk, self.chunk), weights

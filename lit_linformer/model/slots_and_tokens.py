@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .attention import as_bias, log_mass, split_heads, zero_pads
+from .attention import as_bias, log_mass, softmax, split_heads, zero_pads
 from .chunks import spread
 from .linformer import LinformerAttention
 from .projection import Projection
@@ -76,7 +76,7 @@ class SlotsAndTokens(LinformerAttention):
             slots, bias = chosen.beside(slots, (k, v), bias)
         to_slots = self.slot_scores(q, slots[0], bias)
         to_tokens, read, to_maps = self.see(q, k, v, attention_mask, need_weights)
-        weights = torch.cat([to_slots, to_tokens], -1).softmax(-1)
+        weights = softmax(torch.cat([to_slots, to_tokens], -1))
         sizes = [to_slots.shape[-1], to_tokens.shape[-1]]
         of_slots, of_tokens = functional.dropout(weights, self.dropout, self.training).split(sizes, -1)
         output = self.output(of_slots @ slots[1] + read(of_tokens), x, attention_mask)

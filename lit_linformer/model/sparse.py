@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .attention import ATTENTIONS, Attention, as_bias, check_halves
+from .attention import ATTENTIONS, Attention, as_bias, check_halves, softmax
 from .chunks import chunked, columns, near_flops, near_scores, near_values, real_columns
 from .parts import exporting
 from .projection import real_tokens
@@ -69,7 +69,7 @@ class SparseAttention(Attention):
         seen = columns(q.shape[2], self.reach, self.reach, q.device)  # (M, r, 3 r)
         place = torch.arange(seen.shape[0] * self.reach, device=q.device).view(-1, self.reach, 1)
         allowed = real_columns(seen, mask) & ((seen - place).abs() <= self.reach)
-        weights = near_scores(q, k, allowed, self.reach, self.reach).softmax(-1)
+        weights = softmax(near_scores(q, k, allowed, self.reach, self.reach))
         return near_values(functional.dropout(weights, self.dropout, self.training), v, self.reach, self.reach)
 
     def _strided(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lit_linformer.model import EncoderConfig, MaskedLanguageModel
-from lit_linformer.model.attention import attend, log_mass
+from lit_linformer.model.attention import attend, log_mass, softmax
 from lit_linformer.tasks.compiling import compile_training
 from tests.gpu.conftest import ON
 from tests.helpers import HANGS, read_log
@@ -47,6 +47,12 @@ def test_fused_attention_is_the_written_out_one(keys, dtype, device):
     for shift in (None, bias):
         fused, written_out = (attend(q, k, v, shift, 0.0, need_weights)[0] for need_weights in (False, True))
         assert torch.allclose(fused, written_out, atol=2e-2 if dtype == torch.bfloat16 else 1e-4)
+
+
+def test_under_autocast_weights_are_stored_as_scores_are(device):
+    scores = torch.randn(2, 3, 5, 7, device=device, dtype=torch.bfloat16)
+    with torch.autocast(device.type, torch.bfloat16):
+        assert softmax(scores).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("kind", KINDS)
