@@ -66,12 +66,13 @@ class Throughput(Stepping):
         self._waiting = False
         self._window = Totals()  # where the present window began
         self._warm: Totals | None = None  # where the first one ended
+        self._memory = 0  # bytes at the highest reading so far: LengthSweep has CUDA count its own peak anew
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._device, self._world_size = pl_module.device, trainer.world_size
         self._peak = None if self.peak_tflops is None else self.peak_tflops * 1e12
         self._peak = self._peak or device_peak(str(trainer.strategy.root_device), str(trainer.precision))
-        self._totals, self._window, self._warm, self._mark = Totals(), Totals(), None, None
+        self._totals, self._window, self._warm, self._mark, self._memory = Totals(), Totals(), None, None, 0
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         super().on_train_batch_start(trainer, pl_module)
@@ -106,6 +107,7 @@ class Throughput(Stepping):
         if self._mark is not None:
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
+            self._memory = max(self._memory, peak_memory(self._device) or 0)
             before, self._waiting = self._waiting, False  # that was for the GPU, not for data
             self._advance()
             self._waiting = before
@@ -126,8 +128,8 @@ class Throughput(Stepping):
             if self._peak is not None:
                 rates["mfu"] = reached / self._peak
         rates["data_wait"] = spent.waiting / spent.seconds
-        if (memory := peak_memory(self._device)) is not None:
-            rates["peak_memory_gib"] = memory / GIB
+        if self._memory:
+            rates["peak_memory_gib"] = self._memory / GIB
         return rates
 
     def summary(self) -> dict[str, float]:

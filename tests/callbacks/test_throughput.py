@@ -67,6 +67,25 @@ def test_a_run_that_ends_with_its_first_window_has_a_speed(tiny, tmp_path):
     assert result["tokens_per_second"] > 0 and result["gflops_per_token"] > 0
 
 
+def test_training_s_peak_of_memory_stays_where_a_sweep_counts_anew(monkeypatch):
+    memory = SimpleNamespace(now=5 * 2**30)
+    monkeypatch.setattr(throughput, "peak_memory", lambda device: memory.now)
+    trainer = SimpleNamespace(
+        global_step=0, world_size=1, log_every_n_steps=50, loggers=[], callbacks=[], precision="32-true",
+        strategy=SimpleNamespace(root_device=torch.device("cpu")),
+    )  # fmt: skip
+    module, batch = SimpleNamespace(device=torch.device("cpu")), {"input_ids": torch.zeros(4, 8)}
+    callback = Throughput()
+    callback.on_train_start(trainer, module)
+    callback.on_train_batch_start(trainer, module, batch, 0)
+    trainer.global_step += 1
+    callback.on_train_batch_end(trainer, module, None, batch, 0)
+    callback.on_validation_start(trainer, module)
+    memory.now = 2**30  # LengthSweep's, after its last length
+    callback.on_train_end(trainer, module)
+    assert callback.summary()["peak_memory_gib"] == 5
+
+
 def test_training_does_not_notice(corpus, cache):
     weights = []
     for callbacks in ([], [Throughput()]):
