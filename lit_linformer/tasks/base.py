@@ -107,7 +107,8 @@ class TrainingModule(LightningModule):
         check_same_tokenizer(data, self._pretrained_tokenizer)
         # torch prefers cuDNN's attention on some GPUs; it makes a plan for each new length, a second on an H100 (docs/LOG.md).
         self._cudnn = torch.backends.cuda.cudnn_sdp_enabled()
-        torch.backends.cuda.enable_cudnn_sdp(self._cudnn and bool(self.equal_rows))
+        equal = bool(self.equal_rows) and stage != "predict"  # whose texts are as long as they are
+        torch.backends.cuda.enable_cudnn_sdp(self._cudnn and equal)
 
     def teardown(self, stage: str) -> None:
         torch.backends.cuda.enable_cudnn_sdp(self._cudnn)

@@ -6,6 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from lit_linformer.model import EncoderConfig
+from lit_linformer.tasks import MLM
 from lit_linformer.tasks.base import seed_torch
 
 
@@ -33,3 +35,18 @@ def test_devices_in_use_are_seeded_too(monkeypatch):
     monkeypatch.setattr(torch, "cuda", device)
     seed_torch(5)
     assert seeded == [5]
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_cudnn_s_attention_is_for_rows_of_one_length_and_never_for_the_texts_of_predict(equal):
+    shape = {"hidden_size": 8, "num_layers": 1, "num_heads": 2, "intermediate_size": 8, "projection_dim": 4}
+    module = MLM(EncoderConfig(vocab_size=9, max_length=8, **shape))
+    trainer = SimpleNamespace(datamodule=SimpleNamespace(equal_rows=equal))
+    module.trainer = trainer
+    found = {}
+    for stage in ("fit", "validate", "test", "predict"):
+        module.setup(stage)
+        found[stage] = torch.backends.cuda.cudnn_sdp_enabled()
+        module.teardown(stage)
+        assert torch.backends.cuda.cudnn_sdp_enabled()
+    assert found == {"fit": equal, "validate": equal, "test": equal, "predict": False}
