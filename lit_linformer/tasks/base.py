@@ -116,7 +116,7 @@ class TrainingModule(LightningModule):
     @property
     def equal_rows(self) -> bool | None:
         """Whether the rows of all batches have one length; None: the data module does not say."""
-        return getattr(self.trainer.datamodule, "equal_rows", None)
+        return getattr(self.trainer.datamodule, "equal_rows", None) if self.attached else None
 
     def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
         loss = self.training_loss(batch)

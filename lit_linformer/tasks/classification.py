@@ -130,7 +130,7 @@ class SequenceClassification(TrainingModule):
 
     def training_loss(self, batch: Batch) -> Tensor:
         mask = batch.get("attention_mask")
-        if mask is None and self.compiles:  # rather than three graphs more
+        if mask is None and self.compiles and not self.equal_rows:  # rather than three graphs more
             mask = batch["input_ids"].new_ones(batch["input_ids"].shape[:2], dtype=torch.bool)
         logits = self.net(batch["input_ids"], mask, batch.get("document"), rows_of(batch))
         return task_loss(logits.float(), batch["labels"])

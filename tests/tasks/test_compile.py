@@ -3,6 +3,7 @@
 import copy
 import functools
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -132,6 +133,17 @@ def test_batches_of_any_length_are_three_graphs(traced):
         assert torch.allclose(loss, torch.nn.functional.cross_entropy(model.eval()(batch), batch["labels"]), atol=1e-6)
         model.train()
     assert traced() <= 3
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_images_are_compiled_without_a_mask(equal):
+    model = SequenceClassification(encoder=encoder(), compile=True, dropout=0.0, attention_dropout=0.0)
+    trainer = SimpleNamespace(datamodule=SimpleNamespace(equal_rows=equal))
+    model.trainer, masks = trainer, []
+    model.net.forward = lambda ids, mask, *rest: masks.append(mask) or torch.zeros(len(ids), 2)
+    ids, labels = torch.randint(1, 60, (4, 32)), torch.randint(2, (4,))
+    model.training_loss({"input_ids": ids, "labels": labels, "index": torch.arange(4)})
+    assert (masks[0] is None) == equal and (equal or masks[0].all())
 
 
 class Watch(Callback):
