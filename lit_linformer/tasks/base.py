@@ -62,6 +62,7 @@ class TrainingModule(LightningModule):
         self.optimization = Optimization(**optimization)
         self.compiles = compile
         self._pretrained_tokenizer: Tokenizer | None = None
+        self._cudnn = torch.backends.cuda.cudnn_sdp_enabled()  # also of a subclass whose setup is its own alone
         self.batches_seen = 0
         self.tokens_seen = 0  # positions fed to the model, pads included, by all ranks, if each had as many as this one
 

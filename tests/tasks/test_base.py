@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lit_linformer.model import EncoderConfig
-from lit_linformer.tasks import MLM
+from lit_linformer.tasks import MLM, TrainingModule
 from lit_linformer.tasks.base import seed_torch
 
 
@@ -50,3 +50,14 @@ def test_cudnn_s_attention_is_for_rows_of_one_length_and_never_for_the_texts_of_
         module.teardown(stage)
         assert torch.backends.cuda.cudnn_sdp_enabled()
     assert found == {"fit": equal, "validate": equal, "test": equal, "predict": False}
+
+
+def test_a_setup_of_one_s_own_need_not_call_ours():
+    class Own(TrainingModule):
+        def setup(self, stage):
+            pass
+
+    module = Own()
+    module.setup("fit")
+    module.teardown("fit")
+    assert torch.backends.cuda.cudnn_sdp_enabled()
