@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 
 from lit_linformer.callbacks.observing import out_of_time, stopped_early
 from lit_linformer.runs.checkpoints import take_training_weights
-from lit_linformer.tasks.base import batches_before, seed_torch, seeds_at
+from lit_linformer.tasks.base import batches_before, seeds_at
 from lit_linformer.utils import compat
 
 Settings = dict[str, Any]  # of a parameter group, but for its parameters
@@ -142,7 +142,7 @@ def _seed(*place: int) -> None:
     first, second, third = (int(seed) for seed in seeds_at(*place).generate_state(3))
     random.seed(first)
     np.random.seed(second)
-    seed_torch(third)
+    torch.manual_seed(third)
 
 
 def _settings(group: dict[str, Any]) -> Settings:

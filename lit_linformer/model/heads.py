@@ -88,7 +88,8 @@ class MaskedLanguageModel(nn.Module):
 
 def label_nll(logits: Tensor, labels: Tensor) -> Tensor:
     """Negative log-likelihood of labels (B, M) in nats, of logits (B, M, V): (B, M), 0 where a label is IGNORED."""
-    return functional.cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
+    found = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="none")
+    return found.view(labels.shape)
 
 
 def mean_nll(logits: Tensor, labels: Tensor) -> Tensor:
