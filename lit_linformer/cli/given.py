@@ -92,7 +92,7 @@ def walk(argv: list[str]) -> Iterator[tuple[str, str, Any]]:
         yield from ((file, str(key), value) for key, value in content.items())
     yield from (("", name, None) for before, name in outdated if before == len([*config_files(argv)]))
     for name, text in typed_words(argv):
-        yield "", name, True if text is None else text if _is_text(name, text) else _value(text)
+        yield "", name, True if text is None else text if _is_text(name, text) else as_read(text)
 
 
 def typed_words(argv: list[str]) -> Iterator[tuple[str, str | None]]:
@@ -143,9 +143,9 @@ def _as_meant(name: str, word: str) -> str:
         option, value = name, word
     if _is_text(option[2:], value):
         value = re.sub(r"(\\*)\$\{", lambda found: f"{found[1] * 2}\\${{", value)  # a shell's ${HOME} is no other setting's
-        if value.startswith("#") or isinstance(_value(value), dict | list):
+        if value.startswith("#") or isinstance(as_read(value), dict | list):
             value = json.dumps([value])
-    elif option[2:] == "data.document_start" and value.startswith("#") and _value(value) is None:
+    elif option[2:] == "data.document_start" and value.startswith("#") and as_read(value) is None:
         value = f"^{value}"
     elif option[2:] in OPTIONS and value == "null":  # which jsonargparse refuses for what lies in the encoder
         value = "{}"
@@ -159,7 +159,8 @@ def _is_text(name: str, value: str) -> bool:
     return name in TEXTS and value != "null" and not value.startswith("[")
 
 
-def _value(text: str) -> Any:
+def as_read(text: str) -> Any:
+    """What YAML makes of a word; the word itself where it is none, as with a bracket that is not closed."""
     if CLOCK.fullmatch(text):
         return text
     try:

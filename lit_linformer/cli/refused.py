@@ -10,11 +10,10 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-import yaml
 from jsonargparse import ArgumentParser
 
 from lit_linformer.cli.class_paths import BASES, OURS, find_class, kinds
-from lit_linformer.cli.given import REFERENCE, TEXTS, as_clock, as_list, given_settings, stray_words, typed_words
+from lit_linformer.cli.given import REFERENCE, TEXTS, as_clock, as_list, as_read, given_settings, stray_words, typed_words
 from lit_linformer.cli.help import settings_of, types_of
 from lit_linformer.cli.quick_checks import nearest
 from lit_linformer.model.errors import shown
@@ -95,7 +94,7 @@ def _refused(name: str, value: Any, types: Types) -> UserError | None:
         return UserError(f"unknown setting '{name}'{nearest(name, list(types))}")
     if owner != name or REFERENCE.search(str(value)) or takes(types[name], value) or not (words := allowed(types[name])):
         return None
-    read = yaml.safe_load(value) if isinstance(value, str) else value
+    read = as_read(value) if isinstance(value, str) else value
     if "text" not in words or isinstance(read, str):
         return SettingError(name, value, words)
     more = f", which YAML reads as {shown(read)}" if read is not value else ""
@@ -149,7 +148,7 @@ def takes(hint: Any, value: Any) -> bool:
     parser = ArgumentParser(add_help=False, exit_on_error=False)
     parser.add_argument("--value", type=hint)
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):  # a class's argument is read as YAML whatever its type
-        value = yaml.safe_load(value)
+        value = as_read(value)
     try:
         if isinstance(value, str):
             parser.parse_args([f"--value={as_clock(value)}"])
