@@ -153,6 +153,12 @@ def check_early(subcommand: str, config: Namespace) -> None:
     """ValueError, in one line, for settings with which the run would be refused once its data are there."""
     trainer, model = config.trainer, config.model
     _check_names(trainer)
+    for name, instead in {
+        "progress_bar": "--progress.every_n_steps N prints fewer lines",
+        "checkpointing": "--trainer.fast_dev_run true keeps nothing",
+    }.items():
+        if trainer[f"enable_{name}"] is False:  # Lightning's words, once the data are there, would name what nobody has given
+            raise SettingError(f"trainer.enable_{name}", False, f"null; {instead}")
     try:
         with quiet():  # the one that trains says of the machine what this one would
             built = Trainer(**_plain(trainer), logger=False, enable_checkpointing=False, enable_model_summary=False)
