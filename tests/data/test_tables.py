@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import lzma
+import shlex
 
 import pyarrow
 import pyarrow.parquet
@@ -152,6 +153,19 @@ def test_classes_and_columns_are_asked_for_with_those_that_are_there(tmp_path):
         list(LabelledSource(str(scores), own_task(["text"])).rows("train"))
     with pytest.raises(ValueError, match=r"^data.columns is not given; allowed: .* 'id', 'text', 'label', 'more'$"):
         chosen_task(None, None, "label", None, None, str(path))
+
+
+def test_a_row_with_several_labels_and_a_class_with_an_apostrophe(tmp_path):
+    (tmp_path / "several.jsonl").write_text('{"text": "a", "label": ["good", "new"]}\n')
+    with pytest.raises(
+        ValueError, match=r"line 1: label is \['good', 'new'\]; allowed: a text or a number: a row has one label$"
+    ):
+        list(LabelledSource(str(tmp_path / "several.jsonl"), own_task(["text"], labels=["new", "good"])).rows("train"))
+    path = write(tmp_path, "t.csv", [("fine", "it's"), ("bad", "no")])
+    with pytest.raises(ValueError) as refused:
+        list(LabelledSource(str(path), own_task(["text"])).rows("train"))
+    told = str(refused.value).partition(", here ")[2]
+    assert shlex.split(told) == ["--data.labels", """["it's","no"]"""]  # what a shell makes of it
 
 
 def test_a_stray_table_in_a_folder_of_texts(tmp_path):

@@ -10,6 +10,7 @@ LabelledSource("glue/", find_task("SST-2"))                     a folder, which 
 
 import itertools
 import json
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -186,6 +187,8 @@ class LabelledSource:
 
     def label(self, where: tuple, value: object) -> int | float | None:
         """Class number or value of a label as it is written there."""
+        if isinstance(value, list | dict):  # of JSON lines, several classes say
+            raise UserError(f"{self.setting}: {_at(where)}: label is {value}", "a text or a number: a row has one label")
         try:
             return label_of(value, self.task)
         except ValueError as error:
@@ -197,7 +200,7 @@ class LabelledSource:
             return ""
         found = sorted({str(value) for _, _, value in self.texts("train", needs_label=False) if value not in (None, "")})
         names = len(found) <= MOST_NAMES and not any(map(is_number, found)) and not set(found) & set(self.task.labels or ())
-        return f", here --data.labels '{as_list(found)}'" if names else ""
+        return f", here --data.labels {shlex.quote(as_list(found))}" if names else ""
 
     def texts(self, split: str, needs_label: bool | None = None) -> Iterator[tuple[tuple, tuple[str, ...], object]]:
         """((file, "line", number), texts, label as it is written) of a split's rows.
