@@ -7,6 +7,7 @@ map (N for the Transformer, k for the Linformer), H heads, d head width, L layer
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import torch
@@ -122,6 +123,7 @@ def measure(
     kind = config.attention_kind
     columns = [kind.columns(config, layer, length) for layer in layers]
     ranks = [min(length, k if kind.slots else rank) for k in columns] if rank is not None else []
+    takes = signature(kind.compress).parameters  # one that is inherited need not know what layers hand on
     names = [name for name in ERRORS if not kind.exact or name != "learned"] if ranks else []
     sums = torch.float32 if device.type == "mps" else torch.float64  # Apple's GPUs have no float64
     shape = (len(layers), config.num_heads)
@@ -141,7 +143,7 @@ def measure(
             svd = torch.linalg.svd(P, full_matrices=False)
             stand_ins = approximations(q, k, v, svd, ranks[place])
             if not kind.exact:
-                given = {name: kwargs[name] for name in kind.handed_on if name in kwargs}
+                given = {name: kwargs[name] for name in kind.handed_on if name in kwargs and name in takes}
                 stand_ins["learned"] = maps @ attention.compress(x, **encoder.shared, **given)[1].to(dtype)
             for name, row in zip(names, errors, strict=True):
                 row[place] += (norm(stand_ins[name] - exact) / norm(exact)).sum(0)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lit_linformer.model import Encoder, EncoderConfig
+from lit_linformer.model import Attention, Encoder, EncoderConfig
 from lit_linformer.model.attention import attend, merge_heads
 from lit_linformer.model.lowrank import ERRORS, approximations, cumulative, measure, norm, rank_holding
 from tests.model.mechanisms import MECHANISMS
@@ -206,3 +206,19 @@ def test_suggestion_is_a_config(settings, share):
         config = EncoderConfig(**SHAPE, projection_dim=dims, sharing=sharing)
         assert config.projection_dims == dims
         Encoder(config)(sentences())
+
+
+class HandsOn(Attention):
+    """Attention that gives its output to the next layer, with the ``compress`` that all have."""
+
+    handed_on = ("before",)
+
+    def forward(self, x, attention_mask=None, need_weights=False, before=0.0):
+        context, maps = self.attend(*self.heads(x), None, need_weights)
+        out = self.output(context, x, attention_mask) + before
+        return out, maps, {"before": out}
+
+
+def test_attention_of_ones_own_that_hands_something_on():
+    found = measure(build(attention=f"{__name__}.HandsOn"), sentences(), [0, 1, 2], rank=6)
+    assert found.curves.isfinite().all() and found.errors["learned"].max() < 1e-9
