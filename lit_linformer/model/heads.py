@@ -88,8 +88,8 @@ class MaskedLanguageModel(nn.Module):
 
 def label_nll(logits: Tensor, labels: Tensor) -> Tensor:
     """Negative log-likelihood of labels (B, M) in nats, of logits (B, M, V): (B, M), 0 where a label is IGNORED."""
-    found = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="none")
-    return found.view(labels.shape)
+    # Over rows of logits it takes an eighth of the time on a CPU, but a token's value then depends on what stands beside it.
+    return functional.cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
 
 
 def mean_nll(logits: Tensor, labels: Tensor) -> Tensor:
