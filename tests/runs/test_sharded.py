@@ -1,5 +1,6 @@
 """Sharded checkpoints: read without running what they say, and every byte of them checked."""
 
+import io
 import json
 import os
 import pickle
@@ -9,8 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.distributed.checkpoint import FileSystemReader, load, save
+from torch.distributed.checkpoint import FileSystemReader, load, metadata, save
 
+from lit_linformer.runs import sharded
 from lit_linformer.runs.checkpoints import check_checkpoint, find_checkpoint
 from lit_linformer.runs.sharded import META, METADATA, Planner, Reader, load_sharded, read_metadata, write_checksums
 from tests.helpers import assert_same
@@ -88,6 +90,28 @@ def test_code_in_a_pickle_is_not_run(place, folder, tmp_path):
         with pytest.raises(FileExistsError if target.exists() else Exception):  # torch's own reader does run it
             FileSystemReader(folder).read_metadata()
         assert target.exists()
+
+
+class ByName:
+    """Pickled as Python 3.11.0 to 3.11.3 pickles a member of an Enum: by getattr."""
+
+    def __init__(self, kind, name):
+        self.kind, self.name = kind, name
+
+    def __reduce__(self):
+        return getattr, (self.kind, self.name)
+
+
+def test_a_member_of_an_enum_by_its_name_is_read_and_nothing_else_by_a_name():
+    def read(kind, name):
+        return sharded._Unpickler(io.BytesIO(pickle.dumps(ByName(kind, name)))).load()
+
+    encoding = metadata._MEM_FORMAT_ENCODING
+    member = next(iter(encoding))
+    assert read(encoding, member.name) is member
+    for kind, name in ((torch.Size, "__mro__"), (encoding, "__subclasses__")):
+        with pytest.raises((pickle.UnpicklingError, KeyError)):
+            read(kind, name)
 
 
 @pytest.mark.parametrize(
