@@ -256,8 +256,7 @@ def softmax(scores: Tensor) -> Tensor:
 
     On a GPU autocast would give float32, so that weights to many columns are stored in twice the memory. On a CPU it does not.
     """
-    with torch.autocast(scores.device.type, enabled=False):
-        return scores.softmax(-1)
+    return scores.softmax(-1, dtype=scores.dtype)  # autocast leaves a dtype that is asked for
 
 
 def log_mass(mass: Tensor | None, dtype: torch.dtype) -> Tensor | None:
