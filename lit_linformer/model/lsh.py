@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .attention import ATTENTIONS, Attention, as_bias, softmax, split_heads
+from .attention import ATTENTIONS, Attention, as_bias, split_heads
 from .chunks import Permuted, beside, check_even, chunked, near_flops, near_scores, near_values
 from .parts import exporting
 from .ranges import Range
@@ -82,7 +82,7 @@ class LshAttention(Attention):
         allowed, bias = self._columns(all_rounds, q.dtype)
         scores = near_scores(q, _normalised(q), allowed, self.chunk, reach)
         scores = scores + bias.flatten(-3, -2)[..., :length, :]
-        weights = functional.dropout(softmax(scores).to(v.dtype), self.dropout, self.training)
+        weights = functional.dropout(scores.softmax(-1).to(v.dtype), self.dropout, self.training)
         found, total = near_values(weights, v, self.chunk, reach), scores.logsumexp(-1, keepdim=True)
         found, total = (Permuted.apply(part, places, order) for part in (found, total))
         share = total.softmax(2)  # of each round in the one softmax

@@ -8,13 +8,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch._inductor.config
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback
 from torch._dynamo.utils import counters
 
 from lit_linformer.data import LongRangeData, RecallData
 from lit_linformer.model import EncoderConfig
 from lit_linformer.tasks import MLM, Recall, SequenceClassification
 from lit_linformer.tasks.compiling import compile_training
+from tests.data.recorder import trainer
 from tests.helpers import assert_same, load, output, read_log
 from tests.model.mechanisms import IMAGE, MECHANISMS, MODERNS
 
@@ -138,8 +139,7 @@ def test_batches_of_any_length_are_three_graphs(traced):
 @pytest.mark.parametrize("equal", [True, False])
 def test_images_are_compiled_without_a_mask(equal):
     model = SequenceClassification(encoder=encoder(), compile=True, dropout=0.0, attention_dropout=0.0)
-    trainer = SimpleNamespace(datamodule=SimpleNamespace(equal_rows=equal))
-    model.trainer, masks = trainer, []
+    model.trainer, masks = SimpleNamespace(datamodule=SimpleNamespace(equal_rows=equal)), []
     model.net.forward = lambda ids, mask, *rest: masks.append(mask) or torch.zeros(len(ids), 2)
     ids, labels = torch.randint(1, 60, (4, 32)), torch.randint(2, (4,))
     model.training_loss({"input_ids": ids, "labels": labels, "index": torch.arange(4)})
@@ -166,12 +166,8 @@ def test_for_unequal_rows_nothing_is_made_anew_for_each_length(equal, attention,
     settings = encoder(max_length=data.max_length, attention=attention)
     module = (Recall if equal else MLM)(encoder=settings, vocab_size=data.num_tokens, compile=True, warmup_steps=0)
     watch = Watch()
-    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = Trainer(
-        accelerator="cpu", max_steps=10, max_epochs=-1, limit_val_batches=0, use_distributed_sampler=False, callbacks=[watch],
-        **options,
-    )  # fmt: skip
-    trainer.fit(module, data)
+    steps = {"max_steps": 10, "max_epochs": -1, "limit_val_batches": 0, "use_distributed_sampler": False}
+    trainer(**steps, callbacks=[watch]).fit(module, data)
     assert (len(watch.lengths) == 1) == equal and (equal or len(watch.lengths) > 5)
     assert traced() <= 1 + 2 + 2  # a compiler is looked for; a layer, and the loss
     assert watch.cudnn == {equal} and torch.backends.cuda.cudnn_sdp_enabled()
