@@ -39,15 +39,15 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 class LastCheckpoint(Stepping, Checkpoint):
-    """Keeps last.ckpt, written after an optimiser step, and previous.ckpt, the one of an earlier step.
+    """Keeps last.ckpt, written after an optimiser step, and previous.ckpt, from an earlier step.
 
     Lightning's ModelCheckpoint may save in the middle of a gradient accumulation, from where no run resumes exactly. And a run
     that is saved between a step and its validation, and killed there, continues without it: its point is lost. Here
     such a checkpoint says that it owes the validation, which callbacks/owed.py runs first; after it last.ckpt is written anew.
 
     Args:
-        every_n_steps: optimiser steps between two of them.
-        validation: whether training ends with a validation, wherever trainer.val_check_interval has it end.
+        every_n_steps: optimiser steps between two checkpoints.
+        validation: whether training ends with a validation, even if trainer.val_check_interval does not ask for one there.
     """
 
     def __init__(self, every_n_steps: Count = 500, validation: bool = True):
@@ -285,9 +285,9 @@ def best_checkpoint(
     """Keeps the checkpoints of the best validations.
 
     Args:
-        monitor: the logged metric that decides; none: the headline of the model's class.
-        mode: min, or max where higher is better; none: as the headline says, and min of a loss or a perplexity.
-        keep: how many are kept; 0 for none.
+        monitor: the logged metric that checkpoints are compared by; none: the headline metric of the model's class.
+        mode: min, or max if higher is better; none: the headline metric's, and min for a loss or a perplexity.
+        keep: number of best checkpoints to keep; 0 for none.
     """
     check_ranges("best.", best_checkpoint, locals())
     monitor, mode = best_of(LightningModule, monitor, mode)

@@ -27,7 +27,7 @@ AT_A_TIME = 2**22  # comparisons of two tokens
 
 
 class CopySlices(Measuring):
-    """The validation's mean negative log-likelihood by whether the masked token could be copied from its own row.
+    """Mean negative log-likelihood of the validation by whether the masked token could be copied from its own row.
 
     Six slices, and what belongs to none of them. The masked token occurs nowhere else in the row as the model sees it;
     elsewhere, beside other neighbours; or elsewhere beside the same neighbour, left or right. Each for frequent tokens, the
@@ -36,8 +36,8 @@ class CopySlices(Measuring):
     every run on the same data. Training is not affected. With `validate` the file is validate_copy_slices.csv.
 
     Args:
-        near: tokens to each side that count as nearby, not as elsewhere: the local convolution sees those.
-        frequent: ids below this are frequent.
+        near: tokens on each side that count as nearby, not as elsewhere, since the local convolution sees them.
+        frequent: ids below this count as frequent.
     """
 
     def __init__(self, near: Natural = 8, frequent: Natural = 1000) -> None:

@@ -39,12 +39,13 @@ class LengthSweep(Measuring):
     file is validate_length_sweep.csv. One device, or several by DDP: sharded weights are not gathered.
 
     Args:
-        lengths: tokens of a row, bos included: 8 up to model.encoder.max_length.
-        every_n_validations: validations of a fit from one sweep to the next; 0: no sweep.
+        lengths: tokens in a row, bos included: from 8 to model.encoder.max_length.
+        every_n_validations: number of validations from one sweep to the next in fit; 0: no sweep.
         at_end: sweep when training ends, too.
-        num_tokens: tokens of a batch on each process, the same at every length, as in the paper's figure 2; at least one row.
+        num_tokens: tokens in a batch on each process, the same at every length, as in the paper's figure 2; at least one row.
             Perplexity does not depend on it, speed and memory do. None: data.batch_size times data.max_length.
-        limit_batches: batches of each length on each process, the first ones, to bound the cost; None: the whole split.
+        limit_batches: number of batches, the first ones, of each length on each process, to bound the cost; None: the whole
+            split.
     """
 
     def __init__(

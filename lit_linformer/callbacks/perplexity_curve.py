@@ -16,7 +16,7 @@ FILES = {"val/perplexity": ("perplexity", PERPLEXITY)}  # its column and file; a
 
 
 class PerplexityCurve(Callback):
-    """Writes perplexity.csv into the run directory, one row a validation, and the curve against tokens into the loggers.
+    """Writes perplexity.csv into the run folder, one row for each validation, and the curve against tokens into the loggers.
 
     Of a module without val_perplexity it is curve.csv, with the module's headline, or what best.monitor names. A headline that
     stands beside the perplexity, as recall's val/accuracy, is a column of its own.

@@ -27,8 +27,8 @@ class Progress(ProgressBar):
     The loss is the mean since the line before: one batch's, which the loggers have, is noisy.
 
     Args:
-        every_n_steps: optimiser steps between two lines where there is no terminal, and between two readings of the loss.
-        live: draw a live bar; None: where the output is a terminal.
+        every_n_steps: optimiser steps between two readings of the loss, and between two lines where there is no terminal.
+        live: draw a live bar; None: if the output is a terminal.
     """
 
     def __init__(self, every_n_steps: Count = 50, live: bool | None = None):

@@ -31,12 +31,12 @@ class Spectrum(Measuring):
     singular values of a Transformer's 512 × 512 map take 50 ms on one core: 13 s for 16 sentences of 4 layers of 4 heads.
 
     Args:
-        every_n_validations: validations from one measurement to the next.
-        layers: which layers, from 0; none: all.
-        num_sentences: rows of data.max_length tokens, spread evenly over the validation set; fewer where it has fewer.
-        index: singular value, from 1, whose cumulative share is followed; none: a quarter of what there are, as the paper's
-            128 of 512.
-        threshold: share of the cumulative value that a suggested k holds, 0 to 1.
+        every_n_validations: number of validations from one measurement to the next.
+        layers: which layers, counted from 0; none: all.
+        num_sentences: rows of data.max_length tokens, spread evenly over the validation set; fewer if it has fewer.
+        index: singular value, counted from 1, whose cumulative share is logged; none: a quarter of their number, as the
+            paper's 128 of 512.
+        threshold: cumulative share, 0 to 1, that a suggested k holds.
     """
 
     def __init__(

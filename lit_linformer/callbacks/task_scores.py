@@ -17,7 +17,7 @@ MOST_COUNTED, MOST_NAMED = 20, 80  # classes in the picture: of 77, with all cou
 
 
 class TaskScores(Callback):
-    """Writes scores.csv, one row a validation; draws the confusion matrix; `test` leaves its predictions in submission/."""
+    """Writes scores.csv, one row for each validation; draws the confusion matrix; `test` writes predictions to submission/."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, float]] = []

@@ -54,8 +54,8 @@ class Throughput(Stepping):
     result.json has their averages over the run, without the first of these windows, which warms up and compiles.
 
     Args:
-        peak_tflops: the device's dense peak, 10¹² operations a second in the precision that is trained in, for a device
-            that is not in the table of utils/peaks.py.
+        peak_tflops: the device's dense peak, in 10¹² operations per second at the precision of the training, for a device that
+            is not in the table of utils/peaks.py.
     """
 
     def __init__(self, peak_tflops: Annotated[float, Range(above=0, most=1e9)] | None = None) -> None:

@@ -17,30 +17,30 @@ TRAINER_DEFAULTS: dict[str, Any] = {
 }
 # {setting: (default, words)}
 RUN: dict[str, tuple[Any, str]] = {
-    "name": ("run", "Name of the run; it lives in runs/NAME."),
-    "overwrite": (False, "Let fit delete a run of the same name, when it begins to train."),
-    "ckpt_path": (None, "Checkpoint: a file, the folder of a run, last, best, or, of fit, auto (last if there is one)."),
+    "name": ("run", "Name of the run, whose folder is runs/NAME."),
+    "overwrite": (False, "Let fit delete an existing run of this name when it begins to train."),
+    "ckpt_path": (None, "Checkpoint: a file, the folder of a run, last, best, or, for fit, auto (last if there is one)."),
     "seed_everything": (0, "Seed of weights, order, masks and dropout."),
 }
 TRAINER: dict[str, tuple[Any, str]] = {
     "max_steps": (-1, "Optimiser steps; -1: no limit."),
     "max_epochs": (-1, "Passes over the training data; -1: no limit."),
-    "max_time": (None, "Time after which training ends, that of its earlier starts included: 00:08:00:00 for eight hours."),
-    "val_check_interval": (None, "Training batches between validations, or a share of an epoch, as 0.5."),
+    "max_time": (None, "Time after which training ends, earlier starts included: 00:08:00:00 for eight hours."),
+    "val_check_interval": (None, "Training batches between validations, or a share of an epoch, such as 0.5."),
     "check_val_every_n_epoch": (1, "null where val_check_interval counts batches across epochs."),
-    "accumulate_grad_batches": (1, "Batches of an optimiser step."),
-    "gradient_clip_val": (None, "Norm to which gradients are clipped; null: they are not."),
+    "accumulate_grad_batches": (1, "Batches in an optimiser step."),
+    "gradient_clip_val": (None, "Norm to which gradients are clipped; null: no clipping."),
     "accelerator": ("auto", "auto (a GPU if there is one), cpu, gpu."),
-    "devices": ("auto", "How many devices, or the numbers of some, as [0,3]."),
+    "devices": ("auto", "Number of devices, or the devices' numbers, such as [0,3]."),
     "num_nodes": (1, "Machines; conf/trainer/ddp_nodes.yaml and slurm.yaml start them."),
-    "precision": (None, "32-true; bf16-mixed on a GPU from Ampere on; 16-mixed on an older one."),
-    "strategy": ("auto", "auto, ddp, or what an overlay of conf/trainer/ names."),
-    "callbacks": (None, "One more; `python run.py list callbacks` has the names."),
+    "precision": (None, "32-true; bf16-mixed, for a GPU (Ampere or newer); 16-mixed, for an older one."),
+    "strategy": ("auto", "auto, ddp, or that of an overlay in conf/trainer/."),
+    "callbacks": (None, "Adds a callback; `python run.py list callbacks` has the names."),
     "logger": (None, "TensorBoardLogger (null), CSVLogger, WandbLogger, MLFlowLogger, or your own; false: none."),
-    "log_every_n_steps": (None, "Optimiser steps between two points of the loss's curve."),
-    "limit_val_batches": (None, "Batches of a validation, or a share of them, as 0.1; 0: no validation."),
-    "limit_test_batches": (None, "Batches of the test, or a share of them, as 0.1."),
-    "fast_dev_run": (False, "Run one batch of each split, keep nothing: does it run at all?"),
+    "log_every_n_steps": (None, "Optimiser steps between two points of the loss curve."),
+    "limit_val_batches": (None, "Batches in a validation, or a share of them, such as 0.1; 0: no validation."),
+    "limit_test_batches": (None, "Batches in the test, or a share of them, such as 0.1."),
+    "fast_dev_run": (False, "Run one batch of each split and keep nothing: does it run at all?"),
 }
 # The callbacks that every command has, each after those whose state it keeps or shows.
 ALWAYS_THERE = {

@@ -24,9 +24,10 @@ WORDS = {
 }
 FILLED_IN = ("encoder", "vocab_size", "num_labels")  # by other sections, and by the data
 USUAL = ("lr", "warmup_steps", "schedule", "weight_decay", "source", "batch_size", "max_length")
-SCREEN = 24  # lines
+SCREEN = 30  # lines
 SHORT = 24  # letters of a sentence that tells little
 COUNTS = ("0 or more", "1 or more")  # goes without saying
+NUMBERS = (*"0123456789", "at least", "more than")  # how a range begins: left out where there is no room for it
 
 
 @dataclass(frozen=True)
@@ -55,18 +56,16 @@ def short_help(argv: list[str], width: int | None = None) -> str:
         lines += [part for file, told in heads for part in _wrapped(f"{file}: {told}." if told else file, width)]
         lines += [
             "",
-            *_wrapped("The values are those that this command line gives; (default …) is what stands without it.", width),
+            *_wrapped("The values are those of this command line; (default …) follows where it changes one.", width),
         ]
     else:
-        lines += _wrapped(
-            "No --config is given: the values are defaults. `python run.py list configs` shows what there is.", width
-        )
+        lines += _wrapped("No --config is given: the values are defaults. `python run.py list configs` lists configs.", width)
     for title, shown in sections:
         lines += ["", title, *_columns(shown, width)]
     typed = " ".join(["python run.py", command, *(f"--config {shlex.quote(file)}" for file in files)])
     further = table.FURTHER.get(command) if files else None
     example = f"{typed} {further}" if further else table.EXAMPLES[command]
-    lines += ["", "An example", f"  {example}", "Every setting, in some seconds", f"  {typed} --help_all"]
+    lines += ["", "An example", f"  {example}", "All settings (takes some seconds)", f"  {typed} --help_all"]
     return "\n".join(lines) + "\n"
 
 
@@ -159,7 +158,7 @@ def _columns(lines: list[Line], width: int) -> list[str]:
     """`--name value`, and beside it, or below where it is long, what the setting is: a screen at most."""
     left = [_typed(line) for line in lines]
     column = min(max(map(len, left)) + 4, width * 9 // 20 + 2)
-    for most in (4, 3, 2, 1):  # lines that say what a setting is
+    for most in (4, 3, 2):  # lines that say what a setting is
         found: list[str] = []
         for line, setting in zip(lines, left, strict=True):
             parts = _wrapped(_told(line, most * (width - column)), width - column)
@@ -179,12 +178,15 @@ def _typed(line: Line) -> str:
 def _told(line: Line, room: int) -> str:
     """Words, what is allowed and the default where the value is another one; the words are cut to what there is room for."""
     other = line.default is not None and line.default is not sources.NotGiven and line.value != line.default
-    tail = (f"; {line.allowed}" if line.allowed else "") + (f" (default {shown(line.default)})" if other else "")
+    default = f" (default {shown(line.default)})" if other else ""
     if line.name == "trainer.callbacks" and line.value:
-        tail = f" (now {shown(line.value)})"
+        default = f" (now {shown(line.value)})"
     first, _, rest = line.words.rstrip(".").partition(" ")
     words = " ".join([first.lower() if first[1:].islower() or first == "A" else first, rest])
-    return textwrap.shorten(words, max(room - len(tail) - 8, 24), placeholder=" …") + tail
+    tail = f"; {line.allowed}{default}" if line.allowed else default
+    if len(words + tail) > room - 8 and line.allowed.startswith(NUMBERS):
+        tail = default
+    return textwrap.shorten(words, max(room - len(tail) - 8, 48), placeholder=" …") + tail
 
 
 def shown(value: Any) -> str:

@@ -31,7 +31,7 @@ whole_numbers_first(Trainer.__init__.__annotations__)
 
 
 class RunTrainer(Trainer):
-    """Lightning's Trainer with the command that needs none, and with signals left to utils/signals.py."""
+    """Lightning's Trainer with one more command, `prepare`, and with signals left to utils/signals.py."""
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         # Where each process starts, one that Lightning forks too.

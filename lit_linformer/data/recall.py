@@ -33,17 +33,17 @@ class RecallData(ResumableDataModule):
     which value is a key's. A row is a function of its number and the seed.
 
     Args:
-        max_length: n, the tokens of a row.
-        pairs: keys of a row, and masks.
-        distance: tokens between the two stretches: the least from a pair to its question.
-        gap: noise between a key and its value. With 0 they are neighbours.
-        vocab_size: tokens, three special ones among them.
-        rows: of a pass over the training data.
-        validation_rows: that are held out, and as many for the test.
+        max_length: n, tokens in a row.
+        pairs: number of keys in a row, and of masks.
+        distance: tokens between the two stretches: the smallest distance from a pair to its query.
+        gap: noise tokens between a key and its value. With 0 they are adjacent.
+        vocab_size: size of the vocabulary, three special tokens included.
+        rows: rows in a pass over the training data.
+        validation_rows: rows that are held out for validation, and as many for the test.
         batch_size: rows on each device in each micro-batch.
         global_batch_size: rows of an optimiser step over all devices; None: those of a micro-batch on each.
         num_workers: processes that make batches; 0: the training process does.
-        seed: of the order in which rows come, and of the training rows themselves. Held-out rows do not depend on it.
+        seed: seed of the order of rows, and of the training rows themselves. Held-out rows do not depend on it.
     """
 
     tokenizer = None  # ids are all there is

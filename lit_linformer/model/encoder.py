@@ -37,46 +37,46 @@ class EncoderConfig:
         hidden_size: D, width of the residual stream.
         num_layers: layers of attention and feed-forward.
         num_heads: H, heads a layer; divides hidden_size.
-        intermediate_size: width inside the feed-forward; 4 D in the paper. With geglu two thirds of it, in multiples of 8.
-        attention: linformer; lookup: a Linformer that also looks up where a token's neighbour stands elsewhere; window: one
-            that also sees nearby tokens; coarse: the windows that matter most; lsh (Reformer), luna, nystrom, sparse: others
-            that save time (docs/models.md); full: the Transformer, on fused attention; or the path of a class of your own, as
-            my_ideas.Window of my_ideas.py (docs/extending.md).
-        attention_options: settings that the attention has of its own, by name.
-        projection_dim: k, slots that keys and values are compressed to: one number, or a list with one a layer.
-        sharing: which projections are one and the same (section 4): none | headwise | key-value | layerwise; or heads
-            (a matrix a head, for keys and values alike).
+        intermediate_size: width of the feed-forward; 4 D in the paper. With geglu two thirds of it, a multiple of 8.
+        attention: linformer; lookup: a Linformer that also looks up where else a token's neighbour occurs; window: one that
+            also sees nearby tokens; coarse: one that also sees the windows that matter most; lsh (Reformer), luna, nystrom,
+            sparse: others that save time (docs/models.md); full: the Transformer, on fused attention; or the path of a class
+            of your own, such as my_ideas.Window in my_ideas.py (docs/extending.md).
+        attention_options: the attention's own settings, by name.
+        projection_dim: k, slots that keys and values are compressed to: one number, or a list with one for each layer.
+        sharing: which projections are shared (section 4): none | headwise | key-value | layerwise; or heads (one matrix for
+            each head, for both keys and values).
         projection: linear (learned E) | conv (kernel and stride n/k) | mean | max | gaussian (fixed, random) | dynamic, gated
-            (made of the input), or the path of a class of your own, as my_ideas.Salient of my_ideas.py.
-        projection_options: settings that the projection has of its own, by name.
-        projection_init: how a learned E starts: block_mean (slot j is the mean of window j) | split (of a part of it,
-            another for each head: for sharing=none) | strided (slot j is one token) | normal (N(0, 1/k)) | xavier (the
-            authors' code) | squares (slot j is the mean of square j of an image, n as for position=image).
-        projection_noise: standard deviation of Gaussian noise added to that start, of linear and conv.
+            (computed from the input), or the path of a class of your own, such as my_ideas.Salient in my_ideas.py.
+        projection_options: the projection's own settings, by name.
+        projection_init: how a learned E is initialised: block_mean (slot j is the mean of window j) | split (the mean of a
+            part of it, another part for each head: for sharing=none) | strided (slot j is one token) | normal (N(0, 1/k)) |
+            xavier (the authors' code) | squares (slot j is the mean of square j of an image, n as for position=image).
+        projection_noise: standard deviation of Gaussian noise added to that initialisation, for linear and conv.
         order: compress_first (W_K (E x), fewer operations) | project_first (E (W_K x), the paper's formula).
         mass_bias: keep attention off slots that hold no real token of a short input; full rows don't change. Off, since a
             model trained on full rows did better on short ones without it (docs/LOG.md).
-        short_rows: what E (linear, gaussian, conv) reads in the places up to n that a row has no token for: zeros (the
-            paper's) | mean (of the row's tokens: as if it went on as it is; a model trained on full rows then does better
-            on short ones).
-        local_width: width, odd, of a depthwise convolution of each layer's input beside its heads; 0, none, is the paper's.
+        short_rows: what E (linear, gaussian, conv) reads at positions beyond the end of a row: zeros (the paper's) | mean (of
+            the row's tokens, as if the row went on like this: a model trained on full rows then does better on short ones).
+        local_width: width, odd, of a depthwise convolution of each layer's input, added to its heads; 0, none, is the paper's.
         norm: post (the paper's) or pre, which trains at higher learning rates.
         norm_type: layer (LayerNorm, the paper's) | rms (RMSNorm: no mean, no bias).
-        position: learned (an embedding for each of n places, the paper's) | rotary (queries and keys are turned by their
-            places; a Linformer then wants order=project_first) | image (of pixels, row by row: an embedding of the row plus
-            one of the column; n is w², or w² + 2 with bos and eos).
-        rotary_base: of rotary positions: the slowest pair of channels turns by about 1/base a token.
-        input_size: numbers that a token consists of, as the pixels of a patch or the readings of sensors: the input is then
-            (B, N, input_size) floats, which a linear layer makes D wide; 0: tokens are ids.
-        feed_forward: gelu (the paper's) | geglu (gated; as many parameters).
+        position: learned (an embedding for each of n positions, the paper's) | rotary (queries and keys are rotated by their
+            positions; a Linformer then needs order=project_first) | image (for pixels, row by row: an embedding of the row
+            plus one of the column; n is w², or w² + 2 with bos and eos).
+        rotary_base: base of rotary positions: the slowest pair of channels rotates by about 1/base per token.
+        input_size: numbers that make up a token, such as the pixels of a patch or sensor readings: the input is then
+            (B, N, input_size) floats, which a linear layer maps to width D; 0: tokens are ids.
+        feed_forward: gelu (the paper's) | geglu (gated; the same number of parameters).
         bias: whether linear layers and LayerNorms have biases.
-        head_bias: whether the masked-language-model head adds one to each logit.
-        dropout: probability, on embeddings and on what each sublayer adds.
+        head_bias: whether the masked-language-model head adds a bias to each logit.
+        dropout: probability, on embeddings and on the output of each sublayer.
         attention_dropout: probability, on attention weights.
-        initializer_range: standard deviation of the start of linear and embedding weights.
+        initializer_range: standard deviation with which linear and embedding weights are initialised.
         layer_norm_eps: epsilon of the encoder's norms.
         activation_checkpointing: recompute each layer in the backward pass instead of keeping its activations.
-        causal: false; each slot mixes all positions, so no mask hides later tokens. Older configs and checkpoints name it.
+        causal: must be false: each slot mixes all positions, so no mask hides later tokens. Kept for older configs and
+            checkpoints, which name it.
     """
 
     vocab_size: Size = 50265

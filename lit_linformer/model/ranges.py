@@ -46,7 +46,7 @@ class Range:
         most = self.largest if self.most is None and self.below is None and value > self.largest else self.most
         low = f"{self.least:g}" if self.above is None else f"more than {self.above:g}"
         if self.below is not None:
-            words = f"{low} up to, not including, {self.below:g}" if self.above is None else f"{low}, less than {self.below:g}"
+            words = f"at least {low}, less than {self.below:g}" if self.above is None else f"{low}, less than {self.below:g}"
         elif most is not None:
             words = f"{low} to {most:.10g}" if self.above is None else f"{low}, up to {most:.10g}"
         else:

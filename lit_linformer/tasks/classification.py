@@ -26,23 +26,23 @@ class SequenceClassification(TrainingModule):
     """Classification or regression of texts and pairs of texts. The defaults are RoBERTa's recipe for GLUE.
 
     Args:
-        pretrained: a run directory (its best checkpoint, or its last), a checkpoint file, or a folder that `export` wrote as
-            safetensors or huggingface: encoder settings, weights and tokenizer come from there. None: train from scratch with
+        pretrained: a run folder (its best checkpoint, or its last), a checkpoint file, or a folder that `export` wrote as
+            safetensors or huggingface, which provides encoder settings, weights and tokenizer. None: train from scratch with
             `encoder`.
-        load_weights: false: take settings and tokenizer of `pretrained`, but start from random weights.
+        load_weights: false: take settings and tokenizer from `pretrained`, but start from random weights.
         encoder: the encoder's shape, to train from scratch; beside `pretrained` it must be that checkpoint's.
         vocab_size: V; the command line fills it in from the data's tokenizer.
         num_labels: classes, 1 for regression; the command line fills it in from the data.
         pooling: what represents a text: first (its first token, as in RoBERTa) | mean (over its tokens).
-        dropout: of encoder and head, whatever pretraining or `encoder` has.
-        attention_dropout: of attention weights, whatever pretraining or `encoder` has.
+        dropout: dropout of encoder and head, in place of that in pretraining or `encoder`.
+        attention_dropout: dropout of attention weights, in place of that in pretraining or `encoder`.
         activation_checkpointing: recompute each layer in the backward pass instead of keeping its activations.
         lr: peak learning rate of AdamW. 1e-5 is for an encoder of RoBERTa-base's size; conf/finetune/small.yaml has 5e-4,
             for one of a few million parameters.
-        layer_lr_decay: multiplies the learning rate once more with each layer below the head; 1.0 for none.
-        weight_decay: of the matrices; norms, biases and embeddings have none.
+        layer_lr_decay: factor by which the learning rate falls with each layer below the head; 1.0: it does not.
+        weight_decay: weight decay of the matrices; norms, biases and embeddings have none.
         warmup_fraction: share of all optimiser steps over which the learning rate rises from 0.
-        compile: torch.compile for training steps, for batches of any length: three graphs of each kind of layer, of rows
+        compile: use torch.compile in training, for batches of any length: three graphs for each kind of layer, for rows
             shorter than k, shorter than n, and of n tokens. Needs a compiler (g++; for a GPU Triton).
         optimization: the other settings of AdamW and its learning rate (`tasks.optim.Optimization`).
     """

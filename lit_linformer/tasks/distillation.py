@@ -33,7 +33,7 @@ Weight = Annotated[float, Range(least=0, largest=1e6)]
 
 
 class Distillation(MLM):
-    """Masked language modelling beside a teacher, whose perplexity is logged beside the model's own: val/teacher_perplexity.
+    """Masked language modelling with a teacher, whose perplexity is logged beside the model's own: val/teacher_perplexity.
 
     The loss is a weighted sum of three. A weight of 0 leaves its term out; with labels_weight alone the training is plain
     masked language modelling.
@@ -41,10 +41,11 @@ class Distillation(MLM):
     Args:
         teacher: a run directory (its best checkpoint, or its last), a checkpoint file, or a folder that `export` wrote as
             safetensors or huggingface; of the same vocabulary.
-        logits_weight: of KL(teacher ‖ student) over the vocabulary, in nats, at the masked positions (Hinton et al., 2015).
-        hidden_weight: of the squared difference of the hidden states as a share of the teacher's square, mean over the layers,
-            which must be as many and as wide as the teacher's.
-        labels_weight: of the usual loss, the negative log-likelihood of the masked tokens.
+        logits_weight: weight of KL(teacher ‖ student) over the vocabulary, in nats, at the masked positions (Hinton et al.,
+            2015).
+        hidden_weight: weight of the squared difference of the hidden states, relative to the teacher's square; the mean over
+            the layers, of which both models must have the same number and width.
+        labels_weight: weight of the usual loss, the negative log-likelihood of the masked tokens.
         kwargs: MLM's settings.
     """
 

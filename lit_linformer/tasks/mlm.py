@@ -24,12 +24,12 @@ class MLM(TrainingModule):
     Args:
         encoder: the encoder's shape; its vocab_size is taken from the data. Beside `pretrained` it must be that model's.
         vocab_size: V; the command line fills it in from the data's tokenizer.
-        pretrained: weights to start from, to train with other text or another objective: a run directory
-            (its best checkpoint, or its last), a checkpoint file, or a folder that `export` wrote as safetensors or
-            huggingface. Encoder settings and tokenizer come from there too. None: random weights.
+        pretrained: weights to start from: a run folder (its best checkpoint, or its last), a checkpoint file, or a folder that
+            `export` wrote as safetensors or huggingface. Encoder settings and tokenizer come from there, too. None: random
+            weights.
         warmup_steps: optimiser steps over which the learning rate rises from 0.
-        compile: torch.compile for training steps. Meant for a GPU; on a CPU hardly faster. Needs a
-            compiler (g++; for a GPU Triton).
+        compile: use torch.compile in training. Meant for a GPU; hardly faster on a CPU. Needs a compiler (g++; for a GPU
+            Triton).
         optimization: settings of AdamW and its learning rate (`tasks.optim.Optimization`).
     """
 

@@ -33,22 +33,22 @@ class Optimization:
 
     Args:
         lr: peak learning rate of AdamW.
-        lr_batch_size: rows an optimiser step that lr is meant for; with R rows it becomes lr · √(R / lr_batch_size), as in
-            the rule for Adam, whose betas and eps stay as they are here (Malladi et al., 2022, "On the SDEs and scaling rules
-            for adaptive gradient algorithms"). None: lr is taken as it is.
-        weight_decay: of the matrices; norms, biases and embeddings have none.
-        projection_lr_factor: learning rate of E and F, as a multiple of lr. AdamW moves every entry by about lr a step, and
-            E's are k/n or 0 at the start: at 1 the windows of block_mean are gone before the rest has learnt to use them.
-        projection_weight_decay: of E and F.
-        betas: AdamW's. 0.98 for the second is RoBERTa's.
-        eps: AdamW's. 1e-6 is RoBERTa's.
-        schedule: how the rate falls after its warm-up, until training ends: linear | cosine | polynomial | constant | wsd
-            (warm-up, stable, decay: constant, and only in the last steps down, as 1 - √progress).
-        decay_share: of the wsd schedule: the share of all steps in which the rate falls.
+        lr_batch_size: rows of an optimiser step for which lr was chosen. With R rows the rate becomes lr · √(R /
+            lr_batch_size), as in the rule for Adam (Malladi et al., 2022, "On the SDEs and scaling rules for adaptive gradient
+            algorithms"), whose betas and eps are not scaled here. None: lr is not scaled.
+        weight_decay: weight decay of the matrices; norms, biases and embeddings have none.
+        projection_lr_factor: learning rate of E and F, as a multiple of lr. AdamW moves every entry by about lr in a step, and
+            those of E start at k/n or 0: at 1 the windows of block_mean are gone before the rest has learnt to use them.
+        projection_weight_decay: weight decay of E and F.
+        betas: AdamW's betas; a second one of 0.98 is RoBERTa's.
+        eps: AdamW's epsilon; 1e-6 is RoBERTa's.
+        schedule: how the rate falls after its warm-up: linear | cosine | polynomial | constant | wsd (warm-up, stable, decay:
+            constant until the last steps, where it falls as 1 - √progress).
+        decay_share: share of all steps in which the wsd schedule lowers the rate.
         power: exponent of the polynomial schedule.
-        final_lr_factor: what the rate ends at, as a multiple of lr.
-        optimizer: adamw | muon: Muon for the matrices of the encoder's layers, AdamW for the rest. Its steps are scaled to be
-            as long as AdamW's, so that lr and weight_decay suit both.
+        final_lr_factor: the final rate, as a multiple of lr.
+        optimizer: adamw | muon: Muon for the matrices of the encoder's layers, AdamW for the rest. Muon's updates are scaled
+            to the size of AdamW's, so that lr and weight_decay suit both.
         muon_lr_factor: learning rate of Muon's matrices, as a multiple of lr.
     """
 

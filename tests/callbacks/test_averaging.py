@@ -104,7 +104,7 @@ def test_training_is_the_same_and_what_reads_the_run_sees_the_average(tiny, tmp_
 
 
 def test_a_decay_that_is_none():
-    with pytest.raises(ValueError, match=r"Averaging.decay is 1.0; allowed: 0 up to, not including, 1"):
+    with pytest.raises(ValueError, match=r"Averaging.decay is 1.0; allowed: at least 0, less than 1"):
         Averaging(1.0)
 
 

@@ -32,7 +32,7 @@ def test_a_dataclass_s_fields():
     assert {name: one.default for name, one in found.items()} == {
         one.name: one.default for one in dataclasses.fields(EncoderConfig)
     }
-    assert found["dropout"].allowed == "0 up to, not including, 1" and found["causal"].allowed == "true or false"
+    assert found["dropout"].allowed == "at least 0, less than 1" and found["causal"].allowed == "true or false"
 
 
 def test_settings_that_are_handed_on_are_the_bases_too():

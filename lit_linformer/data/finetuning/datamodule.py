@@ -40,48 +40,48 @@ class FineTuningData(ResumableDataModule):
     """Labelled texts for classification or regression: GLUE, IMDB or a task of your own.
 
     Args:
-        task: CoLA, SST-2, MRPC, STS-B, QQP, MNLI, QNLI, RTE, WNLI or IMDB; none: columns and labels describe your own.
-        source: Where the rows are. None: the task's data set on the Hugging Face hub; "hub:NAME" or "hub:NAME:CONFIG":
-            another one, by name or as a local folder in the hub's layout; a table (.csv, .tsv as GLUE's, .jsonl, each
-            also .gz .xz .zst, or .parquet), all of it training rows, of which validation_fraction is held out, or all of
-            it tested; or a folder with train, validation (or dev) and test as such tables or as a folder of texts for
-            each class, there or in a folder below that is called like the task.
-        columns: Your own task's column of texts, or its two columns of pairs.
-        label_column: Your own task's column of labels.
-        labels: Your own task's classes, in the order of their numbers; rows hold a name or a number. None: regression.
-        metrics: Your own task's: accuracy, f1 (of two classes that of the second), macro_f1 (the mean over classes), matthews
-            (none given: accuracy); for regression pearson, spearman (both).
+        task: CoLA, SST-2, MRPC, STS-B, QQP, MNLI, QNLI, RTE, WNLI or IMDB; none: columns and labels describe your own task.
+        source: The rows: a table (.csv, .tsv as GLUE's, .jsonl, each also .gz .xz .zst, or .parquet), of which
+            validation_fraction is held out (`test` reads all of it); or a folder with train, validation (or dev) and test,
+            each a table or a folder of texts for each class, there or in a subfolder named like the task; "hub:NAME" or
+            "hub:NAME:CONFIG": a Hugging Face data set, by name or as a local folder in the hub's layout. None: the task's
+            data set on the hub.
+        columns: Column of texts of your own task, or its two columns of pairs.
+        label_column: Column of labels of your own task.
+        labels: Classes of your own task, in the order of their numbers; rows hold a name or a number. None: regression.
+        metrics: Metrics of your own task: accuracy, f1 (that of the second of two classes), macro_f1 (the mean over classes),
+            matthews (none given: accuracy); for regression pearson, spearman (none given: both).
         validation_fraction: Share of the training rows, 0 to 1, to hold out where source has no validation split; always
-            the same rows. None: 0.1 for IMDB and your own task; for GLUE's the split is needed.
-        drop_leaked: Drop training rows whose texts are in validation or test too.
+            the same rows. None: 0.1 for IMDB and your own task; GLUE's tasks need the split.
+        drop_leaked: Drop training rows whose texts are also in validation or test.
         tokenizer: "bpe" or "wordpiece": train one on the training texts; else a tokenizer.json, a checkpoint that carries
             one, or a folder with tokenizer.json, RoBERTa's vocab.json and merges.txt or BERT's vocab.txt. On the command
-            line model.pretrained gives its own.
-        vocab_size: Tokens asked of a tokenizer that is trained.
-        max_length: Most tokens of a row, bos and eos included. None: 512; on the command line, the encoder's. Another one
-            needs no new preparation.
-        truncation: Of pairs that are too long: longest_first (cut the longer text until both fit), only_first or
-            only_second. Of one text, the beginning is kept.
-        max_windows: A text longer than max_length is read in up to so many rows, whose results the model joins; 1: it is
-            cut. Not for pairs.
+            line model.pretrained provides it.
+        vocab_size: Size of the vocabulary of a tokenizer that is trained.
+        max_length: Largest number of tokens in a row, bos and eos included. None: 512; on the command line, the encoder's.
+            Another one needs no new preparation.
+        truncation: How pairs that are too long are cut: longest_first (the longer text until both fit), only_first or
+            only_second. Of a single text the beginning is kept.
+        max_windows: Largest number of rows in which a text longer than max_length is read, whose results the model joins; 1:
+            it is cut. Not for pairs.
         window_overlap: Tokens that consecutive windows share.
         batch_size: Rows on each device in each micro-batch; training puts rows of about the same length together.
-        global_batch_size: Rows of an optimiser step over all devices, which accumulate micro-batches as needed; then
-            trainer.val_check_interval counts optimiser steps, and nothing changes with the number of devices. None:
+        global_batch_size: Rows of an optimiser step over all devices, which accumulate micro-batches as needed.
+            trainer.val_check_interval then counts optimiser steps, and nothing changes with the number of devices. None:
             batch_size × devices × trainer.accumulate_grad_batches.
-        eval_batch_size: Rows of a batch at most in validation, test and predict, which have no more than 5 % pads; none:
-            batch_size.
-        limit_train: Use only so many training rows, always the same ones; none: all.
-        empty_texts: "error" refuses rows with an empty text, "keep" takes them.
+        eval_batch_size: Largest number of rows in a batch of validation, test and predict, of which no more than 5 % is
+            padding; none: batch_size.
+        limit_train: Use only this many training rows, always the same ones; none: all.
+        empty_texts: "error" refuses rows with an empty text, "keep" accepts them.
         num_workers: Processes that load batches. 0 loads in the training process.
-        seed: Of the order of training; neither the held-out rows nor those of limit_train depend on it.
+        seed: Seed of the order of training; neither the held-out rows nor those of limit_train depend on it.
         cache_dir: Folder for trained tokenizers and tokenised rows.
-        verify: Whether to check the checksums of tokenised rows: "once", when a machine first reads them (a second for some
+        verify: When to check the checksums of tokenised rows: "once", when a machine first reads them (a second for some
             2 GB); "always"; "never".
         text: For predict: a text, or a list of them.
-        text_pair: For predict, of a task on pairs: the second text, or a list of them.
-        file: For predict: a file with one text a line, or a pair's two with a tab between; or a table as for source, whose
-            labels, where it has the task's, stand beside the predictions.
+        text_pair: For predict, with a task on pairs: the second text, or a list of them.
+        file: For predict: a file with one text on each line, or the two texts of a pair separated by a tab; or a table as for
+            source, whose labels, if they are the task's, are shown beside the predictions.
     """
 
     def __init__(

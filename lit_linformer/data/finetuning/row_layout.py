@@ -50,7 +50,7 @@ class RowLayout:
             raise SettingError(
                 "data.window_overlap",
                 self.window_overlap,
-                f"0 up to, not including, {self.capacity}, the tokens of text in a row of data.max_length = {self.max_length}",
+                f"at least 0, less than {self.capacity}, the tokens of text in a row of data.max_length = {self.max_length}",
             )
 
     @property

@@ -70,26 +70,26 @@ class LongRangeData(ResumableDataModule):
 
     Args:
         task: listops, text (IMDB, byte by byte), retrieval (pairs of papers), image (CIFAR-10's gray pixels) or pathfinder.
-        source: A folder with the task's files in their authors' layout; of text whatever FineTuningData reads as IMDB. None:
+        source: A folder with the task's files in their authors' layout; for text, whatever FineTuningData reads as IMDB. None:
             listops and pathfinder are generated, text comes from the Hugging Face hub.
         masked: true: rows are masked, for MLM on the task's own inputs ("self-pretraining", Amos et al., 2023); false: they
             are classified.
         mask_rate: Share of a row's symbols to predict in training, with masked; validation always has 0.15.
-        max_length: n, the most tokens of a row, bos and eos included. None: the encoder's.
-        patch: Side of the squares of an image that are a token each: their pixels, as numbers from 0 to 1 (Dosovitskiy et al.,
+        max_length: n, the largest number of tokens in a row, bos and eos included. None: the encoder's.
+        patch: Side of the squares of pixels that are the tokens of an image, as numbers from 0 to 1 (Dosovitskiy et al.,
             2020), without bos and eos; model.encoder.input_size is its square. 0: each pixel is a token, its shade an id.
-        cut: Rows that are longer are cut (text 4,096, retrieval 4,000 of each as in the benchmark); false: they are refused.
-        rows: Training rows to generate; None: the benchmark's, 96,000 of ListOps and 160,000 of Pathfinder.
+        cut: Cut rows that are longer (in the benchmark text at 4,096, each text of retrieval at 4,000); false: refuse them.
+        rows: Training rows to generate; None: as many as in the benchmark, 96,000 for ListOps and 160,000 for Pathfinder.
         held_out_rows: Rows to generate for validation, and as many for the test; None: 2,000 and 20,000.
-        level: Of Pathfinder: easy, intermediate or hard, with lines of 6, 9 and 14 dashes; the benchmark's is hard.
+        level: Level of Pathfinder: easy, intermediate or hard, with lines of 6, 9 and 14 dashes; the benchmark's is hard.
         validation_fraction: Share of the training rows to hold out where the files have no validation split.
         batch_size: Rows on each device in each micro-batch; rows of about the same length come together.
         global_batch_size: Rows of an optimiser step over all devices; None: those of a micro-batch on each.
-        eval_batch_size: For validation and test; none: batch_size.
+        eval_batch_size: Rows of a batch in validation and test; none: batch_size.
         num_workers: Processes that load batches. 0 loads in the training process.
-        seed: Of the order and the masks of training. Generated rows do not depend on it.
+        seed: Seed of the order and the masks of training. Generated rows do not depend on it.
         cache_dir: Folder for the rows.
-        verify: Whether to check their checksums: "once", when a machine first reads them; "always"; "never".
+        verify: When to check their checksums: "once", when a machine first reads them; "always"; "never".
     """
 
     tokenizer = None  # symbols are all there is

@@ -30,7 +30,7 @@ _NUMBER = {symbol: number for number, symbol in enumerate(SYMBOLS)}
 def expression(chance: Callable[[], float]) -> np.ndarray:
     """Numbers of SYMBOLS, (L,) uint8: the first expression drawn that is neither too short nor too long.
 
-    chance: gives a number from 0 up to, not including, 1, whenever it is called.
+    chance: gives a number from at least 0, less than 1, whenever it is called.
     """
     while True:
         tokens, missing = [], []  # arguments that each open operator still lacks

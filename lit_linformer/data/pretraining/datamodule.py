@@ -32,39 +32,39 @@ class PretrainingData(ResumableDataModule):
     """Text for masked language modelling: tokenised once, read in rows of max_length tokens, masked anew in each pass.
 
     Args:
-        source: Where the text is. "embedded": the documentation that comes with Python (2 MB); "hub:NAME:SPLIT" or
-            "hub:NAME:CONFIG:SPLIT": a Hugging Face data set, by name or as a local folder; else a file, a folder (with
-            all below it) or a glob ("texts/**/*.txt"), of plain text (a blank line between documents), CSV, TSV, JSON
-            lines (a document a row), each also compressed (.gz .xz .zst), or Parquet.
-        validation_source: The same for validation; none: validation_fraction of source's documents is held out.
-        test_source: The same for the test; none: test_fraction of source's documents is held out.
+        source: The text: a file, a folder (with all below it) or a glob ("texts/**/*.txt") of plain text (documents are
+            separated by blank lines), CSV, TSV or JSON lines (a document in each row), each also compressed (.gz .xz .zst), or
+            Parquet; "hub:NAME:SPLIT" or "hub:NAME:CONFIG:SPLIT": a Hugging Face data set, by name or as a local folder;
+            "embedded": the documentation that comes with Python (2 MB).
+        validation_source: Text for validation; none: validation_fraction of source's documents is held out.
+        test_source: Text for the test; none: test_fraction of source's documents is held out.
         validation_fraction: Share of source's documents, 0 to 1, held out for validation if validation_source is not
             given.
         test_fraction: Share of source's documents, 0 to 1, held out for the test if test_source is not given.
-        column: Which column or key of tables (CSV, TSV, JSON lines, Parquet) and hub data sets holds the text.
-        document_start: Regular expression. A line (or row) that it matches at its start begins a document, and blank
-            lines no longer separate documents. For WikiText: "^ = [^=]".
+        column: Column or key that holds the text in tables (CSV, TSV, JSON lines, Parquet) and hub data sets.
+        document_start: Regular expression for the first line (or row) of a document, matched at its start; blank lines then
+            no longer separate documents. For WikiText: "^ = [^=]".
         tokenizer: "bpe" or "wordpiece": train byte-level BPE or lower-cased WordPiece on source; else a tokenizer.json,
             or a folder with one, with RoBERTa's vocab.json and merges.txt or with BERT's vocab.txt. None: that of
             model.pretrained.
-        vocab_size: Tokens asked of a tokenizer that is trained; a small corpus gives fewer. Up to 65,536 take 2 bytes a
-            token on disk, more take 4.
-        max_length: n, the tokens of a row, its first (bos) included. Another n needs no new preparation. None: the n of
+        vocab_size: Size of the vocabulary of a tokenizer that is trained; a small corpus gives fewer tokens. Up to 65,536
+            tokens take 2 bytes each on disk, more take 4.
+        max_length: n, tokens in a row, the first of them bos. Another n needs no new preparation. None: the n of
             model.pretrained.
         batch_size: Rows on each device in each micro-batch.
-        global_batch_size: Rows of an optimiser step over all devices, which accumulate micro-batches as needed; then
-            trainer.val_check_interval counts optimiser steps, and nothing changes with the number of devices. None:
+        global_batch_size: Rows of an optimiser step over all devices, which accumulate micro-batches as needed.
+            trainer.val_check_interval then counts optimiser steps, and nothing changes with the number of devices. None:
             batch_size × devices × trainer.accumulate_grad_batches.
         mask_rate: Share of a row's tokens to predict in training; validation always has 0.15.
         whole_word: Mask whole words instead of single tokens, in training.
-        num_workers: Processes that load batches. 0 loads in the training process, which costs about 25 µs a row of 512.
-        seed: Of the order and the masks of training; which documents are held out does not depend on it.
+        num_workers: Processes that load batches. 0 loads in the training process, which takes about 25 µs for a row of 512.
+        seed: Seed of the order and the masks of training; which documents are held out does not depend on it.
         cache_dir: Folder for trained tokenizers and token files.
-        verify: Whether to check the token files' checksums: "once", when a machine first reads them (a second for some 2
-            GB); "always"; "never".
+        verify: When to check the token files' checksums: "once", when a machine first reads them (a second for some 2 GB);
+            "always"; "never".
         text: For predict: a text, or a list of them, with mask tokens to fill in.
-        file: For predict: a file with one such text a line, or a table as for source. What has no mask, or more than max_length
-            tokens, is skipped.
+        file: For predict: a file with one text on each line, or a table as for source. Texts without a mask, or with more
+            than max_length tokens, are skipped.
     """
 
     equal_rows = True

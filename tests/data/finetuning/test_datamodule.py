@@ -225,7 +225,7 @@ def test_validating_rows_that_a_checkpoint_trained_on_is_announced(make_data, tm
         ({"limit_train": 0}, r"^data.limit_train is 0; allowed: 1 or more$"),
         ({"num_workers": -1}, r"^data.num_workers is -1; allowed: 0 to 256$"),
         ({"seed": -1}, r"^data.seed is -1; allowed: 0 to 4294967295$"),
-        ({"validation_fraction": 1.0}, r"^data.validation_fraction is 1.0; allowed: 0 up to, not including, 1$"),
+        ({"validation_fraction": 1.0}, r"^data.validation_fraction is 1.0; allowed: at least 0, less than 1$"),
         ({"empty_texts": "drop"}, r"^data.empty_texts is 'drop'; allowed: error, keep$"),
         ({"truncation": "longest"}, r"^data.truncation is 'longest'; allowed: longest_first, only_first, only_second$"),
         ({"truncation": "only_first"}, r"^data.truncation is 'only_first'; allowed for a task with one text: longest_first$"),

@@ -120,7 +120,7 @@ def test_a_batch_of_windows_tells_which_text_a_row_belongs_to():
         ({"max_windows": 2, "pair": True}, r"^data.max_windows is 2; allowed for pairs of texts: 1$"),
         (
             {"max_windows": 2, "window_overlap": 14},
-            r"^data.window_overlap is 14; allowed: 0 up to, not including, 14, the tokens",
+            r"^data.window_overlap is 14; allowed: at least 0, less than 14, the tokens",
         ),
     ],
 )
