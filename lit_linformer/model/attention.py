@@ -1,4 +1,4 @@
-"""Multi-head attention: the base of every kind. The kinds are in full.py, linformer.py, lookup.py and so on, a file each.
+"""Multi-head attention: the base class. The mechanisms are in full.py, linformer.py, lookup.py and so on, one file each.
 
 Shapes: B batch, N tokens (N <= n = max_length), K = k projected slots, H heads, D hidden width, d = D/H head width, w width of
 the local convolution. Names as in the paper (section 4): x input, q, k, v queries, keys, values, E and F the projections.
@@ -20,12 +20,11 @@ if TYPE_CHECKING:
 
 
 class Attention(nn.Module):
-    """Self-attention, (B, N, D) → (B, N, D), with the linear layers and the local convolution that every kind has.
+    """Self-attention, (B, N, D) → (B, N, D), with the linear layers and the local convolution that all mechanisms have.
 
-    One of your own is a subclass with a ``forward``, which need take no more than x and the mask, and return no more than a
-    tensor; what else is here may be left as it is, and then a run has no MFU, ``draw`` refuses, and so on, each in one line.
-    Settings of its own are further arguments of ``__init__``, which takes these as ``**shape``; ``model.encoder.
-    attention_options`` sets them.
+    To write one of your own, subclass this and define ``forward``, which need only take x and the mask and return a tensor. All
+    other methods are optional: without them a run shows no MFU, ``draw`` refuses, and so on, each in one line. Further
+    arguments of ``__init__``, which takes those below as ``**shape``, are its settings: ``model.encoder.attention_options``.
 
     Args:
         hidden_size: D.
@@ -34,14 +33,14 @@ class Attention(nn.Module):
         local_width: width w of a ``LocalConvolution`` of x, added to the heads' output before W_O; 0: none.
         dropout: probability with which attention weights are dropped.
         bias: whether the linear layers have one.
-        rotary_base: of rotary positions, by which queries and keys are turned (parts.rotated); None: they are not.
+        rotary_base: base of rotary positions, by which queries and keys are rotated (parts.rotated); None: they are not.
     """
 
-    title: str | None = None  # of the model that has it, as shown to users; None: what the setting says
+    title: str | None = None  # name of a model with this attention, as shown to users; None: the setting's value
     exact = False  # softmax over all tokens: what the others are compared with, and converted from
     slots = False  # whether keys and values are compressed to projection_dim slots, by projections
-    rotary = False  # whether forward turns queries and keys by their places: takes them from ``queries``, ``keys`` or ``heads``
-    settings: tuple[str, ...] = ()  # of EncoderConfig, those that only some kinds read, this among them
+    rotary = False  # whether forward rotates queries and keys: takes them from ``queries``, ``keys`` or ``heads``
+    settings: tuple[str, ...] = ()  # settings of EncoderConfig that this mechanism reads and some others do not
     handed_on: tuple[str, ...] = ()  # arguments of forward and compress that the layer before gives: forward's third result
 
     def __init__(
@@ -66,7 +65,7 @@ class Attention(nn.Module):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        # What a class says of itself does not hold for its subclasses: they say it again.
+        # A subclass does not inherit what describes its parent alone; it states these again.
         own = ("title", "exact") + (("flops", "fixed_flops", "rotary") if "forward" in vars(cls) else ())
         for name in own:
             if name not in vars(cls):
@@ -89,17 +88,17 @@ class Attention(nn.Module):
 
     @classmethod
     def shared(cls, config: "EncoderConfig") -> nn.Module | None:
-        """What all layers share: the encoder's own, as E in the state dict, and handed to each ``forward`` as ``shared``."""
+        """What all layers share: it belongs to the encoder, as E in the state dict; each ``forward`` gets it as ``shared``."""
         return None
 
     @classmethod
     def of_ids(cls, config: "EncoderConfig", input_ids: Tensor, attention_mask: Tensor | None) -> dict[str, Any]:
-        """What each layer's ``forward`` takes beside its input, found once of the ids (B, N) and the mask (B, N) or None."""
+        """Further arguments of each layer's ``forward``, computed once from the ids (B, N) and the mask (B, N) or None."""
         return {}
 
     @classmethod
     def describe(cls, config: "EncoderConfig") -> str:
-        """A few words for headers: linformer, k = 128, layerwise."""
+        """A short description for headers: linformer, k = 128, layerwise."""
         options = (f"{name} = {value}" for name, value in (config.attention_options or {}).items())
         name = cls.title.lower() if cls.title else config.attention
         return ", ".join([name, *cls.details(config), *options, *differences(config)])
@@ -111,16 +110,16 @@ class Attention(nn.Module):
 
     @classmethod
     def columns(cls, config: "EncoderConfig", layer: int, length: int) -> int:
-        """Of its maps for N tokens: those that it attends to."""
+        """The number of columns of its maps for N tokens: how many slots and tokens are attended to."""
         return length
 
     @classmethod
     def lengthened(cls, config: "EncoderConfig", max_length: int, how: str) -> dict[str, Any]:
-        """Settings that change as n does. how: interpolate | repeat, as ``Projection.lengthen``'s."""
+        """Settings that change with n. how: interpolate | repeat, as in ``Projection.lengthen``."""
         return {}
 
     def start(self) -> None:
-        """Called once an encoder has given its linear layers their start: for another one."""
+        """Called after the encoder has initialised all linear layers, to initialise some in another way."""
 
     def forward(
         self, x: Tensor, attention_mask: Tensor | None = None, need_weights: bool = False
@@ -144,14 +143,14 @@ class Attention(nn.Module):
         return q, k, v
 
     def queries(self, x: Tensor) -> Tensor:
-        """W_Q x, (B, N, D), turned by their places where positions are rotary."""
-        return self._turned(self.query(x))
+        """W_Q x, (B, N, D), rotated by their positions where positions are rotary."""
+        return self._rotated(self.query(x))
 
     def keys(self, x: Tensor) -> Tensor:
         """W_K x, as ``queries``."""
-        return self._turned(self.key(x))
+        return self._rotated(self.key(x))
 
-    def _turned(self, x: Tensor) -> Tensor:
+    def _rotated(self, x: Tensor) -> Tensor:
         return x if self.rotary_base is None else rotated(x, self.num_heads, self.rotary_base)
 
     def attend(
@@ -161,18 +160,18 @@ class Attention(nn.Module):
         return attend(q, k, v, bias, self.dropout if self.training else 0.0, need_weights)
 
     def output(self, context: Tensor, x: Tensor, attention_mask: Tensor | None) -> Tensor:
-        """The heads' (B, H, N, d), side by side, and the local convolution of x, through W_O: (B, N, D)."""
+        """W_O applied to the heads (B, H, N, d), side by side, plus the local convolution of x: (B, N, D)."""
         local = 0.0 if self.local is None else self.local(zero_pads(x, attention_mask))
         return self.out(merge_heads(context) + local)
 
     def compress(
         self, x: Tensor, attention_mask: Tensor | None = None, shared: nn.Module | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Keys and values that the maps are of, (B, H, columns, d) each."""
+        """Keys and values of the maps' columns, (B, H, columns, d) each."""
         return self.heads(x)[1:]
 
     def matrix(self, x: Tensor, shared: nn.Module | None = None) -> Tensor | None:
-        """What each token of x, (1, N, D), gives each column of the maps: (K, N), or (H, K, N); None: nothing to draw."""
+        """The weight of each token of x, (1, N, D), in each column of the maps: (K, N), or (H, K, N); None: nothing to draw."""
         return None
 
     def flops(self, length: int, shared: nn.Module | None = None) -> int | None:
@@ -180,11 +179,11 @@ class Attention(nn.Module):
         return None
 
     def fixed_flops(self, length: int, shared: nn.Module | None = None) -> int:
-        """Those among them whose matrix is fixed: without a gradient of its own."""
+        """Those of them that multiply by a fixed matrix, which has no gradient."""
         return 0
 
     def linear_flops(self, length: int, rows: int) -> int:
-        """Those of W_Q and W_O for N tokens, of W_K and W_V for ``rows``, and of the local convolution."""
+        """Operations of W_Q and W_O for N tokens, of W_K and W_V for ``rows``, and of the local convolution."""
         D, width = self.hidden_size, 0 if self.local is None else self.local.width
         return 4 * length * D * D + 4 * rows * D * D + 2 * width * length * D
 
@@ -197,15 +196,15 @@ ATTENTIONS = Registry("attention", Attention, methods=("forward",), called={"tra
 
 
 def check_width(width: int) -> None:
-    """Raises ValueError for a convolution with no token in its middle."""
+    """Raises ValueError for a convolution that is not centred on a token."""
     if width < 1 or width % 2 == 0:
         raise SettingError("local_width", width, "0 (none) or a positive odd number")
 
 
 class LocalConvolution(nn.Module):
-    """A depthwise convolution over the tokens, (B, N, D) → (B, N, D), that starts at zero: a local branch beside attention.
+    """A depthwise convolution over the tokens, (B, N, D) → (B, N, D), initialised to zero: a local branch beside attention.
 
-    Not in the paper. At budgets of millions of tokens it is what lets either model leave the unigram level (docs/LOG.md).
+    Not in the paper. With budgets of millions of tokens either model needs it to leave the unigram level (docs/LOG.md).
 
     Args:
         hidden_size: D.
@@ -229,8 +228,8 @@ class LocalConvolution(nn.Module):
         return x.squeeze(2).transpose(1, 2)
 
     def _shifted(self, x: Tensor) -> Tensor:
-        # The same as a sum of w shifted copies, which a compiler fuses into the kernels before and after. Forward and backward
-        # on CPU, compiled, 4 × 512 × 768: 17.0 ms instead of 27.2, in bfloat16 14.5 instead of 29.5; eagerly 84 instead of 15.
+        # The same as a sum of w shifted copies, which a compiler fuses with the operations around it. Forward and backward on
+        # a CPU, 4 × 512 × 768: compiled 17.0 ms instead of 27.2, in bfloat16 14.5 instead of 29.5; eager 84 instead of 15.
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))  # as the neighbouring matrix products read it
         length, x = x.shape[1], functional.pad(x, (0, 0, self.width // 2, self.width // 2))
@@ -242,7 +241,7 @@ def attend(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout: float, need_weights: bool
 ) -> tuple[Tensor, Tensor | None]:
     """softmax(q kᵀ/√d + bias) v, fused unless the maps are asked for. bias: broadcastable to (B, H, N, K)."""
-    # The fused kernel's bfloat16 backward is slow on a CPU: 8 × 4 heads, 512 queries, 128 keys: 28.8 ms, written out 13.7.
+    # The fused kernel's bfloat16 backward is slow on a CPU: 28.8 ms for 8 × 4 heads, 512 queries, 128 keys; unfused 13.7.
     slow = q.device.type == "cpu" and q.dtype == torch.bfloat16 and k.shape[-2] <= 256
     if not need_weights and not slow:
         return functional.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout), None
@@ -252,18 +251,18 @@ def attend(
 
 
 def softmax(scores: Tensor) -> Tensor:
-    """Over the last dimension, in the scores' precision; inside it sums in float32.
+    """Softmax over the last dimension, stored in the scores' precision; its sums are in float32.
 
-    On a GPU autocast would give float32, so that weights to many columns are stored in twice the memory. On a CPU it does not.
+    On a GPU autocast would return float32, and so take twice the memory for the weights of many columns; on a CPU it does not.
     """
-    return scores.softmax(-1, dtype=scores.dtype)  # autocast leaves a dtype that is asked for
+    return scores.softmax(-1, dtype=scores.dtype)  # autocast respects an explicit dtype
 
 
 def log_mass(mass: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """log(mass) as an attention bias: (B, H, K) shares → (B, H, 1, K); None stays None.
 
-    Zero mass becomes a large negative number, not -inf, so that a row with no real token at all stays finite. Half of the
-    lowest number, so that adding a score cannot overflow to -inf in half precision.
+    Zero mass becomes a large negative number, not -inf, so that a row without any real token stays finite: half of the lowest
+    number, so that adding a score cannot overflow to -inf in half precision.
     """
     if mass is None:
         return None
@@ -273,7 +272,7 @@ def log_mass(mass: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 
 def as_bias(allowed: Tensor, dtype: torch.dtype) -> Tensor:
-    """What is added to scores: 0 where allowed, else so low a number that adding a score cannot overflow."""
+    """What is added to scores: 0 where allowed, else half of the lowest number, so that adding a score cannot overflow."""
     return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill(~allowed, torch.finfo(dtype).min / 2)
 
 

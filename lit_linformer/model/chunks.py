@@ -1,9 +1,9 @@
-"""Attention to what is near, linear in N: a token attends within its chunk and to the tokens just before and after that.
+"""Attention to nearby tokens, linear in N: a token attends to its own chunk and to the tokens just before and after it.
 
-Shapes: … batch and heads, N tokens, c chunk, M = ⌈N/c⌉ chunks, r reach (up to c), S = c + 2 r columns, C channels.
+Shapes: … batch and heads, N tokens, c chunk size, M = ⌈N/c⌉ chunks, r reach (up to c), S = c + 2 r columns, C channels.
 
-A program that is exported for every length cannot tell M: there one chunk holds all tokens, S is N, and what is out of reach is
-masked, at N² operations.
+A program that is exported for every length does not know M: there one chunk holds all tokens, S is N, and tokens out of reach
+are masked, which takes N² operations.
 """
 
 import math
@@ -19,7 +19,7 @@ from .parts import exporting
 
 
 def chunked(x: Tensor, chunk: int, fill: int = 0) -> Tensor:
-    """(…, N, C) → (…, M, c, C), filled up. Traced for every length, where M cannot be told: (…, 1, N, C), N² operations."""
+    """(…, N, C) → (…, M, c, C), filled up. Exported for every length, where M is not known: (…, 1, N, C)."""
     if exporting():
         return x.unsqueeze(-3)
     return functional.pad(x, (0, 0, 0, -x.shape[-2] % chunk), value=fill).unflatten(-2, (-1, chunk))
@@ -42,7 +42,7 @@ def between(x: Tensor, fill: int = 0, reach: int | None = None) -> Tensor:
 def in_order(x: Tensor, order: Tensor) -> Tensor:
     """(…, N, C) → (…, M, C): the rows that ``order`` (…, M) names.
 
-    Whole rows by their number among all, which on a CPU takes a quarter to a half of the time of gather's number by number.
+    Copies whole rows, which on a CPU takes a quarter to a half of the time of gather, which copies single numbers.
     """
     each = order.shape[:-1]
     first = torch.arange(math.prod(each), device=x.device).view(*each, 1) * x.shape[-2]
@@ -52,8 +52,8 @@ def in_order(x: Tensor, order: Tensor) -> Tensor:
 class Permuted(torch.autograd.Function):
     """``in_order`` where ``order`` names each row once: ``Permuted.apply(x, order, back)``, ``back`` its inverse.
 
-    The gradient is read in the inverse order, too. ``in_order``'s own, which any row may occur in twice, is a sum: on a GPU
-    made number by number, in no fixed order.
+    So the gradient is a permutation, too. That of ``in_order``, where a row may be named twice, is a sum, which a GPU computes
+    number by number, in no fixed order.
     """
 
     generate_vmap_rule = True
@@ -73,7 +73,7 @@ class Permuted(torch.autograd.Function):
 
 
 def columns(length: int, chunk: int, reach: int, device: torch.device | None = None) -> Tensor:
-    """(M, c, S) int64: which token each column of a token's is; -1 beyond the row's ends and out of reach."""
+    """(M, c, S) int64: the token in each column of each token; -1 beyond the row's ends and out of reach."""
     place = torch.arange(length, device=device)
     if exporting():
         first = place[:, None] // chunk * chunk
@@ -90,15 +90,15 @@ def real_columns(seen: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def near_scores(q: Tensor, k: Tensor, allowed: Tensor, chunk: int, reach: int) -> Tensor:
-    """q kᵀ/√d of each token and its S columns, (…, N, S); so low a number where not ``allowed``, (…, M, c, S)."""
+    """q kᵀ/√d of each token and its S columns, (…, N, S); very low where not ``allowed``, (…, M, c, S)."""
     scores = chunked(q * q.shape[-1] ** -0.5, chunk) @ beside(chunked(k, chunk), reach=reach).transpose(-1, -2)
-    # Not masked_fill, whose backward copies all scores once more: with lookup's numbers 10 ms instead of 2 on a CPU core.
+    # Not masked_fill, whose backward copies all scores once more: for lookup's shapes 10 ms instead of 2 on a CPU core.
     scores = scores + as_bias(allowed, scores.dtype)
     return scores.flatten(-3, -2)[..., : q.shape[-2], :]
 
 
 def near_values(weights: Tensor, v: Tensor, chunk: int, reach: int) -> Tensor:
-    """Weights (…, N, S) of the columns times their values, of v (…, N, d): (…, N, d)."""
+    """Sum of the columns' values, from v (…, N, d), by their weights (…, N, S): (…, N, d)."""
     found = chunked(weights, chunk) @ beside(chunked(v, chunk), reach=reach)
     return found.flatten(-3, -2)[..., : v.shape[-2], :]
 
@@ -111,7 +111,7 @@ def near_maps(weights: Tensor, seen: Tensor) -> Tensor:
 
 
 def spread(weights: Tensor, places: Tensor, length: int) -> Tensor:
-    """Weights (…, S) of the tokens at ``places``, of that shape or expanded to it → weights of all tokens, (…, N)."""
+    """Weights (…, S) of the tokens at positions ``places``, of this shape or expanded to it → weights of all tokens, (…, N)."""
     return weights.new_zeros(*weights.shape[:-1], length).scatter_add(-1, places.expand_as(weights), weights)
 
 

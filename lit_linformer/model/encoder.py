@@ -162,7 +162,7 @@ class Encoder(nn.Module):
         self.positions = POSITIONS[config.position](config.max_length, D)
         self.embedding_norm = make_norm(config)
         self.dropout = nn.Dropout(config.dropout)
-        # Owned here and handed to each layer, so that it is one entry of the state dict and one DDP parameter.
+        # Owned here and handed to each layer, so that it is one entry in the state dict and one parameter for DDP.
         self.E = config.attention_kind.shared(config)
         self.layers = nn.ModuleList(EncoderLayer(config, layer) for layer in range(config.num_layers))
         # With norm="pre" the residual stream leaves the last layer unnormalised.
@@ -186,8 +186,8 @@ class Encoder(nn.Module):
             need_weights: also return the attention maps: True for every layer's, or the indices of some layers, -1 the last.
 
         Returns:
-            Hidden states (B, N, D); with need_weights also {layer: maps}, (B, H, N, S): of K slots, of N tokens, or of both one
-            after the other, as the attention's ``columns`` has it.
+            Hidden states (B, N, D); with need_weights also {layer: maps}, (B, H, N, S), whose columns are K slots, N tokens, or
+            slots followed by tokens (the attention's ``columns``).
         """
         check_input(input_ids, self.config.input_size)
         length = input_ids.shape[1]
@@ -223,7 +223,7 @@ class Encoder(nn.Module):
 
     @property
     def shared(self) -> dict[str, nn.Module]:
-        """What every attention is given beside its input: E, where all layers have one and the same."""
+        """What every attention is given besides its input: E, where all layers share it."""
         return {} if self.E is None else {"shared": self.E}
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -282,7 +282,7 @@ class EncoderLayer(nn.Module):
     def _feed_forward(self, h: Tensor) -> Tensor:
         if not (self.config.activation_checkpointing and self.training) or h.shape[1] <= PIECE:
             return self.down(self._inner(h))
-        # While a layer is recomputed its inner width is most of the memory: of a long row one piece's at a time.
+        # While a layer is recomputed, its inner activations take most of the memory: so a long row is computed in pieces.
         pieces = (checkpoint(lambda x: self.down(self._inner(x)), part, use_reentrant=False) for part in h.split(PIECE, 1))
         return torch.cat(list(pieces), 1)
 
@@ -294,7 +294,7 @@ class EncoderLayer(nn.Module):
 
 @contextmanager
 def layer_outputs(encoder: Encoder) -> Iterator[list[Tensor]]:
-    """Hidden states of a forward pass inside the context: the embeddings, then what each layer gives, (B, N, D) each."""
+    """Hidden states of a forward pass inside the context: the embeddings, then each layer's output, (B, N, D) each."""
     states: list[Tensor] = []
     hooks = [encoder.dropout.register_forward_hook(lambda module, inputs, output: states.append(output))]
     hooks += [layer.register_forward_hook(lambda module, inputs, output: states.append(output[0])) for layer in encoder.layers]
@@ -306,6 +306,6 @@ def layer_outputs(encoder: Encoder) -> Iterator[list[Tensor]]:
 
 
 def count_parameters(module: nn.Module) -> int:
-    """Distinct trainable numbers; shared ones count once, and those of a lazy layer when it has a shape."""
+    """The number of trainable parameters; shared ones count once, and those of a lazy layer once it has a shape."""
     found = (parameter for parameter in module.parameters() if not isinstance(parameter, UninitializedParameter))
     return sum(parameter.numel() for parameter in found if parameter.requires_grad)

@@ -57,7 +57,7 @@ class MaskedLanguageModel(nn.Module):
     def _features(self, hidden: Tensor, positions: Tensor | None) -> Tensor:
         if positions is None:
             return self.head(hidden)
-        # Not take_along_dim, for which torch.compile makes a graph for each N.
+        # Not take_along_dim, with which torch.compile makes a graph for each N.
         return self.head(hidden.gather(1, positions[..., None].expand(-1, -1, hidden.shape[2])))
 
     def _logits(self, hidden: Tensor, positions: Tensor | None) -> Tensor:
@@ -69,9 +69,9 @@ class MaskedLanguageModel(nn.Module):
 
     def loss_of(self, hidden: Tensor, positions: Tensor, labels: Tensor) -> Tensor:
         """The same of the encoder's hidden states (B, N, D)."""
-        # Not torch's linear_cross_entropy: what it saves at 15 % of the tokens is little, and its chunked path doesn't compile.
+        # Not torch's linear_cross_entropy: it saves little with 15 % of the tokens, and its chunked path doesn't compile.
         logits = self._logits(hidden, positions)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # weights of bfloat16 do not round the loss
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # bfloat16 weights must not round the loss
         return mean_nll(logits, labels)
 
     def nll(self, input_ids: Tensor, positions: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> Tensor:
@@ -79,7 +79,7 @@ class MaskedLanguageModel(nn.Module):
         return label_nll(self.exact_logits(input_ids, positions, attention_mask), labels)
 
     def exact_logits(self, input_ids: Tensor, positions: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Logits (B, M, V) float32, whatever the autocast: rounded to bfloat16 they move the perplexity, and many are equal."""
+        """Logits (B, M, V) in float32, even under autocast: rounding to bfloat16 moves the perplexity, and makes many equal."""
         features = self.features(input_ids, attention_mask, positions)
         with torch.autocast(features.device.type, enabled=False):
             bias = None if self.head.bias is None else self.head.bias.float()
@@ -88,18 +88,18 @@ class MaskedLanguageModel(nn.Module):
 
 def label_nll(logits: Tensor, labels: Tensor) -> Tensor:
     """Negative log-likelihood of labels (B, M) in nats, of logits (B, M, V): (B, M), 0 where a label is IGNORED."""
-    # Over rows of logits it takes an eighth of the time on a CPU, but a token's value then depends on what stands beside it.
+    # On flattened logits it takes an eighth of the time on a CPU, but a token's value then depends on its batch.
     return functional.cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
 
 
 def mean_nll(logits: Tensor, labels: Tensor) -> Tensor:
-    """The same, its mean over the labels that are not IGNORED; 0 where all are: a short last row may have no token to mask."""
+    """Its mean over the labels that are not IGNORED; 0 if all are, since a short last row may have no token to mask."""
     total = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
     return total / (labels != IGNORED).sum().clamp(min=1)
 
 
 class ClassificationHead(nn.Module):
-    """RoBERTa's head: dropout, dense, tanh, dropout, output; with biases whatever the encoder has."""
+    """RoBERTa's head: dropout, dense, tanh, dropout, output; it has biases even if the encoder has none."""
 
     def __init__(self, config: EncoderConfig, num_labels: int):
         super().__init__()
@@ -158,7 +158,7 @@ class SequenceClassifier(nn.Module):
             return logits
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # bfloat16 counts to 256
         sums = logits.new_zeros(num_documents, logits.shape[1]).index_add(0, document, logits)
-        ones = logits.new_ones(len(document), 1)  # not bincount, for which a GPU stops and a compiled graph breaks
+        ones = logits.new_ones(len(document), 1)  # not bincount, which stalls a GPU and breaks a compiled graph
         return sums / logits.new_zeros(num_documents, 1).index_add(0, document, ones)
 
 

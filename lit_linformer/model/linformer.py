@@ -19,7 +19,7 @@ ORDERS = ("compress_first", "project_first")
 
 @dataclass(frozen=True)
 class Sharing:
-    """Which E and F are one and the same (paper, section 4): a matrix for each head, F beside E, E = F for all layers."""
+    """Which E and F are shared (paper, section 4): a matrix for each head? an F besides E? one E = F for all layers?"""
 
     heads_apart: bool = False
     two: bool = False
@@ -44,29 +44,29 @@ class LinformerAttention(Attention):
         num_heads: H; divides D.
         max_length: n, the longest input.
         projection_dim: k.
-        sharing: which E and F are one and the same (paper, section 4). none: a matrix a head for keys and for values;
-            heads (not in the paper): a matrix a head, E = F; headwise: one E and one F for all heads; key-value: E = F;
+        sharing: which E and F are shared (paper, section 4). none: a matrix for each head, for keys and for values; heads
+            (not in the paper): a matrix for each head, E = F; headwise: one E and one F for all heads; key-value: E = F;
             layerwise: as key-value, but the one E belongs to the encoder, which hands it to ``forward``.
         projection: linear | conv | mean | max | gaussian, see projections.py, dynamic or gated, each in a file of its name, or
-            a class's path.
-        projection_init: how a learned E starts: block_mean | split | strided | squares | normal | xavier.
-        projection_noise: standard deviation of noise on top of that start.
+            the path of a class.
+        projection_init: how a learned E is initialised: block_mean | split | strided | squares | normal | xavier.
+        projection_noise: standard deviation of noise added to that initialisation.
         order: compress_first computes W_K (E x), project_first E (W_K x). Without biases they are equal for every linear E;
             with them the first adds b to each slot (as the authors' code does) and the second b times E's row sum (as the
             paper's formula does). Compressing first saves 4 (N - K) D² operations, and with E = F 2 K N D, but needs one E for
             all heads: with sharing="none" or "heads" the order is project_first.
         mass_bias: add log(mass) to a slot's scores, where mass is the share of |E_j| on real tokens: an empty slot gets no
-            attention. Without effect on rows of full length. Off: a model trained on full rows has learnt to spread over
-            all slots, and was worse on short ones with it (docs/LOG.md).
-        short_rows: what E (linear, gaussian, conv) reads in the places up to n that a row has no token for: zeros, as in the
-            paper, or the mean of the row's tokens.
+            attention. Without effect on rows of full length. Off by default: a model trained on full rows has learnt to
+            spread over all slots, and was worse on short ones with it (docs/LOG.md).
+        short_rows: what E (linear, gaussian, conv) reads at positions beyond the end of a row: zeros, as in the paper, or the
+            mean of the row's tokens.
         local_width: width w of a ``LocalConvolution`` of x, added to the heads' output before W_O; 0: none.
         dropout: probability with which attention weights are dropped.
-        projection_options: further arguments of the projection: of gated, or of your own.
+        projection_options: further arguments of the projection, such as gated's, or those of your own class.
         bias: whether the linear layers have one.
-        rotary_base: as Attention's. Each key is turned by its own token's place, and E mixes what comes out: equation 7 with
-            the Transformer's keys, so that the scores of slots are the Transformer's scores times Eᵀ. (Slots that are made
-            first have no one place to be turned by.)
+        rotary_base: as Attention's. Each key is rotated by its own token's position, and E mixes the results: equation 7 with
+            the Transformer's keys, so that the scores of slots are the Transformer's scores times Eᵀ. (Slots made before the
+            rotation would have no single position to be rotated by.)
     """
 
     title, slots, rotary = "Linformer", True, True
@@ -144,7 +144,7 @@ class LinformerAttention(Attention):
 
     @classmethod
     def shared(cls, config: "EncoderConfig") -> Projection | None:
-        """The encoder's E, of layerwise sharing."""
+        """The encoder's E, with layerwise sharing."""
         if not SHARINGS[config.sharing].one_for_layers:
             return None
         first = compresses_first(config.sharing, config.order)
@@ -205,15 +205,15 @@ class LinformerAttention(Attention):
     ) -> tuple[Tensor, Tensor]:
         """The slots' keys and values, (B, H, K, d) each."""
         E, F = self.projections(shared)
-        # Pads are zeroed right before E, in every layer: only so does no pad ever reach a slot.
+        # Padding is zeroed right before E, in every layer, so that none ever reaches a slot.
         if not self.compress_first:
             k = split_heads(zero_pads(self.keys(x), attention_mask), self.num_heads)
             v = split_heads(zero_pads(self.value(x), attention_mask), self.num_heads)
             return self.project(k, v, x, attention_mask, shared)
         x = zero_pads(x, attention_mask)
         if E.commutes and not exporting() and x.shape[1] < E.projection_dim:
-            # Fewer tokens than slots: E (x W) + b is (E x) W + b, with W applied to N rows instead of K. (What is exported
-            # may be for any length, and cannot choose.)
+            # Fewer tokens than slots: E (x W) + b is (E x) W + b, with W applied to N rows instead of K. (An exported program
+            # may serve any length, and cannot choose.)
             k = E(functional.linear(x, self.key.weight), attention_mask)
             v = F(functional.linear(x, self.value.weight), attention_mask)
             if self.key.bias is not None:
@@ -227,7 +227,7 @@ class LinformerAttention(Attention):
     def project(
         self, k: Tensor, v: Tensor, x: Tensor, attention_mask: Tensor | None, shared: Projection | None
     ) -> tuple[Tensor, Tensor]:
-        """E k and F v, (B, H, K, d) each, of keys and values (B, H, N, d), zeros at pads; x: the layer's input."""
+        """E k and F v, (B, H, K, d) each, for keys and values (B, H, N, d), zero at pads; x: the layer's input."""
         E, F = self.projections(shared)
         to_slots = E.for_input(x, attention_mask)
         k = to_slots(k, attention_mask)
@@ -267,17 +267,17 @@ class LinformerAttention(Attention):
         return self.projection_dim, [E] if F is E else [E, F]
 
 
-# What make_projection is given here, beside projection_options.
+# Arguments of make_projection that are given here, besides projection_options.
 PROJECTION_ARGUMENTS = {"max_length", "projection_dim", "num_heads", "channels", "init", "noise", "hidden_size", "short_rows"}
 
 
 def compresses_first(sharing: str, order: str) -> bool:
-    """Whether x is compressed, before W_K and W_V: with a matrix a head there is no one x to compress."""
+    """Whether x is compressed before W_K and W_V, which takes one matrix for all heads."""
     return order == ORDERS[0] and not SHARINGS[sharing].heads_apart
 
 
 def check_sharing(sharing: str, order: str) -> None:
-    """Raises ValueError, naming the setting, for one that there is not."""
+    """Raises ValueError, naming the setting, for a value that does not exist."""
     for name, value, allowed in (("sharing", sharing, SHARINGS), ("order", order, ORDERS)):
         if value not in allowed:
             raise SettingError(name, value, ", ".join(allowed))
@@ -287,7 +287,7 @@ def check_rotary(sharing: str, order: str, projection: str, options: dict[str, A
     """Raises SettingError where rotary positions have no meaning for slots."""
     when = "with position='rotary'"
     if compresses_first(sharing, order):
-        allowed = "project_first, for a key is turned by its token's place before E mixes it with others"
+        allowed = "project_first, for a key is rotated by its token's position before E mixes it with others"
         raise SettingError("order", order, allowed, when=when)
     if not PROJECTIONS.find(projection).weighs_tokens(options):
         chosen = "".join(f", {name}={value}" for name, value in options.items())

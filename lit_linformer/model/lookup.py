@@ -1,4 +1,4 @@
-"""Slots, and beside them the tokens that have the same neighbour. Shapes as in attention.py; c chunk, M = ⌈N/c⌉."""
+"""Slots, and beside them the tokens that have the same neighbour. Shapes as in attention.py; c chunk size, M = ⌈N/c⌉."""
 
 from collections.abc import Callable
 from functools import partial
@@ -22,16 +22,16 @@ from .window import WindowAttention
 if TYPE_CHECKING:
     from .encoder import EncoderConfig
 
-LONG = 8192  # tokens of a row; of longer ones memory is saved
-NONE = 2**31  # a neighbour that is not there: more than any id
+LONG = 8192  # tokens; for longer rows memory is saved
+NONE = 2**31  # instead of the id of a neighbour that does not exist: larger than any id
 
 
 class Neighbours(NamedTuple):
-    """The tokens of each row sorted by their left neighbour's id, and by their right one's; equal ones by place."""
+    """The tokens of each row sorted by the id of their left neighbour, and of their right one; ties by position."""
 
-    order: Tensor  # (B, 2, N): which token is at each sorted place
-    back: Tensor  # (B, 2, N): at which sorted place each token is
-    same: Tensor  # (B, 2, M, c, 3 c): which tokens of its own chunk and of both beside it a token may attend to
+    order: Tensor  # (B, 2, N): which token is at each sorted position
+    back: Tensor  # (B, 2, N): the sorted position of each token
+    same: Tensor  # (B, 2, M, c, 3 c): which tokens of its own chunk and of the two beside it a token may attend to
 
 
 @ATTENTIONS.add("lookup")
@@ -43,21 +43,21 @@ class LookupAttention(WindowAttention):
         Σ exp(q_i·k̄_j / √d) v̄_j + Σ exp(q_i·k_t / √d + b_h) v_t,   divided by the sum of all these weights,
 
     where N_h(i) holds the tokens t ≠ i whose left neighbour is the same token as i's, or, in the second half of the heads,
-    whose right one is. To copy a masked word a Transformer has to learn to find them (docs/LOG.md); their attention uniformly
-    weighted is an n-gram head (Akyürek et al., 2024, arXiv 2401.12973). Found as in Reformer (Kitaev et al., 2020), with the
-    neighbour's id in the place of a hash: tokens are sorted by it, and each attends within its chunk of c and the two beside
-    it, so to at least the c nearest to either side. Linear in N: 3 c columns beside K. What neighbours are in common is read
-    from the ids; which of the tokens found matter is learnt.
+    whose right neighbour is. To copy a masked word, a Transformer has to learn to find these tokens (docs/LOG.md); uniform
+    attention to them is an n-gram head (Akyürek et al., 2024, arXiv 2401.12973). They are found as in Reformer (Kitaev et al.,
+    2020), with the neighbour's id in place of a hash: tokens are sorted by it, and each attends within its chunk of c and the
+    two beside it, so to at least the c nearest ones on each side. Linear in N: 3 c columns beside K. Which tokens have a
+    neighbour in common is read from the ids; which of them matter is learnt.
 
     Args:
         hidden_size, …: as LinformerAttention's; num_heads even.
-        looks_up: whether this layer does; ``from_config`` says yes for the last layer and for one in ``every`` before it.
-        every: that number.
+        looks_up: whether this layer looks up; ``from_config`` sets it in the last layer and in one of ``every`` before it.
+        every: distance between layers that look up.
         chunk: c.
-        strength: what b_h, learnt, starts as.
-        window: w, even, of ``WindowAttention``, which the other layers then are; 0: they see slots alone.
-        rare: R; in each layer that sees tokens, all tokens also see the R rarest ones of the row, each once, as they see slots.
-            Rare is a high id, for tokenizers number their pieces from frequent to rare. Of a short row that is every piece.
+        strength: initial value of b_h, which is learnt.
+        window: w, even: the other layers are ``WindowAttention`` with this window; 0: they see slots alone.
+        rare: R: in each layer that sees tokens, all tokens also see the R rarest ones of the row, each once, as they see slots.
+            A high id counts as rare, since tokenizers number their pieces from frequent to rare. In a short row all are seen.
     """
 
     title, rotary = "Linformer with lookup", True
@@ -90,7 +90,7 @@ class LookupAttention(WindowAttention):
 
     @classmethod
     def of_ids(cls, config: "EncoderConfig", input_ids: Tensor, attention_mask: Tensor | None) -> dict[str, Any]:
-        options = config.attention_options or {}  # checked when layers were made: torch 2.9 traces no checks
+        options = config.attention_options or {}  # checked when the layers were made: torch 2.9 cannot trace the checks
         given: dict[str, Any] = {"neighbours": neighbours(input_ids, attention_mask, options.get("chunk", 16))}
         rare = options.get("rare", 0)
         return given | ({"chosen": rarest(input_ids, attention_mask, rare)} if rare else {})
@@ -109,7 +109,7 @@ class LookupAttention(WindowAttention):
         neighbours: Neighbours | None = None,
         chosen: Chosen | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """As LinformerAttention's; neighbours, chosen: of a row's ids. Maps are of slots, then of tokens: (B, H, N, K + N)."""
+        """As LinformerAttention's; neighbours, chosen: from ``of_ids``. Maps: of slots, then of tokens, (B, H, N, K + N)."""
         if (self.looks_up and neighbours is None) or (self.rare and chosen is None):
             raise UserError(
                 "attention is lookup, which needs the ids: pass neighbours=lookup.neighbours(input_ids, mask, chunk), and with "
@@ -129,7 +129,7 @@ class LookupAttention(WindowAttention):
         parts, same = (q, k, v, slot_k, slot_v, strength, bias), neighbours.same[:, :, None]
         if need_weights or exporting() or x.shape[1] <= LONG:  # one exported program serves every length
             context, weights = self._attend(*parts, same)
-        else:  # one pair of heads at a time; their weights are not kept but made again, as fused attention does
+        else:  # one pair of heads at a time; their weights are recomputed in the backward pass, as in fused attention
             attend: Callable = self._attend
             if torch.is_grad_enabled():
                 attend = partial(checkpoint, self._attend, use_reentrant=False)
@@ -152,7 +152,7 @@ class LookupAttention(WindowAttention):
         bias: Tensor | None,
         same: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """One softmax over slots and neighbours, for h heads of sorted tokens: (B, 2, h, N, d), and its weights."""
+        """One softmax over slots and neighbours, for h heads and sorted tokens: (B, 2, h, N, d), and its weights."""
         to_slots = self.slot_scores(q, slot_k, bias)
         to_tokens = near_scores(q, k, same, self.chunk, self.chunk) + strength
         weights = softmax(torch.cat([to_slots, to_tokens], -1))
@@ -178,7 +178,7 @@ class LookupAttention(WindowAttention):
         maps = maps.transpose(2, 3).flatten(1, 2)
         return maps if chosen is None else chosen.merged(maps)
 
-    # A class with a forward of its own says again what it costs.
+    # A class that overrides forward states its cost again.
     flops = SlotsAndTokens.flops  # type: ignore[assignment]
     fixed_flops = SlotsAndTokens.fixed_flops  # type: ignore[assignment]
 
@@ -190,14 +190,15 @@ class LookupAttention(WindowAttention):
 
 
 def neighbours(ids: Tensor, mask: Tensor | None, chunk: int) -> Neighbours:
-    """ids (B, N), mask (B, N) bool or None: what a token's neighbours are. Pads are none, and have none."""
+    """Neighbours of the tokens of ids (B, N), mask (B, N) bool or None. Padding is no neighbour, and has none."""
     length = ids.shape[1]
     ids = ids.long()  # NONE is beyond int32
     ids = ids if mask is None else ids.masked_fill(~mask, NONE)
     around = functional.pad(ids, (1, 1), value=NONE)
     near = torch.stack([around[:, :length], around[:, 2:]], 1)  # (B, 2, N)
     near = near if mask is None else near.masked_fill(~mask[:, None], NONE)
-    # Those without one come last, so that how many pads there are does not move the chunks. Equal ones by place: no ties.
+    # Tokens without a neighbour come last, so that the amount of padding does not move the chunks. Sorting by position, too,
+    # leaves no ties.
     place = torch.arange(length, device=ids.device)
     order = (near * length + place).argsort(-1)
     near = chunked(near.gather(-1, order)[..., None], chunk, NONE)  # (B, 2, M, c, 1)
@@ -212,19 +213,19 @@ def neighbours(ids: Tensor, mask: Tensor | None, chunk: int) -> Neighbours:
 
 
 def rarest(ids: Tensor, mask: Tensor | None, count: int) -> Chosen:
-    """ids (B, N), mask (B, N) bool or None: the places of the highest ids, of equal ones the first. Pads are none."""
+    """Positions of the highest ids of ids (B, N), mask (B, N) bool or None: of each id its first one, none of padding."""
     length = ids.shape[1]
     ids = ids.long() if mask is None else ids.long().masked_fill(~mask, -1)
     order = (ids * length + torch.arange(length, device=ids.device)).argsort(-1)
     ids = ids.gather(-1, order)
-    again = ids == functional.pad(ids, (1, 0), value=-1)[:, :length]  # the pads are the first
-    # As many more as are asked for, so that there are enough, in a row of any length.
+    again = ids == functional.pad(ids, (1, 0), value=-1)[:, :length]  # padding comes first
+    # Padded by ``count``, so that a row of any length has enough.
     found, at = functional.pad(ids.masked_fill(again, -1), (0, count), value=-1).topk(count, -1)
     return Chosen(functional.pad(order, (0, count)).gather(-1, at), found >= 0)
 
 
 def _option(config: "EncoderConfig", name: str, default: int) -> int:
-    """Of attention_options, a number that is needed before the attention is made."""
+    """A number in attention_options that is needed before the attention is made."""
     options = config.attention_options or {}
     check_ranges("attention_options.", LookupAttention.__init__, options)
     if not isinstance(value := options.get(name, default), int):

@@ -17,19 +17,19 @@ NORM_TYPES = ("layer", "rms")
 
 
 def exporting() -> bool:
-    """Whether torch.export is at work, for every length perhaps, and not torch.compile, for which torch 2.11's is_exporting()
-    is always True. Export traces with dynamo, as compile does, only where it is asked to (strict=True)."""
+    """Whether torch.export is tracing, possibly for every length. Not torch.compile, for which is_exporting() of torch 2.11 is
+    always True; export uses dynamo, as compile does, only if it is asked to (strict=True)."""
     return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
 
 
 def rotated(x: Tensor, num_heads: int, base: float) -> Tensor:
-    """Queries or keys (B, N, D) turned by their places: rotary positions (Su et al., 2021, RoFormer, section 3.4.2).
+    """Queries or keys (B, N, D) rotated by their positions: rotary positions (Su et al., 2021, RoFormer, section 3.4.2).
 
-    In each head channels c and c + d/2 of token t are a point in a plane, turned by the angle t base^(-2c/d). R_t for all of
-    them together: (R_i q_i)·(R_t k_t) = q_i·R_(t-i) k_t, so that a score knows of places only how far apart they are.
+    In each head, channels c and c + d/2 of token t are a point in a plane, rotated by the angle t base^(-2c/d). With R_t for
+    all channels together (R_i q_i)·(R_t k_t) = q_i·R_(t-i) k_t, so that a score depends on the tokens' distance alone.
     """
     length, half = x.shape[1], x.shape[-1] // num_heads // 2
-    exact = torch.promote_types(x.dtype, torch.float32)  # bfloat16 cannot tell places 256 and 257 apart
+    exact = torch.promote_types(x.dtype, torch.float32)  # bfloat16 cannot tell positions 256 and 257 apart
     rate = base ** (-torch.arange(half, dtype=exact, device=x.device) / half)
     angle = torch.arange(length, dtype=exact, device=x.device)[:, None, None] * rate  # (N, 1, d/2)
     cos, sin = angle.cos(), angle.sin()
@@ -38,9 +38,9 @@ def rotated(x: Tensor, num_heads: int, base: float) -> Tensor:
 
 
 def image_side(max_length: int) -> tuple[int, int]:
-    """Of the square image that n tokens are, row by row: its side in pixels, and how many tokens stand before it.
+    """The square image whose pixels, row by row, are n tokens: its side in pixels, and how many tokens come before it.
 
-    That is 0, or 1 where a token stands before and one after it, as LongRangeData's bos and eos. UserError for another n.
+    These are 0, or 1 where one token comes before and one after it, as LongRangeData's bos and eos. UserError for any other n.
     """
     for around in (0, 1):
         side = math.isqrt(max(0, max_length - 2 * around))
@@ -51,10 +51,10 @@ def image_side(max_length: int) -> tuple[int, int]:
 
 
 class ImagePositions(nn.Module):
-    """Positions of the pixels of a square image: an embedding of the row plus one of the column, and one each of bos and eos.
+    """Positions of the pixels of a square image: an embedding of the row plus one of the column, and one each for bos and eos.
 
     2 w vectors instead of w², so that what is learnt at one pixel holds for its row and its column. The Sparse Transformer
-    (Child et al., 2019, "Modeling diverse data types") adds embeddings of row, column and channel so.
+    (Child et al., 2019, "Modeling diverse data types") adds embeddings of row, column and channel in this way.
     """
 
     def __init__(self, max_length: int, hidden_size: int):
@@ -65,14 +65,14 @@ class ImagePositions(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """(n, D), as that of an ``nn.Embedding`` of n places."""
+        """(n, D), like that of an ``nn.Embedding`` with n positions."""
         pixels = (self.rows.weight[:, None] + self.columns.weight).flatten(0, 1)
         if self.around is None:
             return pixels
         return torch.cat([self.around.weight[:1], pixels, self.around.weight[1:]])
 
 
-# Each makes what is added to the tokens, of n and D: its ``weight`` is (n, D). None: nothing is added.
+# Each takes n and D and makes the module whose ``weight``, (n, D), is added to the tokens. None: nothing is added.
 POSITIONS: dict[str, Callable[[int, int], nn.Embedding | ImagePositions | None]] = {
     "learned": nn.Embedding,
     "rotary": lambda max_length, hidden_size: None,
@@ -84,7 +84,7 @@ class RMSNorm(nn.RMSNorm):
     """x / √(mean x² + ε) · weight (Zhang and Sennrich, 2019): no mean is taken, and there is no bias."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.to(self.weight.dtype))  # in bf16-mixed in float32, as autocast does it for LayerNorm alone
+        return super().forward(x.to(self.weight.dtype))  # float32 in bf16-mixed, which autocast ensures for LayerNorm alone
 
 
 def make_norm(config: "EncoderConfig") -> nn.Module:
@@ -95,9 +95,9 @@ def make_norm(config: "EncoderConfig") -> nn.Module:
 
 
 def inner_width(config: "EncoderConfig") -> int:
-    """Inside the feed-forward: intermediate_size; of GeGLU, which has three matrices, two thirds of it in multiples of 8.
+    """Width of the feed-forward: intermediate_size; for GeGLU, which has three matrices, two thirds of it, a multiple of 8.
 
-    So both have as many parameters and operations, but for the rounding.
+    So both have the same number of parameters and operations, up to the rounding.
     """
     if config.feed_forward == "gelu":
         return config.intermediate_size
@@ -105,7 +105,7 @@ def inner_width(config: "EncoderConfig") -> int:
 
 
 def differences(config: "EncoderConfig") -> list[str]:
-    """What is not as in the paper's encoder, in a few words each."""
+    """How the encoder differs from the paper's, in a few words each."""
     chosen = {
         "rotary positions": config.position == "rotary",
         "positions of an image": config.position == "image",
@@ -117,16 +117,16 @@ def differences(config: "EncoderConfig") -> list[str]:
 
 
 def check_parts(config: "EncoderConfig") -> None:
-    """Raises UserError for an attention, a width of heads or an n that the positions make no sense with."""
+    """Raises UserError for an attention, a head width or an n that the positions do not work with."""
     if config.position == "image":
         image_side(config.max_length)
     if config.position != "rotary":
         return
     if (width := config.hidden_size // config.num_heads) % 2:
-        allowed = "an even width of heads, for channels are turned in pairs"
+        allowed = "an even head width, for channels are rotated in pairs"
         raise SettingError("hidden_size/num_heads", width, allowed, when="with position='rotary'")
     if not config.attention_kind.rotary:
-        silent = f", but attention={config.attention} does not say that its forward turns queries and keys"
+        silent = f", but attention={config.attention} does not say that its forward rotates queries and keys"
         raise SettingError("position", "rotary", "learned, or a class with `rotary = True`", more=silent)
 
 
@@ -141,10 +141,10 @@ def check_input(tokens: Tensor, input_size: int) -> None:
 
 
 def check_mask(mask: Tensor, ids: Tensor, training: bool) -> None:
-    """UserError for a mask, (B, N) bool, that is not of the tokens' shape, or has pads before real tokens, whose places count.
+    """UserError for a mask, (B, N) bool, that does not have the tokens' shape, or has padding before real tokens.
 
-    The second where it costs no more than a look: a GPU would have to be waited for, so there not in training, nor in what is
-    traced.
+    The second is checked only where that is cheap: not in training on a GPU, which it would have to wait for, nor where the
+    model is traced.
     """
     if mask.shape != ids.shape[:2]:
         raise UserError(f"attention_mask has shape {tuple(mask.shape)}", f"input_ids', {tuple(ids.shape[:2])}")

@@ -1,4 +1,4 @@
-"""The base of every projection E (and F): from n tokens to k slots. The kinds are in projections.py.
+"""The base class of projections E (and F): from n tokens to k slots. The package's own are in projections.py.
 
 Shapes: B batch, N tokens of the input (N <= n), n = max_length, K = k projected slots, H heads, D hidden width, d = D/H head
 width, C channels: the last dimension of what is compressed (D when x is compressed, d when a head's keys or values are).
@@ -20,31 +20,31 @@ if TYPE_CHECKING:
 
 SHORT_ROWS = ("zeros", "mean")
 
-# What a class says of its forward. A subclass with a forward of its own has to say it again.
+# What describes a class's forward. A subclass that overrides forward has to state these again.
 OF_FORWARD = ("commutes", "weighs_tokens", "mass", "flops", "weights_flops", "matrix", "any_length")
 
 
 class Projection(nn.Module):
     """Compresses (..., N, C) to (..., K, C) along the tokens: ``K̄ = E K`` (paper, equation 7).
 
-    One of your own is a subclass with a ``forward``; what else is here may be left as it is, and then a run has no MFU,
-    ``draw`` refuses, and so on, each in one line. Settings of its own are further arguments of ``__init__``, which takes these
-    as ``**shape``; ``model.encoder.projection_options`` sets them. Parameters of its own (``nn.Parameter``) are learnt at
-    ``projection_lr_factor``; modules inside it (``nn.Linear``) as any other.
+    To write one of your own, subclass this and define ``forward``. All other methods are optional: without them a run shows no
+    MFU, ``draw`` refuses, and so on, each in one line. Further arguments of ``__init__``, which takes those below as
+    ``**shape``, are its own settings: ``model.encoder.projection_options``. Its own parameters (``nn.Parameter``) learn at
+    ``projection_lr_factor`` times the rate; modules inside it (``nn.Linear``) as any other.
 
     Args:
         max_length: n, the longest input in tokens.
         projection_dim: k, the slots it is compressed to.
-        num_heads: how many heads have a matrix of their own; None: one for all.
+        num_heads: number of heads that each have their own matrix; None: one matrix for all.
         channels: width C of what is compressed.
-        init: how a learned E, or a kernel, starts: one of starts.PROJECTION_INITS.
-        noise: standard deviation of Gaussian noise added to that start.
-        hidden_size: D, width of the layer's input; None: what ``channels`` and ``num_heads`` make of it.
-        short_rows: what stands in the places up to n that a row has no token for: zeros, or the mean of its tokens.
+        init: how a learned E, or a kernel, is initialised: one of starts.PROJECTION_INITS.
+        noise: standard deviation of Gaussian noise added to that initialisation.
+        hidden_size: D, width of the layer's input; None: ``channels`` times ``num_heads``.
+        short_rows: what is read at positions beyond the end of a row: zeros, or the mean of its tokens.
     """
 
     commutes = False  # whether E (x W) = (E x) W for every matrix W
-    # Of EncoderConfig, those that only some kinds read; a class of your own may.
+    # Settings of EncoderConfig that only some projections read; a class of your own may.
     settings: tuple[str, ...] = ("projection_init", "projection_noise", "short_rows")
 
     def __init__(
@@ -92,17 +92,17 @@ class Projection(nn.Module):
 
     @classmethod
     def weighs_tokens(cls, options: dict[str, Any]) -> bool:
-        """Whether each slot is a sum of tokens with one weight for all channels: what rotary positions ask for."""
+        """Whether each slot is a sum of tokens with one weight for all channels, as rotary positions require."""
         return False
 
     def start(self) -> None:
-        """Called once an encoder has given its linear layers their start, those in here too: for another one."""
+        """Called after the encoder has initialised all linear layers, those in here too, to initialise some in another way."""
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Compress.
 
         Args:
-            x: (B, N, C), or (B, H, N, C) a head; rows at pads must be zero already.
+            x: (B, N, C), or (B, H, N, C) by head; rows at pads must be zero already.
             mask: (B, N) bool, True at real tokens; None when all are real.
 
         Returns:
@@ -111,21 +111,21 @@ class Projection(nn.Module):
         raise NotImplementedError
 
     def for_input(self, x: Tensor, mask: Tensor | None) -> Callable[[Tensor, Tensor | None], Tensor]:
-        """What compresses the keys and values of one input: a function as ``forward``.
+        """The function, like ``forward``, that compresses the keys and values of one input.
 
         For projections whose weights depend on the layer's input x, (B, N, D): they are computed once for keys and values.
-        The values at pads must not matter.
+        Values at pads must not matter.
         """
         return self._to_slots
 
     def _to_slots(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """``forward``; UserError where that of a user's own class does not return K rows."""
+        """``forward``; UserError if a user's own class does not return K rows."""
         found = self(x, mask)
         check_shape(PROJECTIONS, self, found, (*x.shape[:-2], self.projection_dim, x.shape[-1]), "a row for each of k slots")
         return found
 
     def mass(self, x: Tensor, mask: Tensor | None) -> Tensor | None:
-        """The share of each slot that lies on real tokens: Σ_real |E_j| / Σ |E_j|, in [0, 1]; 0 means an empty slot.
+        """The share of each slot's weight that is on real tokens: Σ_real |E_j| / Σ |E_j|, in [0, 1]; 0 means an empty slot.
 
         Args:
             x: what is compressed, (..., N, C).
@@ -137,7 +137,7 @@ class Projection(nn.Module):
         raise NotImplementedError
 
     def flops(self, length: int, width: int) -> int | None:
-        """Operations that compress one row of N tokens, ``width`` channels in all heads together; None: not known."""
+        """Operations to compress one row of N tokens with ``width`` channels in all heads together; None: not known."""
         return None
 
     def weights_flops(self, length: int) -> int:
@@ -145,20 +145,20 @@ class Projection(nn.Module):
         return 0
 
     def matrix(self, x: Tensor, mask: Tensor | None = None) -> Tensor | None:
-        """What each token of a layer's input x, (1, N, D), gives each slot: (K, N), or (H, K, N); None: no such matrix."""
+        """The weight of each token of a layer's input x, (1, N, D), in each slot: (K, N) or (H, K, N); None: no such matrix."""
         return None
 
     def any_length(self) -> "Projection":
-        """What an export traces in its place: the same, with nothing in it that depends on N but sizes."""
+        """What an export traces in its place: the same function, in which nothing but sizes depends on N."""
         return self
 
     def lengthen(self, old: "Projection", how: str) -> None:
-        """Takes over what a projection of a shorter n has learnt.
+        """Takes over what a projection for a shorter n has learnt.
 
         Args:
-            old: the same kind, of the shorter n.
+            old: of the same class, for the shorter n.
             how: interpolate (the same K slots, each over a longer stretch) | repeat (the same slots again for each block of
-                the old n tokens: K has grown as n has).
+                the old n tokens: K has grown with n).
         """
         mine, theirs = self.state_dict(), old.state_dict()
         if changed := [name for name in mine if mine[name].shape != theirs[name].shape]:
@@ -169,7 +169,7 @@ class Projection(nn.Module):
         self.load_state_dict(theirs)
 
     def fill(self, E: Tensor) -> None:
-        """Takes a matrix, (K, n) or (H, K, n), as its start."""
+        """Initialises it with a matrix, (K, n) or (H, K, n)."""
         raise NotImplementedError
 
     def extra_repr(self) -> str:
@@ -180,21 +180,21 @@ PROJECTIONS = Registry("projection", Projection, methods=("forward", "for_input"
 
 
 def make_projection(kind: str, max_length: int, projection_dim: int, **settings: Any) -> Projection:
-    """The projection of that name or class path; settings: num_heads, channels, init, noise, and what it has of its own."""
+    """The projection of that name or class path; settings: num_heads, channels, init, noise, and its own."""
     return PROJECTIONS.find(kind)(max_length=max_length, projection_dim=projection_dim, **settings)
 
 
 def project(E: Tensor, x: Tensor) -> Tensor:
-    """E x: (K, N) times (B, N, C) or (B, H, N, C), or a matrix a head, (H, K, N) times (B, H, N, C) → (..., K, C).
+    """E x: (K, N) times (B, N, C) or (B, H, N, C), or one matrix for each head, (H, K, N) times (B, H, N, C) → (..., K, C).
 
-    `E @ x` copies x, or E for each row of the batch. Written so that nothing is copied, forward and backward take 0.4 to 1.0 of
-    its time (CPU, batches of 1 to 32, N = 128 to 8,192; 0.5 at 4 × 512 × 768, k = 128).
+    `E @ x` would copy x, or E for each row of the batch. This copies nothing, and takes 0.4 to 1.0 of its time, forward and
+    backward (CPU, batches of 1 to 32, N = 128 to 8,192; 0.5 at 4 × 512 × 768, k = 128).
     """
     if E.dim() == 3:
         return torch.einsum("hkn,bhnc->bhkc", E, x)
-    if x.dim() == 4:  # one E for all heads: their widths side by side
+    if x.dim() == 4:  # one E for all heads, whose channels are put side by side
         return project(E, x.transpose(1, 2).flatten(-2)).unflatten(-1, (x.shape[1], -1)).transpose(1, 2)
-    return torch.bmm(E.expand(x.shape[0], -1, -1), x)  # len(x) would be a constant of an exported program
+    return torch.bmm(E.expand(x.shape[0], -1, -1), x)  # len(x) would be a constant in an exported program
 
 
 def real_tokens(x: Tensor, mask: Tensor | None) -> Tensor:
@@ -203,12 +203,12 @@ def real_tokens(x: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def missing(x: Tensor, mask: Tensor | None, max_length: int) -> Tensor:
-    """The places up to n without a token, (1 or B, n) bool; x (..., N, C), mask (B, N) bool or None."""
+    """The positions up to n without a token, (1 or B, n) bool; x (..., N, C), mask (B, N) bool or None."""
     return functional.pad(~real_tokens(x, mask), (0, max_length - x.shape[-2]), value=True)
 
 
 def as_column(values: Tensor, x: Tensor) -> Tensor:
-    """One a row, (1 or B, N) → (1 or B, N, 1), or (1 or B, 1, N, 1) where x has heads, (B, H, N, C): to be used with x."""
+    """One value for each token, (1 or B, N) → (1 or B, N, 1), or (1 or B, 1, N, 1) if x has heads, to broadcast with x."""
     return (values[:, None] if x.dim() == 4 else values)[..., None]
 
 
@@ -221,7 +221,7 @@ def mean_token(x: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def check_dims(config: "EncoderConfig") -> list[int]:
-    """k of each layer; ValueError where they are not as many as layers."""
+    """k of each layer; ValueError if their number is not that of the layers."""
     dims = config.projection_dims
     if len(dims) != config.num_layers:
         raise UserError(f"projection_dim lists {len(dims)} numbers", f"one, or num_layers = {config.num_layers} of them")
@@ -229,7 +229,7 @@ def check_dims(config: "EncoderConfig") -> list[int]:
 
 
 def longer_dims(config: "EncoderConfig", max_length: int, how: str) -> dict[str, Any]:
-    """``Attention.lengthened`` of what has k slots: as many, or as many more as n grows where they are repeated."""
+    """``Attention.lengthened`` for k slots: the same number, or, where they are repeated, as many times more as n grows."""
     times = max_length // config.max_length if how == "repeat" else 1
     dims = config.projection_dim
     return {"projection_dim": dims * times if isinstance(dims, int) else [k * times for k in dims]}

@@ -1,4 +1,4 @@
-"""The kinds of E: a learned matrix, a fixed random one, a convolution, and two poolings. Each class is all there is of it.
+"""The projections E: a learned matrix, a fixed random one, a convolution, and two poolings. Each is one class.
 
 Shapes as in projection.py.
 """
@@ -80,7 +80,7 @@ class Linear(Projection):
 
 @PROJECTIONS.add("conv")
 class Convolution(Projection):
-    """One learned kernel a channel, of width and stride n/k: (n/k, C), or (H, n/k, C) where each head has its own."""
+    """One learned kernel for each channel, of width and stride n/k: (n/k, C), or (H, n/k, C) where each head has its own."""
 
     def __init__(self, **shape: Any):
         super().__init__(**shape)
@@ -110,7 +110,7 @@ class Convolution(Projection):
         return 2 * self.max_length * width  # rows are filled up to n
 
     def matrix(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The mean over the channels of their kernels."""
+        """The mean of the channels' kernels."""
         kernel = self.weight.mean(-1)  # (n/k) or (H, n/k)
         columns = kernel.repeat(*[1] * (kernel.dim() - 1), self.projection_dim)
         E = window_tokens(self, x) * columns[..., None, : x.shape[-2]]
@@ -127,7 +127,7 @@ class Convolution(Projection):
 
 @PROJECTIONS.add("mean")
 class Mean(Projection):
-    """Slot j is the mean of the real tokens of window j, of n/k tokens."""
+    """Slot j is the mean of the real tokens of window j, n/k tokens wide."""
 
     settings = ()
 
@@ -157,7 +157,7 @@ class Mean(Projection):
 
 @PROJECTIONS.add("max")
 class Max(Mean):
-    """Slot j is the largest of the real tokens of window j, channel by channel."""
+    """Slot j is the maximum over the real tokens of window j, channel by channel."""
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         lowest = torch.finfo(x.dtype).min
@@ -173,15 +173,15 @@ class Max(Mean):
         return 0
 
     def matrix(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The windows that it is taken over."""
+        """The windows over which the maximum is taken."""
         return window_tokens(self, x)
 
 
 @PROJECTIONS.add("gaussian")
 class Gaussian(Linear):
-    """A fixed random E, N(0, 1/k), kept in the state dict: the theorems' projection."""
+    """A fixed random E, N(0, 1/k), kept in the state dict: the projection of the paper's theorems."""
 
-    fill = Projection.fill  # what is random stays so
+    fill = Projection.fill  # a random E takes no other
     settings = ("short_rows",)
 
     def _keep(self, E: Tensor) -> None:
@@ -192,7 +192,7 @@ class Gaussian(Linear):
 
 
 class _AnyLength(Projection):
-    """A matrix, traced for every length."""
+    """A ``Linear``, to be traced for every length."""
 
     def __init__(self, of: Linear):
         super().__init__(of.max_length, of.projection_dim, of.num_heads, of.channels, short_rows=of.short_rows)
@@ -204,8 +204,8 @@ class _AnyLength(Projection):
             self.by_token = of.weight.permute(2, 0, 1).contiguous()
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        # Whether a slice of columns is contiguous depends on N = n, and the trace would note it: of a matrix a head a slice of
-        # tokens, (n, H, K), of one for all a gathered copy. Either is the faster one in onnxruntime, by a tenth.
+        # Whether a slice of columns is contiguous depends on N = n, which the trace would record. So with a matrix for each
+        # head rows of (n, H, K) are sliced, otherwise columns are copied: each is the faster one in onnxruntime, by a tenth.
         if self.num_heads is not None:
             slots = self.by_token[: x.shape[-2]].permute(1, 2, 0) @ x
         else:
@@ -216,7 +216,7 @@ class _AnyLength(Projection):
 
 
 def with_rest(projection: Linear | _AnyLength, slots: Tensor, x: Tensor, mask: Tensor | None) -> Tensor:
-    """Slots, (..., K, C), and what E makes of the places up to n that a row of x has no token for, if these hold its mean."""
+    """Slots, (..., K, C), plus E applied to the positions beyond the end of each row of x, if these hold the row's mean."""
     if projection.short_rows == "zeros" or is_full(projection, x, mask):
         return slots
     if mask is None:
@@ -230,19 +230,19 @@ def with_rest(projection: Linear | _AnyLength, slots: Tensor, x: Tensor, mask: T
 
 
 def matrix_with_rest(projection: Projection, E: Tensor, sums: Tensor) -> Tensor:
-    """What each of N tokens gives each slot: E's columns, (..., K, N), of rows that sum to ``sums``, (..., K) or (..., 1)."""
+    """The weight of each of N tokens in each slot: E's columns, (..., K, N), whose rows sum to ``sums``, (..., K or 1)."""
     if projection.short_rows == "zeros":
         return E
     return E + (sums - E.sum(-1))[..., None] / E.shape[-1]
 
 
 def is_full(projection: Projection, x: Tensor, mask: Tensor | None) -> bool:
-    """Whether all rows are known to have n tokens; while a graph for every length is traced, none is."""
+    """Whether all rows are known to have n tokens; never while a graph for every length is traced."""
     return mask is None and x.shape[-2] == projection.max_length and not exporting()
 
 
 def check_windows(setting: str, kind: str, max_length: int, projection_dim: int) -> None:
-    """Raises ValueError where windows of one width do not tile n tokens."""
+    """Raises ValueError if windows of equal width do not tile n tokens."""
     if max_length % projection_dim:
         raise UserError(
             f"projection_dim (k) is {projection_dim}, but {setting}={kind!r} works on windows of max_length/k tokens",
@@ -251,7 +251,7 @@ def check_windows(setting: str, kind: str, max_length: int, projection_dim: int)
 
 
 def windows(projection: Projection, x: Tensor, fill: float) -> Tensor:
-    """(..., N, C) → (..., K, n/k, C); tokens that a short input lacks are filled in."""
+    """(..., N, C) → (..., K, n/k, C); a short input is filled up to n tokens."""
     missing = projection.max_length - x.shape[-2]
     if exporting() or missing:
         x = functional.pad(x, (0, 0, 0, missing), value=fill)
@@ -264,7 +264,7 @@ def window_counts(projection: Projection, x: Tensor, mask: Tensor | None) -> Ten
 
 
 def window_mass(projection: Projection, x: Tensor, mask: Tensor | None) -> Tensor | None:
-    """``Projection.mass`` of windows."""
+    """``Projection.mass`` for windows."""
     if mask is None and x.shape[-2] == projection.max_length:
         return None
     counts = window_counts(projection, x, mask)
@@ -278,12 +278,12 @@ def window_tokens(projection: Projection, x: Tensor) -> Tensor:
 
 
 def _interpolated(weight: Tensor, max_length: int) -> Tensor:
-    """Columns are spread, and divided so that row sums stay."""
+    """Columns are interpolated, and divided so that row sums stay the same."""
     return stretched(weight, max_length) / (max_length / weight.shape[-1])
 
 
 def _repeated(weight: Tensor, max_length: int) -> Tensor:
-    """The same block again along the diagonal."""
+    """The same block repeated along the diagonal."""
     return torch.kron(torch.eye(max_length // weight.shape[-1]).to(weight), weight)
 
 

@@ -23,7 +23,7 @@ Seen = tuple[Tensor, Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
 class Chosen(NamedTuple):
     """R tokens of each row that all tokens see, as they see slots."""
 
-    places: Tensor  # (B, R)
+    places: Tensor  # (B, R): their positions
     there: Tensor  # (B, R) bool: a row may have fewer
 
     def beside(self, slots: Pair, tokens: Pair, bias: Tensor | None) -> tuple[Pair, Tensor]:
@@ -47,7 +47,7 @@ class Chosen(NamedTuple):
 class SlotsAndTokens(LinformerAttention):
     """softmax([q K̄ᵀ ; q K_tᵀ] / √d) [V̄ ; V_t]: K̄ and V̄ are the slots, of any projection, K_t and V_t tokens.
 
-    A kind says which tokens in ``see``, and in ``token_flops`` what they cost.
+    A subclass defines which tokens in ``see``, and their cost in ``token_flops``.
     """
 
     rotary = True
@@ -65,7 +65,7 @@ class SlotsAndTokens(LinformerAttention):
         shared: Projection | None = None,
         chosen: Chosen | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """As LinformerAttention's; chosen: what more all tokens see. Maps are of slots, then of tokens: (B, H, N, K + N)."""
+        """As LinformerAttention's; chosen: further tokens that all see. Maps: of slots, then of tokens, (B, H, N, K + N)."""
         if not self.sees_tokens:
             return super().forward(x, attention_mask, need_weights, shared)
         self.check_length(x)
@@ -91,7 +91,7 @@ class SlotsAndTokens(LinformerAttention):
         raise NotImplementedError
 
     def keys_and_values(self, x: Tensor, attention_mask: Tensor | None, shared: Projection | None) -> tuple[Pair, Pair]:
-        """Of the slots, (B, H, K, d) each, and of all tokens, (B, H, N, d) each."""
+        """Keys and values of the slots, (B, H, K, d) each, and of all tokens, (B, H, N, d) each."""
         k, v = (split_heads(zero_pads(part, attention_mask), self.num_heads) for part in self.of_tokens(x))
         if self.compress_first:
             return super().compress(x, attention_mask, shared), (k, v)
@@ -102,7 +102,7 @@ class SlotsAndTokens(LinformerAttention):
         return self.keys(x), self.value(x)
 
     def slot_scores(self, q: Tensor, slot_k: Tensor, bias: Tensor | None) -> Tensor:
-        """q kᵀ/√d + bias of the slots, (…, N, K)."""
+        """q kᵀ/√d + bias for the slots, (…, N, K)."""
         scores = q * q.shape[-1] ** -0.5 @ slot_k.transpose(-1, -2)
         return scores if bias is None else scores + bias
 
@@ -114,14 +114,14 @@ class SlotsAndTokens(LinformerAttention):
         return log_mass(mass, dtype)
 
     def compress(self, x: Tensor, attention_mask: Tensor | None = None, shared: Projection | None = None) -> Pair:
-        """Keys and values of the slots, and all tokens' after them where these are seen, (B, H, K or K + N, d) each."""
+        """Keys and values of the slots, followed by those of all tokens where these are seen, (B, H, K or K + N, d) each."""
         if not self.sees_tokens:
             return super().compress(x, attention_mask, shared)
         k, v = (torch.cat(pair, 2) for pair in zip(*self.keys_and_values(x, attention_mask, shared), strict=True))
         return k, v
 
     def matrix(self, x: Tensor, shared: Projection | None = None) -> Tensor | None:
-        """E, of keys, and below it a row for each token where these are seen."""
+        """E (that of keys), and below it a row for each token where these are seen."""
         E = super().matrix(x, shared)
         if E is None or not self.sees_tokens:
             return E
@@ -132,12 +132,12 @@ class SlotsAndTokens(LinformerAttention):
         counted = LinformerAttention.flops(self, length, shared)
         if counted is None or not self.sees_tokens:
             return counted
-        all_tokens = 4 * length * self.hidden_size**2 if self.compress_first else 0  # W_K and W_V, beside those of the slots
+        all_tokens = 4 * length * self.hidden_size**2 if self.compress_first else 0  # W_K and W_V, besides those for the slots
         return counted + all_tokens + self.token_flops(length)
 
     def fixed_flops(self, length: int, shared: Projection | None = None) -> int:
         return LinformerAttention.fixed_flops(self, length, shared)
 
     def token_flops(self, length: int) -> int:
-        """Operations on what is seen of a row of N tokens, apart from the linear layers."""
+        """Operations on the tokens that are seen in a row of N tokens, apart from the linear layers."""
         raise NotImplementedError

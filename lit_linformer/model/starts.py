@@ -1,4 +1,4 @@
-"""How a learned E starts: what ``projection_init`` names. One of your own is a function here, and an entry below.
+"""How a learned E is initialised (``projection_init``). To add an initialisation, write a function here and list it below.
 
 Shapes: n = max_length, K = k projected slots, H heads.
 """
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from .errors import UserError
 from .parts import image_side
 
-Part = tuple[int, int]  # (h, H): for the h-th of H heads
+Part = tuple[int, int]  # (h, H): the h-th of H heads
 
 
 def block_mean(width: int, part: Part) -> Tensor:
@@ -29,7 +29,7 @@ def split(width: int, part: Part) -> Tensor:
 
 
 def strided(width: int, part: Part) -> Tensor:
-    """One token of window j, the first of that part."""
+    """One token of window j, the first one of the head's part."""
     weights = torch.zeros(width)
     weights[_share(width, part)[0]] = 1.0
     return weights
@@ -46,7 +46,7 @@ def xavier(max_length: int, projection_dim: int) -> Tensor:
 
 
 def squares(max_length: int, projection_dim: int) -> Tensor:
-    """Slot j is the mean of square j of an image's pixels, row by row; bos and eos, where n has them, are in none."""
+    """Slot j is the mean of square j of an image's pixels, row by row; bos and eos, if n includes them, are in none."""
     side, around = image_side(max_length)
     across = math.isqrt(projection_dim)
     square = torch.arange(side) * across // side  # of each row, and of each column
@@ -55,7 +55,7 @@ def squares(max_length: int, projection_dim: int) -> Tensor:
 
 
 def check_squares(max_length: int, projection_dim: int) -> None:
-    """Raises UserError where n tokens are no image, or k squares do not tile it."""
+    """Raises UserError if n tokens are not an image, or k squares do not tile it."""
     side, _ = image_side(max_length)
     counts = [across * across for across in range(1, side + 1) if side % across == 0]
     if projection_dim not in counts:
@@ -63,21 +63,21 @@ def check_squares(max_length: int, projection_dim: int) -> None:
         raise UserError(what, ", ".join(map(str, counts)), when="with projection_init='squares'")
 
 
-# Those of a window, (width, part) → (width,), start a convolution's kernel too; those of a matrix, (n, K) → (K, n), do not.
+# Those of a window, (width, part) → (width,), are a convolution's, too; those of a matrix, (n, K) → (K, n), are not.
 WINDOW_INITS = {"block_mean": block_mean, "split": split, "strided": strided}
 MATRIX_INITS = {"normal": normal, "xavier": xavier, "squares": squares}
 PROJECTION_INITS = {**WINDOW_INITS, **MATRIX_INITS}
-# Of those that not every n and k go with: what raises ValueError then. Only an E that takes a matrix (`fill`) has them.
+# Checks for those that do not fit every n and k. Only projections that take a matrix (`fill`) can have these.
 FITS = {"squares": check_squares}
 
 
 def window_bounds(max_length: int, projection_dim: int) -> list[int]:
-    """Where the K windows of near-equal width that tile n tokens begin, and n at the end: K + 1 numbers."""
+    """The beginnings of the K windows of nearly equal width that tile n tokens, followed by n: K + 1 numbers."""
     return [j * max_length // projection_dim for j in range(projection_dim + 1)]
 
 
 def initial_matrix(init: str, max_length: int, projection_dim: int, part: Part = (0, 1)) -> Tensor:
-    """A start for one learned E, (K, n)."""
+    """One initialised E, (K, n)."""
     if init in MATRIX_INITS:
         return MATRIX_INITS[init](max_length, projection_dim)
     E = torch.zeros(projection_dim, max_length)
@@ -88,7 +88,7 @@ def initial_matrix(init: str, max_length: int, projection_dim: int, part: Part =
 
 
 def _share(width: int, part: Part) -> tuple[int, int]:
-    """The tokens of a window that are a head's: from, and up to."""
+    """A head's part of a window: from its first token up to, but not including, the second number."""
     head, heads = part
     first = head * width // heads
     return first, max(first + 1, (head + 1) * width // heads)

@@ -1,7 +1,7 @@
-"""The base of every task's LightningModule: the optimiser by groups, a schedule by steps, and resuming bit for bit.
+"""The base class of all tasks: parameter groups, a learning rate for each step, and resuming bit for bit.
 
-For a task of your own: hand the optimiser's settings on with `super().__init__(**optimization)`, set `self.net`, give
-`training_loss(batch)`, or a training_step that counts with `self.count(batch)`, and `warmup(total_steps)`.
+For a task of your own pass the optimiser's settings to `super().__init__(**optimization)`, set `self.net`, and define
+`warmup(total_steps)` and `training_loss(batch)`, or a training_step that calls `self.count(batch)`.
 """
 
 import os
@@ -35,22 +35,22 @@ Batch = dict[str, Any]
 
 
 def encoder_of(module: LightningModule) -> Encoder | None:
-    """Its ``net.encoder`` where that is ours: a net of one's own may have an encoder of another kind, as nn.Transformer has."""
+    """Its ``net.encoder`` if that is ours: a user's own net may have another encoder, such as nn.Transformer's."""
     encoder = getattr(getattr(module, "net", None), "encoder", None)
     return encoder if isinstance(encoder, Encoder) else None
 
 
 def batches_before(module: LightningModule) -> int:
-    """Training batches so far: a TrainingModule's own count, which holds on any number of devices, else the loop's."""
+    """Training batches so far: a TrainingModule's own count, which is right on any number of devices, else the loop's."""
     return getattr(module, "batches_seen", 0) or module.trainer.fit_loop.total_batch_idx
 
 
 class TrainingModule(LightningModule):
-    """A LightningModule that resumes exactly: dropout by (seed, batch, rank), what it is given now wins over a checkpoint.
+    """A LightningModule that resumes exactly: dropout depends on (seed, batch, rank); settings override a checkpoint's.
 
     Args:
         compile: torch.compile for the layers of ``net.encoder`` in training; validation, test and predictions are not
-            compiled. No hyper-parameter and not in the state dict: a checkpoint loads with it and without.
+            compiled. Not a hyper-parameter, and not in the state dict: a checkpoint loads with or without it.
         optimization: settings of `Optimization`: the optimiser and its learning rate.
     """
 
@@ -62,13 +62,13 @@ class TrainingModule(LightningModule):
         self.optimization = Optimization(**optimization)
         self.compiles = compile
         self._pretrained_tokenizer: Tokenizer | None = None
-        self._cudnn = torch.backends.cuda.cudnn_sdp_enabled()  # also of a subclass whose setup is its own alone
+        self._cudnn = torch.backends.cuda.cudnn_sdp_enabled()  # for a subclass whose setup does not call this one
         self.batches_seen = 0
-        self.tokens_seen = 0  # positions fed to the model, pads included, by all ranks, if each had as many as this one
+        self.tokens_seen = 0  # by all ranks, if each had as many as this one; padding included
 
     @property
     def attached(self) -> bool:
-        """Whether a Trainer has this module; there is none in load_from_checkpoint."""
+        """Whether this module has a Trainer, as it has not in load_from_checkpoint."""
         try:
             return self.trainer is not None
         except RuntimeError:
@@ -76,15 +76,17 @@ class TrainingModule(LightningModule):
 
     @classmethod
     def check_early(cls, settings: Mapping[str, Any]) -> None:
-        """For fit, before data are prepared: ValueError for settings, files included, with which it would be refused later."""
+        """For fit, before data are prepared: ValueError for settings, files included, that would be refused later."""
         names = [field.name for field in fields(Optimization) if field.name in settings]
         Optimization(**{name: settings[name] for name in names})
 
     def start_from(
         self, pretrained: str | None, encoder: EncoderConfig | dict[str, Any] | None, vocab_size: int | None
     ) -> tuple[StoredModel | None, EncoderConfig]:
-        """The model that ``pretrained`` names, if any, and the encoder's settings (a dictionary: a checkpoint's), one of which
-        is given; with the vocabulary of the data."""
+        """The model that ``pretrained`` names, if any, and the encoder's settings, with the vocabulary of the data.
+
+        One of ``pretrained`` and ``encoder`` is given, the latter as a dictionary if it comes from a checkpoint.
+        """
         encoder = EncoderConfig(**encoder) if isinstance(encoder, dict) else encoder
         source = read_model(pretrained) if pretrained is not None else None
         if source is not None:
@@ -106,9 +108,9 @@ class TrainingModule(LightningModule):
                 told = f"the default of model.encoder.vocab_size, {EncoderConfig.vocab_size:,}"
                 note(f"{type(data).__name__} has no num_tokens: the model's vocabulary is {told}")
         check_same_tokenizer(data, self._pretrained_tokenizer)
-        # torch prefers cuDNN's attention on some GPUs; it makes a plan for each new length, a second on an H100 (docs/LOG.md).
+        # torch prefers cuDNN's attention on some GPUs; it plans for each new length, a second on an H100 (docs/LOG.md).
         self._cudnn = torch.backends.cuda.cudnn_sdp_enabled()
-        equal = bool(self.equal_rows) and stage != "predict"  # whose texts are as long as they are
+        equal = bool(self.equal_rows) and stage != "predict"  # where texts have any length
         torch.backends.cuda.enable_cudnn_sdp(self._cudnn and equal)
 
     def teardown(self, stage: str) -> None:
@@ -123,12 +125,12 @@ class TrainingModule(LightningModule):
         loss = self.training_loss(batch)
         self.count(batch)
         self.log("train/loss", loss.detach())
-        # As a tensor here, not on the GPU: for a number Lightning would wait until it is there.
+        # As a tensor on the CPU: a number Lightning would copy to the GPU, and wait for it.
         self.log("train/lr", torch.tensor(self.optimizers().param_groups[0]["lr"]))
         return loss
 
     def training_loss(self, batch: Batch) -> torch.Tensor:
-        """What a step makes smaller."""
+        """The loss that training minimises."""
         raise NotImplementedError
 
     def warmup(self, total_steps: int) -> int:
@@ -144,11 +146,11 @@ class TrainingModule(LightningModule):
             compile_training(self.net, None if self.equal_rows is None else not self.equal_rows)
 
     def training_flops(self, batch: Batch) -> int | None:
-        """Operations that the model needs for a batch, forward and backward (model/flops.py); None where they are not known."""
+        """Operations that the model needs for a batch, forward and backward (model/flops.py); None: not known."""
         return None
 
     def peak_lr(self) -> float:
-        """The highest learning rate, for as many rows a step as the data has."""
+        """The highest learning rate, scaled to the rows of an optimiser step."""
         meant_for = self.optimization.lr_batch_size
         if meant_for is None or not self.attached:
             return self.optimization.lr
@@ -162,7 +164,7 @@ class TrainingModule(LightningModule):
         return parameter_groups(self.net, self.peak_lr(), self.optimization)
 
     def count(self, batch: Batch) -> None:
-        """To be called once a training batch."""
+        """To be called once for each training batch."""
         self.batches_seen += 1
         self.tokens_seen += batch["input_ids"].shape[:2].numel() * self.trainer.world_size
 
@@ -170,7 +172,7 @@ class TrainingModule(LightningModule):
         encoder, there = encoder_of(self), isinstance(batch, dict) and "input_ids" in batch
         ids = there and encoder is not None and not encoder.config.input_size
         if ids and (batch_idx == 0 or batch["input_ids"].device.type == "cpu"):
-            check_ids(batch["input_ids"], encoder.config.vocab_size)  # a GPU waits for each look
+            check_ids(batch["input_ids"], encoder.config.vocab_size)  # on a GPU only once, since it has to wait
 
     def on_validation_batch_start(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         self._check_ids(batch, batch_idx)
@@ -179,7 +181,7 @@ class TrainingModule(LightningModule):
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         self._check_ids(batch, batch_idx)
-        # Dropout is a pure function of (seed, batches so far, rank), so that a resumed run repeats it bit for bit.
+        # Dropout depends on seed, batches so far and rank alone, so that a resumed run repeats it bit for bit.
         state = seeds_at(batches_before(self), self.global_rank).generate_state(1, np.uint64)
         torch.manual_seed(int(state[0]))
 
@@ -218,10 +220,10 @@ class TrainingModule(LightningModule):
         return 0 if steps == float("inf") else int(steps)
 
     def on_train_start(self) -> None:
-        # A restored optimiser brings the old run's settings; those given to this run win (Lightning does not do this).
+        # A restored optimiser brings the old run's settings; this run's replace them (which Lightning does not do).
         optimizer, scheduler, groups = self.optimizers(), self.lr_schedulers(), self.parameter_groups()
         if not isinstance(scheduler, LambdaLR) or _kinds(optimizer.param_groups) != _kinds(groups):
-            return  # of a subclass's own configure_optimizers
+            return  # they are from a subclass's own configure_optimizers
         done, total = scheduler.last_epoch, self._total_steps()
         if 0 < total < done and (rest := scheduler.lr_lambdas[0](done)) < 1:  # passes over other data may have fewer steps
             over = f"trainer.max_epochs comes to {total:,} steps on these data, and {done:,} are done"
@@ -250,16 +252,16 @@ class TrainingModule(LightningModule):
                 self._check_optimizer(checkpoint)
             take_training_weights(checkpoint)
         self.batches_seen, self.tokens_seen = seen.get("batches", 0), seen.get("tokens", 0)
-        if "state_dict" in checkpoint:  # not in a sharded checkpoint, which the strategy itself has loaded
+        if "state_dict" in checkpoint:  # a sharded checkpoint has none: the strategy has loaded it
             check_fit(self.state_dict(), checkpoint["state_dict"])
             buffers = dict(self.named_buffers(remove_duplicate=False))  # one of them may be a mask
             weights = {name: tensor for name, tensor in checkpoint["state_dict"].items() if name not in buffers}
             check_finite(weights, f"ckpt_path is {self.trainer.ckpt_path if self.attached else '?'}")
         if self.attached and self.trainer.precision == "64-true":
-            self.double()  # Lightning does so after it has loaded the weights, which would lose half of their digits
+            self.double()  # Lightning does this only after it has loaded the weights, which lose half of their digits then
 
     def _check_optimizer(self, checkpoint: dict[str, Any]) -> None:
-        """ValueError where the state of the checkpoint's optimiser is not one for this run's."""
+        """ValueError if the state of the checkpoint's optimiser does not fit this run's."""
         before, mine = checkpoint.get("hyper_parameters", {}), self.optimization.optimizer
         if before.get("optimizer", mine) != mine:
             raise SettingError("model.optimizer", mine, before["optimizer"], when="to go on from this checkpoint")
@@ -268,15 +270,15 @@ class TrainingModule(LightningModule):
             raise SettingError("model.layer_lr_decay", decay, before["layer_lr_decay"], when="to go on from this checkpoint")
 
     def _rows(self) -> int:
-        """Rows of an optimiser step; micro-batches, where the data module does not tell."""
+        """Rows of an optimiser step; micro-batches, if the data module has no rows_per_step."""
         trainer = self.trainer
         return getattr(trainer.datamodule, "rows_per_step", trainer.world_size * trainer.accumulate_grad_batches)
 
     def _recount(self, checkpoint: dict[str, Any], seen: dict[str, int]) -> None:
-        """Micro-batches are counted in those of this run: on other devices a step may be another number of them.
+        """Converts the counts of micro-batches, since on other devices a step may consist of another number of them.
 
-        Lightning, too, counts micro-batches, and would make the first step of a run that continues of too few. Where a step has
-        other rows than before, what is done of a pass over the data is no whole number of steps, and a pass is begun anew.
+        Lightning counts micro-batches, too, and would make the first step of a continued run from too few. If the rows of a
+        step have changed, what is done of a pass over the data is not a whole number of steps, and a new pass is begun.
         """
         before, now = seen.get("accumulate"), self.trainer.accumulate_grad_batches
         rows = self._rows()
@@ -301,17 +303,17 @@ class TrainingModule(LightningModule):
 
 
 def seeds_at(*place: int) -> np.random.SeedSequence:
-    """Random numbers of a place in a run, which a resumed run of the same seed repeats."""
+    """Seeds for a place in a run, which a resumed run with the same seed repeats."""
     return np.random.SeedSequence((int(os.environ.get("PL_GLOBAL_SEED", 0)), *place))
 
 
 def _kinds(groups: list[dict[str, Any]]) -> list[str]:
-    """Their names without the factors of layer_lr_decay, which may be another one than before."""
+    """The groups' names without the factors of layer_lr_decay, which may have changed."""
     return [str(group.get("name")).partition(" × ")[0] for group in groups]
 
 
 def check_fit(mine: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
-    """ValueError, in one line, where a checkpoint's weights are not those of a model by name and shape."""
+    """ValueError, in one line, if a checkpoint's weights differ from a model's in name or shape."""
     for name, tensor in theirs.items():
         if name not in mine or mine[name].shape != tensor.shape:
             here = f"has {list(mine[name].shape)}" if name in mine else "has none"

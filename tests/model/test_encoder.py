@@ -277,7 +277,10 @@ def test_dropout_acts_only_in_training():
             {"projection_init": "squares", "projection": "mean"},
             "projection is 'mean'; allowed with projection_init='squares': linear",
         ),
-        ({"position": "rotary", "hidden_size": 6}, "hidden_size/num_heads is 3; allowed with position='rotary': an even width"),
+        (
+            {"position": "rotary", "hidden_size": 6},
+            "hidden_size/num_heads is 3; allowed with position='rotary': an even head width",
+        ),
         ({"position": "rotary"}, "order is 'compress_first'; allowed with position='rotary': project_first"),
         (
             {"position": "rotary", "sharing": "none", "projection": "conv"},
@@ -305,7 +308,7 @@ def test_dropout_acts_only_in_training():
             "attention is 'hyena'; allowed: linformer, coarse, full, window, lookup, lsh, luna, nystrom, sparse, or the path",
         ),
         ({"order": "any"}, "order is 'any'; allowed: compress_first, project_first"),
-        ({"dropout": 1.0}, "dropout is 1.0; allowed: 0 up to"),
+        ({"dropout": 1.0}, "dropout is 1.0; allowed: at least 0"),
         ({"num_layers": 0}, "num_layers is 0; allowed: 1 to 1000"),
     ],
 )

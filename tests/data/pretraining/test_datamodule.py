@@ -188,7 +188,7 @@ def test_tokenizer_learns_from_training_documents_only(tmp_path):
     "settings, message",
     [
         ({"validation_fraction": 1.0}, r"^data.validation_fraction is 1.0; allowed: at least 0, less than 1$"),
-        ({"test_fraction": -0.1}, r"^data.test_fraction is -0.1; allowed: 0 up to"),
+        ({"test_fraction": -0.1}, r"^data.test_fraction is -0.1; allowed: at least 0"),
         ({"validation_fraction": 0.5, "test_fraction": 0.5}, r"is 0.5 \+ 0.5; allowed: less than 1 in all$"),
         ({"mask_rate": 0.0}, r"^data.mask_rate is 0.0; allowed: more than 0, less than 1$"),
         ({"mask_rate": 1.0}, r"^data.mask_rate is 1.0; allowed"),
