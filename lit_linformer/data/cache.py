@@ -1,8 +1,8 @@
 """The cache folder: everything in it is made once, by one process, and appears complete or not at all.
 
 An entry is a folder named after a fingerprint of all that shaped it. It is made as `NAME.tmp` under a lock, flushed to
-the disk and renamed: a name without `.tmp` is always complete, whatever was killed when. What takes hours leaves a
-progress.json in its `NAME.tmp`, and the next process continues from there.
+the disk and renamed: a folder without `.tmp` is always complete, whatever was killed when. Work that takes hours keeps a
+progress.json in its `NAME.tmp`, from which the next process continues.
 """
 
 import hashlib
@@ -19,8 +19,8 @@ from lit_linformer.utils.errors import SettingError, UserError
 from lit_linformer.utils.files import read_json
 
 PROGRESS = "progress.json"
-UNFINISHED = f"*-{'[0-9a-f]' * 16}.tmp"  # behind what it is, the fingerprint: a cache may lie among files of others
-KEPT_DAYS = 14  # of an unfinished thing that nobody continues
+UNFINISHED = f"*-{'[0-9a-f]' * 16}.tmp"  # what it is, then the fingerprint: a cache folder may hold other files, too
+KEPT_DAYS = 14  # for an unfinished entry that nobody continues
 
 
 def fingerprint(inputs) -> str:
@@ -32,8 +32,8 @@ def fingerprint(inputs) -> str:
 def make_once(folder: Path, make: Callable[[Path], None]) -> Path:
     """Returns `folder`, after `make(temporary folder)` has filled it if it was not there.
 
-    Other processes wait meanwhile; when the one that makes it fails or dies, the next one starts afresh, or finds in its
-    temporary folder what `write_progress` has recorded.
+    Other processes wait meanwhile; if the one that makes it fails or dies, the next one starts over, or continues from what
+    `write_progress` has recorded in the temporary folder.
     """
     if folder.is_dir():
         with suppress(OSError):  # the process that made it was killed right after the rename
@@ -83,7 +83,7 @@ def _make(folder: Path, make: Callable[[Path], None]) -> None:
 
 
 def _remove(temporary: Path) -> None:
-    """What is there, but nothing that a link leads to."""
+    """Removes what is there, without following links."""
     if temporary.is_symlink() or temporary.is_file():
         temporary.unlink()
     else:
@@ -104,7 +104,7 @@ def _remove_stale(cache: Path) -> None:
 
 
 def write_progress(folder: Path, progress: dict) -> None:
-    """Records in a temporary folder how complete its files are; they must be on the disk before."""
+    """Records in a temporary folder how complete its files are, which must be on the disk by then."""
     new = folder / f"{PROGRESS}.new"
     new.write_text(json.dumps(progress))
     _flush(new)
@@ -116,7 +116,7 @@ def read_progress(folder: Path) -> dict | None:
 
 
 def read_whole(path: Path):
-    """What a JSON file of the cache holds; ValueError if it is not there, or not whole."""
+    """The content of a JSON file of the cache; ValueError if it is missing or incomplete."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:

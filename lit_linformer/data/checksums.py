@@ -1,10 +1,10 @@
-"""Checksums: what was written to a file of the cache is what is read from it, checked once a machine.
+"""Checksums: whether a file of the cache still holds what was written to it, checked once on each machine.
 
-A file has a CRC-32 for each of its shards, in the folder's meta.json: {"checksums": {"train.bin": [[bytes, CRC-32], …]}}. To
-check it takes about a second for 2 GB (a core computes 2.6 GB/s; a disk is slower), so it is done when a machine first
-reads the file, or when `data.verify` asks for it, and written down with the file's size, time of change and inode: a file
-that was touched is checked again. The record lies in ~/.cache/lit-linformer (or $LIT_LINFORMER_CACHE), by the
-machine's name, since homes and data may be on network file systems.
+A file has a CRC-32 for each of its shards, in the folder's meta.json: {"checksums": {"train.bin": [[bytes, CRC-32], …]}}.
+Checking takes about a second for 2 GB (a core computes 2.6 GB/s; a disk is slower), so it is done when a machine first reads
+the file, or as `data.verify` says, and recorded with the file's size, modification time and inode: a file that was touched
+is checked again. The record is in ~/.cache/lit-linformer (or $LIT_LINFORMER_CACHE), under the machine's name, since homes
+and data may be on network file systems.
 """
 
 import json
@@ -27,13 +27,13 @@ from lit_linformer.utils.files import read_json, write_text
 VERIFY = ("once", "always", "never")
 SHARD_BYTES = 50_000_000
 CHUNK = 1 << 22
-TOLD = 2_000_000_000  # bytes: to check more takes long enough to be announced
+TOLD = 2_000_000_000  # bytes; checking more takes long enough to show progress
 
 
 class ShardWriter:
-    """A file that is written from beginning to end, with the checksums of its shards.
+    """A file that is written sequentially, with the checksums of its shards.
 
-    shards: [bytes, CRC-32] of those that are in it already; what follows them is cut off.
+    shards: [bytes, CRC-32] of the shards that it already has; what follows them is cut off.
     """
 
     def __init__(self, path: Path, shards: list | None = None):
@@ -52,7 +52,7 @@ class ShardWriter:
         self.size += len(data)
 
     def end_shard(self, least: int = 1) -> None:
-        """Ends the shard if it has so many bytes, and makes sure that it is on the disk."""
+        """Ends the shard if it has at least this many bytes, and flushes it to the disk."""
         if self._open >= least:
             self.shards.append([self._open, self._checksum])
             self._open, self._checksum = 0, 0
@@ -64,9 +64,9 @@ class ShardWriter:
 
 
 def verify(folder: Path, names: list[str], when: str) -> None:
-    """ValueError where one of these files does not hold what was written to it.
+    """ValueError if one of these files does not hold what was written to it.
 
-    when: "once": unless this machine has checked the file as it is; "always"; "never".
+    when: "once": only files that have changed since this machine checked them, or are new to it; "always"; "never".
     """
     if when == "never":
         return
@@ -94,7 +94,7 @@ def verify(folder: Path, names: list[str], when: str) -> None:
 
 
 def make_verified(folder: Path, make: Callable[[Path], None], names: list[str]) -> Path:
-    """`cache.make_once`; and writes down that these files are whole, where this machine has just made them."""
+    """`cache.make_once`, which also records these files as checked if this machine has just made them."""
     made: list[Path] = []
 
     def make_and_tell(temporary: Path) -> None:
@@ -138,7 +138,7 @@ def _record(folder: Path) -> Path:
     own, users = os.environ.get("LIT_LINFORMER_CACHE"), os.environ.get("XDG_CACHE_HOME")
     try:
         cache = Path(own) if own else (Path(users) if users else Path.home() / ".cache") / "lit-linformer"
-    except RuntimeError:  # no home
+    except RuntimeError:  # no home folder
         cache = Path(tempfile.gettempdir(), "lit-linformer")
     machine = "".join(c if c.isalnum() or c in "-_." else "_" for c in platform.node()) or "machine"
     place = zlib.crc32(str(folder.resolve()).encode(errors="surrogateescape"))
@@ -151,5 +151,5 @@ def _stamp(path: Path) -> list[int]:
 
 
 def _write(record: Path, known: dict) -> None:
-    with suppress(OSError):  # a home that cannot be written to: it is checked again the next time
+    with suppress(OSError):  # a home that is not writable: the files are checked again next time
         write_text(record, json.dumps(known))

@@ -20,26 +20,26 @@ from lit_linformer.data.tokenizer import SMALLEST, Tokenizer, load_tokenizer, tr
 from lit_linformer.model.ranges import OneOf, Range
 from lit_linformer.utils.errors import SettingError, UserError
 
-STAGES = {"fit": ("train", "validation"), "validate": ("validation",), "test": ("test",), "predict": ()}  # what each reads
+STAGES = {"fit": ("train", "validation"), "validate": ("validation",), "test": ("test",), "predict": ()}  # splits each reads
 TRAINED = tuple(SMALLEST)  # tokenizers that are trained, not loaded
 VocabularySize = Annotated[int, Range(least=1, largest=2**24)]
 RowLength = Annotated[int, Range(least=8, largest=2**24)]
 BatchSize = Annotated[int, Range(least=1, largest=2**16)]  # more in a step: data.global_batch_size
 Workers = Annotated[int, Range(least=0, most=256)]
 Verify = Annotated[str, OneOf(VERIFY)]
-# A batch may have this many rows however few there are to train with: rows then repeat in it.
+# A batch may have this many rows even if there are fewer training rows, which then repeat in it.
 SMALL_BATCH = 4096
 
 
 class ResumableDataModule(LightningDataModule):
     """A data module whose training stream is one sequence of samples, counted in its state.
 
-    A subclass sets tokenizer_name, vocab_size, batch_size, global_batch_size, num_workers, seed, cache_dir and verify, and
-    `data_name` once it knows what it trains on: a checkpoint tells by it whether a resumed run sees the same data, and the
-    processes of a run whether they all do; and `held_out_name` where validation is a share of what would else train: by that a
-    checkpoint tells whether it trained on some of it. `equal_rows` says whether the rows of all batches have one length, pads
-    included; elsewhere each batch is as long as its longest row. Its setup begins a fit with `_start_anew` and ends with
-    `_compare_processes`. It has a train_dataloader, and an `_evaluation` for the other two.
+    A subclass sets tokenizer_name, vocab_size, batch_size, global_batch_size, num_workers, seed, cache_dir and verify. Once it
+    knows its data, it sets `data_name`, by which a resumed run, and the processes of a run, check that they see the same data,
+    and, if validation is a share of the training data, `held_out_name`, by which a checkpoint shows whether it was trained on
+    some of it. `equal_rows`: rows of all batches have one length, padding included; otherwise a batch is as long as its longest
+    row. Its setup begins a fit with `_start_anew` and ends with `_compare_processes`. It defines train_dataloader, and
+    `_evaluation` for validation and test.
     """
 
     tokenizer_name: str
@@ -64,7 +64,7 @@ class ResumableDataModule(LightningDataModule):
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer; loaded, or trained under a lock, at first use. Where ids come from no text, a subclass has None."""
+        """The tokenizer; loaded, or trained under a lock, at first use. A subclass whose ids do not come from text has None."""
         if self.tokenizer_name not in TRAINED:
             return load_tokenizer(self.tokenizer_name)
         source, inputs, documents = self._training_texts()
@@ -87,23 +87,23 @@ class ResumableDataModule(LightningDataModule):
             raise damaged(folder / "tokenizer.json", "it is no tokenizer") from error
 
     def _training_texts(self) -> tuple[str, dict, Iterator[tuple[str, float]]]:
-        """What a tokenizer learns from: what progress messages call it; a JSON-able description of all that shapes it; and
-        (text, share of the source read so far), read when they are asked for."""
+        """Text to train a tokenizer on: its name in progress messages, a JSON-able description of all that shapes it, and
+        (text, share of the source read so far), read lazily."""
         raise NotImplementedError
 
     @property
     def num_tokens(self) -> int:
-        """Real size of the vocabulary: the rows that a model's embedding needs."""
+        """Actual size of the vocabulary: the rows that a model's embedding needs."""
         return len(self.tokenizer)
 
     # What there is to train with
 
     def summary(self) -> Summary:
-        """Counts of each split, after setup: rows, tokens, labels, … (data/summary.py); empty: nothing to tell."""
+        """Counts of each split, after setup: rows, tokens, labels, … (data/summary.py); empty: nothing to show."""
         return {}
 
     def summary_hints(self, longest: int | None) -> list[str]:
-        """Advice that follows from it; `longest`: the most tokens that the model reads, where that is known."""
+        """Advice that follows from the summary; `longest`: the most tokens that the model reads, if known."""
         return []
 
     # Loaders
@@ -115,7 +115,7 @@ class ResumableDataModule(LightningDataModule):
         return self._evaluation("test")
 
     def _evaluation(self, kind: str):
-        """The loader of the "validation" or "test" set; a list where there are several, or none."""
+        """The loader of the "validation" or "test" set; a list if there are several sets, or none."""
         raise NotImplementedError
 
     def _training_loader(self, dataset, lengths=None) -> ResumableLoader:
@@ -124,7 +124,7 @@ class ResumableDataModule(LightningDataModule):
             most, rows = max(len(dataset), SMALL_BATCH), f"{len(dataset)} training rows"
             raise SettingError("data.batch_size", self.batch_size, f"up to {most}, with {rows}")
         num_samples = None
-        if trainer and trainer.overfit_batches > 0:  # as many batches, and always the same rows
+        if trainer and trainer.overfit_batches > 0:  # that many batches, always of the same rows
             wanted, global_batch = trainer.overfit_batches, self.batch_size * parallel["world_size"]
             wanted = max(1, int(wanted * (len(dataset) // global_batch))) if isinstance(wanted, float) else wanted
             num_samples = min(len(dataset), wanted * global_batch)
@@ -143,7 +143,7 @@ class ResumableDataModule(LightningDataModule):
         return self._loader
 
     def _parallel(self) -> dict:
-        # Lightning's advice to use workers: measured, they gain nothing for rows that cost 25 µs each.
+        # Lightning advises to use workers; measured, they gain nothing for rows that take 25 µs each.
         warnings.filterwarnings("ignore", message=".*does not have many workers.*")
         ranks = (self.trainer.distributed_sampler_kwargs if self.trainer else None) or {"num_replicas": 1, "rank": 0}
         on_gpu = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
@@ -175,7 +175,7 @@ class ResumableDataModule(LightningDataModule):
         self._divided = trainer
 
     def _compare_processes(self) -> None:
-        """ValueError where the processes of a run have prepared different data, or are not of one age."""
+        """ValueError if processes differ in data (whose files' modification times count), tokenizer or seed."""
         if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
             return
         tokenizer = None if self.tokenizer is None else self.tokenizer.sha256[:16]
@@ -193,11 +193,11 @@ class ResumableDataModule(LightningDataModule):
                         more=f": process 0 has {name} {first}, process {rank} {theirs[name]}",
                     )
 
-    # State: how many samples training has seen. The loader holds it as well; Lightning does not always restore a
-    # loader's.
+    # State: how many samples training has seen. The loader holds it as well, but Lightning does not always restore a
+    # loader's state.
 
     def _start_anew(self) -> None:
-        """For setup of a fit: a checkpoint's state, if there is one, is loaded after it."""
+        """Called by setup for a fit; a checkpoint's state, if there is one, is loaded later."""
         self._loader, self._samples = None, 0
         self._divide_global_batch()
         if self.trainer is not None:
@@ -222,7 +222,7 @@ class ResumableDataModule(LightningDataModule):
 
 
 def check_row_length(rows: int, longest: int, of: str = "model.encoder.max_length", windows: bool = False) -> None:
-    """Refuses rows, data.max_length, that have more tokens than a model reads, which ``of`` says.
+    """Refuses rows (data.max_length) of more tokens than the model reads; ``of``: the setting that limits those.
 
     windows: the data can read a longer text in windows.
     """
@@ -232,7 +232,7 @@ def check_row_length(rows: int, longest: int, of: str = "model.encoder.max_lengt
 
 
 def check_image(tokens: int, longest: int) -> None:
-    """Refuses rows that are no images, or images of other than n tokens, for a model whose positions or slots are pixels'."""
+    """Refuses rows that are not images, or not images of n tokens, for a model whose positions or slots are pixels'."""
     if not tokens:
         what = "model.encoder reads images (position image, or projection_init squares), but the rows of data are none"
         raise UserError(what, "data.task image or pathfinder, or another position and projection_init")
@@ -241,14 +241,14 @@ def check_image(tokens: int, longest: int) -> None:
 
 
 def check_input_size(mine: int, of_data: int | None) -> None:
-    """Refuses tokens of other than the model's input_size numbers, 0 for ids; None: the data does not say."""
+    """Refuses data whose tokens do not have the model's input_size numbers (0: ids); None: the data does not say."""
     if of_data is not None and mine != of_data:
         what = "the numbers in a token of the data" if of_data else "for the data's tokens are ids"
         raise SettingError("model.encoder.input_size", mine, f"{of_data}, {what}")
 
 
 def check_global_batch(rows: int, batch_size: int, devices: int, accumulate: int) -> None:
-    """ValueError where so many rows a step do not divide into the devices' batches."""
+    """ValueError if the rows of a step cannot be divided evenly into the devices' batches."""
     if accumulate != 1:
         raise SettingError(
             "trainer.accumulate_grad_batches",
@@ -265,9 +265,9 @@ def check_global_batch(rows: int, batch_size: int, devices: int, accumulate: int
 
 
 def check_limit(trainer: Any, each: int, batches: int | None = None) -> None:
-    """ValueError where a pass would end with a step of fewer batches than ``each``, its gradient divided as a whole one's.
+    """ValueError if a pass would end with a step of fewer batches than ``each``, its gradient still divided by ``each``.
 
-    batches: of a whole pass, of which the limit may be a share; None: not known yet.
+    batches: how many a whole pass has, of which the limit may be a share; None: not known yet.
     """
     asked = limit = trainer.limit_train_batches
     more = ""
@@ -280,7 +280,7 @@ def check_limit(trainer: Any, each: int, batches: int | None = None) -> None:
 
 
 def check_ids(ids: torch.Tensor, vocab_size: int) -> None:
-    """UserError for tokens that a model has no embedding for, which would end in a traceback of torch's."""
+    """UserError for token ids without an embedding, instead of a traceback from torch."""
     if wrong := [int(end) for end in ids.aminmax() if not 0 <= end < vocab_size]:
         allowed = f"0 to {vocab_size - 1}; the data's num_tokens, or else model.encoder.vocab_size, says how many there are"
         raise UserError(f"input_ids of a batch hold {wrong[0]}", allowed)

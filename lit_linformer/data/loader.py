@@ -1,10 +1,10 @@
 """Loaders: which rows a step reads, resumable exactly.
 
 The samples of a training run are one endless sequence: sample t belongs to pass t // S over the S blocks and is block
-t % S of that pass, shuffled by a permutation that depends on (seed, pass) and is computed where it is asked for, never
+t % S of that pass, shuffled by a permutation that depends on (seed, pass) and is computed on demand, never
 stored. A global batch is the next G = batch_size · ranks of them, of which rank r takes every `ranks`-th, so the state is
-one number, the samples handed out, and it means the same for any number of ranks and workers. Batches run on over the end
-of a pass: none is short, no sample is left out.
+one number, the samples handed out, and it means the same for any number of ranks and workers. Batches continue across the
+end of a pass: none is short, no sample is left out.
 """
 
 import os
@@ -19,21 +19,21 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sequential
 
 # The second word of Philox's key; masks use 0, so that they and the order of buckets share no random numbers.
 BUCKET_STREAM = 2
-ROUNDS = 8  # of the shuffle
-AHEAD = 4096  # samples that are looked up at once
+ROUNDS = 8  # of the shuffle's Feistel network
+AHEAD = 4096  # samples whose order is computed at once
 FILLER = -1
-LEAST_REAL = 0.95  # of the tokens of a batch of a held-out set; the others are pads
-WINDOW = 256  # steps whose rows are sorted by length together; of IMDB at n = 4,096 2 % are pads, with 64 of them 6 %
+LEAST_REAL = 0.95  # share of real tokens in a batch of a held-out set; the rest is padding
+WINDOW = 256  # steps whose rows are sorted by length together; IMDB at n = 4,096 then has 2 % padding, with 64 steps 6 %
 
 
-# Lightning replaces a loader's sampler by its own, as a plain loader needs it, unless it is a DistributedSampler (with several
-# ranks) and a SequentialSampler (with overfit_batches). Ours know their ranks and how to overfit, so they are both.
+# Lightning replaces a loader's sampler by its own, unless it is a DistributedSampler (with several ranks) or a
+# SequentialSampler (with overfit_batches). Ours handle ranks and overfitting themselves, so they are both.
 class _Order(SequentialSampler, DistributedSampler):
     def __init__(self):
         pass
 
     def set_epoch(self, epoch: int) -> None:
-        """Lightning calls it; the order does not depend on epochs."""
+        """Called by Lightning; the order does not depend on its epochs."""
 
 
 class StreamOrder(_Order):
@@ -50,7 +50,7 @@ class StreamOrder(_Order):
         start, step = self.start, self.batch_size * self.world_size
         end = start + self.length * step
         ahead = max(1, AHEAD // self.batch_size) * step
-        for first in range(start, end, ahead):  # many at once: numpy's calls take longer than what they compute
+        for first in range(start, end, ahead):  # many at once: a numpy call takes longer than the computation
             samples = np.arange(first + self.rank, min(first + ahead, end), self.world_size)
             for batch in self.keys(samples).reshape(-1, self.batch_size, 2).tolist():
                 yield [tuple(key) for key in batch]
@@ -62,11 +62,11 @@ class StreamOrder(_Order):
 
 
 class BucketOrder(StreamOrder):
-    """The same stream in batches of rows of about the same length, so that few tokens are pads.
+    """The same stream in batches of rows of about the same length, so that there is little padding.
 
-    A window of 256 optimiser steps of the stream (or a pass, where that is less) is sorted by length, cut into the rows of
-    each step, and these are shuffled. So which rows a step reads depends on its number and size alone, not on the ranks and
-    micro-batches that share them, and a pass still has every sample once.
+    A window of 256 optimiser steps of the stream (or a pass, if that is shorter) is sorted by length and cut into steps, which
+    are shuffled. So which rows a step reads depends on its number and size alone, not on how ranks and micro-batches share
+    them, and a pass still has every sample once.
     """
 
     def __init__(self, lengths: np.ndarray, num_samples: int, *args: int, accumulate: int = 1):
@@ -74,12 +74,12 @@ class BucketOrder(StreamOrder):
         self.lengths, self.accumulate = lengths, accumulate
         self.global_batch = self.batch_size * self.world_size
         self.step_rows = self.global_batch * accumulate
-        # A window never is longer than a pass: sorted, a sample of several passes would stand beside itself.
+        # A window is never longer than a pass: otherwise sorting would put copies of a sample next to each other.
         self.window = min(WINDOW, max(1, num_samples // self.step_rows))
         self._steps: tuple[int, np.ndarray] | None = None
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        # With other rows a step than before, `start` may lie within one, and the rest of its window is cut anew.
+        # If the rows of a step have changed, `start` may lie within a step, and the rest of its window is divided anew.
         first = self.start // self.global_batch
         for number in range(first, first + self.length):
             yield [(int(epoch), int(index)) for epoch, index in self.batch(number)[self.rank :: self.world_size]]
@@ -99,11 +99,11 @@ class BucketOrder(StreamOrder):
 
 
 def shuffled(places: np.ndarray, epochs: np.ndarray, size: int, seed: int) -> np.ndarray:
-    """Where a shuffle of range(size) that depends on (seed, epoch) alone puts places (T,), each in its epoch (T,): (T,) int64.
+    """Maps places (T,) in epochs (T,) by a shuffle of range(size) that depends on (seed, epoch) alone: (T,) int64.
 
-    A Feistel network on the places' bits (Luby and Rackoff, 1988), a bijection whatever its round function is, run again
-    where it leads out of range(size), which keeps it one (cycle walking: Black and Rogaway, 2002). So a pass over 1 TB of text
-    takes no memory, and starts at once.
+    A Feistel network on a place's bits (Luby and Rackoff, 1988), which is a bijection for any round function, and stays one
+    when repeated until the result is in range(size) (cycle walking: Black and Rogaway, 2002). So the order of a pass over 1 TB
+    of text takes no memory, and training starts at once.
     """
     half = np.uint64(max(1, -(-(size - 1).bit_length() // 2)))
     low = (np.uint64(1) << half) - np.uint64(1)
@@ -120,7 +120,7 @@ def shuffled(places: np.ndarray, epochs: np.ndarray, size: int, seed: int) -> np
 
 
 def _mixed(words: np.ndarray) -> np.ndarray:
-    """Each word of 64 bits as another that looks unrelated: SplitMix64's step (Steele, Lea and Flood, 2014)."""
+    """A hash of each 64-bit word: SplitMix64's step (Steele, Lea and Flood, 2014)."""
     words = words + np.uint64(0x9E3779B97F4A7C15)
     words = (words ^ words >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ words >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
@@ -130,8 +130,8 @@ def _mixed(words: np.ndarray) -> np.ndarray:
 class FixedOrder(_Order):
     """One rank's batches of a held-out set: every row once over all ranks, in the data set's order, all at epoch 0.
 
-    All ranks have equally many batches, because a forward pass under DistributedDataParallel waits for the others; one
-    that runs out of rows gets a filler row without targets. lengths: tokens of each row, the longest first.
+    All ranks have the same number of batches, because a forward pass under DistributedDataParallel waits for the others; a
+    rank that runs out of rows gets a filler row without targets. lengths: tokens of each row, the longest first.
     """
 
     def __init__(self, lengths: Sequence[int], batch_size: int, rank: int, world_size: int):
@@ -164,10 +164,10 @@ def by_length(lengths: Sequence[int], size: int) -> list[list[int]]:
 
 
 def _left_to_the_one_that_trains(worker: int) -> None:
-    # A signal for a job's process group (`timeout`) or for each of its processes (Slurm, systemd, `pkill -f`) is for the one
-    # that trains: it continues to the end of its step, for which it needs its workers. It ends them itself.
+    # A signal to a job's process group (`timeout`) or to each of its processes (Slurm, systemd, `pkill -f`) is meant for the
+    # training process. It finishes its step, for which it needs its workers, and ends them itself.
     os.setpgrp()
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # in the threads that are started from here on, too
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # also in threads that are started from here on
     threading.Thread(target=_ended_by, args=(os.getppid(),), daemon=True).start()
 
 
@@ -191,8 +191,8 @@ class _Loader(DataLoader):
         )
 
     def __iter__(self):
-        # With workers this forks, and `tokenizers`, once used here, warns about that in each child unless told what to
-        # do.
+        # With workers this forks, and `tokenizers`, once used here, warns about that in each child unless
+        # TOKENIZERS_PARALLELISM is set.
         with _tokenizers_single_threaded():
             return super().__iter__()
 
@@ -201,14 +201,14 @@ class EvaluationLoader(_Loader):
     """A held-out set, the same in every pass.
 
     Args:
-        dataset: Its items are whole batches, their keys the (epoch, index) of every row.
-        batch_size: Rows a rank and batch.
-        rank: This process's number, from 0; None: as torch.distributed says, so that a data module of one's own, which
-            Lightning does not divide among the processes, does not give each of them all rows.
-        world_size: Number of processes; None: as rank.
-        num_workers: Processes that load; 0 loads in this one.
+        dataset: Its items are whole batches, keyed by the (epoch, index) of every row.
+        batch_size: Rows in a batch on each rank.
+        rank: Rank of this process; None: torch.distributed's, so that ranks do not each read all rows of a user's own data
+            module, which Lightning does not shard.
+        world_size: Number of ranks; None: torch.distributed's.
+        num_workers: Processes that load batches; 0: this one does.
         pin_memory: For copies to a GPU.
-        lengths: Tokens of each row, the longest first: batches have fewer rows where these differ. None: all have the same.
+        lengths: Tokens of each row, the longest first: batches have fewer rows where these differ. None: all are equal.
     """
 
     def __init__(self, dataset, batch_size, rank=None, world_size=None, num_workers=0, pin_memory=False, lengths=None):
@@ -220,17 +220,17 @@ class EvaluationLoader(_Loader):
 class ResumableLoader(_Loader):
     """The training stream; `state_dict()` counts what was handed out, not what workers have prefetched.
 
-    Its length, which Lightning calls an epoch, is a pass over the data rounded to whole optimiser steps (at least one),
-    for Lightning steps at an epoch's end whether or not it has accumulated enough. The next iteration continues
-    where this one ended.
+    Its length, which Lightning calls an epoch, is a pass over the data rounded down to whole optimiser steps (at least one),
+    because Lightning makes a step at an epoch's end even if it has not accumulated enough. The next iteration continues where
+    this one ended.
 
     Args:
         dataset, batch_size, rank, world_size, num_workers, pin_memory: As EvaluationLoader's.
-        num_samples: Use only so many rows, the first ones; None: all.
-        seed: Of the order.
-        accumulate: Micro-batches an optimiser step.
+        num_samples: Use only this many rows, the first ones; None: all.
+        seed: Seed of the order.
+        accumulate: Micro-batches in an optimiser step.
         samples: Where to start.
-        lengths: Tokens of each row, to put rows of about the same length together; None: they all have the same.
+        lengths: Tokens of each row, to put rows of about the same length together; None: all are equal.
     """
 
     def __init__(
@@ -256,8 +256,8 @@ class ResumableLoader(_Loader):
         super().__init__(dataset, order, num_workers, pin_memory)
 
     def __iter__(self):
-        # A generator: nothing is prefetched before the first batch is asked for, so a state loaded until then still
-        # counts.
+        # A generator: nothing is prefetched before the first batch is requested, so a state that is loaded before that
+        # takes effect.
         self.sampler.start = self.samples
         for batch in super().__iter__():
             self.samples += self.global_batch

@@ -1,7 +1,7 @@
-"""A text out of a line of JSON that is too long to be parsed at once: piece by piece, in little memory.
+"""Reads a text from a line of JSON that is too long to be parsed at once: piece by piece, in little memory.
 
 `json.loads` takes up to 24 times a line's size (a list of empty lists), so a line of more than PARSED_AT_ONCE bytes is only
-looked through: where its strings begin and end, and which of them is the value of the column.
+scanned for where its strings begin and end, and which of them is the value of the column.
 """
 
 import codecs
@@ -13,29 +13,29 @@ PARSED_AT_ONCE = 4_000_000  # bytes
 SLICE = 1_000_000
 SIGN = re.compile(r"[{}\[\],:]")
 OUTSIDE = re.compile(r'[^"]*')
-# Of a string: characters and escapes that are whole, and the first half of a character only where what follows is known.
+# Inside a string: complete characters and escapes, the first half of a surrogate pair only if what follows is known.
 INSIDE = re.compile(
     r"""(?: [^"\\]+ | \\[^u] | \\u(?![dD][89abAB])[0-9a-fA-F]{4}
           | \\u[0-9a-fA-F]{4}(?: \\u[0-9a-fA-F]{4} | (?=[^\\]|\\[^u]) ) )*""",
     re.DOTALL | re.VERBOSE,
 )
-ESCAPE = 12  # characters of the longest escape, a character of two halves
+ESCAPE = 12  # characters of the longest escape, a surrogate pair
 
 
 def text_of_line(parts: Iterable[bytes], column: str) -> Iterator[str]:
-    """The text that an object has for `column`, in pieces; nothing for null.
+    """The text that an object has under the key `column`, in pieces; nothing for null.
 
     Args:
         parts: The line.
         column: The key.
 
     Raises:
-        KeyError: With the keys that there are.
-        TypeError: With the kind of value that stands there instead of text.
-        NotImplementedError: It is no object.
-        ValueError: It is no JSON, as far as was looked.
+        KeyError: With the keys found instead.
+        TypeError: With the kind of value found instead of text.
+        NotImplementedError: The line is not an object.
+        ValueError: The line is not JSON, as far as it was scanned.
     """
-    keys: list[str] = []  # the first ones, to mention
+    keys: list[str] = []  # the first ones, for an error message
     depth, key, scalar = 0, "", ""
     at_key = wanted = found = False
     for inside, text, ends in _strings(parts):
@@ -88,9 +88,9 @@ def _strings(parts: Iterable[bytes]) -> Iterator[tuple[bool, str, bool]]:
             if ends or end > at:
                 yield inside, _plain(text[at:end]) if inside else text[at:end], ends
             if not ends:
-                rest = text[end:]  # an escape that may go on in the next part
+                rest = text[end:]  # an escape that may continue in the next piece
                 if len(rest) >= ESCAPE:
-                    _plain(rest)  # says what is wrong with it
+                    _plain(rest)  # raises, saying what is wrong with it
                 break
             inside, at = not inside, end + 1
     decoder.decode(b"", True)
@@ -103,5 +103,5 @@ def _plain(text: str) -> str:
     if text.isprintable() and "\\" not in text:
         return text
     text = json.loads(f'"{text}"')
-    text.encode()  # which half a character is refused by
+    text.encode()  # fails for half a surrogate pair
     return text

@@ -1,4 +1,4 @@
-"""What preparation has to tell, on the terminal and once, whatever the number of processes."""
+"""Notes to the user while data are prepared, printed once for any number of processes."""
 
 import sys
 

@@ -1,25 +1,25 @@
-"""How large a Parquet file's pages are, which Arrow does not tell and takes into memory whole."""
+"""Sizes of a Parquet file's pages, which Arrow does not report, although it reads each into memory whole."""
 
 from pathlib import Path
 
 from lit_linformer.utils.errors import UserError
 
-LARGEST_PAGE = 64_000_000  # bytes unpacked: a dictionary's page takes six times as much memory (pyarrow 26)
-HEADER = 1 << 16  # bytes that hold the header of any page: writers cut the statistics in it
-# Thrift's compact protocol: the types of fields that a page's header has, beside true and false, which are types themselves.
+LARGEST_PAGE = 64_000_000  # bytes uncompressed; a dictionary page takes six times as much memory (pyarrow 26)
+HEADER = 1 << 16  # bytes that hold the header of any page, since writers truncate the statistics in it
+# Types of the fields in a page's header, in Thrift's compact protocol, where true and false are types themselves.
 BOOLEANS, INTEGERS, BINARY, STRUCT = (1, 2), (4, 5, 6), 8, 12
 UNPACKED, PACKED = 2, 3  # fields of PageHeader in parquet.thrift
 
 
 def check_pages(path: Path, group, columns: list[str], setting: str) -> None:
-    """Raises ValueError where a page of these columns is larger than LARGEST_PAGE.
+    """Raises ValueError if a page of these columns is larger than LARGEST_PAGE.
 
     Only headers are read, and only of columns that are larger than that in this row group.
 
     Args:
         path: The file.
         group: pyarrow's RowGroupMetaData.
-        columns: Their names.
+        columns: Names of the columns.
         setting: What error messages call the file's source.
     """
     for part in map(group.column, range(group.num_columns)):
@@ -45,26 +45,26 @@ def _largest(path: Path, part) -> int:
                 sizes = header.struct()
                 largest = max(largest, sizes[UNPACKED])
                 place += header.place + sizes[PACKED]
-            except (IndexError, KeyError, RecursionError):  # a broken file, which Arrow tells when it reads it
+            except (IndexError, KeyError, RecursionError):  # a broken file, which Arrow reports when it reads it
                 break
     return largest
 
 
 class _Header:
-    """Reads Thrift's compact protocol from bytes; `place` is how far."""
+    """Reads Thrift's compact protocol from bytes; `place` is the offset reached."""
 
     def __init__(self, data: bytes):
         self.data, self.place = data, 0
 
     def struct(self) -> dict[int, int]:
-        """The whole numbers among its fields; the others are passed over."""
+        """The integers among its fields; other fields are skipped."""
         numbers, field = {}, 0
         while kind := self._byte():
             field = field + (kind >> 4) if kind >> 4 else self._integer()
             if (kind := kind & 15) in INTEGERS:
                 numbers[field] = self._integer()
             elif kind == BINARY:
-                length = self._varint()  # which moves place, so first
+                length = self._varint()  # first, since it moves place
                 self.place += length
             elif kind == STRUCT:
                 self.struct()

@@ -1,8 +1,8 @@
 """Pieces: a text of any length, cut so that tokenising it takes little memory and gives the tokens of the whole.
 
-A tokenizer needs 100 to 400 bytes of memory for each byte of the text that it is given at once (tokenizers 0.23: "a a a …"
-165, WordPiece on punctuation 395), so a long text is cut: before a newline, else before a space, where that changes no
-token. Text that has neither for half a million characters is cut all the same: one token there may become two.
+A tokenizer needs 100 to 400 bytes of memory for each byte of text in a call (tokenizers 0.23: "a a a …" 165, WordPiece on
+punctuation 395), so a long text is cut: before a newline, else before a space, where that changes no token. Text that has
+neither for half a million characters is cut anyway: the token at the cut may become two.
 """
 
 import re
@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 PIECE_CHARACTERS = 50_000
-# Ten pieces: many for the cores to share. 1 M is no faster.
+# Ten pieces, to keep the cores busy. 1 M is no faster.
 BATCH_BYTES = 500_000
-# No piece is longer, whatever the text; a character that is not ASCII may be four bytes and four tokens.
+# Most characters of a piece, in any text; one that is not ASCII may be four bytes and four tokens.
 LONGEST_PIECE = {True: 500_000, False: 125_000}  # by str.isascii
-# A newline after what is surely no white space to any tokenizer, or a space between two visible characters: no run of white
-# space is cut, for it may be one token.
+# A newline after a character that no tokenizer takes for white space, or a space between two visible characters: a run of
+# white space is never cut, since it may be one token.
 SAFE = re.compile(r"\n(?<=[\w!-~\u3001-\u303f\uff01-\uff5e]\n)| (?<=[!-~] )(?=[!-~])")
 BETWEEN_WORDS = re.compile(r"\n| (?<=[A-Za-z] )(?=[A-Za-z])")
 
@@ -25,7 +25,7 @@ def pieces_of(text: str, safe: bool, size: int | None = None, longest: int | Non
     """The text in pieces of at least `size` characters and at most `longest`.
 
     Args:
-        text: Of any length.
+        text: Text of any length.
         safe: Whether a cut before a newline or a space changes no token: `Tokenizer.splits_at_newlines`. Otherwise only a
             text of more than `longest` is cut.
         size: None: PIECE_CHARACTERS.
@@ -51,7 +51,7 @@ def size_of(text: str) -> int:
 
 
 def batches_of(pieces: Iterable[tuple]) -> Iterator[list[tuple]]:
-    """Pieces, tuples that begin with a text, in batches of about BATCH_BYTES; each tuple has the text's size at its end."""
+    """Pieces, tuples that begin with a text, in batches of about BATCH_BYTES; the text's size is appended to each tuple."""
     batch, total = [], 0
     for piece in pieces:
         size = size_of(piece[0])

@@ -3,11 +3,11 @@
 import sys
 import time
 
-SECONDS_BETWEEN = {True: 0.1, False: 10.0}  # a bar's changes; lines
+SECONDS_BETWEEN = {True: 0.1, False: 10.0}  # between updates of a bar; between lines
 
 
 class Preparing:
-    """Counts bytes of text and shows progress and speed of what is being done; `show` false keeps it silent."""
+    """Counts bytes of processed text, and shows progress and speed unless `show` is false."""
 
     def __init__(self, title: str, show: bool = True):
         self.title, self.show = title, show

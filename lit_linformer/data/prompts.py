@@ -1,4 +1,4 @@
-"""What `predict` is given: `data.text`, and the rows of `data.file`, which is read as training reads its files."""
+"""Input of `predict`: `data.text`, and the rows of `data.file`, which is read like the files of training."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,9 +15,9 @@ class Prompt(NamedTuple):
 
     Args:
         where: What error messages call it.
-        texts: One, or a pair's two.
-        place: Where in data.file it stands, as predictions.jsonl has it: {"line": 3}, or {"row": 3} of Parquet.
-        label: The class number or value that stands beside it.
+        texts: One text, or the two of a pair.
+        place: Where it is in data.file, as in predictions.jsonl: {"line": 3}, or {"row": 3} of Parquet.
+        label: The class number or value given with it.
     """
 
     where: str
@@ -27,7 +27,7 @@ class Prompt(NamedTuple):
 
 
 def no_prompts(file: str | None) -> UserError:
-    """Where neither data.text nor data.file, as far as it is given, holds a text."""
+    """The error to raise if neither data.text nor data.file, if given, holds a text."""
     if file is not None:
         return SettingError("data.file", file, "a file with a text a line, or a table", more=", which holds no text")
     allowed = "a text or a list of them, or a file (a text a line, or a table)"
@@ -47,7 +47,7 @@ def is_table(file: str) -> bool:
 
 
 def text_prompts(file: str) -> Iterator[Prompt]:
-    """The lines of a file of plain text that are not blank."""
+    """The lines of a plain-text file that are not blank."""
     for number, line, _ in text_lines(Path(file), "data.file"):
         if line.strip():
             yield Prompt(at(file, "line", number), (line,), {"line": number})
@@ -58,5 +58,5 @@ def at(file: str, unit: str, number: int) -> str:
 
 
 def shortened(text: str) -> str:
-    """For an error message."""
+    """A text as shown in an error message."""
     return text if len(text) <= 200 else f"{text[:200]}…"

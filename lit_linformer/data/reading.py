@@ -15,7 +15,7 @@ from lit_linformer.data.parquet_pages import check_pages
 from lit_linformer.utils.errors import SettingError, UserError, first_line
 
 JSON, PARQUET, COMPRESSED = {".jsonl", ".ndjson", ".json"}, {".parquet"}, {".gz", ".xz", ".zst"}
-LONGEST_LINE = 16_000_000  # bytes that are read at once: memory stays flat whatever the file is
+LONGEST_LINE = 16_000_000  # bytes that are read at once, so that memory stays flat for any file
 MOST_XZ_MEMORY = 150_000_000  # bytes
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -31,12 +31,12 @@ def raw_parts(path: Path, setting: str) -> Iterator[tuple[int, bytes, int, bool,
             ends = len(line) < LONGEST_LINE or line.endswith(b"\n")
             yield number, line.removeprefix(mark), raw.tell(), begins and ends, ends
             number, begins, mark = number + ends, ends, b""
-        if not begins:  # the file ends where a part was full
+        if not begins:  # the file ends just where a part was full
             yield number, b"", raw.tell(), False, True
 
 
 def raw_lines(path: Path, setting: str) -> Iterator[tuple[int, bytes, int]]:
-    """The same of a file without such lines."""
+    """(number, line, bytes of the file read so far); a line of more than LONGEST_LINE bytes is an error."""
     for number, line, position, whole, _ in raw_parts(path, setting):
         if not whole:
             raise UserError(f"{setting}: {path}, line {number} is longer than {LONGEST_LINE:,} bytes", "lines up to that")
@@ -44,7 +44,7 @@ def raw_lines(path: Path, setting: str) -> Iterator[tuple[int, bytes, int]]:
 
 
 def text_lines(path: Path, setting: str) -> Iterator[tuple[int, str, int]]:
-    """The same in UTF-8, without line ends."""
+    """The same, decoded as UTF-8, without line ends."""
     for number, line, position in raw_lines(path, setting):
         try:
             yield number, line.rstrip(b"\r\n").decode(), position
@@ -80,9 +80,9 @@ def not_utf8(setting: str, path: Path, number: int, error: UnicodeDecodeError, b
 def json_object(line: bytes, where: str, setting: str) -> dict:
     """The object that a line holds."""
     try:
-        text = line.decode()  # json.loads would let lone surrogates pass
+        text = line.decode()  # given bytes, json.loads would accept lone surrogates
         row = json.loads(text)
-        if "\\ud" in text or "\\uD" in text:  # half a character, \\ud83d without its other half, is in no UTF-8
+        if "\\ud" in text or "\\uD" in text:  # half a surrogate pair, as \\ud83d alone, is not valid in UTF-8
             json.dumps(row, ensure_ascii=False).encode()
     except RecursionError as error:
         raise UserError(f"{setting}: {where} is nested too deep", "JSON that is at most some hundred levels deep") from error
@@ -105,7 +105,7 @@ def parquet_file(path: Path, setting: str):
 def parquet_batches(file, path: Path, columns: list[str], setting: str) -> Iterator:
     """Arrow's record batches of these columns: a few megabytes each, as far as the file allows.
 
-    Arrow takes in a page at once, and a cell is in one page: a file with too large a one is refused (parquet_pages.py).
+    Arrow reads whole pages, and a cell is in one page: a file with too large a page is refused (parquet_pages.py).
     """
     with readable(path, setting):
         for number in range(file.metadata.num_row_groups):
@@ -118,7 +118,7 @@ def parquet_batches(file, path: Path, columns: list[str], setting: str) -> Itera
 
 
 def cells(column, first: int, where, setting: str) -> Iterator:
-    """Python's values of an Arrow column, one after the other; of a text of more than LONGEST_LINE bytes an iterator of parts.
+    """Python values of an Arrow column, one by one; for a text of more than LONGEST_LINE bytes an iterator of parts.
 
     first, where, setting: for error messages, the number of the first row, the file and the source.
     """
@@ -154,7 +154,7 @@ def load_hub(name: str, config: str | None, split: str | None, source: str, sett
 
 
 def hub_stamp(name: str, *rest: str | None) -> dict:
-    """What distinguishes one hub data set from another; of a local copy also its files."""
+    """What identifies a hub data set; for a local copy this includes its files."""
     root = Path(name)
     if not root.is_dir():
         return {"hub": [name, *rest], "files": None}
@@ -162,7 +162,7 @@ def hub_stamp(name: str, *rest: str | None) -> dict:
 
 
 def stamps(files: list[Path], root: Path | None) -> list:
-    """[name, size, time of last change] of each file: what distinguishes contents without reading them."""
+    """[name, size, modification time] of each file, which identify contents without reading them."""
     stats = [path.stat() for path in files]
     names = [path.relative_to(root).as_posix() if root else path.name for path in files]
     return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in zip(names, stats, strict=True)]
@@ -170,7 +170,7 @@ def stamps(files: list[Path], root: Path | None) -> list:
 
 @contextmanager
 def readable(path: Path, setting: str):
-    """Turns what reading a broken file raises into a UserError that names it."""
+    """Turns errors from reading a broken file into a UserError that names it."""
     try:
         yield
     # OSError: also gzip's and Arrow's (zstd) own; EOFError: a truncated gz or xz; ArrowInvalid is the ValueError
@@ -185,14 +185,14 @@ def readable(path: Path, setting: str):
 
 
 def decompressed(raw, path: Path):
-    """A stream of what is in an open file that is named .gz, .xz, .zst or otherwise."""
+    """The decompressed content of an open file, as a stream; a name without .gz, .xz or .zst means uncompressed."""
     suffix = path.suffix.lower()
     if suffix == ".gz":
         import gzip
 
         return gzip.GzipFile(fileobj=raw)
     if suffix == ".xz":
-        # A bomb of some kilobytes may ask for gigabytes to unpack it; xz -9 takes 65 MB.
+        # A decompression bomb of some kilobytes may need gigabytes of memory; xz -9 needs 65 MB.
         lzma.LZMADecompressor(memlimit=MOST_XZ_MEMORY).decompress(raw.read(1 << 16), max_length=1)
         raw.seek(0)
         return lzma.LZMAFile(raw)

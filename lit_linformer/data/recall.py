@@ -1,4 +1,4 @@
-"""Recall as data: rows of keys with their values, where some keys are asked for again. Generated, from no text.
+"""Recall as data: rows of keys with values, then the same keys, whose values are to be predicted. Generated, not from text.
 
     data = RecallData(max_length=512, pairs=32)
     data.setup("fit")
@@ -21,16 +21,16 @@ from lit_linformer.utils.errors import SettingError, UserError
 
 PAD, BOS, MASK = 0, 1, 2
 SPECIAL = 3
-STREAMS = {"train": 3, "validation": 4, "test": 5}  # of Philox's key, beside those of masks and of the loader's order
+STREAMS = {"train": 3, "validation": 4, "test": 5}  # second words of Philox's key; masks and the loader's order use others
 
 
 class RecallData(ResumableDataModule):
     """Multi-query associative recall (Arora et al., 2023, "Zoology"), for masked language modelling.
 
     After bos come two stretches of equal length. The first holds ``pairs`` keys, each followed by a value, at random
-    places; the second the same keys in another order, each with a mask where its value belongs; all else is noise. Keys,
-    values and noise are tokens of three kinds, a third of the vocabulary each, drawn anew for each row: only the row says
-    which value is a key's. A row is a function of its number and the seed.
+    positions; the second the same keys in another order, each with a mask in place of its value; the rest is noise. Keys,
+    values and noise are tokens of three kinds, a third of the vocabulary each, drawn anew for each row, so that only the row
+    tells which value belongs to a key. A row is a function of its number and the seed.
 
     Args:
         max_length: n, tokens in a row.
@@ -46,7 +46,7 @@ class RecallData(ResumableDataModule):
         seed: seed of the order of rows, and of the training rows themselves. Held-out rows do not depend on it.
     """
 
-    tokenizer = None  # ids are all there is
+    tokenizer = None  # the data are ids, not text
     equal_rows = True
     mask_id, pad_id = MASK, PAD
 
@@ -104,7 +104,7 @@ class RecallData(ResumableDataModule):
 
 
 class RecallRows(Dataset):
-    """An item is a whole batch, its key the (epoch, index) of every row; an index below 0 is a filler without labels."""
+    """Items are whole batches, keyed by the (epoch, index) of every row; an index below 0 is a filler row without labels."""
 
     def __init__(self, rows: int, key: list[int], max_length: int, pairs: int, distance: int, gap: int, vocab_size: int):
         self.rows, self.key = rows, key
@@ -123,7 +123,7 @@ class RecallRows(Dataset):
     def row(self, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """ids (N,), positions of the masks (M,) in ascending order, labels (M,)."""
         draw = np.random.Generator(np.random.Philox(key=self.key, counter=[0, 0, 0, index]))
-        kind = (self.vocab_size - SPECIAL) // 3  # tokens of each
+        kind = (self.vocab_size - SPECIAL) // 3  # tokens of each kind
         ids = draw.integers(SPECIAL + 2 * kind, self.vocab_size, self.max_length)
         ids[0] = BOS
         keys = SPECIAL + draw.choice(kind, self.pairs, replace=False)

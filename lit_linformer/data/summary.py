@@ -1,6 +1,6 @@
-"""What there is to train with, told before training: a line for each split, and in result.json.
+"""A summary of the data: a line for each split, shown before training, and kept in result.json.
 
-All of it is known from the prepared files; no text is read again.
+It is computed from the prepared files; no text is read again.
 """
 
 import textwrap
@@ -9,12 +9,12 @@ from itertools import zip_longest
 from typing import Any
 
 NOTE_WIDTH = 68  # beside the labels of a terminal's header
-LABELS = 6  # so many classes are shown
+LABELS = 6  # most classes to show
 Summary = dict[str, dict[str, Any]]  # by split
 
 
 def of_token_files(splits: Mapping[str, Mapping[str, int]], max_length: int) -> Summary:
-    """Of each split of meta.json that holds something, for rows of ``max_length`` tokens."""
+    """The summary of the non-empty splits in meta.json, for rows of ``max_length`` tokens."""
     return {
         split: {
             "documents": counts["documents"],
@@ -28,19 +28,19 @@ def of_token_files(splits: Mapping[str, Mapping[str, int]], max_length: int) -> 
 
 
 def data_rows(data: Any, longest: int | None) -> list[tuple[str, str]]:
-    """What the terminal shows of a data module's `summary()`: (split, what it has), and ("note", advice) where some is due.
+    """What the terminal shows of a data module's `summary()`: (split, its counts), and ("note", advice) if there is any.
 
-    longest: the most tokens that the model reads; None where that is not known.
+    longest: the most tokens that the model reads; None: not known.
     """
     summary = data.summary() if hasattr(data, "summary") else {}
-    summary = summary if isinstance(summary, Mapping) else {}  # one's own may be text
+    summary = summary if isinstance(summary, Mapping) else {}  # a user's own may be text
     hints = data.summary_hints(longest) if summary and hasattr(data, "summary_hints") else []
     notes = [textwrap.wrap(hint, NOTE_WIDTH, break_long_words=False, break_on_hyphens=False) for hint in hints]
     return [*summary_rows(summary), *(("" if line else "note", text) for note in notes for line, text in enumerate(note))]
 
 
 def summary_rows(summary: Summary) -> list[tuple[str, str]]:
-    """A row a split, its counts in columns."""
+    """A row for each split, its counts in columns."""
     cells = {split: _cells(told) for split, told in summary.items()}
     widths = [max(map(len, column)) for column in zip_longest(*(row[:3] for row in cells.values()), fillvalue="")]
     label = max(map(len, cells), default=0) + 2
@@ -51,13 +51,13 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
 
 
 def _cells(told: Mapping[str, Any]) -> list[str]:
-    """Three cells, which are set one below the other's, and what stands behind them."""
+    """Three cells, to be aligned in columns, and what follows them."""
     if "documents" in told:
         documents = "document" if told["documents"] == 1 else "documents"
         rows = "row" if told["rows"] == 1 else "rows"
         of_rows = f"{told['rows']:,} {rows} of {told['row_length']}"
         return [f"{told['documents']:,} {documents}", f"{told['tokens']:,} tokens", of_rows]
-    if "cut" not in told:  # of a data module of your own
+    if "cut" not in told:  # from a user's own data module
         return [f"{value} {name}" for name, value in told.items()]
     kind = "pairs" if "pairs" in told else "rows"
     windows = f"{told['max_windows']} × " if "max_windows" in told else ""

@@ -1,6 +1,6 @@
-"""Tables: CSV, TSV, JSON lines and Parquet, row by row, with the columns that are asked for; the first three also compressed.
+"""Tables: CSV, TSV, JSON lines and Parquet, row by row, with the requested columns; the first three also compressed.
 
-Every command reads them here, but for the JSON lines of a corpus to pretrain on (`pretraining/corpus.py`).
+Every command reads them here, except the JSON lines of a pretraining corpus (`pretraining/corpus.py`).
 
     .csv                    RFC 4180: a header, commas, quotes around fields that hold commas, quotes or newlines
     .tsv                    GLUE's: a header, split at tabs only, quotes are plain characters
@@ -37,19 +37,19 @@ SEPARATORS = {";": "';'", "\t": "tabs", "|": "'|'", ":": "':'"}
 
 
 class Row(NamedTuple):
-    """Values of a row's columns; where it stands is (file, "line" or "row", number from 1)."""
+    """Values of a row's columns, and where it is: (file, "line" or "row", number from 1)."""
 
-    fraction: float  # of the file read so far
+    fraction: float  # share of the file read so far
     where: tuple
     values: Sequence
 
 
-# (what error messages call the place, names of the columns there) → the names to read, None for one that need not be there
+# (what error messages call the table, names of its columns) → the names to read, None for an optional one that is missing
 Chooser = Callable[[object, Iterable[str]], Sequence[str | None]]
 
 
 def kind_of(path: Path) -> str | None:
-    """One of KINDS, by the file's name; None for what is not read."""
+    """One of KINDS, by the file's name; None: not supported."""
     suffixes = [suffix.lower() for suffix in path.suffixes[-2:]]
     last = suffixes.pop() if suffixes else ""
     if last in COMPRESSED:
@@ -66,14 +66,14 @@ def table_rows(
     headerless: Callable[[list[str]], Sequence[str] | None] | None = None,
     ragged: Callable[[], None] | None = None,
 ) -> Iterator[Row]:
-    """Rows of a file that `kind_of` finds to be a table.
+    """Rows of a file that is a table by its name (`kind_of`).
 
     Args:
         path: The file.
         choose: Which columns to read.
         setting: What error messages call the file.
-        headerless: Of TSV: the columns' names, given the first line's fields; None where that is a header.
-        ragged: Of TSV: called for each line with too few or too many fields, which is then left out; None: an error.
+        headerless: For TSV: returns the columns' names, given the first line's fields; None if that line is a header.
+        ragged: For TSV: called for each line with too few or too many fields, which is then skipped; None: an error.
     """
     kind = kind_of(path)
     if kind in ("csv", "tsv"):
@@ -82,7 +82,7 @@ def table_rows(
 
 
 def column_names(path: Path, setting: str) -> list[str]:
-    """Of a table; none of an empty one."""
+    """Names of a table's columns; empty for an empty file of JSON lines."""
     found: list[str] = []
 
     def take(where: object, names: Iterable[str]) -> list[str]:
@@ -94,7 +94,7 @@ def column_names(path: Path, setting: str) -> list[str]:
 
 
 def named_column(column: str, setting: str, allowed: Iterable[str], where) -> UserError:
-    """The error to raise where a table lacks a column."""
+    """The error to raise if a table lacks a column."""
     return SettingError(setting, column, ", ".join(map(repr, allowed)), more=f", which {where} has not")
 
 
@@ -125,7 +125,7 @@ def hub_rows(rows, chosen: Sequence[str | None], where: str, setting: str) -> It
 
 
 def _arrow_rows(tables: Iterable, size: int, chosen: Sequence[str | None], where, setting: str) -> Iterator[Row]:
-    """Rows of Arrow's tables, `size` in all; None for a column that is None."""
+    """Rows of Arrow tables, `size` in total; the values are None for a column that is None."""
     read = 0
     for table in tables:
         columns = (
@@ -189,7 +189,7 @@ def _csv_fields(path: Path, setting: str) -> Iterator[tuple[int, list[str], int]
             except UnicodeDecodeError as error:
                 raise not_utf8(setting, path, number, error) from error
 
-    csv.field_size_limit(LONGEST_LINE)  # 131,072 otherwise: a long text is no error
+    csv.field_size_limit(LONGEST_LINE)  # the default of 131,072 would refuse a long text
     begins, rows = 1, csv.reader(lines(), strict=True)
     while True:
         try:
@@ -206,7 +206,7 @@ def _csv_fields(path: Path, setting: str) -> Iterator[tuple[int, list[str], int]
 
 
 def _in_words(error: str) -> str:
-    """The csv module's reasons, as a user sees them."""
+    """The csv module's error in a user's terms."""
     if "unexpected end" in error or "field larger" in error:
         return "a quote is opened and never closed"
     if "new-line character" in error:

@@ -24,7 +24,7 @@ from lit_linformer.data.cache import damaged, fingerprint, read_meta
 from lit_linformer.data.checksums import SHARD_BYTES, ShardWriter, make_verified
 from lit_linformer.data.progress_bar import Preparing
 
-FORMAT = 1  # raise it when the files' meaning changes: old caches are then not found
+FORMAT = 1  # to be increased when the files' meaning changes, so that old caches are not found
 LABELS = {True: np.int32, False: np.float32}  # by whether they are classes
 FILES = ["ids.bin", "offsets.bin", "hashes.bin", "labels.bin"]
 
@@ -42,7 +42,7 @@ def make_text_files(
 ) -> Path:
     """The folder of a split's files, made if it is not there; inputs: JSON-able description of all that shapes them.
 
-    rows: gives them, and tells the bar how far it is; texts: T, of a row; classes: labels are class numbers, not values.
+    rows: yields them, and updates the progress bar; texts: T, texts in a row; classes: labels are class numbers, not values.
     """
 
     def make(folder: Path) -> None:
@@ -54,23 +54,23 @@ def make_text_files(
 
 
 def as_given(value: float) -> float:
-    """A regression's label as its file has it: 0.2, where the float32 that it is stored as is 0.20000000298."""
+    """A regression's label as written in its file: 0.2, although it is stored as the float32 0.20000000298."""
     stored = np.float32(value)
-    return float(str(stored)) if stored == value else value  # of data of one's own it may be a float64
+    return float(str(stored)) if stored == value else value  # a user's own data may have float64
 
 
 def text_folder(cache: Path, inputs: dict) -> Path:
-    """Where `make_text_files` has them."""
+    """The folder that `make_text_files` makes."""
     return cache / f"texts-{fingerprint({'format': FORMAT} | inputs)}"
 
 
 def row_hash(texts: bytes) -> int:
-    """The hash of a row's texts, however they are written as bytes."""
+    """A hash of a row's texts, given as bytes of any form."""
     return int.from_bytes(hashlib.blake2b(texts, digest_size=8).digest(), "little")
 
 
 def name_of(folder: Path, rows: np.ndarray) -> str:
-    """Of rows of a folder's files: another one for other rows, or other files."""
+    """A name for rows of a folder's files, which differs for other rows or other files."""
     return f"{folder.name}-{hashlib.sha256(rows.tobytes()).hexdigest()[:8]}"
 
 

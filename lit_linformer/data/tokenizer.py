@@ -4,7 +4,7 @@
     tokenizer = train_tokenizer("bpe", documents, 16384)
     tokenizer.encode("some text"), len(tokenizer), tokenizer.mask_id
 
-Whatever it is made from, it knows its special tokens by role and never cuts, pads or adds.
+Wherever it comes from, it knows its special tokens by role, and never truncates, pads or adds tokens.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from lit_linformer.data.training_text import frequent_characters, stands_alone, 
 from lit_linformer.utils.errors import SettingError, first_line
 from lit_linformer.utils.files import write_text
 
-# The roles that a masked language model needs, and the names they go by.
+# Special tokens that a masked language model needs, by role, and the names they go by.
 ROLES = {
     "bos": ("<s>", "[CLS]", "<bos>", "<cls>"),
     "pad": ("<pad>", "[PAD]"),
@@ -64,7 +64,7 @@ class Tokenizer:
         self.special_ids = sorted(special | {vocabulary[name] for name in found.values() if name is not None})
 
     def __len__(self) -> int:
-        """Number of ids, added tokens included: the rows an embedding needs, whatever was asked for."""
+        """Number of ids, added tokens included: the rows an embedding needs, even if another vocab_size was set."""
         return self.size
 
     def encode(self, text: str) -> list[int]:
@@ -73,7 +73,7 @@ class Tokenizer:
         return self.backend.encode(text, add_special_tokens=False).ids
 
     def encode_plain(self, texts: list[str]) -> list:
-        """Encodings of a batch, in parallel; "<mask>" or "</s>" in it is plain text, as a manual may mention it."""
+        """Encodings of a batch, in parallel; "<mask>" or "</s>" in a text is plain text, such as a mention in a manual."""
         self.backend.encode_special_tokens = True
         return self.backend.encode_batch_fast(texts, add_special_tokens=False)
 
@@ -112,12 +112,12 @@ class Tokenizer:
         return json.loads(self.backend.to_str())
 
     def same_ids(self, other: "Tokenizer") -> bool:
-        """Whether both turn texts into the same ids; what an export adds (bos and eos, no white space at the ends) aside."""
+        """Whether both turn texts into the same ids, apart from what an export adds (bos and eos, stripped white space)."""
         return self.rules == other.rules
 
     @cached_property
     def rules(self) -> dict:
-        """What of tokenizer.json decides a text's ids."""
+        """The parts of tokenizer.json that determine a text's ids."""
         kept = self._config | {"post_processor": None}
         whole = kept["normalizer"]
         parts = [] if whole is None else whole.get("normalizers", [whole])
@@ -128,7 +128,7 @@ class Tokenizer:
     def splits_at_newlines(self) -> bool:
         """Whether a text cut before a newline (one after a visible character) gives the same tokens.
 
-        So it is where a newline always is a word of its own, or none, and nothing is put before a text's first word.
+        True if a newline always is a word of its own, or dropped, and no prefix is added to a text's first word.
         """
         before, normalizer = self._config["pre_tokenizer"] or {}, self._config["normalizer"] or {}
         if before.get("type") == "ByteLevel":
@@ -136,9 +136,9 @@ class Tokenizer:
         return before.get("type") == "BertPreTokenizer" and normalizer.get("type") == "BertNormalizer"
 
     def word_tables(self) -> tuple[np.ndarray, np.ndarray]:
-        """Two boolean arrays over the vocabulary: `joins` (may go on with the word before it) and `ends_word`.
+        """Two boolean arrays over the vocabulary: `joins` (may continue the word before it) and `ends_word`.
 
-        Token b continues the word of token a before it where joins[b] & ends_word[a].
+        Token b continues the word of the token a before it if joins[b] & ends_word[a].
         """
         from tokenizers import decoders
 
@@ -172,11 +172,11 @@ def _refused(origin: object, what: str) -> Iterator[None]:
 def load_tokenizer(spec: str) -> Tokenizer:
     """Loads tokenizer.json or BERT's vocab.txt, or a folder with one of them or RoBERTa's vocab.json and merges.txt.
 
-    A checkpoint of this project, whatever its name, carries the tokenizer that its model was trained with.
+    Or a checkpoint of this project, whatever its name, which carries the tokenizer that its model was trained with.
     """
     path = Path(spec)
     if zipfile.is_zipfile(path) or (path.suffix == ".ckpt" and path.exists()):
-        checkpoints = importlib.import_module("lit_linformer.runs.checkpoints")  # by name, for runs imports data
+        checkpoints = importlib.import_module("lit_linformer.runs.checkpoints")  # by name, since runs imports data
         return Tokenizer.from_str(checkpoints.carried_tokenizer(path, "data.tokenizer"), spec)
     if path.is_dir():
         if (path / "tokenizer.json").is_file():
@@ -227,7 +227,7 @@ def train_tokenizer(kind: str, documents: Iterable[str], vocab_size: int) -> Tok
     Args:
         kind: "bpe" (byte-level with RoBERTa's special tokens) or "wordpiece" (BERT's, lower-cased).
         documents: Training text; `training_text` says how much of it is read.
-        vocab_size: How many tokens are asked for; small texts give fewer.
+        vocab_size: Number of tokens; small texts give fewer.
     """
     check_vocab_size(kind, vocab_size)
     from tokenizers import Tokenizer as Backend
@@ -243,11 +243,11 @@ def train_tokenizer(kind: str, documents: Iterable[str], vocab_size: int) -> Tok
         backend.train_from_iterator(texts, trainer)
         return Tokenizer(backend, kind)
 
-    # The trainer numbers ##x in the order of a randomly seeded hash map, and equally frequent pairs are merged in the order
-    # of their numbers: two trainings differ (tokenizers 0.23). Numbered beforehand, as special tokens, they do not.
+    # The trainer numbers ##x in the order of a randomly seeded hash map, and merges equally frequent pairs in the order of
+    # their numbers, so two trainings differ (tokenizers 0.23). With ##x numbered beforehand, as special tokens, they do not.
     packed = [zlib.compress(text.encode(), 1) for text in texts]  # read twice: first to count characters
     backend = _as_bert(Backend(models.WordPiece(unk_token="[UNK]")), lower=True)
-    # each character may stand in two forms, x and ##x: a quarter leaves half of the vocabulary to words
+    # a character may have two tokens, x and ##x: a quarter leaves half of the vocabulary to words
     alphabet = frequent_characters(unpacked(packed), backend.normalizer, limit=min(1000, vocab_size // 4))
     inside = [f"##{character}" for character in alphabet if not stands_alone(character)]
     trainer = trainers.WordPieceTrainer(
@@ -260,7 +260,7 @@ def train_tokenizer(kind: str, documents: Iterable[str], vocab_size: int) -> Tok
 
 
 def check_vocab_size(kind: str, vocab_size: int) -> None:
-    """ValueError for fewer tokens than a tokenizer of that kind has at least; a file's or a folder's has what it has."""
+    """ValueError for fewer tokens than a trained tokenizer of that kind needs; one from a file or folder has its own size."""
     if vocab_size < SMALLEST.get(kind, 0):
         raise SettingError("data.vocab_size", vocab_size, f"{SMALLEST[kind]} or more with data.tokenizer {kind}")
 
@@ -283,7 +283,7 @@ def _as_bert(backend, lower: bool):
 
 
 def _add_special(backend, names: list[str]) -> None:
-    """Declares as special those names that the vocabulary holds; it is not made larger."""
+    """Declares as special tokens those names that the vocabulary holds; adds none to it."""
     backend.add_special_tokens(_special_tokens([name for name in names if backend.token_to_id(name) is not None]))
 
 

@@ -2,7 +2,7 @@
 
 A vocabulary hardly changes after 100 MB of text, and a trainer's memory grows with the distinct words: about 120 bytes for
 each byte of them (tokenizers 0.23). 100 MB of English Wikipedia hold 2.5 MB of distinct words; text that
-repeats less, in a script without spaces say, is read until it holds MOST_DISTINCT_BYTES of them.
+repeats less, for example in a script without spaces, is read until it holds MOST_DISTINCT_BYTES of them.
 """
 
 import re
@@ -16,19 +16,19 @@ from lit_linformer.data.pieces import pieces_of, size_of
 
 MOST_CHARACTERS = 100_000_000
 MOST_DISTINCT_BYTES = 3_000_000
-PIECE_CHARACTERS = 10_000  # the trainer takes in 256 pieces at once, and splits as many at once as there are cores
-# Each merge looks through all words that it occurs in: those of half a million letters would take hours.
+PIECE_CHARACTERS = 10_000  # the trainer reads 256 pieces at a time, and splits as many in parallel as there are cores
+# Each merge scans all words that it occurs in: words of half a million letters would take hours.
 LONGEST_WORD = 20_000
 SPACES = re.compile(r"\s{2,}")
-WORDS = re.compile(r"[^\W\d_]+|\d+|[^\w\s]+|_+|\s+")  # about what a tokenizer makes of words with their punctuation
-# As BERT's rules have it: Chinese characters and punctuation are words of their own.
+WORDS = re.compile(r"[^\W\d_]+|\d+|[^\w\s]+|_+|\s+")  # about how a tokenizer splits words with their punctuation
+# By BERT's rules Chinese characters and punctuation marks are words of their own.
 SINGLE = re.compile(r"[\u3400-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f]|[^\W\d_\u3400-\u9fff]+|\d+|[^\w\s]|_")
 
 
 def training_text(documents: Iterable[str], single_characters: bool = False) -> Iterator[str]:
-    """Pieces of the documents, cut where a tokenizer that is trained here sees no difference.
+    """Pieces of the documents, cut where it makes no difference to a tokenizer that is trained here.
 
-    The last document that is read is read whole, unless it holds too many distinct words. single_characters: the tokenizer
+    The last document is read to its end, unless it holds too many distinct words. single_characters: the tokenizer
     makes Chinese characters and punctuation words of their own.
     """
     distinct = DistinctWords(SINGLE if single_characters else WORDS)
@@ -45,16 +45,16 @@ def training_text(documents: Iterable[str], single_characters: bool = False) -> 
 
 
 class DistinctWords:
-    """About how many bytes the distinct words of a text have: each counts when its checksum is new, 1 % are missed."""
+    """An estimate of the bytes in a text's distinct words: a word counts if its checksum is new, so that 1 % are missed."""
 
     def __init__(self, words: re.Pattern):
         self.words, self.bytes = words, 0
-        self._seen = bytearray(1 << 23), bytearray(1 << 23)  # a bit for each checksum of 26 bits
-        self._waiting: dict[str, None] = {}  # in their order: that of a set differs from process to process
+        self._seen = bytearray(1 << 23), bytearray(1 << 23)  # a bit for each 26-bit checksum
+        self._waiting: dict[str, None] = {}  # in order of occurrence: that of a set differs between processes
         self._size = 0
 
     def add(self, text: str) -> None:
-        """Takes a text in; `bytes` follows every 200,000 characters."""
+        """Adds a text; `bytes` is updated every 200,000 characters."""
         self._waiting |= dict.fromkeys([*text.split(), *SPACES.findall(text)])
         self._size += len(text)
         if self._size < 200_000:

@@ -6,7 +6,7 @@
     batch = next(iter(data.train_dataloader()))
 
 Shapes: B rows of the data set, R rows of tokens (B, more only with data.max_windows > 1), L tokens of the longest one.
-Batches: input_ids (R, L) int64; attention_mask (R, L) bool only where a row has pads; labels (B,) int64, or float32 of a
+Batches: input_ids (R, L) int64; attention_mask (R, L) bool only if a row has padding; labels (B,) int64, or float32 for a
 regression, unless the split has none; index (B,) int64, the row's number in its file, -1 for a filler row; document (R,)
 int64, only with data.max_windows > 1; for predict also texts, a list of B strings or pairs.
 """
@@ -136,9 +136,9 @@ class FineTuningData(ResumableDataModule):
             )
         self.tokenizer_name = tokenizer
         check_vocab_size(tokenizer, vocab_size)
-        self._layout(0, 0, 0)  # which checks its settings
+        self._layout(0, 0, 0)  # checks its settings
         self.sets: dict[str, EncodedTexts] = {}
-        self._trained_name: str | None = None  # in a test of a table: of the rows that would train
+        self._trained_name: str | None = None  # for `test` of a table: data_name of a fit on it
 
     def _layout(self, bos_id: int, eos_id: int, pad_id: int) -> RowLayout:
         pair = len(self.text_task.columns) == 2
@@ -149,11 +149,11 @@ class FineTuningData(ResumableDataModule):
     def layout(self) -> RowLayout:
         return self._layout(self.tokenizer.bos_id, self.tokenizer.eos_id, self.tokenizer.pad_id)
 
-    # What the model asks for
+    # What the model needs
 
     @property
     def num_labels(self) -> int:
-        """Classes; 1 for regression."""
+        """Number of classes; 1 for regression."""
         return len(self.text_task.labels) if self.text_task.labels else 1
 
     @property
@@ -199,7 +199,7 @@ class FineTuningData(ResumableDataModule):
             if self.source.is_table:
                 (tested,) = self.sets.values()
                 folder = text_folder(self.cache_dir, inputs_of(self.source, "train", self.tokenizer))
-                with contextlib.suppress(ValueError):  # too few rows to divide so: other ones
+                with contextlib.suppress(ValueError):  # too few rows to be split: trained on others
                     self._trained_name = name_of(folder, self.splits.select(lambda split: tested.files.hashes).train)
             for split, rows in self.sets.items():
                 if not rows.labelled and not self.text_task.unlabelled_test:
@@ -260,9 +260,9 @@ class FineTuningData(ResumableDataModule):
         return [hint for hint in hints if hint]
 
     def evaluated_texts(self, split: str) -> Iterator[tuple[int, dict, tuple[str, ...]]]:
-        """(number, place, texts) of the rows of one of the `sets`, in the order of their numbers: what its batches call index.
+        """(number, place, texts) of the rows of one of the `sets`, in the order of their numbers, the `index` of its batches.
 
-        place: where the row stands, {"line": 3} or {"row": 3}, with "file" where there are several. The source is read again.
+        place: where the row is, {"line": 3} or {"row": 3}, with "file" if there are several. The source is read again.
         """
         stored = split if self.source.find(split) is not None else "train"  # held out of the training rows
         wanted, several = set(self.sets[split].rows.tolist()), len(self.source.find(stored).files) > 1

@@ -29,7 +29,7 @@ def encoded_files(cache: Path, source: LabelledSource, split: str, tokenizer: To
     task = source.task
 
     def rows(shown: Preparing) -> Iterator[Encoded]:
-        read: deque[LabelledRow] = deque()  # and not yet tokenised
+        read: deque[LabelledRow] = deque()  # but not yet tokenised
 
         def texts() -> Iterator[str]:
             for row in source.rows(split):
@@ -63,20 +63,20 @@ def inputs_of(source: LabelledSource, split: str, tokenizer: Tokenizer) -> dict:
 
 
 def text_hash(texts: tuple[str, ...]) -> int:
-    """The same for rows with the same texts; white space around them does not count."""
+    """A hash of a row's texts, ignoring white space around them."""
     return row_hash(json.dumps([text.strip() for text in texts]).encode())
 
 
 class EncodedTexts(Dataset):
-    """Rows as batches. An item is a whole batch, its key the (epoch, index) of every row; FILLER gives bos eos.
+    """Rows as batches. Items are whole batches, keyed by the (epoch, index) of every row; FILLER gives bos eos.
 
     Items hold input_ids (R, L) int64, padded on the right to the longest row of the batch; attention_mask (R, L) bool,
-    only where a row has pads; labels (B,) int64, or float32 of a regression (absent where there are none; -100 in a
+    only if a row has padding; labels (B,) int64, or float32 for a regression (absent if there are none; -100 in a
     filler row); index (B,) int64, the row's number in its file from 0, -1 for a filler; and, only if windows are allowed,
     document (R,) int64, which of the B a row of tokens belongs to.
 
-    rows: which of the files' to present, in this order, None: all; by_length: the longest first, so that consecutive batches
-    hold rows of a length.
+    rows: which rows of the files to use, in this order, None: all; by_length: the longest first, so that a batch has rows of
+    about the same length.
     """
 
     def __init__(self, files: TextFiles, layout: RowLayout, rows: np.ndarray | None = None, by_length: bool = False):

@@ -2,7 +2,7 @@
 
 LabelledSource("hub:nyu-mll/glue:sst2", find_task("SST-2"))     a Hugging Face data set, or a local copy in its layout
 LabelledSource("reviews.csv", own_task(["text"]))               a table, all of it training rows
-LabelledSource("glue/", find_task("SST-2"))                     a folder, which may hold, there or one folder below:
+LabelledSource("glue/", find_task("SST-2"))                     a folder that holds, directly or one folder below:
     train.tsv, train.csv, train.jsonl, …             tables, as data/tables.py reads them
     train-00000-of-00001.parquet     the hub's layout
     train/pos/0_9.txt                a folder for each class, as aclImdb has them
@@ -25,7 +25,7 @@ from lit_linformer.utils.errors import SettingError, UserError
 
 ALIASES = {"train": ("train",), "validation": ("validation", "dev", "valid", "val"), "test": ("test",)}
 EMPTY_TEXTS = ("error", "keep")
-MOST_NAMES = 20  # of classes, in an error message
+MOST_NAMES = 20  # most class names in an error message
 SOURCES = "a folder, a table, hub:NAME or hub:NAME:CONFIG"
 
 
@@ -41,7 +41,7 @@ class LabelledSource:
         source: "hub:NAME", "hub:NAME:CONFIG", a folder or a table.
         task: Its columns and labels.
         empty_texts: "error" refuses a row with a blank text, "keep" takes it as it is.
-        cache: Folder to keep the names of a hub data set's splits in, so that a second start does without the hub.
+        cache: Folder to keep the names of a hub data set's splits in, so that a second start does not need the hub.
         setting: What error messages call the source.
     """
 
@@ -54,11 +54,11 @@ class LabelledSource:
         setting: str = "data.source",
     ):
         self.source, self.task, self.cache, self.setting = source, task, cache, setting
-        self.of_data = setting.startswith("data.")  # and other settings of data are the words to use
+        self.of_data = setting.startswith("data.")  # so messages may name other settings of data
         self.keep_empty = empty_texts == "keep"
         self.hub: list[str | None] | None = None
         self.skipped = 0  # ragged lines in the split that was read last
-        self.fraction = 0.0  # of the split read so far, for progress bars
+        self.fraction = 0.0  # share of the split read so far, for progress bars
         self._found: dict[str, Layout | None] = {}
         if source.startswith("hub:"):
             name, _, config = source[4:].partition(":")
@@ -72,18 +72,18 @@ class LabelledSource:
 
     @property
     def is_table(self) -> bool:
-        """Whether it is one file, whose rows train, and are tested."""
+        """Whether it is one file, whose rows both `fit` and `test` use."""
         return not self.hub and Path(self.source).is_file()
 
     def splits(self) -> list[str]:
-        """The task's splits that the source has; a table's rows are training rows, though `test` takes them, too."""
+        """The task's splits that the source has; a table's rows are training rows, though `test` reads them, too."""
         if self.is_table:
             return ["train"] if self.find("train") else []
         wanted = [split for kind in ALIASES for split in self.task.splits(kind)]
         return [split for split in wanted if self.find(split) is not None]
 
     def find(self, split: str) -> Layout | None:
-        """Where a split is; None where there is none."""
+        """Where a split is; None if there is none."""
         if split not in self._found:
             self._found[split] = self._find(split)
         return self._found[split]
@@ -137,7 +137,7 @@ class LabelledSource:
         return SettingError(self.setting, self.source, "1 row or more", more=f", whose {split} split is empty")
 
     def _below(self) -> list[str]:
-        """Names of the folders in which the splits may be instead."""
+        """Names of subfolders that may hold the splits instead."""
         config = self.task.hub[1] if self.task.hub else None
         return [name for name in dict.fromkeys((self.task.folder, config, "plain_text", "data")) if name]
 
@@ -186,8 +186,8 @@ class LabelledSource:
             raise self.empty(split)
 
     def label(self, where: tuple, value: object) -> int | float | None:
-        """Class number or value of a label as it is written there."""
-        if isinstance(value, list | dict):  # of JSON lines, several classes say
+        """Class number or value of a label that is written as `value`."""
+        if isinstance(value, list | dict):  # in JSON lines, for example several classes
             raise UserError(f"{self.setting}: {_at(where)}: label is {value}", "a text or a number: a row has one label")
         try:
             return label_of(value, self.task)
@@ -195,7 +195,7 @@ class LabelledSource:
             raise UserError(f"{self.setting}: {_at(where)}: {error}{self._names_there()}") from error
 
     def _names_there(self) -> str:
-        """For the error of a label: what classes the training rows name; nothing if one is a number, or one of the task's."""
+        """For an error about a label: the classes in the training rows; empty if one is a number, or one of the task's."""
         if self.task.hub or self.find("train") is None:
             return ""
         found = sorted({str(value) for _, _, value in self.texts("train", needs_label=False) if value not in (None, "")})
@@ -205,7 +205,7 @@ class LabelledSource:
     def texts(self, split: str, needs_label: bool | None = None) -> Iterator[tuple[tuple, tuple[str, ...], object]]:
         """((file, "line", number), texts, label as it is written) of a split's rows.
 
-        needs_label: whether there must be a column of labels; None: in all splits but the test.
+        needs_label: whether there must be a column of labels; None: in all splits except test.
         """
         layout = self.find(split)
         if layout is None:
@@ -214,7 +214,7 @@ class LabelledSource:
         needs_label = not split.startswith("test") if needs_label is None else needs_label
         for where, texts, value in self._read(layout, needs_label):
             for column, text in zip(self.task.columns, texts, strict=True):
-                if isinstance(text, Iterator):  # Arrow's, in parts
+                if isinstance(text, Iterator):  # from Arrow, in parts
                     raise self._too_long(where)
                 if not isinstance(text, str):
                     kind = "nothing" if text is None else type(text).__name__
@@ -248,7 +248,7 @@ class LabelledSource:
         rows = self._hub_rows[split]
         place = f"{self.source!r}, split {split}"
         chosen = self._columns(place, rows.column_names, needs_label)
-        # class numbers are the data set's own: where it has the task's classes in another order, their names count
+        # class numbers are the data set's own: its classes may be the task's in another order, so their names decide
         names = getattr(rows.features[chosen[-1]], "names", None) if chosen[-1] else None
         by_name = names is not None and set(names) == set(self.task.labels or ())
         for fraction, where, (*texts, label) in hub_rows(rows, chosen, place, self.setting):
@@ -266,7 +266,7 @@ class LabelledSource:
         return UserError(f"{self.setting}: {_at(where)} has a text of more than {LONGEST_LINE:,} bytes", "up to that")
 
     def _columns(self, where, names: Iterable[str], needs_label: bool) -> list[str | None]:
-        """The name of each text's column and the label's, as they are here; None for a label that need not be here."""
+        """Names that the texts' and the label's columns have here; None for a label that is missing and not needed."""
         chosen: list[str | None] = []
         for aliases in (*self.task.columns, self.task.label_column):
             found = next((name for name in aliases if name in names), None)

@@ -28,10 +28,10 @@ def read_texts(
 
     Args:
         text: One, or a list.
-        text_pair: As many.
-        file: A table with the task's columns, and labels or none; or a text a line, a pair's two divided by a tab.
+        text_pair: The second texts, as many.
+        file: A table with the task's columns, labels optional; or a text on each line, the two of a pair separated by a tab.
         task: Its columns and labels.
-        empty_texts: Of a table, as `LabelledSource` has it.
+        empty_texts: For a table, as in `LabelledSource`.
     """
     pair = len(task.columns) == 2
     firsts, seconds = given_texts(text), given_texts(text_pair)
@@ -65,7 +65,7 @@ def _line_texts(file: str, pair: bool) -> Iterator[Prompt]:
 
 
 def _table_texts(file: str, task: TextTask, empty_texts: str) -> Iterator[Prompt]:
-    """Rows with their labels, as far as they are the task's: none is needed, and a column of that name may hold anything."""
+    """Rows with their labels, if these are the task's: none is needed, and a column of that name may hold anything."""
     source = LabelledSource(file, task, empty_texts, setting="data.file")
     strange, first = 0, ""
     for (_, unit, number), texts, value in source.texts("train", needs_label=False):
@@ -80,11 +80,10 @@ def _table_texts(file: str, task: TextTask, empty_texts: str) -> Iterator[Prompt
 
 
 def text_loader(prompts: list[Prompt], tokenizer: Tokenizer, layout: RowLayout, task: TextTask, batch_size: int) -> DataLoader:
-    """Batches as training has them, of texts of about the same length, without labels to learn from.
+    """Batches as in training, of texts of about the same length, without labels to learn from.
 
-    index: the texts' numbers in the order given. Beside it what predictions.jsonl has of each text: texts, a string or
-    [string, string]; places, {"line": 3} of data.file; golds, the label that stands beside it there (a class's name, or a
-    value), or None.
+    index: the texts' numbers in the order given. Also what predictions.jsonl has for each text: texts, a string or
+    [string, string]; places, {"line": 3} of data.file; golds, the label given there (a class name, or a value), or None.
     """
     ids = encode_texts((each.strip() for prompt in prompts for each in prompt.texts), tokenizer)
     encoded = [[next(ids) for _ in prompt.texts] for prompt in prompts]

@@ -1,6 +1,6 @@
-"""Layout: how the tokens of one or two texts become rows of at most max_length tokens, as RoBERTa has them.
+"""Layout: how the tokens of one or two texts become rows of at most max_length tokens, as in RoBERTa.
 
-    bos A eos                    one text; a long one is cut, or read in windows that overlap, all of a length
+    bos A eos                    one text; a long one is cut, or read in overlapping windows of equal length
     bos A eos eos B eos          a pair
 
 Shapes: B texts (or pairs), T texts of each, R rows of tokens, L tokens of the longest row.
@@ -19,16 +19,16 @@ TRUNCATIONS = ("longest_first", "only_first", "only_second")
 
 @dataclass(frozen=True)
 class RowLayout:
-    """What shapes a row.
+    """How texts are put into rows.
 
     Args:
         bos_id: First token.
-        eos_id: Behind every text, and twice between two.
-        pad_id: Fills up a batch on the right.
+        eos_id: Token after every text; two between the texts of a pair.
+        pad_id: Token that pads a batch, on the right.
         max_length: Most tokens of a row, bos and eos included.
-        pair: Two texts a row.
-        truncation: Of a pair, "longest_first": cut the longer text until both fit; "only_first", "only_second": cut that one.
-        max_windows: Of one text, how many windows it may be read in; 1: it is cut.
+        pair: Whether a row has two texts.
+        truncation: For a pair, "longest_first": cut the longer text until both fit; "only_first", "only_second": cut that one.
+        max_windows: For one text, most windows to read it in; 1: it is cut.
         window_overlap: Tokens that consecutive windows share.
     """
 
@@ -63,20 +63,20 @@ class RowLayout:
         return self.capacity - self.window_overlap
 
     def cut(self, lengths: np.ndarray) -> np.ndarray:
-        """(B, 2): how many tokens are kept of each text of pairs of these lengths, from its beginning."""
+        """(B, 2): how many tokens are kept of each text, from its beginning, in pairs of these lengths."""
         first, second = lengths[:, 0], lengths[:, 1]
         if self.truncation == "only_first":
             first = np.minimum(first, np.maximum(self.capacity - second, 0))
         elif self.truncation == "only_second":
             second = np.minimum(second, np.maximum(self.capacity - first, 0))
         else:
-            # One token at a time off the longer one ends where the shorter one is whole or both are half; an odd one is A's.
+            # Cutting the longer text token by token ends when the shorter is whole or both have half; an odd token is A's.
             first = np.minimum(first, np.maximum(self.capacity - second, ceil(self.capacity / 2)))
             second = np.minimum(second, self.capacity - first)
         return np.stack([first, second], axis=1)
 
     def too_long(self, lengths: np.ndarray) -> int | None:
-        """The first of these pairs of which only_first or only_second would leave nothing of a text; None if all fit."""
+        """The first of these pairs in which only_first or only_second would leave nothing of a text; None if all fit."""
         if not self.pair or self.truncation == "longest_first":
             return None
         kept, one = self.cut(lengths), int(self.truncation == "only_second")  # the text that is cut
@@ -84,7 +84,7 @@ class RowLayout:
         return int(bad.argmax()) if bad.any() else None
 
     def windows(self, length: int | np.ndarray):
-        """Rows that one text of so many tokens is read in."""
+        """Number of rows that one text of this many tokens is read in."""
         return np.minimum(self.max_windows, 1 + -(-np.maximum(length - self.capacity, 0) // self.stride))
 
     def lengths(self, lengths: np.ndarray) -> np.ndarray:
@@ -99,7 +99,7 @@ class RowLayout:
         return covered + (windows - 1) * self.window_overlap + 2 * windows
 
     def is_cut(self, lengths: np.ndarray) -> np.ndarray:
-        """(B,): whether something of the texts of these lengths (B, T) is left out."""
+        """(B,): whether texts of these lengths (B, T) are cut."""
         if self.pair:
             return lengths.sum(1) > self.capacity
         return lengths[:, 0] > self.capacity + (self.max_windows - 1) * self.stride
@@ -107,8 +107,8 @@ class RowLayout:
     def rows(self, texts: list[np.ndarray]) -> list[list[int]]:
         """Rows of tokens of one text or pair.
 
-        Windows are of one length, to a token, not full ones and a rest: so texts of a length have rows of a length, with hardly
-        a pad, and each token counts about as much in the mean over windows.
+        Windows have equal length, to within a token, rather than all but the last being full: so texts of equal length have
+        rows of equal length, with hardly any padding, and tokens count about equally in the mean over windows.
         """
         if self.pair:
             first, second = self.cut(np.array([[len(text) for text in texts]]))[0]
@@ -123,7 +123,7 @@ class RowLayout:
         return [[self.bos_id, *text[cut].tolist(), self.eos_id] for cut in cuts]
 
     def batch(self, items: list[list[np.ndarray] | None]) -> dict[str, torch.Tensor]:
-        """input_ids, attention_mask where there are pads, document where windows are allowed; None is a filler row."""
+        """input_ids, attention_mask if there is padding, document if windows are allowed; None makes a filler row."""
         filler = [[self.bos_id, self.eos_id]]
         found = [(i, row) for i, texts in enumerate(items) for row in (filler if texts is None else self.rows(texts))]
         lengths = np.array([len(row) for _, row in found])

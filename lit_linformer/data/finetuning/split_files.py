@@ -21,7 +21,7 @@ class Layout:
 
 
 def find_files(folder: Path, name: str, classes: Sequence[str], setting: str) -> Iterator[Layout]:
-    """Every layout in which a split of that name lies in the folder, ``setting``; ValueError where a shard is missing."""
+    """Every layout of a split of that name in the folder; ValueError, which names ``setting``, if a shard is missing."""
     found: dict[tuple, list[Path]] = {}  # plain and compressed, in one piece and in shards: each is a layout of its own
     for path in sorted(folder.iterdir()):
         match = re.fullmatch(re.escape(name) + SHARD + FILE, path.name)

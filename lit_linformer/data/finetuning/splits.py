@@ -1,6 +1,6 @@
 """Which splits a fine-tuning run needs, which of their rows it trains with, and which are held out for validation.
 
-That depends on no seed: runs with different seeds are compared on the same rows.
+None of this depends on a seed: runs with different seeds are compared on the same rows.
 """
 
 import math
@@ -14,7 +14,7 @@ from lit_linformer.data.finetuning.encoded_texts import text_hash
 from lit_linformer.data.finetuning.labelled_rows import LabelledSource
 from lit_linformer.utils.errors import SettingError, UserError
 
-SELECTION_KEY = [20200608, 1]  # of Philox: no run's seed
+SELECTION_KEY = [20200608, 1]  # key of Philox, not a run's seed
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,9 @@ class Selection:
     """Rows of the training split, by their numbers.
 
     Args:
-        train: To train with, in a fixed pseudo-random order: the first ones are of all classes, however the file is sorted.
+        train: To train with, in a fixed pseudo-random order: the first ones have all classes, however the file is sorted.
         held_out: For validation.
-        leaked: How many were dropped because their texts also are in validation or test.
+        leaked: How many were dropped because their texts are also in validation or test.
     """
 
     train: np.ndarray
@@ -38,11 +38,11 @@ def select_rows(
     """Divides the rows of a training split.
 
     Args:
-        hashes: (rows,) of their texts.
+        hashes: (rows,) hashes of their texts.
         fraction: Share to hold out for validation.
-        other_hashes: Of validation and test; rows with the same texts, or with those of a held-out row, are dropped.
-            None: none is.
-        limit: Take only so many of what is left; None: all.
+        other_hashes: Hashes of validation and test; rows with their texts, or those of a held-out row, are dropped.
+            None: no row is.
+        limit: Take only this many of the rows left; None: all.
     """
     order = np.random.Generator(np.random.Philox(key=SELECTION_KEY)).permutation(len(hashes))
     count = round(fraction * len(hashes))
@@ -64,14 +64,14 @@ def select_rows(
 
 
 class Splits:
-    """Splits of a source, as a run's settings have them (`FineTuningData`)."""
+    """Splits of a source, according to a run's settings (`FineTuningData`)."""
 
     def __init__(self, source: LabelledSource, validation_fraction: float | None, drop_leaked: bool, limit_train: int | None):
         self.source, self.task = source, source.task
         self.validation_fraction, self.drop_leaked, self.limit_train = validation_fraction, drop_leaked, limit_train
 
     def validation(self) -> tuple[list[str], float]:
-        """The validation splits, and the share of the training rows to hold out where there are none."""
+        """The validation splits, and the share of the training rows to hold out if there are none."""
         wanted, there = self.task.splits("validation"), self.source.splits()
         found = [split for split in wanted if split in there]
         asked = self.validation_fraction
@@ -86,7 +86,7 @@ class Splits:
         return [], fraction
 
     def needed(self, stage: str) -> list[str]:
-        """Those to be read for "fit", "validate" or "test"."""
+        """Splits to read for "fit", "validate" or "test"."""
         if stage == "test":
             return self.task.splits("test")
         validation, _ = self.validation()
@@ -95,19 +95,19 @@ class Splits:
         return ["train", *dict.fromkeys([*validation, *self._others()])]
 
     def _others(self) -> list[str]:
-        """Splits whose texts are not to be in training."""
+        """Splits whose texts must not be in training."""
         if not self.drop_leaked:
             return []
         validation, _ = self.validation()
         return [*validation, *(split for split in self.task.splits("test") if split in self.source.splits())]
 
     def select(self, hashes_of: Callable[[str], np.ndarray]) -> Selection:
-        """Which rows train, and which are held out; hashes_of: of a split's texts."""
+        """Which rows train, and which are held out; hashes_of: gives the hashes of a split's texts."""
         _, fraction = self.validation()
         others = np.concatenate([np.zeros(0, np.uint64), *map(hashes_of, self._others())]) if self.drop_leaked else None
         return select_rows(hashes_of("train"), fraction, others, self.limit_train)
 
-    # What a tokenizer learns from: the rows that train, only
+    # What a tokenizer learns from: only the rows that train
 
     def stamp(self) -> dict:
         """JSON-able description of all that shapes `training_texts`."""

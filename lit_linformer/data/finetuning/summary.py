@@ -11,13 +11,13 @@ from lit_linformer.data.finetuning.text_tasks import TextTask, as_list
 from lit_linformer.data.summary import Summary
 from lit_linformer.data.text_files import as_given
 
-FEW = 5  # different whole numbers may well be classes
-MOST_WINDOWS = 10_000  # of data.max_windows
-MANY = 0.1  # the share of rows that are cut from which on a hint is due
+FEW = 5  # as few different integers may well be classes
+MOST_WINDOWS = 10_000  # largest data.max_windows
+MANY = 0.1  # smallest share of cut rows that calls for a hint
 
 
 def of_rows(sets: Mapping[str, EncodedTexts], task: TextTask) -> Summary:
-    """rows, tokens (of whole texts), cut (the share of rows of which max_length leaves something out), and the labels."""
+    """rows, tokens (of whole texts), cut (the share of rows that are cut), and the labels."""
     return {split: _of_rows(rows, task) for split, rows in sets.items()}
 
 
@@ -38,7 +38,7 @@ def _of_rows(rows: EncodedTexts, task: TextTask) -> dict[str, Any]:
 
 
 def cut_hint(sets: Mapping[str, EncodedTexts], summary: Summary, longest: int | None) -> str | None:
-    """What keeps rows whole, where many are cut; `longest`: the most tokens that the model reads, where that is known."""
+    """How to keep rows whole, if many are cut; `longest`: the most tokens that the model reads, if known."""
     split = max(summary, key=lambda split: summary[split]["cut"])
     if summary[split]["cut"] < MANY:
         return None
@@ -57,7 +57,7 @@ def cut_hint(sets: Mapping[str, EncodedTexts], summary: Summary, longest: int | 
 
 
 def leaked_hint(sets: Mapping[str, EncodedTexts]) -> str | None:
-    """Where rows that were held out of a table have the texts of rows that train."""
+    """A hint if rows held out of the training rows have the texts of others that train."""
     train, held_out = sets.get("train"), sets.get("validation")
     if train is None or held_out is None or train.files.folder != held_out.files.folder:
         return None
@@ -70,7 +70,7 @@ def leaked_hint(sets: Mapping[str, EncodedTexts]) -> str | None:
 
 
 def missing_hints(summary: Summary) -> Iterator[str]:
-    """Classes that no training row has: what is learnt of them is never to say them. And those that no validation row has."""
+    """Hints on classes without training rows, which a model learns never to predict, and on those without validation rows."""
     train = summary.get("train", {}).get("labels", {})
     if missing := [name for name, count in train.items() if count == 0]:
         yield f"no training row has the label {_either(missing)}: is data.labels as it was meant?"
@@ -86,7 +86,7 @@ def _either(names: list[str]) -> str:
 
 
 def class_hint(sets: Mapping[str, EncodedTexts], task: TextTask) -> str | None:
-    """Where a task of one's own is a regression on what looks like the numbers of classes."""
+    """A hint if a user's own task is a regression on what look like class numbers."""
     if task.labels is not None or task.label_range is not None or "train" not in sets:
         return None
     rows = sets["train"]

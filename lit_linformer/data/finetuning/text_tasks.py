@@ -1,7 +1,6 @@
-"""The table of tasks: GLUE's nine and IMDB, as the Hugging Face hub and as the benchmarks' own files have them; one of your
-own; and the labels of a task: what a file holds → class number or value.
+"""The table of tasks, GLUE's nine and IMDB, as on the Hugging Face hub and in the benchmarks' own files; a task of your own.
 
-Columns have several names: the hub's first, then that of GLUE's TSV files.
+Columns have several names: the hub's first, then that of GLUE's TSV files. Labels: what a file holds → class number or value.
 """
 
 import difflib
@@ -17,7 +16,7 @@ from lit_linformer.utils.errors import SettingError, UserError, meant
 
 CLASSIFICATION_METRICS = ("accuracy", "f1", "macro_f1", "matthews")
 REGRESSION_METRICS = ("pearson", "spearman")
-LARGEST = (2 - 2**-23) * 2.0**127  # number of float32, which labels are stored as
+LARGEST = (2 - 2**-23) * 2.0**127  # float32, which labels are stored as
 
 
 @dataclass(frozen=True)
@@ -25,18 +24,18 @@ class TextTask:
     """A task on one text or on a pair of texts.
 
     Args:
-        name: As GLUE writes it.
-        columns: Of each text, the names that its column may have.
+        name: Its name, as GLUE writes it.
+        columns: For each text, the names that its column may have.
         label_column: The names that the label's column may have.
         labels: Names of the classes in the hub's order, class 0 first; None: regression.
         metrics: Their mean is the task's score.
         hub: Name and configuration of the hub's data set.
         folder: What the folder of the task's own files is called.
-        label_range: Least and greatest target of a regression; outside of it, -1 means that there is none.
-        evaluation: Names of the evaluation sets, "" where there is one.
+        label_range: Least and greatest target of a regression; -1, outside of it, means that there is no label.
+        evaluation: Names of the evaluation sets; "" if there is only one.
         headerless: Columns of a TSV file that has no header line.
         submission: Names of the files for GLUE's site, one for each evaluation set.
-        submits_names: Those files hold class names, not numbers, as GLUE's site wants them for some.
+        submits_names: Those files hold class names, not numbers, as GLUE's site expects for some tasks.
         unlabelled_test: The test set's labels are not public.
         ragged: The TSV files are known to hold lines with too few fields: they are skipped.
         validation_fraction: Share of the training rows to hold out; None: the data set has a validation split.
@@ -59,7 +58,7 @@ class TextTask:
     validation_fraction: float | None = None
 
     def splits(self, kind: str) -> list[str]:
-        """Splits of a kind ("train", "validation", "test"): of the last two one for each evaluation set."""
+        """Splits of a kind ("train", "validation", "test"); the last two have one for each evaluation set."""
         return [kind] if kind == "train" else [f"{kind}_{name}" if name else kind for name in self.evaluation]
 
     def label_name(self, label: int | float | None) -> str | float | None:
@@ -178,7 +177,7 @@ def chosen_task(
 
 
 def label_of(value, task: TextTask) -> int | float | None:
-    """Class number, or value of a regression; None where there is no label: nothing, an empty cell, or -1 as on the hub."""
+    """Class number, or value of a regression; None if there is no label: nothing, an empty cell, or -1 as on the hub."""
     if value is None or value == "":
         return None
     return _number(value, task.label_range) if task.labels is None else _class(value, task.labels)
@@ -195,12 +194,12 @@ def _class(value, labels: tuple[str, ...]) -> int | None:
     if isinstance(value, bool):  # JSON's true is Python's True
         name, number = text.lower(), str(int(value))
     else:
-        name = number = re.sub(r"^(-?\d+)\.0+$", r"\1", text)  # pandas writes 1.0 where a number of the column is missing
+        name = number = re.sub(r"^(-?\d+)\.0+$", r"\1", text)  # pandas writes 1 as 1.0 if the column lacks a number
     for each in (text, name):
         if each in labels:
             return labels.index(each)
     allowed = ", ".join(map(repr, labels))
-    # Names that are numbers themselves, stars from 1 to 5 say: a 0 is then none of them, not the first one.
+    # If names are numbers themselves, such as stars from 1 to 5, a 0 is none of them, not the first one.
     if not any(_is_integer(label) for label in labels):
         if _is_integer(number) and -1 <= int(number) < len(labels):
             return int(number) if int(number) >= 0 else None
@@ -213,7 +212,7 @@ def _class(value, labels: tuple[str, ...]) -> int | None:
 def _number(value, allowed: tuple[float, float] | None) -> float | None:
     try:
         number = float(value)
-    except (TypeError, ValueError, OverflowError):  # the last of an int that no float holds
+    except (TypeError, ValueError, OverflowError):  # OverflowError: an int too large for a float
         number = math.nan
     if allowed is None:
         if not math.isfinite(number):

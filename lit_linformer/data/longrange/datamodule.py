@@ -41,9 +41,9 @@ SPECIAL = 4
 
 
 class Patches(Dataset):
-    """Batches of images with a square of p × p pixels as each token, row by row: input_ids (B, w²/p², p²), from 0 to 1.
+    """Batches of images whose tokens are squares of p × p pixels, row by row: input_ids (B, w²/p², p²), from 0 to 1.
 
-    rows: batches whose input_ids are (B, w² + 2): bos, pixels row by row, eos; rows that fill a batch up may be shorter.
+    rows: batches whose input_ids are (B, w² + 2): bos, pixels row by row, eos; filler rows may be shorter.
     """
 
     def __init__(self, rows: Dataset, pixels: int, patch: int):
@@ -54,7 +54,7 @@ class Patches(Dataset):
 
     def __getitem__(self, keys: list[tuple[int, int]]) -> dict[str, Tensor]:
         batch = self.rows[keys]
-        batch.pop("attention_mask", None)  # of rows that fill a batch up alone
+        batch.pop("attention_mask", None)  # only filler rows have padding
         pixels = batch["input_ids"][:, 1:-1]
         pixels = functional.pad(pixels, (0, self.side**2 - pixels.shape[1]), value=SPECIAL)
         across = self.side // self.patch
@@ -65,8 +65,8 @@ class Patches(Dataset):
 class LongRangeData(ResumableDataModule):
     """ListOps, byte-level text, retrieval, images and Pathfinder, to classify, or to pretrain on with masks.
 
-    Rows are bos, symbols, eos; of retrieval bos, text, eos, eos, text, eos. The vocabulary is the task's symbols (ListOps'
-    15, bytes, shades of gray) behind pad, bos, eos and mask.
+    Rows are bos, symbols, eos; in retrieval bos, text, eos, eos, text, eos. The vocabulary is pad, bos, eos and mask,
+    followed by the task's symbols (ListOps' 15, bytes, shades of gray).
 
     Args:
         task: listops, text (IMDB, byte by byte), retrieval (pairs of papers), image (CIFAR-10's gray pixels) or pathfinder.
@@ -92,7 +92,7 @@ class LongRangeData(ResumableDataModule):
         verify: When to check their checksums: "once", when a machine first reads them; "always"; "never".
     """
 
-    tokenizer = None  # symbols are all there is
+    tokenizer = None  # the data are symbols, not text
     mask_id, pad_id = MASK, PAD
 
     def __init__(
@@ -159,7 +159,7 @@ class LongRangeData(ResumableDataModule):
             tokens = f"{self.image_tokens} or more, the patches of an image"
             raise SettingError("data.max_length", self.max_length, tokens, when=f"with data.patch {self.patch}")
 
-    # What the model asks for
+    # What the model needs
 
     @property
     def input_size(self) -> int:
@@ -172,7 +172,7 @@ class LongRangeData(ResumableDataModule):
 
     @property
     def image_tokens(self) -> int:
-        """Of a row that is an image, bos and eos of pixels included; 0: rows are none."""
+        """Tokens of a row that is an image, with bos and eos if tokens are pixels; 0: rows are not images."""
         if self.patch:
             return self.task.pixels // self.patch**2
         return self.task.pixels + 2 if self.task.pixels else 0
@@ -202,7 +202,7 @@ class LongRangeData(ResumableDataModule):
             verify(self._folder(split), FILES, self.verify)
 
     def _stored(self, split: str) -> str:
-        """The split of the files in which its rows are: without one for validation they are a share of the training rows."""
+        """The split of the files that holds a split's rows: train for validation rows that are held out of it."""
         return "train" if split == "validation" and split not in self.source.splits() else split
 
     def _folder(self, split: str) -> Path:

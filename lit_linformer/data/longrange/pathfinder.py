@@ -1,9 +1,9 @@
 """Pathfinder (Linsley et al., 2018; Long Range Arena, Tay et al., 2021): do the two dots end one dashed line, or two?
 
-Drawn with the numbers of Long Range Arena's images of 32 × 32 pixels. What its authors do not say in numbers is ours: two
-lines never come closer than CLEARANCE, so that who follows a line from dot to dot always arrives at the right one. The dots are
-always the beginning of one line and the end of one, as in the authors' images: two beginnings, which are APART, would be known
-by their distance.
+Drawn with the numbers of Long Range Arena's images of 32 × 32 pixels. Where its authors give none, they are ours: two lines
+never come closer than CLEARANCE, so that following a line from one dot always leads to the right end. The dots are always at
+the beginning of a line and at the end of a line, as in the authors' images: two beginnings, which are APART, could be
+recognised by their distance.
 
 Coordinates are pixels, (row, column), the image's corner at (0, 0).
 """
@@ -13,14 +13,14 @@ import numpy as np
 from lit_linformer.data.pretraining.token_files import SPLITS
 
 SIDE, PADDING = 32, 1
-DASH, GAP, THICKNESS, DOT = 2.0, 1.0, 0.5, 1.5  # lengths; of a dot the radius
-TURN = 1.0  # radians that a line turns by at most from one dash to the next
-APART = 7  # from one line's beginning to the other's
-CLEARANCE = 1.75  # between the middles of two lines' dashes, and of dashes of one line that do not follow each other
-DASHES = {"easy": 6, "intermediate": 9, "hard": 14}  # of each of the two lines; others have a third of that
-OTHER_DASHES = 20  # of all other lines
-TRIALS, STARTS = 12, 60  # of a dash, of a line
-POINTS = np.linspace(0, 1, 5)[:, None]  # of a dash, by which distances are measured
+DASH, GAP, THICKNESS, DOT = 2.0, 1.0, 0.5, 1.5  # lengths; DOT is a radius
+TURN = 1.0  # most radians that a line turns from one dash to the next
+APART = 7  # distance between the beginnings of the two lines
+CLEARANCE = 1.75  # between the axes of dashes of two lines, or of dashes of one line that are not consecutive
+DASHES = {"easy": 6, "intermediate": 9, "hard": 14}  # in each of the two lines; other lines have a third of that
+OTHER_DASHES = 20  # in all other lines together
+TRIALS, STARTS = 12, 60  # for a dash, for a line
+POINTS = np.linspace(0, 1, 5)[:, None]  # points on a dash, from which distances are measured
 DASH_LIGHT = 0.75
 
 _PIXELS = np.stack(np.meshgrid(*[np.arange(SIDE) + 0.5] * 2, indexing="ij"), -1).reshape(-1, 1, 2)
@@ -30,7 +30,7 @@ def drawing(draw: np.random.Generator, level: str) -> tuple[np.ndarray, list[np.
     """An image.
 
     Args:
-        draw: What chance comes from.
+        draw: Source of randomness.
         level: One of DASHES.
 
     Returns:
@@ -55,12 +55,12 @@ def drawing(draw: np.random.Generator, level: str) -> tuple[np.ndarray, list[np.
         one = int(draw.integers(2))
         other = one if label else 1 - one
         dots = np.stack([lines[one][0, 0], lines[other][-1, 1]])  # where one begins, and where it or the other ends
-        if np.linalg.norm(dots[0] - dots[1]) > 2 * DOT + 1:  # else they would be one
+        if np.linalg.norm(dots[0] - dots[1]) > 2 * DOT + 1:  # else they would merge
             return _image(lines, dots), lines, dots, label
 
 
 def _line(draw: np.random.Generator, length: int, others: list[np.ndarray], begin: np.ndarray | None = None):
-    """(length, 2, 2), the beginning and the end of each dash; None where no room was found."""
+    """(length, 2, 2), the beginning and the end of each dash; None if no room was found."""
     taken = np.concatenate([_points(line) for line in others]) if others else np.zeros((0, 2))
     for _ in range(STARTS):
         dashes: list[np.ndarray] = []
@@ -97,7 +97,7 @@ def _points(dashes: np.ndarray) -> np.ndarray:
 
 
 def _image(lines: list[np.ndarray], dots: np.ndarray) -> np.ndarray:
-    """Light by the share of a pixel that is covered, told by its middle's distance from a dash or a dot."""
+    """Brightness is the covered share of a pixel, estimated from its centre's distance to a dash or a dot."""
     dashes = np.concatenate(lines)
     begin, along = dashes[:, 0], dashes[:, 1] - dashes[:, 0]
     share = (((_PIXELS - begin) * along).sum(-1) / DASH**2).clip(0, 1)  # (pixels, dashes)

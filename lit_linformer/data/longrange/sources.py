@@ -1,7 +1,7 @@
 """Where the rows of Long Range Arena's tasks come from: generated here, or read from files in their authors' layout.
 
 A row is ([symbols of each of its texts], label): symbols are numbers from 0, uint8. A source has `fraction`, how much of a
-split was read so far, where it can tell.
+split was read so far, if it knows.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ from lit_linformer.utils.errors import SettingError, UserError
 Row = tuple[list[np.ndarray], int]
 Rows = Iterator[Row]
 CIFAR_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-CIFAR_BYTES = 1 + 3 * 32 * 32  # of an image, its label first
+CIFAR_BYTES = 1 + 3 * 32 * 32  # of an image, label first
 GRAY = np.array([299, 587, 114]) / 1000  # ITU-R BT.601, as TensorFlow's rgb_to_grayscale has it
 
 
@@ -33,12 +33,12 @@ class LongTask:
     """A task of Long Range Arena.
 
     Args:
-        name: What data.task is.
+        name: Value of data.task.
         labels: Names of the classes.
-        symbols: How many different ones there are.
-        texts: Of a row: 1, or 2 which are to be compared.
-        rows: Of train, validation and test where they are generated; None: they are read from files.
-        pixels: Of an image; 0: rows are none.
+        symbols: Number of different symbols.
+        texts: Texts in a row: 1, or 2 that are to be compared.
+        rows: Rows of train, validation and test if they are generated; None: they are read from files.
+        pixels: Pixels of an image; 0: rows are not images.
     """
 
     name: str
@@ -50,7 +50,7 @@ class LongTask:
 
     @property
     def text_task(self) -> TextTask:
-        """As fine-tuning has its tasks."""
+        """The same as one of fine-tuning's tasks."""
         return TextTask(self.name, (("text",),) * self.texts, labels=self.labels, submission=(f"{self.name}.tsv",))
 
 
@@ -78,7 +78,7 @@ class TextSource(LabelledSource):
 
 
 class FileSource:
-    """Rows of a task's files in a folder, as FROM_FILES has them."""
+    """Rows of a task's files in a folder, which are named as in FROM_FILES."""
 
     fraction = 0.0
 
@@ -106,7 +106,7 @@ class FileSource:
 
 
 def papers(files: list[Path]) -> Rows:
-    """Pairs of papers of the ACL Anthology Network: label, two ids, two texts, with tabs between; no header, no quoting."""
+    """Pairs of papers of the ACL Anthology Network: label, two ids, two texts, separated by tabs; no header, no quoting."""
     for path in files:
         for number, line, _ in text_lines(path, "data.source"):
             label, *fields = line.split("\t")
@@ -133,7 +133,7 @@ def images(files: list[Path]) -> Rows:
                 yield [(GRAY @ colours).round().astype(np.uint8)], record[0]
 
 
-# What a folder should hold, in words and as the names of each split's files, and who reads them.
+# What a folder should hold, in words and as patterns for each split's files, and the function that reads them.
 FROM_FILES: dict[str, tuple[str, dict[str, str], Callable[[list[Path]], Rows]]] = {
     "listops": (
         "*_train.tsv, *_val.tsv and *_test.tsv",
@@ -153,9 +153,9 @@ FROM_FILES: dict[str, tuple[str, dict[str, str], Callable[[list[Path]], Rows]]] 
 }
 
 
-# Another one where the same settings make other rows, so that those in the cache are not taken for them.
+# To be increased when the same settings come to give other rows, so that old cached rows are not used.
 VERSIONS = {"listops": 1, "pathfinder": 2}
-FEW = 1000  # rows, which are drawn sooner than other processes start
+FEW = 1000  # rows that are drawn before worker processes would have started
 
 
 class GeneratedSource:
@@ -171,13 +171,13 @@ class GeneratedSource:
         return list(self.counts)
 
     def stamp(self, split: str):
-        return ["generated", VERSIONS[self.name], self.name, self.counts[split], self.level, 0]  # 0: what all are drawn with
+        return ["generated", VERSIONS[self.name], self.name, self.counts[split], self.level, 0]  # 0: the seed of all rows
 
     def rows(self, split: str) -> Rows:
         count = self.counts[split]
         row = partial(listops.row, split) if self.level is None else partial(pathfinder.row, split, self.level)
         workers = cores() if count > FEW else 0
-        own = torch.Generator()  # the model's start does not depend on whether rows were made or found
+        own = torch.Generator()  # so the model's initialisation does not depend on the cache
         made = DataLoader(range(count), batch_size=None, collate_fn=row, num_workers=workers, generator=own)
         for number, each in enumerate(made, 1):
             self.fraction = number / count

@@ -26,12 +26,12 @@ from lit_linformer.utils.errors import SettingError, UserError
 
 SUPPORTED = f"text (.txt .text .tokens .md .raw or none), {TABLE_FILES}"
 SOURCES = "embedded, hub:NAME:SPLIT, hub:NAME:CONFIG:SPLIT, or a file, folder or glob"
-# Characters. What is longer is cut here (a file at a line's end), so that memory stays flat whatever the text is.
+# Characters. A longer document is cut (in a file at a line's end), so that memory stays flat for any text.
 LONGEST_DOCUMENT = 16_000_000
 
-# What lies beside a corpus and tells about it.
+# Files beside a corpus that describe it.
 ABOUT = {"README", "LICENSE", "LICENCE", "COPYING", "NOTICE", "CHANGELOG", "CONTRIBUTING"}
-TITLE = re.compile(r" = [^=].* = ?$")  # of an article in WikiText
+TITLE = re.compile(r" = [^=].* = ?$")  # title of an article in WikiText
 
 
 class Corpus:
@@ -41,7 +41,7 @@ class Corpus:
         source: "embedded", "hub:NAME:SPLIT", "hub:NAME:CONFIG:SPLIT", or a file, folder or glob.
         column: Where the text is, in tables and hub data sets.
         document_start: Regular expression; a line (or row) that it matches at its start begins a document, and blank
-            lines are dropped instead of separating.
+            lines are dropped instead of separating documents.
         setting: What error messages call `source`.
     """
 
@@ -54,7 +54,7 @@ class Corpus:
         except re.error as error:
             raise SettingError("data.document_start", document_start, f"a regular expression ({error})") from error
         self.hub = _parse_hub(source, setting) if source.startswith("hub:") else None
-        self.fraction = 0.0  # of the source read so far, for progress bars
+        self.fraction = 0.0  # share of the source read so far, for progress bars
         self._titles = 0
 
     def __iter__(self) -> Iterator[str]:
@@ -80,7 +80,7 @@ class Corpus:
 
     @property
     def local(self) -> bool:
-        """Whether it is read from files of the user's own."""
+        """Whether it is read from the user's own files."""
         return self.source != "embedded" and not self.hub
 
     def files(self) -> list[Path]:
@@ -112,7 +112,7 @@ class Corpus:
         about = [path for path in files if path.stem.upper() in ABOUT]
         texts = Counter(_suffix(path) for path in files if path.stem.upper() not in ABOUT)
         most = max(texts, key=texts.__getitem__, default="")
-        # A pattern without suffix, or with one of theirs, would not leave them out.
+        # A pattern without a suffix, or with that of one of these files, would not leave them out.
         if about and most and most not in map(_suffix, about) and Path(self.source).is_dir():
             pattern, names = Path(self.source) / "**" / f"*{most}", ", ".join(sorted({path.name for path in about}))
             told += f"; {names} among them, which a pattern may leave out: {self.setting} '{pattern}'"
@@ -143,7 +143,7 @@ class Corpus:
     # Grouping lines and rows into documents
 
     def _group_lines(self, lines: Iterable[tuple[str, bool]]) -> Iterator[str]:
-        """Documents of (line, whole?); the parts of a line that is too long are documents of their own."""
+        """Documents made of (line, whole?); the parts of a line that is too long are documents of their own."""
         if self.starts is not None:
             yield from self._group_rows(line for line, _ in lines)
             return
@@ -182,7 +182,7 @@ class Corpus:
         yield _joined(document)
 
     def _look_for_titles(self, line: str) -> None:
-        """Says once how WikiText's articles are read as documents, where they are not."""
+        """Notes once how to read WikiText's articles as documents, if their titles are seen."""
         if not line.startswith(" = ") or self._titles > 2 or not TITLE.match(line):
             return
         self._titles += 1
@@ -248,7 +248,7 @@ class Corpus:
         return SettingError("data.column", self.column, "a column of texts", more=f", which holds {kind} in {where}")
 
     def choose(self, where, columns: Iterable[str]) -> list[str]:
-        """The column to read of a table (`tables.Chooser`)."""
+        """The column to read from a table (`tables.Chooser`)."""
         if self.column not in columns:
             error = named_column(self.column, "data.column", columns, where)
             other = f"; or {self.setting} with a pattern, as '{self.source}/**/*.txt'" if Path(self.source).is_dir() else ""
@@ -257,7 +257,7 @@ class Corpus:
 
 
 def _below(root: Path) -> list[Path]:
-    """What lies in a folder, and in folders that it links to, each of them once; without what is hidden."""
+    """Files below a folder that are not hidden; links are followed, each folder read once."""
     found, seen = [], {root.resolve()}
     for here, folders, names in os.walk(root, followlinks=True):
         inner = {Path(here, name).resolve(): name for name in sorted(folders) if name[0] != "."}
@@ -272,14 +272,14 @@ def _suffix(path: Path) -> str:
 
 
 def _joined(lines: list[str]) -> str:
-    """The document that these lines are; the list is emptied, so that nothing holds them any longer."""
+    """Joins lines into a document, and empties the list, so that nothing refers to them any longer."""
     document = "\n".join(lines)
     lines.clear()
     return document
 
 
 def _regrouped(pieces: Iterable[str]) -> Iterator[str]:
-    """One text that comes in pieces; of more than LONGEST_DOCUMENT characters several."""
+    """A text that comes in pieces as one; several if it has more than LONGEST_DOCUMENT characters."""
     held: list[str] = []
     size = 0
     for piece in pieces:

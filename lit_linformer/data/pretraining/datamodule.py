@@ -6,7 +6,7 @@
     batch = next(iter(data.train_dataloader()))
 
 Batches: input_ids (B, N), positions (B, M), labels (B, M) with -100 for no target, all int64; attention_mask (B, N)
-bool only where a row has pads (the last row of a set).
+bool only if a row has padding (the last row of a set).
 """
 
 from collections.abc import Iterator
@@ -120,7 +120,7 @@ class PretrainingData(ResumableDataModule):
     # The tokenizer
 
     def _training_texts(self) -> tuple[str, dict, Iterator[tuple[str, float]]]:
-        self._check_held_out()  # `fit` asks for the tokenizer first, which may take long
+        self._check_held_out()  # before the tokenizer, which `fit` needs first and which may take long
         corpus = self.corpora["train"]
         # it learns from training documents only
         inputs = {"source": corpus.stamp(), "holdout": [self.holdout.validation, self.holdout.test]}
@@ -139,13 +139,13 @@ class PretrainingData(ResumableDataModule):
     def prepare_data(self) -> None:
         trainer = self.trainer
         if trainer is not None and trainer.state.fn == "predict":
-            return  # the tokenizer is made when it is first asked for
+            return  # the tokenizer is made when it is first used
         if trainer is None or trainer.state.fn == "fit":
             self._check_held_out()
             for told in filter(None, (corpus.files_read() for corpus in self.corpora.values())):
                 note(told)
         self._make_token_files()
-        # of the files that are read; `prepare` checks all
+        # only the files that are read; `prepare` checks all
         splits = SPLITS if trainer is None else STAGES.get(trainer.state.fn, SPLITS)
         verify(self.folder, [FILES[split] for split in splits], self.verify)
         if trainer is None:  # `prepare`: find out now whether training could start
@@ -153,7 +153,7 @@ class PretrainingData(ResumableDataModule):
                 self._open(split)
 
     def _check_held_out(self) -> None:
-        """ValueError where a file of validation or test is trained on, too."""
+        """ValueError if a file of validation or test is trained on, too."""
         allowed = "text that is not trained on, or null, for a share of data.source"
         for split, corpus in self.corpora.items():
             if split != "train" and not corpus.local and corpus.source == self.corpora["train"].source:
@@ -218,7 +218,7 @@ class PretrainingData(ResumableDataModule):
         return of_token_files(read_meta(self.folder)["splits"], self.max_length) if self.folder else {}
 
     def summary_hints(self, longest: int | None) -> list[str]:
-        """Advice where no document is as long as a row: then long rows show nothing that is far apart."""
+        """Advice if no document is as long as a row, since long rows then have no long-range context."""
         if "train" not in self.blocks:
             return []
         tokens, n = self.blocks["train"].longest_document(self.tokenizer.eos_id), self.max_length
@@ -236,7 +236,7 @@ class PretrainingData(ResumableDataModule):
     def evaluation_loader(self, split: str, max_length: int, batch_size: int | None = None) -> EvaluationLoader:
         """A held-out set in rows of another length: batches as `validate --data.max_length` has them, loaded in this process.
 
-        split: "validation" or "test", which setup has opened; batch_size: rows a rank and batch, None: data.batch_size.
+        split: "validation" or "test", opened by setup; batch_size: rows in a batch on each rank, None: data.batch_size.
         """
         # No workers: a loader that lives for one pass would only start and stop them.
         return self._held_out(self._blocks(split, max_length), batch_size or self.batch_size, num_workers=0)

@@ -1,7 +1,7 @@
 """The embedded corpus: real English that comes with every Python, so that a first run needs no data set and no network.
 
-Python's language reference as `help()` shows it (pydoc_data.topics, one document a topic) and the docstrings of the
-standard library (one document a module), 2.2 MB on Python 3.11. Sources are read with `ast`: nothing is imported or
+Python's language reference as `help()` shows it (pydoc_data.topics, one document per topic) and the docstrings of the
+standard library (one document per module), 2.2 MB on Python 3.11. Sources are read with `ast`: nothing is imported or
 run.
 """
 

@@ -1,7 +1,7 @@
 """Masks: which tokens of a block are hidden, and what replaces them.
 
-A pure function of (seed, epoch, index): masks change with every pass over the data, and yet a resumed run, another
-number of workers or of processes sees exactly the same ones. No state is kept anywhere.
+A pure function of (seed, epoch, index): masks change with every pass over the data, and yet a resumed run, or one with
+another number of workers or processes, sees exactly the same ones. No state is kept anywhere.
 
 Shapes: B rows, N tokens a row, M masked positions a row (the same in every row of a batch: static shapes, and a
 language-model head that multiplies by the vocabulary for M tokens instead of N).
@@ -30,9 +30,9 @@ class Masker:
         mask_id: Id of the mask token.
         mask_rate: Share of a block's N tokens that is chosen: M = max(1, round(mask_rate · N)) in every row. A row with
             fewer candidates has fillers at its front: position 0, label -100.
-        seed: With epoch and index the only source of chance.
+        seed: Together with epoch and index the only source of randomness.
         word_tables: `Tokenizer.word_tables()` to choose whole words (the last one is cut where M is reached); None:
-            tokens.
+            single tokens.
     """
 
     def __init__(
@@ -61,8 +61,8 @@ class Masker:
         Args:
             ids: (B, N) int64, changed in place. Position 0 must hold a special token (bos): fillers point to it.
             keys: (epoch, index) of each row.
-            lengths: (B,) tokens of each row before its pads, where N is that of the batch's longest row: each row is then
-                masked as if it were alone, with an M of its own and fillers up to the batch's. None: N is always the same.
+            lengths: (B,) tokens of each row without padding, if N is the length of the batch's longest row: each row is then
+                masked as if it were alone, with its own M and fillers up to the batch's. None: N is always the same.
 
         Returns:
             input_ids (B, N), positions (B, M) in ascending order, labels (B, M); M is the longest row's.
@@ -116,15 +116,15 @@ def word_starts(ids: np.ndarray, joins: np.ndarray, ends_word: np.ndarray) -> np
 
 
 class MaskedBlocks(Dataset):
-    """Rows with masks. An item is a whole batch, its key the (epoch, index) of every row; FILLER rows have no labels.
+    """Rows with masks. Items are whole batches, keyed by the (epoch, index) of every row; FILLER rows have no labels.
 
-    Items hold input_ids (B, N), positions (B, M), labels (B, M; -100 = no target), all int64, and, only where a row has
-    pads, attention_mask (B, N) bool: full rows need none, and fused attention is faster without.
+    Items hold input_ids (B, N), positions (B, M), labels (B, M; -100 = no target), all int64, and, only if a row has
+    padding, attention_mask (B, N) bool: full rows need none, and fused attention is faster without.
 
     Args:
         blocks: A data set of such batches without positions and labels.
         masker: Masks them.
-        unequal: Whether N differs from batch to batch, as that of the longest row: masks must not depend on it.
+        unequal: Whether N, the length of the longest row, differs between batches: masks must not depend on it.
     """
 
     def __init__(self, blocks: Any, masker: Masker, unequal: bool = False):

@@ -15,12 +15,12 @@ from lit_linformer.data.tables import table_rows
 from lit_linformer.data.tokenizer import Tokenizer
 from lit_linformer.utils.errors import SettingError, UserError
 
-LONGEST_PROMPT = 1_000_000  # characters: a row of tokens holds far fewer, and none is cut
-FEW = 5  # so many of the skipped are named
+LONGEST_PROMPT = 1_000_000  # characters; a row of tokens holds far fewer, and no prompt is cut
+FEW = 5  # skipped prompts to name
 
 
 def read_prompts(text: str | list[str] | None, file: str | None, column: str) -> list[Prompt]:
-    """`text`, then the lines of `file` that are not blank, or its rows where it is a table with that column."""
+    """`text`, then the lines of `file` that are not blank, or, if it is a table, the texts in that column."""
     prompts = given_texts(text)
     if file is not None:
         prompts += _table_prompts(file, column) if is_table(file) else text_prompts(file)
@@ -32,7 +32,7 @@ def read_prompts(text: str | list[str] | None, file: str | None, column: str) ->
 def _table_prompts(file: str, column: str) -> Iterator[Prompt]:
     corpus = Corpus(file, column, setting="data.file")
     for _, (path, unit, number), (value,) in table_rows(Path(file), corpus.choose, "data.file"):
-        if isinstance(value, Iterator):  # of Parquet, in parts
+        if isinstance(value, Iterator):  # from Parquet, in parts
             raise UserError(f"{at(file, unit, number)} has a text of more than 16 MB", f"up to {LONGEST_PROMPT:,} characters")
         if value is not None and not isinstance(value, str):
             raise corpus.no_text(type(value).__name__, path)
@@ -41,7 +41,7 @@ def _table_prompts(file: str, column: str) -> Iterator[Prompt]:
 
 
 def encode_prompts(prompts: list[Prompt], tokenizer: Tokenizer, max_length: int) -> list[dict]:
-    """Checks and encodes every prompt as bos … eos; what of a file cannot be filled in is skipped, and said."""
+    """Checks and encodes every prompt as bos … eos; those of a file that cannot be filled in are skipped, with a note."""
     encoded: list[dict] = []
     skipped: dict[str, list[Prompt]] = {}
     for prompt in prompts:
@@ -61,7 +61,7 @@ def encode_prompts(prompts: list[Prompt], tokenizer: Tokenizer, max_length: int)
         else:
             reason = f"longer than data.max_length = {max_length}"
             error = UserError(f"{where} has {len(ids)} tokens with bos and eos", f"up to data.max_length = {max_length}")
-        if not prompt.place:  # it was typed
+        if not prompt.place:  # it comes from data.text
             raise error
         skipped.setdefault(reason, []).append(prompt)
     _tell(skipped, len(prompts), none_left=not encoded)
@@ -69,7 +69,7 @@ def encode_prompts(prompts: list[Prompt], tokenizer: Tokenizer, max_length: int)
 
 
 def _tell(skipped: dict[str, list[Prompt]], prompts: int, none_left: bool) -> None:
-    """What was skipped of data.file, and why; ValueError where nothing is left."""
+    """Notes what was skipped in data.file, and why; ValueError if nothing is left."""
     for reason, found in skipped.items():
         file, (unit,) = found[0].where.rpartition(",")[0], found[0].place
         if none_left:

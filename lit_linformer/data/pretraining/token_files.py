@@ -1,13 +1,13 @@
 """Blocks: documents → one file of token ids on the disk → rows of exactly n tokens.
 
 The file is the stream itself: the tokens of every document, each followed by eos. A block is bos and the next n-1
-tokens of the stream, a view that is made when it is read: no token is lost or repeated, and another n needs no
-tokenising. The last block is filled up with pads.
+tokens of the stream, put together when it is read: no token is lost or repeated, and another n needs no new
+tokenising. The last block is padded.
 
     tokens-<fingerprint>/train.bin, validation.bin, test.bin    uint16, or uint32 for more than 65,536 ids
     tokens-<fingerprint>/meta.json                              counts, checksums, and all that shaped the files
 
-They are made in shards of 100 MB of text: a preparation that was killed continues after the last shard it has finished.
+They are made in shards of 100 MB of text: a preparation that was killed continues after the last shard it finished.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ from lit_linformer.data.progress_bar import Preparing
 from lit_linformer.data.tokenizer import Tokenizer
 from lit_linformer.utils.errors import UserError
 
-FORMAT = 1  # raise it when the files' meaning changes: old caches are then not found
+FORMAT = 1  # to be increased when the files' meaning changes, so that old caches are not found
 SPLITS = ("train", "validation", "test")
 FILES = {split: f"{split}.bin" for split in SPLITS}
 SHARD_BYTES = 100_000_000
@@ -58,8 +58,8 @@ def _chance(number: int) -> float:
 
 
 def least_fraction(documents: int, before: float) -> float | None:
-    """The least share, of one percent's precision, that holds out one of so many documents or more; ``before``: the shares of
-    the splits that come before. None: none does."""
+    """The smallest share, in whole percent, that holds out at least one of this many documents; None: none does. ``before``:
+    the total share of the splits that come first."""
     chances = [chance for chance in map(_chance, range(documents)) if chance >= before]
     least = math.ceil(100 * (min(chances) - before)) / 100 if chances else 1.0
     return least if 0 < least < 1 else None
@@ -70,7 +70,7 @@ def make_token_files(
 ) -> Path:
     """The folder of token files, made if it is not there; the tokenizer's whole content is part of its fingerprint.
 
-    corpora: "train", which holdout divides, and "validation" or "test" where these have a source of their own.
+    corpora: "train", which holdout divides, and "validation" or "test" if these have their own source.
     """
     inputs = {
         "format": FORMAT,
@@ -112,7 +112,7 @@ def make_token_files(
 
 
 def _open_files(folder: Path, dtype: np.dtype, corpora: Iterable[str]) -> tuple[dict[str, int], dict, dict]:
-    """Documents read of each source, counts and open token files: of nothing, or after the last shard that was finished."""
+    """Documents read from each source, counts, and open token files: empty, or after the last shard that was finished."""
     found = read_progress(folder)
     paths = {split: folder / name for split, name in FILES.items()}
     if found is not None:
@@ -122,7 +122,7 @@ def _open_files(folder: Path, dtype: np.dtype, corpora: Iterable[str]) -> tuple[
             if all(path.is_file() and path.stat().st_size >= sizes[split] for split, path in paths.items()):
                 return read, counts, {split: ShardWriter(path, found["checksums"][split]) for split, path in paths.items()}
         except (KeyError, TypeError):
-            pass  # no progress.json of ours, or one of before there were checksums
+            pass  # not our progress.json, or one from before there were checksums
     counts = {split: {"documents": 0, "tokens": 0, "bytes": 0} for split in SPLITS}
     return dict.fromkeys(corpora, 0), counts, {split: ShardWriter(path) for split, path in paths.items()}
 
@@ -137,10 +137,10 @@ def _finish_shard(folder: Path, files: dict, read: dict[str, int], counts: dict)
 def write_tokens(pieces: Iterable[tuple], tokenizer: Tokenizer, files, counts, dtype) -> Iterator[tuple[int, int, bool]]:
     """Tokenises pieces (text, split, ends a document) into the files.
 
-    Yields, batch by batch, the bytes done, the documents that ended, and whether the last one did.
+    Yields, batch by batch, the bytes done, the documents that ended, and whether the last piece ended one.
 
-    Reading the next batch and writing the last one go on in threads beside the tokenizer, which itself uses all cores
-    but leaves them idle while it takes in and hands out Python objects.
+    The next batch is read and the last one written in threads beside the tokenizer, which itself uses all cores, but
+    leaves them idle while it converts Python objects.
     """
 
     def write(batch, encodings) -> tuple[int, int, bool]:
@@ -191,7 +191,7 @@ def _pieces(documents: Iterable[str], tokenizer: Tokenizer, split_of, first: int
 
 
 class TokenBlocks:
-    """Rows of exactly `length` tokens, bos included, from a split's token file, memory-mapped; pads fill up the last one."""
+    """Rows of exactly `length` tokens, bos included, from a split's memory-mapped token file; the last one is padded."""
 
     def __init__(self, folder: Path, split: str, length: int, bos_id: int, pad_id: int):
         self.path, self.length, self.bos_id, self.pad_id = folder / FILES[split], length, bos_id, pad_id
@@ -206,7 +206,7 @@ class TokenBlocks:
 
     @property
     def full(self) -> int:
-        """Number of rows without pads."""
+        """Number of rows without padding."""
         return self.tokens // (self.length - 1)
 
     def rows(self, indices) -> np.ndarray:
@@ -219,8 +219,8 @@ class TokenBlocks:
         return rows
 
     def __getitem__(self, keys: list[tuple[int, int]]) -> dict:
-        """A batch of (epoch, index) of each row: input_ids (B, n) int64, attention_mask where there are pads."""
-        import torch  # which making the files does without
+        """The batch for (epoch, index) of each row: input_ids (B, n) int64, attention_mask if there is padding."""
+        import torch  # not needed to make the files
 
         ids = torch.from_numpy(self.rows([max(int(index), 0) for _, index in keys]))
         real = ids != self.pad_id
@@ -228,16 +228,16 @@ class TokenBlocks:
 
     @cached_property
     def stream(self) -> np.ndarray:
-        """All tokens, (tokens,), eos behind each document."""
+        """All tokens, (tokens,), eos after each document."""
         return np.memmap(self.path, self.dtype, "r") if self.tokens else np.zeros(0, self.dtype)
 
     def longest_document(self, eos_id: int, most: int = 1 << 22) -> int:
-        """Its tokens, eos included, among the first so many of the split."""
+        """Tokens of the longest document, eos included, among the first ``most`` tokens of the split."""
         first = self.stream[:most]
         return int(np.diff(np.flatnonzero(first == eos_id), prepend=-1, append=len(first) - 1).max(initial=0))
 
     def full_rows(self, most: int) -> np.ndarray:
-        """(S, n) int64: at most so many rows without pads, spread evenly over the split."""
+        """(S, n) int64: at most this many rows without padding, spread evenly over the split."""
         return self.rows(np.unique(np.linspace(0, self.full - 1, min(most, self.full)).round().astype(int)))
 
     def __getstate__(self):
