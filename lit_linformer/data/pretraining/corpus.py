@@ -94,7 +94,10 @@ class Corpus:
             candidates = [Path(match) for match in glob.glob(self.source, recursive=True)]
             if not candidates:
                 raise SettingError(self.setting, self.source, SOURCES, more=", which is not there")
-        files = sorted(p for p in candidates if p.is_file() and kind_of(p))
+        found: dict[Path, Path] = {}  # each once: a pattern may find a file twice, and a link lead to one that is there, too
+        for path in sorted(p for p in candidates if p.is_file() and kind_of(p)):
+            found.setdefault(path.resolve(), path)
+        files = list(found.values())
         if not files:
             raise SettingError(self.setting, self.source, SUPPORTED, more=", where no file is of a kind that is read")
         return files

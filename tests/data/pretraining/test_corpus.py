@@ -72,6 +72,15 @@ def test_a_folder_that_a_folder_links_to_is_read_once(tmp_path):
     assert sorted(Corpus(str(tmp_path / "texts"))) == ["elsewhere/b.txt", "elsewhere/deep/c.txt", "texts/a.txt"]
 
 
+def test_a_file_that_links_or_patterns_find_again_is_read_once(tmp_path):
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep/b.txt").write_text("b")
+    (tmp_path / "c.txt").symlink_to("deep/b.txt")
+    (tmp_path / "again").symlink_to("deep")
+    for pattern in ("", "**/*.txt", "**/**/*.txt"):
+        assert list(Corpus(str(tmp_path / pattern))) == ["b"], pattern
+
+
 def test_a_folder_says_which_files_are_read(tmp_path):
     for name in ("a.txt", "b/c.txt", "d.jsonl.gz", "README.md", "x.pdf"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
