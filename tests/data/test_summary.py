@@ -49,7 +49,7 @@ def test_a_fine_tuning_run(make_data):
     assert data.summary_hints(16) == []
 
 
-@pytest.mark.parametrize(("values", "told"), [((0, 1), True), ((0, 0.5), False), (range(6), False)])
+@pytest.mark.parametrize(("values", "told"), [((0, 1), True), ((0, 0.5), False), (range(6), False), ((3,), False)])
 def test_classes_that_are_taken_for_numbers(tmp_path, values, told):
     import csv
 

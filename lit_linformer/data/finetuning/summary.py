@@ -91,7 +91,7 @@ def class_hint(sets: Mapping[str, EncodedTexts], task: TextTask) -> str | None:
         return None
     rows = sets["train"]
     values = np.unique(rows.files.labels[rows.rows])
-    if len(values) > FEW or (values != values.round()).any():
+    if not 2 <= len(values) <= FEW or (values != values.round()).any():
         return None
     names = as_list([f"{value:.0f}" for value in values])
     label = task.label_column[0]

@@ -185,7 +185,7 @@ def label_of(value, task: TextTask) -> int | float | None:
 
 def as_list(names: Iterable[str]) -> str:
     """The names of classes as data.labels takes them, with quotes around what YAML would read as something else."""
-    plain = re.compile(r"(?!(?:yes|no|on|off|true|false|null|y|n)$)[a-z][\w /-]*", re.IGNORECASE)
+    plain = re.compile(r"(?!(?:yes|no|on|off|true|false|null|y|n)$)[a-z](?:[\w /-]*[\w/-])?", re.IGNORECASE)
     return f"[{','.join(name if plain.fullmatch(name) else json.dumps(name, ensure_ascii=False) for name in names)}]"
 
 
@@ -194,13 +194,13 @@ def _class(value, labels: tuple[str, ...]) -> int | None:
     if isinstance(value, bool):  # JSON's true is Python's True
         name, number = text.lower(), str(int(value))
     else:
-        name = number = re.sub(r"^(-?\d+)\.0+$", r"\1", text)  # pandas writes 1 as 1.0 if the column lacks a number
-    for each in (text, name):
-        if each in labels:
-            return labels.index(each)
+        name = number = _whole(text)
+    for each, names in ((text, labels), (name, list(map(_whole, labels)))):
+        if each in names:
+            return names.index(each)
     allowed = ", ".join(map(repr, labels))
     # If names are numbers themselves, such as stars from 1 to 5, a 0 is none of them, not the first one.
-    if not any(_is_integer(label) for label in labels):
+    if not any(_is_integer(label.replace(".", "", 1)) for label in labels):
         if _is_integer(number) and -1 <= int(number) < len(labels):
             return int(number) if int(number) >= 0 else None
         allowed += f", or their numbers 0 to {len(labels) - 1} (-1: no label)"
@@ -225,6 +225,11 @@ def _number(value, allowed: tuple[float, float] | None) -> float | None:
     if not allowed[0] <= number <= allowed[1]:
         raise SettingError("label", value, f"a number from {allowed[0]:g} to {allowed[1]:g}")
     return number
+
+
+def _whole(text: str) -> str:
+    """A whole number without its ".0": pandas writes 1 as 1.0 if the column lacks a number."""
+    return re.sub(r"^(-?\d+)\.0+$", r"\1", text)
 
 
 def _is_integer(text: str) -> bool:

@@ -92,6 +92,8 @@ STARS = own_task(["text"], labels=["1", "2", "3", "4", "5"])
         (find_task("SST-2"), "-1.0", None),
         (own_task(["text"], labels=["1.0", "2.0"]), "2.0", 1),
         (own_task(["text"], labels=["1.0", "2.0"]), 2.0, 1),
+        (own_task(["text"], labels=["1.0", "2.0"]), 1, 0),  # not class number 1
+        (own_task(["text"], labels=["1.0", "0.0"]), "0", 1),
         (own_task(["text"], labels=["-1", "1"]), "-1", 0),
         (own_task(["text"], labels=["true", "false"]), True, 0),  # JSON's, which Python writes True
         (own_task(["text"], labels=["False", "True"]), True, 1),
@@ -112,7 +114,7 @@ def test_names_as_a_setting_takes_them():
 
     from lit_linformer.data.finetuning.text_tasks import as_list
 
-    names = ["good", "so so", "No", "off", "3", "1.5", "a, b", "null", "Sci/Tech", "größe", "y"]
+    names = ["good", "so so", "No", "off", "3", "1.5", "a, b", "null", "Sci/Tech", "größe", "y", "neg ", "x"]
     assert yaml.safe_load(as_list(names)) == names and as_list(["bad", "good"]) == "[bad,good]"
 
 
@@ -124,6 +126,7 @@ def test_names_as_a_setting_takes_them():
         (find_task("SST-2"), "0.5", r"^label is '0.5'; allowed: "),
         (find_task("SST-2"), 0.5, r"^label is 0.5; allowed: "),
         (find_task("SST-2"), float("nan"), r"^label is nan; allowed: "),
+        (own_task(["text"], labels=["0.5", "1.5"]), 1, r"^label is 1; allowed: '0.5', '1.5'$"),
         (STARS, 0, r"^label is 0; allowed: '1', '2', '3', '4', '5'$"),
         (find_task("STS-B"), "nan", r"^label is 'nan'; allowed: a number from 0 to 5$"),
         (find_task("STS-B"), 5.1, r"^label is 5.1; allowed: a number from 0 to 5$"),
