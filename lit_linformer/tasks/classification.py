@@ -161,7 +161,9 @@ class SequenceClassification(TrainingModule):
             scores.reset()
             # The first set's are val/score and so on, the others' val/mismatched/score.
             prefix = f"{split}/" if position == 0 else f"{split}/{name}/"
-            self.log_dict({prefix + key: value for key, value in self.results[name]["scores"].items()}, prog_bar=True)
+            found = {prefix + key: value for key, value in self.results[name]["scores"].items()}
+            # All processes have the same; Lightning doubts that unless they are compared, and of equals the maximum is exact.
+            self.log_dict(found, prog_bar=True, sync_dist=True, reduce_fx="max")
 
     def predict_step(self, batch: Batch, batch_idx: int) -> list[dict[str, Any]]:
         """[{text, line or row of data.file, label if it is known, prediction, probabilities, top}, …].

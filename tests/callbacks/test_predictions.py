@@ -71,6 +71,8 @@ def test_one_process_and_two_submit_the_same(learnt, tmp_path):
     assert path.read_text() == one and shown.count("21 rows → ") == 1
     for row, other in zip(rows, written(tmp_path), strict=True):
         assert row.pop("probabilities") == pytest.approx(other.pop("probabilities"), rel=1e-5) and row == other
+    shown = output(["validate", *learnt, "--trainer.strategy", "ddp_fork", "--trainer.devices", "2"], tmp_path)
+    assert "val/score" in shown and "sync_dist" not in shown  # Lightning's doubt that each process has its own
 
 
 def test_small_values_of_a_regression_keep_their_digits():
