@@ -97,10 +97,9 @@ class Corpus:
         found: dict[Path, Path] = {}  # each once: a pattern may find a file twice, and a link lead to one that is there, too
         for path in sorted(p for p in candidates if p.is_file() and kind_of(p)):
             found.setdefault(path.resolve(), path)
-        files = list(found.values())
-        if not files:
+        if not found:
             raise SettingError(self.setting, self.source, SUPPORTED, more=", where no file is of a kind that is read")
-        return files
+        return list(found.values())
 
     def files_read(self) -> str | None:
         """Which files a folder or a glob stands for, in one line; None for another source."""
