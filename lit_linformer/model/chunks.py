@@ -121,6 +121,6 @@ def near_flops(length: int, chunk: int, reach: int, width: int) -> int:
 
 
 def check_even(name: str, width: int) -> None:
-    """Raises ValueError for a width of attention_options that has no half."""
+    """Raises ValueError for an odd width in attention_options."""
     if width % 2:
         raise SettingError(f"attention_options.{name}", width, "an even number")

@@ -1,4 +1,4 @@
-"""Slots, and beside them the windows that matter most. Shapes as in attention.py; c = n/k tokens a window, b of k windows."""
+"""Slots, plus the windows that matter most. Shapes as in attention.py; c = n/k tokens per window, b of k windows."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -17,18 +17,18 @@ from .slots_and_tokens import Seen, SlotsAndTokens
 if TYPE_CHECKING:
     from .encoder import EncoderConfig
 
-BEST = 2  # windows, unless the options say more
+BEST = 2  # windows by default
 
 
 @ATTENTIONS.add("coarse")
 class CoarseAttention(SlotsAndTokens):
-    """The Linformer's attention, and in the same softmax the tokens of the b windows that suit the query's own window best.
+    """The Linformer's attention and, in the same softmax, the tokens of the b windows that best match the query's own window.
 
         softmax([q K̄ᵀ ; q K_Wᵀ] / √d) [V̄ ; V_W],   W = the b windows with the largest q̄ · k̄
 
-    q̄ and k̄ are the means of queries and keys over windows of n/k tokens. Coarse to fine as MRA-2 (Zeng et al., 2022) and NSA
-    (Yuan et al., 2025) have it: what is far is seen as slots, of any projection, and what matters exactly. Which windows are
-    chosen has no gradient. It costs b n/k columns beside K for each token, and K² pairs of windows.
+    q̄ and k̄ are the means of queries and keys over windows of n/k tokens. Coarse to fine as in MRA-2 (Zeng et al., 2022) and
+    NSA (Yuan et al., 2025): what is far is seen as slots, from any projection, and what matters most token by token. The choice
+    of windows has no gradient. The cost is b n/k columns for each token in addition to K, and K² pairs of windows.
 
     Args:
         hidden_size, …: as LinformerAttention's; projection_dim divides n.
@@ -66,7 +66,7 @@ class CoarseAttention(SlotsAndTokens):
 
     @torch.no_grad()
     def _chosen(self, q: Tensor, k: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """For each window the b best, (B, H, K, b) int64; and which tokens of the windows are real, (1 or B, K, c)."""
+        """The b best windows for each window, (B, H, K, b) int64; and which tokens of the windows are real, (1 or B, K, c)."""
         q = q if mask is None else q.masked_fill(~mask[:, None, :, None], 0.0)
         mean_q, mean_k = self.means(q, mask), self.means(k, mask)
         there = window_counts(self.means, q, mask) > 0  # (1 or B, K)
@@ -74,7 +74,7 @@ class CoarseAttention(SlotsAndTokens):
         return scores.topk(self.best, -1).indices, windows(self.means, real_tokens(q, mask)[..., None], False)[..., 0]
 
     def _to_all(self, q: Tensor, k: Tensor, chosen: Tensor, mask: Tensor | None) -> Tensor:
-        """The same scores for all pairs of tokens, (B, H, N, N): for the maps, and for an export, at N² operations."""
+        """The same scores for all pairs of tokens, (B, H, N, N): for the maps and for export, with N² operations."""
         best = torch.zeros(*chosen.shape[:-1], self.projection_dim, dtype=torch.bool, device=q.device).scatter(-1, chosen, True)
         window = torch.arange(q.shape[2], device=q.device) // (self.max_length // self.projection_dim)
         allowed = best[:, :, window][..., window]
@@ -82,22 +82,22 @@ class CoarseAttention(SlotsAndTokens):
         return q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + as_bias(allowed, q.dtype)
 
     def token_flops(self, length: int) -> int:
-        exactly = 4 * self.max_length * self.best * (self.max_length // self.projection_dim)  # rows are filled up to n
+        exactly = 4 * self.max_length * self.best * (self.max_length // self.projection_dim)  # rows are padded to n
         return (exactly + 2 * self.projection_dim**2) * self.hidden_size
 
     def fixed_flops(self, length: int, shared: Projection | None = None) -> int:
-        coarse = 2 * self.projection_dim**2 * self.hidden_size  # no gradient passes through a choice at all
+        coarse = 2 * self.projection_dim**2 * self.hidden_size  # no gradient passes through the choice at all
         return super().fixed_flops(length, shared) + 2 * coarse
 
 
 def _gathered(x: Tensor, chosen: Tensor) -> Tensor:
-    """The chosen windows, (B, H, K, b), of (1 or B, 1 or H, K, c, C): (B, H, K, b c, C)."""
+    """The ``chosen`` windows (B, H, K, b) of x (1 or B, 1 or H, K, c, C): (B, H, K, b c, C)."""
     batch, heads, count, best = chosen.shape
     flat = x.expand(batch, heads, -1, -1, -1).flatten(3)
     return in_order(flat, chosen.flatten(2)).unflatten(2, (count, best)).unflatten(-1, x.shape[-2:]).flatten(3, 4)
 
 
 def check_best(best: int, projection_dim: int) -> None:
-    """Raises ValueError where more windows are asked for than there are."""
+    """Raises ValueError for more windows than there are."""
     if best > projection_dim:
         raise SettingError("attention_options.best", best, f"up to projection_dim = {projection_dim}, the windows")

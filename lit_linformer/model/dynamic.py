@@ -1,4 +1,4 @@
-"""A projection that is made of the input. Shapes as in projection.py."""
+"""A projection computed from the input. Shapes as in projection.py."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,9 +14,9 @@ from .projection import PROJECTIONS, Projection, as_column
 class Dynamic(Projection):
     """E = softmax_n(x W_P)ᵀ, the Long-Short Transformer's dynamic projection (Zhu et al., 2021, section 3.2).
 
-    W_P is (D, K), or (D, H K) where each head has a projection; the softmax is over the row's N real tokens, so that each slot
-    is a mean of them, weighted by what they are. x is the layer's input. O(N K D) with one E for all heads, H times as much
-    with one a head.
+    W_P is (D, K), or (D, H K) if each head has its own projection; the softmax is over the row's N real tokens, so that each
+    slot is a mean of them, weighted by their content. x is the layer's input. O(N K D) with one E for all heads, H times that
+    with one E for each head.
 
     Args:
         shape: as Projection's; init and noise have no effect.
@@ -26,7 +26,7 @@ class Dynamic(Projection):
 
     def __init__(self, **shape: Any):
         super().__init__(**shape)
-        # Without a bias, which the softmax over tokens would cancel.
+        # No bias: the softmax over tokens would cancel it.
         self.scores = nn.Linear(self.hidden_size, (self.num_heads or 1) * self.projection_dim, bias=False)
 
     @classmethod
@@ -42,7 +42,7 @@ class Dynamic(Projection):
         return E if self.num_heads is None else E.unflatten(1, (self.num_heads, -1))
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Of what is compressed itself, where there is no other input."""
+        """Computes E from what is compressed itself, if there is no other input."""
         return self.for_input(x if self.num_heads is None else merge_heads(x), mask)(x, mask)
 
     def for_input(self, x: Tensor, mask: Tensor | None) -> Callable[[Tensor, Tensor | None], Tensor]:
@@ -50,7 +50,7 @@ class Dynamic(Projection):
         return lambda z, mask: (E if E.dim() == z.dim() else E[:, None]) @ z
 
     def mass(self, x: Tensor, mask: Tensor | None) -> None:
-        """Every slot is a mean of real tokens."""
+        """None: every slot is a mean of real tokens."""
 
     def flops(self, length: int, width: int) -> int:
         return 2 * self.projection_dim * length * width

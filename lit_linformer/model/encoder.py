@@ -143,11 +143,11 @@ class EncoderConfig:
 
     @property
     def of_images(self) -> bool:
-        """Whether its tokens are the pixels of an image, and n is that image's."""
+        """Whether tokens are the pixels of an image, so that n is the image's size."""
         return self.position == "image" or self.projection_init in FITS
 
 
-# A module of one's own that keeps its arguments, as Lightning's save_hyperparameters() does, has one in its checkpoints.
+# Checkpoints of a user's module contain one if it stores its arguments, as Lightning's save_hyperparameters() does.
 torch.serialization.add_safe_globals([EncoderConfig])
 
 
@@ -181,7 +181,7 @@ class Encoder(nn.Module):
         """Encode.
 
         Args:
-            input_ids: (B, N) int64, N <= max_length, pads on the right; with input_size (B, N, input_size) floats.
+            input_ids: (B, N) int64, N <= max_length, padded on the right; with input_size (B, N, input_size) floats.
             attention_mask: (B, N), True (or 1) at real tokens; None when all are, which is faster.
             need_weights: also return the attention maps: True for every layer's, or the indices of some layers, -1 the last.
 
@@ -215,7 +215,7 @@ class Encoder(nn.Module):
         return x if need_weights is False else (x, maps)
 
     def _layers(self, indices: Sequence[int]) -> list[int]:
-        """Negative ones counted from the end."""
+        """The indices from 0; negative ones count from the end."""
         count = len(self.layers)
         if outside := [index for index in indices if not -count <= index < count]:
             raise UserError(f"need_weights names layer {outside[0]}", f"0 to {count - 1}, or -1 (the last) to {-count}")
@@ -264,7 +264,7 @@ class EncoderLayer(nn.Module):
         """(B, N, D), (B, N) bool or None, the encoder's E or None → (B, N, D), the attention maps if asked for, and what the
         attention hands on.
 
-        given: what ``Attention.of_ids`` found and the layer before handed on.
+        given: what ``Attention.of_ids`` returned and the layer before handed on.
         """
         h = self.attention_norm(x) if self.pre_norm else x
         extra = dict(given or {}) if shared is None else {"shared": shared, **(given or {})}
@@ -282,7 +282,7 @@ class EncoderLayer(nn.Module):
     def _feed_forward(self, h: Tensor) -> Tensor:
         if not (self.config.activation_checkpointing and self.training) or h.shape[1] <= PIECE:
             return self.down(self._inner(h))
-        # While a layer is recomputed, its inner activations take most of the memory: so a long row is computed in pieces.
+        # While a layer is recomputed, its inner activations take most of the memory, so a long row is computed in pieces.
         pieces = (checkpoint(lambda x: self.down(self._inner(x)), part, use_reentrant=False) for part in h.split(PIECE, 1))
         return torch.cat(list(pieces), 1)
 

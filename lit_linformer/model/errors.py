@@ -1,4 +1,4 @@
-"""What a user can mend, and the line that says it: `lr is -1; allowed: more than 0`."""
+"""Errors that the user can fix, and their one-line messages: `lr is -1; allowed: more than 0`."""
 
 import difflib
 from collections.abc import Iterable
@@ -6,18 +6,18 @@ from typing import Any
 
 
 class UserError(ValueError):
-    """A mistake that its user can mend: ``what`` is wrong, and what is ``allowed`` instead, if that can be told.
+    """A mistake that the user can fix: ``what`` is wrong, and what is ``allowed`` instead, if that is known.
 
     Args:
-        what: as in `train.csv, line 3 has 4 fields`.
-        allowed: as in `2, as its first line`.
-        when: the condition under which that is allowed, as in `with projection='gated'`.
+        what: such as `train.csv, line 3 has 4 fields`.
+        allowed: such as `2, as its first line`.
+        when: the condition under which that is allowed, such as `with projection='gated'`.
     """
 
-    of_all_processes = False  # True: each process raises it, and the first one says it
+    of_all_processes = False  # True: every process raises it, and the first one prints it
 
     def __init__(self, what: str, allowed: str = "", when: str = ""):
-        super().__init__(what, allowed, when)  # args, of which pickle makes the same error in another process
+        super().__init__(what, allowed, when)  # args, from which pickle recreates the error in another process
         self.what, self.allowed, self.when = what, allowed, when
 
     def __str__(self) -> str:
@@ -30,9 +30,9 @@ class SettingError(UserError):
 
     Args:
         setting: its name, as the user types it.
-        value: what it was given.
-        allowed: what it may be, in words.
-        more: what else there is to say of the value, with its comma, as in `, which is no file`.
+        value: the value it was given.
+        allowed: the allowed values, in words.
+        more: a remark on the value, with its comma, such as `, which is no file`.
         when: as for UserError.
     """
 
@@ -43,18 +43,18 @@ class SettingError(UserError):
 
 
 def first_line(error: BaseException) -> str:
-    """Of what an error says; the name of its class where it says nothing."""
+    """The first line of an error's message, or the name of its class if it has none."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def meant(word: Any, known: Iterable[str], before: str = "") -> str:
-    """`; did you mean 'lookup'?`: the known name that is nearest, with what stands ``before`` it; nothing if none is near."""
+    """`; did you mean 'lookup'?`: the closest known name, prefixed with ``before``; "" if none is close."""
     near = difflib.get_close_matches(str(word), list(known), 1)
     return f"; did you mean '{before}{near[0]}'?" if near else ""
 
 
 def shown(value: Any) -> str:
-    """A value as it is typed on the command line; text in quotes, so that an empty one is seen."""
+    """A value as typed on the command line; text in quotes, so that an empty one is visible."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     if isinstance(value, list):

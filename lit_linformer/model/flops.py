@@ -1,30 +1,30 @@
 """Floating-point operations of the model, by formula: what model FLOPs utilisation (PaLM, arXiv 2204.02311, appendix B) counts.
 
-Counted are matrix products and convolutions, 2 for a multiplication and its addition. Not counted: embedding lookups, norms,
-softmax, GELU, dropout, biases, pooling, and whatever is computed twice to save memory. Of one row of N tokens, forward, with
-D hidden width, I inside the feed-forward, K slots, w width of the local convolution, M masked tokens, V vocabulary:
+Matrix products and convolutions are counted, 2 for a multiplication and its addition. Not counted: embedding lookups, norms,
+softmax, GELU, dropout, biases, pooling, and recomputation to save memory. Forward pass of one row of N tokens, with D hidden
+width, I width of the feed-forward, K slots, w width of the local convolution, M masked tokens, V vocabulary:
 
-    feed-forward         4 N D I; of GeGLU 6 N D I
+    feed-forward         4 N D I; GeGLU 6 N D I
     W_Q and W_O          4 N D²
     Transformer          4 N D² (W_K, W_V) + 4 N² D (q kᵀ and P v)
     Linformer            4 K N D (q K̄ᵀ and P̄ V̄), and W_K, W_V, E, F:
-      compress first       4 K D² + 2 K N D, or with an F of its own 4 K D² + 4 K N D; with N < K as project first
+      compress first       4 K D² + 2 K N D, or with a separate F 4 K D² + 4 K N D; if N < K as project first
       project first        4 N D² + 4 K N D
       E a convolution      instead of each 2 K N D above: 2 n D; pooling: nothing
-    dynamic              2 K N D for each E that is made of the input, H times as much with one a head
+    dynamic              2 K N D to compute each E from the input, H times that with an E for each head
     gated                2 N D G for the gates
-    coarse               4 n b n/K D + 2 K² D, which is without a gradient, beside the Linformer's
-    near tokens          4 ⌈N/c⌉ c (c + 2 r) D for chunks of c tokens, each with r on both sides: window (c = w, r = w/2); lsh,
-                         R times, and 2 N D R p for the hashes; sparse, for half of D (c = r), beside 4 l ⌈N/l⌉² D/2
+    coarse               4 n b n/K D + 2 K² D (which has no gradient), in addition to the Linformer's
+    nearby tokens        4 ⌈N/c⌉ c (c + 2 r) D for chunks of c tokens, each with r on both sides: window (c = w, r = w/2); lsh,
+                         R times, and 2 N D R p for the hashes; sparse, with half of D (c = r), and 4 l ⌈N/l⌉² D/2
     Luna                 4 N D² and 2 K D² (packing's), 4 K D² (W_K, W_V) + 8 K N D
     Nyström              8 K N D + 4 K² D and 8 K³ H for each step towards the inverse
-    lookup               12 ⌈N/c⌉ c² D beside the Linformer's, and with compress first 4 N D² (W_K, W_V of all tokens)
+    lookup               12 ⌈N/c⌉ c² D in addition to the Linformer's, and with compress first 4 N D² (W_K, W_V of all tokens)
     local convolution    2 w N D
-    input_size           2 N D · input_size, where tokens are no ids
+    input_size           2 N D · input_size, if tokens are not ids
     masked tokens' head  M (2 D² + 2 D V)
 
-The backward pass is twice the forward pass: one product for the input's gradient, one for the weight's; a fixed E has no
-gradient of its own, nor has what is read.
+The backward pass is twice the forward pass: one product for the input's gradient, one for the weight's; a fixed E needs no
+gradient, nor does the model's input.
 """
 
 from .encoder import Encoder
@@ -34,7 +34,7 @@ from .parts import inner_width
 def forward_flops(encoder: Encoder, length: int, masked: int = 0, labels: int = 0) -> int | None:
     """Forward pass of one row of ``length`` tokens, with the head at ``masked`` tokens, or a classifier's with ``labels``.
 
-    None where the attention does not count its own.
+    None if the attention does not count its operations.
     """
     layers = _layers(encoder, length)
     return None if layers is None else layers + _heads(encoder, masked, labels)

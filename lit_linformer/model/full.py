@@ -7,7 +7,7 @@ from .attention import ATTENTIONS, Attention, as_bias
 
 @ATTENTIONS.add("full")
 class SelfAttention(Attention):
-    """softmax(q kᵀ / √d) v over all N tokens, on torch's fused kernels. Arguments as ``Attention``'s."""
+    """softmax(q kᵀ / √d) v over all N tokens, with torch's fused kernels. Arguments as for ``Attention``."""
 
     title, exact, rotary = "Transformer", True, True
 

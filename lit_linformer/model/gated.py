@@ -1,4 +1,4 @@
-"""Pooling over windows by a gate. Shapes as in projection.py; c = n/k tokens a window, o overlap, S = c + 2 o, G gates."""
+"""Gated pooling over windows. Shapes as in projection.py; c = n/k tokens per window, o overlap, S = c + 2 o, G gates."""
 
 import math
 from collections.abc import Callable
@@ -15,21 +15,21 @@ from .projections import check_windows, stretched, windows
 from .ranges import Natural, OneOf
 from .starts import WINDOW_INITS
 
-UNLIKELY = math.exp(-4)  # how much less, at the start, tokens weigh that projection_init leaves out
+UNLIKELY = math.exp(-4)  # initial weight, relative to the largest, of tokens that projection_init leaves out
 
 
 @PROJECTIONS.add("gated")
 class Gated(Projection):
-    """Slot j = Σ_t softmax_t(x_t W_Z + B_(t - start)) ⊙ z_t over window j: DeepSeek-V4's compressed attention (CSA), both ways.
+    """Slot j = Σ_t softmax_t(x_t W_Z + B_(t - start)) ⊙ z_t over window j: DeepSeek-V4's compressed attention, bidirectional.
 
-    x is the layer's input and z what is compressed. The softmax is over the real tokens of the window and of ``overlap`` on
-    each side of it (CSA's, which is causal: before it); B is a bias for each place in the window. With W_Z = 0 and no overlap
-    it is the mean over windows. O(N D G).
+    x is the layer's input and z what is compressed. The softmax is over the real tokens of the window and ``overlap`` tokens on
+    each side (in DeepSeek's CSA, causal, only before it); B is a bias for each position in the window. With W_Z = 0 and no
+    overlap this is the mean over windows. O(N D G).
 
     Args:
-        gate: head: one gate for each head (or for all, where they share a projection); channel: one for each channel.
+        gate: head: one gate for each head (or for all, if they share a projection); channel: one for each channel.
         overlap: o, up to n/k.
-        shape: as Projection's; of init, what B starts as (of windows only), and noise has no effect.
+        shape: as Projection's; init, one of windows, gives the initial B; noise has no effect.
     """
 
     settings = ("projection_init",)
@@ -64,10 +64,10 @@ class Gated(Projection):
         return options.get("gate", "head") == "head"
 
     def start(self) -> None:
-        nn.init.zeros_(self.scores.weight)  # what the bias says
+        nn.init.zeros_(self.scores.weight)  # only the bias decides at first
 
     def weights(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Of x, (B, N, D): (B, K, S, G) or (B, H, K, S, G); zero at pads, and where a slot has no real token."""
+        """Gates of x, (B, N, D): (B, K, S, G) or (B, H, K, S, G); zero at padding, and where a slot has no real token."""
         scores = self.scores(x)  # (…, N, H G)
         if self.num_heads is not None:
             scores = scores.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B, H, N, G)
@@ -76,7 +76,7 @@ class Gated(Projection):
         return scores.masked_fill(~there, torch.finfo(scores.dtype).min / 2).softmax(-2).to(x.dtype) * there
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Of what is compressed itself, where there is no other input."""
+        """Computes the gates from what is compressed itself, if there is no other input."""
         return self.for_input(x if self.num_heads is None else merge_heads(x), mask)(x, mask)
 
     def for_input(self, x: Tensor, mask: Tensor | None) -> Callable[[Tensor, Tensor | None], Tensor]:
@@ -103,14 +103,14 @@ class Gated(Projection):
 
     @torch.no_grad()
     def lengthen(self, old: Projection, how: str) -> None:
-        """The bias of a window is spread over the longer one."""
+        """Interpolates a window's bias to the longer window."""
         assert isinstance(old, Gated)
         before, inside, after = old.bias.split([self.overlap, old.window, self.overlap], -2)
         inside = stretched(inside.transpose(-1, -2), self.window).transpose(-1, -2)
         self.load_state_dict(old.state_dict() | {"bias": torch.cat([before, inside, after], -2)})
 
     def matrix(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The mean over the channels of their gates."""
+        """The mean of the channels' gates."""
         weights = self.weights(x, mask).mean(-1, keepdim=True)
         tokens = torch.eye(x.shape[1], dtype=weights.dtype, device=x.device)
         return (weights * between(windows(self, tokens, 0.0), 0, self.overlap)).sum(-2)[0]

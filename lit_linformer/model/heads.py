@@ -64,11 +64,11 @@ class MaskedLanguageModel(nn.Module):
         return functional.linear(self._features(hidden, positions), self.encoder.tokens.weight, self.head.bias)
 
     def loss(self, input_ids: Tensor, positions: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Mean negative log-likelihood, in nats, of labels (B, M) at positions (B, M), as `mean_nll` has it."""
+        """Mean negative log-likelihood, in nats, of labels (B, M) at positions (B, M); see `mean_nll`."""
         return self.loss_of(self.encoder(input_ids, attention_mask), positions, labels)
 
     def loss_of(self, hidden: Tensor, positions: Tensor, labels: Tensor) -> Tensor:
-        """The same of the encoder's hidden states (B, N, D)."""
+        """The same from the encoder's hidden states (B, N, D)."""
         # Not torch's linear_cross_entropy: it saves little with 15 % of the tokens, and its chunked path doesn't compile.
         logits = self._logits(hidden, positions)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # bfloat16 weights must not round the loss
@@ -79,7 +79,7 @@ class MaskedLanguageModel(nn.Module):
         return label_nll(self.exact_logits(input_ids, positions, attention_mask), labels)
 
     def exact_logits(self, input_ids: Tensor, positions: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Logits (B, M, V) in float32, even under autocast: rounding to bfloat16 moves the perplexity, and makes many equal."""
+        """Logits (B, M, V) in float32, even under autocast: rounding to bfloat16 changes perplexity and creates ties."""
         features = self.features(input_ids, attention_mask, positions)
         with torch.autocast(features.device.type, enabled=False):
             bias = None if self.head.bias is None else self.head.bias.float()
@@ -87,13 +87,13 @@ class MaskedLanguageModel(nn.Module):
 
 
 def label_nll(logits: Tensor, labels: Tensor) -> Tensor:
-    """Negative log-likelihood of labels (B, M) in nats, of logits (B, M, V): (B, M), 0 where a label is IGNORED."""
+    """Negative log-likelihood of labels (B, M) in nats, from logits (B, M, V): (B, M), 0 where a label is IGNORED."""
     # On flattened logits it takes an eighth of the time on a CPU, but a token's value then depends on its batch.
     return functional.cross_entropy(logits.transpose(1, 2), labels, ignore_index=IGNORED, reduction="none")
 
 
 def mean_nll(logits: Tensor, labels: Tensor) -> Tensor:
-    """Its mean over the labels that are not IGNORED; 0 if all are, since a short last row may have no token to mask."""
+    """The mean of ``label_nll`` over labels that are not IGNORED; 0 if all are: a short last row may have no token to mask."""
     total = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
     return total / (labels != IGNORED).sum().clamp(min=1)
 
@@ -116,7 +116,7 @@ class ClassificationHead(nn.Module):
 
 
 class SequenceClassifier(nn.Module):
-    """Encoder and head: one row of logits a sequence, or one number where num_labels is 1 (regression).
+    """Encoder and head: a row of logits for each sequence, or one number if num_labels is 1 (regression).
 
     Args:
         config: the encoder's.
@@ -146,8 +146,8 @@ class SequenceClassifier(nn.Module):
         Args:
             input_ids: (B, N) int64, or (B, N, input_size) floats, as the encoder's.
             attention_mask: (B, N) bool, or None when all tokens are real.
-            document: (W,) int64, where the rows are W windows of num_documents documents: each row's document. The logits
-                of a document are the mean of its windows'.
+            document: (W,) int64, each row's document, if the rows are W windows of num_documents documents. The logits of a
+                document are the mean of its windows'.
             num_documents: B, with ``document``.
 
         Returns:
@@ -156,7 +156,7 @@ class SequenceClassifier(nn.Module):
         logits = self.head(pool(self.encoder(input_ids, attention_mask), attention_mask, self.pooling))
         if document is None:
             return logits
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # bfloat16 counts to 256
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # bfloat16 counts only to 256
         sums = logits.new_zeros(num_documents, logits.shape[1]).index_add(0, document, logits)
         ones = logits.new_ones(len(document), 1)  # not bincount, which stalls a GPU and breaks a compiled graph
         return sums / logits.new_zeros(num_documents, 1).index_add(0, document, ones)

@@ -1,6 +1,6 @@
 """How low the rank of attention is (paper, section 3 and figure 1), and what an approximation of rank k loses.
 
-Shapes: S sentences, B of them at a time, N tokens a sentence (all of them real: only full rows are measured), K columns of a
+Shapes: S sentences, B of them at a time, N tokens of a sentence (all real: only full rows are measured), K columns of a
 map (N for the Transformer, k for the Linformer), H heads, d head width, L layers measured, R = min(N, K) singular values.
 """
 
@@ -19,8 +19,8 @@ from .errors import SettingError
 from .starts import initial_matrix
 
 SEED = 20200608  # of the random projection: one matrix for all sentences, layers and heads
-MULTIPLE = 8  # a suggested k is rounded up to it: tensor cores want such sizes
-# What stands for softmax(q kᵀ/√d) v, at rank k.
+MULTIPLE = 8  # a suggested k is rounded up to a multiple of it, as tensor cores want
+# Approximations of softmax(q kᵀ/√d) v, at rank k.
 ERRORS = {
     "svd": "truncated SVD: P_k V, the best P of rank k (it sees P)",
     "random": "P Rᵀ R V with a fixed R ~ N(0, 1/k), the theorems' object (it sees P)",
@@ -35,13 +35,13 @@ class Measured:
     """Means over the sentences.
 
     Args:
-        layers: which layers, L of them, from 0.
+        layers: their indices, L of them, from 0.
         length: N.
         columns: K of each layer.
         sentences: S.
-        curves: (L, H, R) float64: Σ_{i ≤ j} σ_i / Σ σ_i at j - 1, each sentence normalised, then averaged. Where layers have
-            different k, R is the largest one's, and the others go on with 1.
-        ranks: the k of the errors, of each layer; empty if none were asked for.
+        curves: (L, H, R) float64: Σ_{i ≤ j} σ_i / Σ σ_i at j - 1, normalised for each sentence, then averaged. If layers have
+            different k, R is the largest, and shorter curves continue at 1.
+        ranks: k of the errors in each layer; empty if none were asked for.
         errors: {name in ERRORS: (L, H) float64}: ‖approximation − P V‖_F / ‖P V‖_F.
     """
 
@@ -58,7 +58,7 @@ class Measured:
         return self.curves[..., min(index, self.curves.shape[-1]) - 1]
 
     def suggested(self, threshold: float) -> list[int]:
-        """k of each layer that holds so much of the cumulative value (mean over heads), rounded up to a multiple of 8."""
+        """Each layer's k whose cumulative share (mean over heads) reaches the threshold, rounded up to a multiple of 8."""
         held = rank_holding(self.curves.mean(1), threshold)
         return [min(self.length, -(-k // MULTIPLE) * MULTIPLE) for k in held.tolist()]
 
@@ -76,11 +76,11 @@ def rank_holding(curves: Tensor, threshold: float) -> Tensor:
 
 
 def approximations(q: Tensor, k: Tensor, v: Tensor, svd: tuple[Tensor, Tensor, Tensor], rank: int) -> dict[str, Tensor]:
-    """What stands for P v, each (B, H, N, d).
+    """Approximations of P v, each (B, H, N, d).
 
     Args:
         q, k, v: queries, keys, values, (B, H, N, d).
-        svd: that of P = softmax(q kᵀ/√d), as torch gives it: (B, H, N, N), (B, H, N), (B, H, N, N).
+        svd: that of P = softmax(q kᵀ/√d), as torch returns it: (B, H, N, N), (B, H, N), (B, H, N, N).
         rank: k, up to N.
     """
     U, values, W = svd
@@ -105,16 +105,16 @@ def measure(
     reduce: Callable[[Tensor], Tensor] = lambda summed: summed,
     progress: Callable[[int], Any] = lambda done: None,
 ) -> Measured:
-    """Runs sentences through an encoder in eval mode and looks into its attention.
+    """Runs sentences through an encoder in eval mode and measures its attention.
 
     Args:
-        encoder: of either kind; its maps are its own, as `need_weights` gives them.
-        rows: token ids (S, N) int64, without pads.
+        encoder: with any attention; its maps are those that `need_weights` returns.
+        rows: token ids (S, N) int64, without padding.
         layers: which layers, from 0.
-        rank: the errors' k for a Transformer; a Linformer's is its own. None: no errors.
-        dtype: of the maps and all that is done with them; None: float64 on a CPU, where it costs hardly more, else float32.
-        reduce: sums a tensor over the processes that have other sentences.
-        progress: is told how many sentences are done.
+        rank: k of the errors for a Transformer; a Linformer has its own. None: no errors.
+        dtype: for the maps and all computations on them; None: float64 on a CPU, where it costs hardly more, else float32.
+        reduce: sums a tensor over processes, each of which has other sentences.
+        progress: called with the number of sentences done.
     """
     assert not encoder.training
     config, device = encoder.config, encoder.tokens.weight.device
@@ -123,7 +123,7 @@ def measure(
     kind = config.attention_kind
     columns = [kind.columns(config, layer, length) for layer in layers]
     ranks = [min(length, k if kind.slots else rank) for k in columns] if rank is not None else []
-    takes = signature(kind.compress).parameters  # one that is inherited need not know what layers hand on
+    takes = signature(kind.compress).parameters  # an inherited compress may not take what layers hand on
     names = [name for name in ERRORS if not kind.exact or name != "learned"] if ranks else []
     sums = torch.float32 if device.type == "mps" else torch.float64  # Apple's GPUs have no float64
     shape = (len(layers), config.num_heads)
@@ -161,7 +161,7 @@ def measure(
             handles.append(encoder.layers[layer].attention.register_forward_hook(hook, with_kwargs=True))
         # So that the maps, their singular vectors and copies take some 100 MB on a CPU, 1 GB on a GPU.
         most = 2 ** (23 if device.type == "cpu" else 26) // (config.num_heads * length * (length if ranks else max(columns)))
-        for batch in rows.split(max(1, most)) if len(rows) else ():  # of more processes than rows
+        for batch in rows.split(max(1, most)) if len(rows) else ():  # a process may have no rows
             encoder(batch.to(device))
             count -= len(batch)
             progress(len(rows) - count)
@@ -175,12 +175,12 @@ def measure(
 
 
 def norm(x: Tensor) -> Tensor:
-    """Frobenius, (B, H, N, d) → (B, H)."""
+    """Frobenius norm, (B, H, N, d) → (B, H)."""
     return x.flatten(-2).norm(dim=-1)
 
 
 def summary(measured: Measured, index: int, threshold: float) -> dict[str, Any]:
-    """Plain numbers: the share at the index, layer × head, and each layer's k that holds the threshold."""
+    """Plain numbers: the share at the index, layer × head, and each layer's k that reaches the threshold."""
     return {
         "share_at_index": measured.at(index).numpy().round(6).tolist(),
         "suggested_k": measured.suggested(threshold),
@@ -188,7 +188,7 @@ def summary(measured: Measured, index: int, threshold: float) -> dict[str, Any]:
 
 
 def check_maps(encoder: Encoder) -> None:
-    """ValueError for attention that gives no maps to look into."""
+    """ValueError for attention that returns no maps to measure."""
     if not all(layer.gives_maps for layer in encoder.layers):
         raise SettingError(
             "attention", encoder.config.attention, "one that takes need_weights", more=", whose forward gives no maps"
@@ -196,7 +196,7 @@ def check_maps(encoder: Encoder) -> None:
 
 
 def check_layers(setting: str, layers: list[int] | None, config: EncoderConfig) -> list[int]:
-    """The layers that are asked for, in order, all for None; ValueError for one that the encoder has not."""
+    """The given layers in order, all for None; ValueError for one that the encoder does not have."""
     wanted = sorted(set(range(config.num_layers) if layers is None else layers))
     if not wanted or wanted[0] < 0 or wanted[-1] >= config.num_layers:
         raise SettingError(setting, layers, f"layers from 0 to {config.num_layers - 1}")
@@ -204,9 +204,9 @@ def check_layers(setting: str, layers: list[int] | None, config: EncoderConfig) 
 
 
 def check_index(setting: str, index: int | None, config: EncoderConfig, length: int) -> int:
-    """The index to look at: the paper's 128 of 512 singular values, or as asked; ValueError beyond n."""
+    """The given index, or a quarter of the singular values (the paper's 128 of 512); ValueError beyond n."""
     if index is not None and not 1 <= index <= length:
         raise SettingError(setting, index, f"1 to n = {length}, the tokens of a row")
-    # A Linformer's map has only k of them: at k its share is 1 by definition.
+    # A Linformer's map has only k singular values: at k the share is 1 by definition.
     most = min(length, *(config.attention_kind.columns(config, layer, length) for layer in range(config.num_layers)))
     return index or max(1, most // 4)

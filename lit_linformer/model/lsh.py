@@ -15,21 +15,21 @@ from .ranges import Range
 if TYPE_CHECKING:
     from .encoder import EncoderConfig
 
-ITSELF = -1e4  # added to a token's score for itself: so it attends to itself only where there is no other
+ITSELF = -1e4  # added to a token's score for itself, so that it attends to itself only if there is no other
 
 
 @ATTENTIONS.add("lsh")
 class LshAttention(Attention):
     """softmax(q_i k_tᵀ/√d) v_t over the tokens t whose hash is that of i, as in the Reformer (Kitaev et al., 2020).
 
-    Queries are keys: k = √d q/‖q‖. A hash is the bucket h(q) = argmax [q R ; -q R] of a random R, in each of some rounds.
-    Tokens are sorted by bucket, then by place, and P_r(i) holds those of i's bucket in its chunk of c and in half a chunk on
-    each side (the paper's, which is causal: in the chunk before). The softmax is over the union of all rounds' P_r(i):
-    with N_it rounds that hold t, each counts exp(q_i k_t/√d - log N_it) (equation 7). i itself counts where nothing else does.
+    Keys are normalised queries: k = √d q/‖q‖. In each round a token's hash is its bucket h(q) = argmax [q R ; -q R], with a
+    random R. Tokens are sorted by bucket, then by position, and P_r(i) holds those of i's bucket in its chunk of c and in half
+    a chunk on each side (in the paper, which is causal, in the chunk before). The softmax is over the union of all rounds'
+    P_r(i): if N_it rounds hold t, each counts exp(q_i k_t/√d - log N_it) (equation 7). i itself counts if nothing else does.
 
-    As the authors do for long rows, a bucket is a pair of hashes of p each, b = p² about 2 n/c, so that hashing does not cost
-    N²: O(N (c + √n)). R is drawn once and kept in the state dict (theirs is drawn anew each step), so that the same weights
-    always give the same.
+    As the authors do for long rows, a bucket is a pair of hashes with p values each, b = p² about 2 n/c, so that hashing does
+    not cost N²: O(N (c + √n)). R is drawn once and kept in the state dict (theirs is drawn anew at each step), so that the same
+    weights always give the same output.
 
     Args:
         hidden_size, …: as Attention's.
@@ -85,11 +85,11 @@ class LshAttention(Attention):
         weights = functional.dropout(scores.softmax(-1).to(v.dtype), self.dropout, self.training)
         found, total = near_values(weights, v, self.chunk, reach), scores.logsumexp(-1, keepdim=True)
         found, total = (Permuted.apply(part, places, order) for part in (found, total))
-        share = total.softmax(2)  # of each round in the one softmax
+        share = total.softmax(2)  # each round's share of the softmax over all
         return self.output((share.to(found.dtype) * found).sum(2), x, attention_mask), None
 
     def _hashes(self, q: Tensor, mask: Tensor | None) -> Tensor:
-        """Bucket and place in the sorted row of each token in each round, (B, H, R, N, 2) int64; pads come last."""
+        """Each token's bucket and sorted position in each round, (B, H, R, N, 2) int64; padding comes last."""
         with torch.autocast(q.device.type, enabled=False):
             turned = torch.einsum("bhnd,hdrfp->bhrnfp", q.to(self.rotations.dtype), self.rotations)
         first, second = torch.cat([turned, -turned], -1).argmax(-1).unbind(-1)
@@ -101,13 +101,13 @@ class LshAttention(Attention):
         return torch.stack([bucket, by_place.argsort(-1)], -1)
 
     def _together(self, own: Tensor, other: Tensor) -> Tensor:
-        """Whether a token, (…, 2) of ``_hashes``, has another one in its P_r."""
+        """Whether a token's P_r contains another one; tokens are (…, 2) of ``_hashes``."""
         first, reach = own[..., 1] // self.chunk * self.chunk, self.chunk // 2
         near = (other[..., 1] >= first - reach) & (other[..., 1] < first + self.chunk + reach)
         return near & (own[..., 0] == other[..., 0]) & (own[..., 0] < self.each**2)
 
     def _columns(self, hashes: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """(B, H, R, N, 2 R), sorted, of all rounds → (B, H, R, M, c, S): what is in P_r, and - log N, or for itself little."""
+        """All hashes (B, H, R, N, 2 R), sorted → (B, H, R, M, c, S): what is in P_r, and the bias, -log N_it, with ITSELF."""
         reach = self.chunk // 2
         own = chunked(hashes, self.chunk, self.each**2)
         other = beside(own, self.each**2, reach)
@@ -119,7 +119,7 @@ class LshAttention(Attention):
         return together.diagonal(dim1=2, dim2=-1).movedim(-1, 2), bias
 
     def _all_pairs(self, hashes: Tensor, dtype: torch.dtype) -> Tensor:
-        """The same as a bias for all pairs of tokens, (B, H, N, N): for the maps, and for an export, at N² operations."""
+        """The same as a bias for all pairs of tokens, (B, H, N, N): for the maps and for export, with N² operations."""
         union = self._together(hashes.unsqueeze(-2), hashes.unsqueeze(-3)).any(2)
         return as_bias(union, dtype) + ITSELF * torch.eye(hashes.shape[3], dtype=dtype, device=hashes.device)
 

@@ -19,12 +19,12 @@ class LunaAttention(Attention):
         Y_P = softmax(W_PQ P (W_PK x)ᵀ/√d) W_PV x
         Y_x = softmax(W_Q x (W_K Y_P)ᵀ/√d) W_V Y_P
 
-    P are the encoder's latents in the first layer, and in the next ones what the layer before hands on, LayerNorm(P + Y_P) in
-    each. O(N K).
+    P is the LayerNorm of the encoder's latents in the first layer, and that of P + Y_P from the layer before in the next ones.
+    O(N K).
 
     Args:
         hidden_size, …: as Attention's.
-        projection_dim: K, of all layers.
+        projection_dim: K, the same in all layers.
     """
 
     title, settings, handed_on = "Luna", ("projection_dim",), ("latents",)
@@ -48,7 +48,7 @@ class LunaAttention(Attention):
 
     @classmethod
     def shared(cls, config: "EncoderConfig") -> nn.Embedding:
-        """The latents that the first layer begins with, (K, D)."""
+        """The latents that the first layer starts from, (K, D)."""
         return nn.Embedding(config.projection_dims[0], config.hidden_size)
 
     @classmethod
@@ -70,11 +70,11 @@ class LunaAttention(Attention):
         """Attend.
 
         Args:
-            x: (B, N, D), pads on the right.
+            x: (B, N, D), padded on the right.
             attention_mask: (B, N) bool, True at real tokens; None when all are.
             need_weights: also return the maps of the unpacking, without dropout.
-            shared: the encoder's latents; read in the first layer alone.
-            latents: what the layer before has handed on, (B, K, D).
+            shared: the encoder's latents; only the first layer reads them.
+            latents: what the layer before hands on, (B, K, D).
 
         Returns:
             (B, N, D), the maps (B, H, N, K) or None, and the latents for the next layer.

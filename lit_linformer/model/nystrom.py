@@ -24,9 +24,9 @@ class NystromAttention(Attention):
 
         Z ← ¼ Z (13 I - A Z (15 I - A Z (7 I - A Z))),   from Z = Aᵀ / (‖A‖₁ ‖A‖∞)
 
-    The norms are each matrix's own (the paper's code takes the largest of the batch), so that rows do not mix. A window without
-    a real token is no landmark: it has the identity's row and column in A, which the iteration keeps apart from the rest, and
-    no token sees it. The paper's skip connection is the local convolution here. O(N K + K³) in time.
+    Each matrix has its own norms (the paper's code takes the largest in the batch), so that rows do not affect each other. A
+    window without a real token is not a landmark: it has the identity's row and column in A, which the iteration keeps apart
+    from the rest, and no token sees it. The local convolution serves as the paper's skip connection. O(N K + K³) in time.
 
     Args:
         hidden_size, …: as Attention's.
@@ -71,7 +71,7 @@ class NystromAttention(Attention):
     def forward(
         self, x: Tensor, attention_mask: Tensor | None = None, need_weights: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """(B, N, D) and (B, N) bool or None → (B, N, D), and the product of the three if asked for, (B, H, N, N)."""
+        """(B, N, D) and (B, N) bool or None → (B, N, D), and, if asked for, the matrices' product (B, H, N, N)."""
         q, k, v = self.heads(x)
         if attention_mask is not None:
             q, k, v = (part.masked_fill(~attention_mask[:, None, :, None], 0.0) for part in (q, k, v))
@@ -81,7 +81,7 @@ class NystromAttention(Attention):
         of_landmarks, reading = self.attend(mean_q, k, v, real, need_weights)
         with torch.autocast(x.device.type, enabled=False):
             inverse = self._inverse(mean_q, mean_k, there)
-        # Where all landmarks are there no bias says so: the fastest kernels take none.
+        # No bias if all landmarks are there: the fastest kernels take none.
         full = attention_mask is None and x.shape[1] == self.max_length
         among = None if full else as_bias(there[:, :, None], q.dtype)
         context, writing = self.attend(q, mean_k, inverse.to(of_landmarks.dtype) @ of_landmarks, among, need_weights)
@@ -89,7 +89,7 @@ class NystromAttention(Attention):
         return self.output(context, x, attention_mask), maps
 
     def _inverse(self, q: Tensor, k: Tensor, there: Tensor) -> Tensor:
-        """A⁺ of the landmarks q and k, (B, H, K, d), of which (1 or B, 1, K) are there: (B, H, K, K), at least float32."""
+        """A⁺ for landmarks q and k (B, H, K, d), where ``there`` (1 or B, 1, K): (B, H, K, K), at least float32."""
         dtype = torch.promote_types(q.dtype, torch.float32)
         q, k = q.to(dtype), k.to(dtype)
         scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]) + as_bias(there[:, :, None], dtype)

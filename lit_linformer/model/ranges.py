@@ -1,4 +1,4 @@
-"""Ranges of numbers, and names, told once, where a setting is declared: `lr: Annotated[float, Range(above=0)] = 1e-3`.
+"""Ranges of numbers, and allowed names, stated where a setting is declared: `lr: Annotated[float, Range(above=0)] = 1e-3`.
 
 `check_ranges` checks values against them. The command line does so before anything is built, and `--help` shows them.
 """
@@ -11,15 +11,15 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from .errors import SettingError
 
-MANY = 2**31 - 1  # what a count may be at most; larger ones overflow somewhere below
+MANY = 2**31 - 1  # the largest count allowed; larger ones overflow further down
 PLAIN = {int: "a whole number", float: "a number", bool: "true or false", str: "a name", type(None): "null"}
 
 
 @dataclass(frozen=True, repr=False)
 class Range:
-    """Finite numbers from ``least``, or more than ``above``, to ``most``, or less than ``below``; beside them ``also``.
+    """Finite numbers from ``least``, or more than ``above``, to ``most``, or less than ``below``; and also those in ``also``.
 
-    ``largest`` is a bound that only a typing mistake exceeds: it is mentioned only where it matters.
+    ``largest`` is a bound that only a typo exceeds: it is mentioned only if it is exceeded.
     """
 
     least: float | None = None
@@ -73,9 +73,9 @@ def check_ranges(prefix: str, declared: Any, values: Mapping[str, Any]) -> None:
     """ValueError for the first of ``values`` that is not what ``declared`` (a function, a class) allows.
 
     Args:
-        prefix: what is put before a setting's name on the command line, as "model."; "" in plain Python.
+        prefix: what precedes a setting's name on the command line, such as "model."; "" in plain Python.
         declared: the function or dataclass whose annotations count, or a mapping {name: annotation}.
-        values: {name: value}, as locals() gives them; names without an annotation are passed over.
+        values: {name: value}, as locals() gives them; names without an annotation are ignored.
     """
     hints = declared if isinstance(declared, Mapping) else get_type_hints(declared, include_extras=True)
     for name, hint in hints.items():
@@ -84,10 +84,10 @@ def check_ranges(prefix: str, declared: Any, values: Mapping[str, Any]) -> None:
 
 
 def check_values(prefix: str, declared: Callable[..., Any], values: Mapping[str, Any]) -> None:
-    """As ``check_ranges``, and ValueError for text where a number is meant, and so on: for values that no parser has read."""
+    """As ``check_ranges``, with ValueError for a wrong type, too, such as text for a number: for values no parser has read."""
     try:
         hints = get_type_hints(declared, include_extras=True)
-    except NameError:  # a user's own class, whose annotations name what is imported for them alone
+    except NameError:  # a user's own class, whose annotations are imported for type checkers only
         return
     for name, hint in ((name, hints[name]) for name in values if name in hints):
         kinds = list(get_args(hint)) if get_origin(hint) in (Union, types.UnionType) else [hint]
@@ -106,7 +106,7 @@ def _check(where: str, hint: Any, value: Any) -> None:
         return
     if isinstance(value, int | float):
         numbers = [kind for kind in kinds if get_origin(kind) is Annotated]
-        # Where both are given, a whole number is a count and 0.5 a share.
+        # If both are allowed, a whole number is a count, and 0.5 a share.
         fitting = [kind for kind in numbers if get_args(kind)[0] is type(value)] or numbers
         allowed = [part for kind in fitting for part in get_args(kind)[1:] if isinstance(part, Range)]
         if allowed and value not in allowed[0]:

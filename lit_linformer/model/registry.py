@@ -1,11 +1,11 @@
-"""A setting that is a name, and the class that it names: an entry of this package, or a class in a file of your own.
+"""Settings whose value names a class: an entry of this package, or a class in a file of your own.
 
     --model.encoder.attention full                  a name
     --model.encoder.attention my_ideas.Window       class Window in my_ideas.py, in the working directory or installed
 
-Names and class paths are plain strings in configs and checkpoints. Of a checkpoint, too, only a module that this machine has
-is imported, and of it only a subclass of the entry's base is made: a path decides which code runs, so trust it as you trust
-the config or checkpoint that it stands in.
+Names and class paths are plain strings in configs and checkpoints. Either can only import modules that this machine has, and
+instantiate only subclasses of the registry's base class: a path decides which code runs, so trust it as you trust the config
+or checkpoint that contains it.
 """
 
 import importlib
@@ -19,17 +19,17 @@ from .ranges import check_values
 
 
 class UnknownKind(SettingError):
-    """A name that no class here has."""
+    """A name that stands for no suitable class."""
 
 
 class Registry(Mapping):
-    """The classes that a setting may name, by name.
+    """The classes that a setting can name, by name.
 
     Args:
         setting: its name, for messages.
-        base: what every class, this package's or the user's, is made from.
-        methods: of these the base leaves one at least to every class; none: it leaves none.
-        called: other words that one may type for an entry, for `did you mean`.
+        base: the base class of every class, this package's or the user's.
+        methods: every class must override at least one of these, if there are any.
+        called: other words that users may type for an entry, for `did you mean`.
     """
 
     def __init__(self, setting: str, base: type, methods: tuple[str, ...] = (), called: Mapping[str, str] | None = None):
@@ -37,7 +37,7 @@ class Registry(Mapping):
         self._classes: dict[str, type] = {}
 
     def add(self, name: str) -> Callable[[type], type]:
-        """Decorator: the class is found by that name."""
+        """Decorator: registers a class under that name."""
 
         def added(cls: type) -> type:
             self._classes[name] = cls
@@ -55,12 +55,12 @@ class Registry(Mapping):
         return self._classes[name]
 
     def name(self, cls: type) -> str:
-        """What the setting would be: the entry's name, or the class path."""
+        """The setting's value for a class: the entry's name, or the class path."""
         known = next((name for name, entry in self._classes.items() if entry is cls), None)
         return known or f"{cls.__module__}.{cls.__qualname__}"
 
     def find(self, name: Any) -> Any:
-        """The class; UnknownKind, in one line, for what is none."""
+        """The class of that name; UnknownKind, in one line, if there is none."""
         if isinstance(name, str) and name in self._classes:
             return self._classes[name]
         if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")) or "." not in name:
@@ -79,7 +79,7 @@ class Registry(Mapping):
 
     def _import(self, name: str, path: str) -> Any:
         top = path.partition(".")[0]
-        if top in sys.stdlib_module_names:  # some of which do something when they are imported
+        if top in sys.stdlib_module_names:  # importing some of them has side effects
             self._refuse(name, f", but {top} is Python's own")
         try:
             return importlib.import_module(path)
@@ -97,9 +97,9 @@ class Registry(Mapping):
         raise UnknownKind(self.setting, name, f"{entries}{own}", why) from error
 
     def _parameters(self, found: type) -> dict[str, tuple[Callable[..., Any], inspect.Parameter]]:
-        """What the class can be made with, by name: the __init__ that takes it, and how.
+        """Arguments that the class takes, by name: the __init__ that declares it, and the parameter.
 
-        With ``**more`` these are also those of the class that it derives from, and so on up to an entry of this package.
+        With ``**more`` these include the parent class's, and so on up to an entry of this package.
         """
         plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         parameters: dict[str, tuple[Callable[..., Any], inspect.Parameter]] = {}
@@ -111,9 +111,9 @@ class Registry(Mapping):
         return parameters
 
     def check_options(self, name: str, taken: set[str], options: dict[str, Any] | None) -> None:
-        """ValueError for an option that the class ``name`` does not have, or lacks, or whose value its annotation refuses.
+        """ValueError for an option that the class ``name`` does not have, for a missing one, or for a bad value.
 
-        taken: arguments that the encoder itself gives it beside them.
+        taken: further arguments, which the encoder itself passes.
         """
         options, found = options or {}, self.find(name)
         parameters = self._parameters(found)
@@ -135,7 +135,7 @@ class Registry(Mapping):
 
 
 def check_shape(registry: Registry, module: Any, found: Any, shape: tuple[int, ...], why: str) -> None:
-    """UserError, which names the class, for what its ``forward`` has returned, unless it is a tensor of that shape."""
+    """UserError, naming the class, if what its ``forward`` returned is not a tensor of that shape."""
     if getattr(found, "shape", None) != shape:
         said = f"a tensor {tuple(found.shape)}" if hasattr(found, "shape") else f"a {type(found).__name__}"
         raise UserError(

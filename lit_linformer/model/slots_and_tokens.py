@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .encoder import EncoderConfig
 
 Pair = tuple[Tensor, Tensor]
-# Scores of each token's columns, (B, H, N, S); their weights → what is read, (B, H, N, d), and → maps, (B, H, N, N).
+# Scores of each token's columns, (B, H, N, S); functions from their weights to the output, (B, H, N, d), and to maps.
 Seen = tuple[Tensor, Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
 
 
@@ -87,7 +87,7 @@ class SlotsAndTokens(LinformerAttention):
         return output, maps if chosen is None else chosen.merged(maps)
 
     def see(self, q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None, need_weights: bool) -> Seen:
-        """What each token sees beside the slots; q, k, v of all tokens, (B, H, N, d), k and v zero at pads."""
+        """What each token sees besides the slots; q, k, v of all tokens, (B, H, N, d), k and v zero at padding."""
         raise NotImplementedError
 
     def keys_and_values(self, x: Tensor, attention_mask: Tensor | None, shared: Projection | None) -> tuple[Pair, Pair]:

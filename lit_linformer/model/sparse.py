@@ -1,4 +1,4 @@
-"""The Sparse Transformer's attention: near tokens, and one in every l. Shapes as in attention.py and chunks.py."""
+"""The Sparse Transformer's attention: nearby tokens, and every l-th one. Shapes as in attention.py and chunks.py."""
 
 import math
 from typing import TYPE_CHECKING, Any
@@ -24,8 +24,8 @@ class SparseAttention(Attention):
         S_h(i) = {t : |i - t| ≤ r}      in the first half of the heads, and
         S_h(i) = {t : t ≡ i (mod l)}    in the second, so that two layers reach every token.
 
-    The paper's are causal, with r = l near √n; heads of both kinds side by side are one of its three ways (5.2). It costs
-    O(N (r + N/l)), N √N with both near √n: a baseline, which is not quite linear.
+    The paper's patterns are causal, with r = l near √n; a layer with heads of both kinds is one of its three variants (5.2).
+    The cost is O(N (r + N/l)), or N √N with both near √n: a baseline that is not quite linear.
 
     Args:
         hidden_size, …: as Attention's; num_heads even.
@@ -65,7 +65,7 @@ class SparseAttention(Attention):
         return self.output(context, x, attention_mask), None
 
     def _near(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """Of q, k, v (B, H/2, N, d): chunks of r, with both chunks beside them."""
+        """The first half of the heads, q, k, v (B, H/2, N, d): chunks of r, with both chunks beside them."""
         seen = columns(q.shape[2], self.reach, self.reach, q.device)  # (M, r, 3 r)
         place = torch.arange(seen.shape[0] * self.reach, device=q.device).view(-1, self.reach, 1)
         allowed = real_columns(seen, mask) & ((seen - place).abs() <= self.reach)
@@ -73,19 +73,19 @@ class SparseAttention(Attention):
         return near_values(functional.dropout(weights, self.dropout, self.training), v, self.reach, self.reach)
 
     def _strided(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """Of q, k, v (B, H/2, N, d): the tokens that are i modulo l side by side, (B, H/2, l, ⌈N/l⌉, d)."""
+        """The second half of the heads, q, k, v (B, H/2, N, d): tokens grouped by position modulo l, (B, H/2, l, ⌈N/l⌉, d)."""
         heads, length = q.shape[1:3]
         bias = None
         if mask is not None or length % self.stride:
             real = chunked(real_tokens(q, mask)[:, None, :, None], self.stride).transpose(-3, -2).mT  # (1 or B, 1, l, 1, ⌈N/l⌉)
             bias = as_bias(real, q.dtype).expand(-1, heads, -1, -1, -1).flatten(1, 2)
-        # As l times as many heads: torch's fused kernels take four dimensions.
+        # Groups become heads, since torch's fused kernels take four dimensions.
         q, k, v = (chunked(part, self.stride).transpose(-3, -2).flatten(1, 2) for part in (q, k, v))
         context, _ = self.attend(q, k, v, bias)
         return context.unflatten(1, (heads, -1)).transpose(-3, -2).flatten(2, 3)[:, :, :length]
 
     def _all_pairs(self, q: Tensor, mask: Tensor | None) -> Tensor:
-        """The same as a bias for all pairs of tokens, (1 or B, H, N, N): for the maps, and for an export, at N² operations."""
+        """The same as a bias for all pairs of tokens, (1 or B, H, N, N): for the maps and for export, with N² operations."""
         place = torch.arange(q.shape[2], device=q.device)
         apart = place - place[:, None]
         allowed = torch.stack([apart.abs() <= self.reach, apart % self.stride == 0])
@@ -99,6 +99,6 @@ class SparseAttention(Attention):
 
 
 def _pattern(max_length: int, stride: int | None, reach: int | None) -> tuple[int, int]:
-    """l and r, of n and of what the settings say."""
+    """l and r, from n and the settings."""
     stride = min(max_length, stride or round(math.sqrt(max_length)))
     return stride, min(max_length, reach or stride)

@@ -1,4 +1,4 @@
-"""Slots, and beside them nearby tokens. Shapes as in attention.py and chunks.py; w window, here S = 2 w."""
+"""Slots, plus nearby tokens. Shapes as in attention.py and chunks.py; w window size, here S = 2 w."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,15 +23,15 @@ class WindowAttention(SlotsAndTokens):
 
         softmax([q K̄ᵀ ; q K_wᵀ] / √d) [V̄ ; V_w]
 
-    K̄ and V̄ are the slots, of any projection, K_w and V_w the 2 w tokens of the query's own window of w and of w/2 on each side.
-    With ``dual_norm`` (DualLN) keys and values of tokens pass through one LayerNorm, those of slots through another: averaged
-    over many tokens these start far smaller. With projection=dynamic, sharing=heads, order=project_first, dual_norm=True it is
-    the paper's model. Linear in N: 2 w columns beside K.
+    K̄ and V̄ are the slots, from any projection, K_w and V_w the 2 w tokens in the query's window of w and w/2 on each side.
+    With ``dual_norm`` (DualLN) keys and values of tokens pass through one LayerNorm, those of slots through another, since
+    averages over many tokens start far smaller. With projection=dynamic, sharing=heads, order=project_first, dual_norm=True it
+    is the paper's model. Linear in N: 2 w columns in addition to K.
 
     Args:
         hidden_size, …: as LinformerAttention's.
         window: w, even.
-        dual_norm: whether there are the two LayerNorms; they are that whatever the encoder's norm_type, with torch's epsilon.
+        dual_norm: whether to use the two LayerNorms, with torch's epsilon; the encoder's norm_type does not change them.
     """
 
     title = "Linformer with window"

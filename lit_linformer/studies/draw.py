@@ -1,14 +1,14 @@
 """A Linformer's slots for a text, as a picture: `python run.py draw --ckpt_path runs/quickstart --text "…" --output slots.png`.
 
-A layer of the picture is three maps, a column a token of the text:
+Each layer is drawn as three maps, with a column for each token of the text:
 
-    what feeds a slot       E, the k × n projection of that layer, at the text's tokens: slot by token
+    what feeds a slot       E, that layer's k × n projection, at the text's tokens: slot by token
     who reads a slot        the share of a token's attention that goes to it, mean of the heads or one --head: slot by token
-    which token reaches     both together, P |E| with rows that sum to 1: reading token by token that is read
+    which token reaches     both combined, P |E| with rows that sum to 1: reading token by token that is read
 
-Of k slots those are drawn that get most of the attention, in their order (--slots); of a layer that sees tokens beside them, as
-lookup's and window's do, those too. The three most read of each layer are printed: their share, the tokens that feed them most
-and those that read them most. Short texts leave most slots of a learned E nearly empty.
+The slots that get most of the attention are drawn, in their order (--slots); if a layer also sees tokens, as in lookup and
+window, these count like slots. The three most read of each layer are printed: their share, the tokens that feed them most and
+those that read them most. Short texts leave most slots of a learned E nearly empty.
 """
 
 from pathlib import Path
@@ -33,8 +33,8 @@ SETTINGS = {
     "slots": Setting(whole("N", 1), "how many slots to draw", 24),
 }
 SUFFIXES = (".png", ".pdf", ".svg")
-MOST_TOLD = 3  # slots of a layer that are told in words, too
-MOST_NAMES = 64  # tokens whose names fit under a map; of a longer text every other one, and so on
+MOST_TOLD = 3  # slots of a layer that are also printed
+MOST_NAMES = 64  # tokens whose names fit under a map; for a longer text every second one is named, and so on
 
 
 def main(argv: list[str]) -> None:
@@ -73,8 +73,8 @@ def main(argv: list[str]) -> None:
 
 
 def slot_maps(encoder: Any, ids: list[int], layer: int, head: int | None) -> "tuple[Tensor, Tensor] | None":
-    """What feeds each slot and who reads it, of one row of N tokens: E (K, N), of keys, and attention (K, N), its columns
-    summing to 1. head: None for the mean of all. None for attention that has no such matrix, or gives no maps."""
+    """What feeds each slot and who reads it, for one row of N tokens: E of the keys, (K, N), and attention (K, N), whose
+    columns sum to 1. head: None for the mean of all. None for attention without such a matrix, or that returns no maps."""
     import torch
 
     seen: list[Tensor] = []
@@ -95,7 +95,7 @@ def slot_maps(encoder: Any, ids: list[int], layer: int, head: int | None) -> "tu
 
 
 def _why_not(config: "EncoderConfig") -> str:
-    """What has no slots to draw, and what has."""
+    """The end of the error line: what has no slots to draw, and what has."""
     from lit_linformer.model import ATTENTIONS, PROJECTIONS, Attention
 
     drawn = [name for name, kind in ATTENTIONS.items() if kind.matrix is not Attention.matrix]
@@ -105,7 +105,7 @@ def _why_not(config: "EncoderConfig") -> str:
 
 
 def row_names(config: "EncoderConfig", layer: int, count: int, names: list[str]) -> list[str]:
-    """Of the maps' rows: slots, and below them the tokens, where the layer sees those, too."""
+    """Names of the maps' rows: slots, and below them the tokens if the layer sees those, too."""
     slots = config.projection_dims[layer] if config.attention_kind.slots else count
     return [f"slot {row}" if row < slots else f"token {names[row - slots]}" for row in range(count)]
 
@@ -116,7 +116,7 @@ def most_read(reads: "Tensor", count: int) -> list[int]:
 
 
 def as_text(layer: int, feeds: "Tensor", reads: "Tensor", names: list[str], rows: list[str], count: int) -> str:
-    """A line a slot, or a token that is seen beside them."""
+    """A line for each slot, or token that is seen besides the slots."""
 
     def strongest(row: "Tensor") -> str:
         found = row.abs().topk(min(3, len(names)))
@@ -131,7 +131,7 @@ def as_text(layer: int, feeds: "Tensor", reads: "Tensor", names: list[str], rows
 
 
 def draw(figure_class: Any, layers: list[int], maps: list, names: list[str], of_rows: list[list[str]], count: int) -> Any:
-    """The picture: a row of three maps a layer."""
+    """The picture: a row of three maps for each layer."""
     width = min(2.5 + 0.13 * len(names), 8)
     figure = figure_class(figsize=(3 * width, len(layers) * (width * 0.9 + 0.6)), layout="constrained")
     axes = figure.subplots(len(layers), 3, squeeze=False)

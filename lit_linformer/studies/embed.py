@@ -1,14 +1,15 @@
 """Texts as vectors: `python run.py embed --ckpt_path models/small --file texts.txt --output texts.npy`.
 
 A text's vector is the mean of the encoder's hidden states over its tokens, bos and eos included, scaled to length 1: the cosine
-of two texts is the product of their vectors. So Sentence Transformers has it, too, from what `export --format huggingface`
-writes, but for a text with the name of a special token, as <mask>, which is plain text here. One of more than n tokens is cut.
+similarity of two texts is the dot product of their vectors. Sentence Transformers computes the same from what
+`export --format huggingface` writes, except for a text with the name of a special token, such as <mask>, which is plain text
+here. Texts of more than n tokens are cut.
 
-    texts.npy          float32, a row a text, in their order
+    texts.npy          float32, one row per text, in their order
     texts.parquet      the columns text and embedding
 
---sts FOLDER measures what such cosines are worth: Spearman's correlation with people's ratings of the pairs of STS-B's
-validation split, a folder as data.source with data.task STS-B.
+--sts FOLDER measures how good the similarities are: Spearman's correlation with human ratings of the pairs in STS-B's
+validation split; the folder is as for data.source with data.task STS-B.
 """
 
 import io
@@ -70,7 +71,7 @@ def main(argv: list[str]) -> None:
 
 
 def read_texts(path: Path, column: str) -> list[str]:
-    """A table's column, or lines. ValueError for a blank one, for rows of vectors are told apart by their number alone."""
+    """A table's column, or lines. ValueError for a blank one, since a vector is identified only by its row number."""
     from lit_linformer.data.finetuning.labelled_rows import LabelledSource
     from lit_linformer.data.finetuning.text_tasks import TextTask
     from lit_linformer.data.reading import text_lines
@@ -91,7 +92,7 @@ def read_texts(path: Path, column: str) -> list[str]:
 def embed(
     model: "TrainedModel", texts: list[str], batch_size: int = 32, device: str = "cpu"
 ) -> "tuple[np.ndarray[Any, Any], int]":
-    """(S texts, D) float32 of length 1 each, and how many texts were cut to model.max_length tokens."""
+    """Vectors (S texts, D), float32, of length 1, and how many texts were cut to model.max_length tokens."""
     import numpy as np
     import torch
     from torch.nn.functional import normalize
@@ -117,7 +118,7 @@ def embed(
 
 
 def write(path: Path, texts: list[str], vectors: "np.ndarray[Any, Any]") -> None:
-    """.npy, or .parquet with the texts."""
+    """Writes .npy, or .parquet with the texts."""
     content = io.BytesIO()
     if path.suffix == ".npy":
         import numpy as np

@@ -1,7 +1,7 @@
-"""What Linformer (arXiv 2006.04768) says: Tables 2 and 3 as data, and what it claims.
+"""The Linformer paper (arXiv 2006.04768): Tables 2 and 3 as data, and its claims.
 
-Table 3 is inference with layerwise sharing on one 16 GB V100, against a Transformer whose softmax is written out: fused
-attention came later. Memory saved is the ratio of the largest batches that fit.
+Table 3 is inference with layerwise sharing on one 16 GB V100, against a Transformer with unfused softmax: fused attention came
+later. Memory saved is the ratio of the largest batches that fit.
 """
 
 PROJECTION_DIMS = (128, 256, 512, 1024, 2048)
@@ -26,11 +26,11 @@ _MEMORY = {
     32768: (56, 48, 36, 18, 16),
     65536: (60, 52, 40, 20, 18),
 }
-# n → k → times as fast, or as large a batch, as the Transformer; the paper leaves k ≥ n blank.
+# n → k → speed, or largest batch, relative to the Transformer's; the paper leaves k ≥ n blank.
 TIME_SAVED = {n: dict(zip(PROJECTION_DIMS, row, strict=False)) for n, row in _TIME.items()}
 MEMORY_SAVED = {n: dict(zip(PROJECTION_DIMS, row, strict=False)) for n, row in _MEMORY.items()}
 
-# Table 2: (n, model) → dev accuracy in percent after fine-tuning, of IMDB test accuracy; last the average, as printed.
+# Table 2: (n, model) → dev accuracy in percent after fine-tuning (IMDB: test accuracy), then the average, as printed.
 TASKS = ("SST-2", "IMDB", "QNLI", "QQP")
 TABLE2 = {
     (512, "RoBERTa-base"): (93.1, 94.1, 90.9, 90.9, 92.25),
@@ -46,7 +46,7 @@ TABLE2 = {
     (1024, "Linformer, 256, shared kv"): (93.0, 93.6, 90.3, 90.4, 91.83),
     (1024, "Linformer, 256, shared kv, layer"): (93.2, 94.2, 90.8, 90.5, 92.18),
 }
-# What the paper says of its figures, whose values it does not print.
+# What the paper says about its figures, whose values it does not print.
 FIGURE1 = (
     "The paper (RoBERTa, n = 512, WikiText-103 and IMDB): the first 128 of the 512 singular values hold most of their sum, "
     "about 0.9 in the middle layers, and in higher layers more than in lower ones."

@@ -1,4 +1,4 @@
-"""The cells of `benchmark`: planning, estimating and measuring them, and continuing an interrupted start."""
+"""The cells of `benchmark`: planning, estimating and measuring them, and resuming an interrupted benchmark."""
 
 import time
 from pathlib import Path

@@ -37,7 +37,7 @@ def draw_times(figure_class: Any, data: dict[str, Any]) -> Any:
 
 
 def _family(name: str) -> str:
-    """Those whose looks are told apart: each baseline and the peer by themselves, all others together ("")."""
+    """Models of one family get different looks: each baseline and the peer are a family, all others together are one ("")."""
     kind = name.partition(" ")[0]
     return kind if kind in (*BASELINES, "peer") else ""
 
@@ -45,7 +45,7 @@ def _family(name: str) -> str:
 def _draw_line(axes: Any, name: str, names: list[str], cells: list[dict[str, Any]]) -> None:
     kind, _, detail = name.partition(" ")
     index = [other for other in names if _family(other) == _family(name)].index(name)
-    look = (index + index // len(STYLES)) % len(STYLES)  # of 36 no two are the same
+    look = (index + index // len(STYLES)) % len(STYLES)  # the first 36 all differ
     colour = {"written-out": "black", "fused": ["0.45", "0.6", "0.3", "0.7"][index % 4]}.get(kind, COLOURS[index % len(STYLES)])
     transformers = {baseline: f"Transformer, {name}" for baseline in BASELINES}
     labels = {**transformers, OURS: f"Linformer, k = {detail}", "peer": f"package linformer, k = {detail}"}
@@ -64,7 +64,7 @@ def _draw_line(axes: Any, name: str, names: list[str], cells: list[dict[str, Any
 
 
 def draw_ratios(figure_class: Any, data: dict[str, Any]) -> Any:
-    """Table 3, a panel per kind and baseline: blue where the Linformer wins, orange where it loses; the paper's below."""
+    """Table 3, a panel per kind and baseline: blue where the Linformer wins, orange where it loses; below, the paper's."""
     from matplotlib.colors import LinearSegmentedColormap
 
     cells = [cell for cell in data["cells"].values() if cell["ratios"]]
@@ -76,7 +76,7 @@ def draw_ratios(figure_class: Any, data: dict[str, Any]) -> Any:
         return None
     entries = [entry for cell in cells for found in cell["ratios"].values() for entry in found.values()]
     reach = max([abs(math.log2(entry["ratio"])) for entry in entries if entry["ratio"]] + [1.0])
-    # A panel of one k is still as wide as its title.
+    # Even a panel with a single k is as wide as its title.
     size = (1.9 + max(0.6 + 1.15 * len(ours), 2.9) * len(columns), 0.9 + (0.85 + 0.62 * len(lengths)) * len(rows))
     figure = figure_class(figsize=size, layout="constrained")
     panels = figure.subplots(len(rows), len(columns), squeeze=False)

@@ -1,16 +1,16 @@
 """Table 3 and figure 2 of the paper, measured here: `python run.py benchmark`.
 
-Time and peak memory of layers against n and k: the Linformer's (`linformer`), the Transformer's with softmax written out as
-in the paper (`written-out`), and on fused attention (`fused`: what torch picks on a CPU, every kernel it has on a GPU). All
-have the same shape and weights, take hidden states of --tokens tokens, and have no dropout. Each round times every model once,
-in rotating order; a ratio is the median of the rounds' ratios. Running out of memory or over the time limit
-is a result, too. Memory is the peak of a pass above weights and input, in a process of its own on a CPU. The largest batch
-that fits, on a GPU, is what the paper's "memory saved" compares. Weights and activations are cast to --precision, without
-autocast; float32 is without TF32. Beside the ratios of time are the paper's, and those of the operation counts: what the
-Linformer would gain if every operation took the same time. Softmax does not count there, so more can be gained against
-written-out attention. A backward pass counts as twice its forward pass.
+Time and peak memory of layers against n and k: the Linformer's (`linformer`), the Transformer's with unfused softmax as in the
+paper (`written-out`), and with fused attention (`fused`: what torch picks on a CPU, every kernel it has on a GPU). All have the
+same shape and weights, take hidden states of --tokens tokens, and have no dropout. Each round times every model once, in
+rotating order; a ratio is the median of the rounds' ratios. Running out of memory or over the time limit is a result, too.
+Memory is the peak of a pass above weights and input, on a CPU in its own process. The largest batch that fits, on a GPU, is
+what the paper's "memory saved" compares. Weights and activations are cast to --precision, without autocast; float32 is without
+TF32. Next to the ratios of time are the paper's, and those of the operation counts: what the Linformer would gain if every
+operation took the same time. Softmax is not counted there, so the gain over written-out attention can be larger. A backward
+pass counts as twice its forward pass.
 
-The folder gets benchmark.json (rewritten after every cell: the same command continues where it stopped), benchmark.md,
+Written to the folder: benchmark.json (rewritten after every cell: the same command continues where it stopped), benchmark.md,
 figure2.png, table3.png, and the same for TensorBoard.
 
     python run.py benchmark --lengths 512 1024 2048 --projection_dims 128 256
@@ -67,7 +67,7 @@ SETTINGS = {
     "output": output("runs/benchmark"),
     "overwrite": Setting(FLAG, "start anew; else finished cells are not measured again", False),
 }
-DEFAULTS = {  # where it depends on the device: (CPU, GPU)
+DEFAULTS = {  # that depend on the device: (CPU, GPU)
     "lengths": ([512, 1024, 2048, 4096], [512 << i for i in range(8)]),
     "projection_dims": ([128, 256], [128 << i for i in range(5)]),
     "tokens": (8192, 65536),

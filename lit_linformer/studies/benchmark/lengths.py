@@ -1,10 +1,10 @@
-"""What texts of unequal lengths cost: batches as fine-tuning and `predict` make them, beside full rows with as many tokens.
+"""The cost of unequal text lengths: batches as fine-tuning and `predict` make them, against full rows with as many tokens.
 
-Rows of about the same length stand together in a batch, and the rest of each is pads. Each batch takes turns with two others
-that have none: as many rows, all of the mean length, and rows of n tokens (--length). Training steps, and forward passes of the
-validation split. Tokens are real ones, pads left out. --whole names a model of a longer n (`convert --max_length`), which reads
-the same texts whole, beside --windows of the other one. Memory is the most that a pass of the batch with most tokens adds to
-what weights and optimiser take. Writes lengths.json.
+A batch holds rows of about the same length, and is padded. It takes turns with two batches without padding: the same number of
+rows, all of the mean length, and rows of n tokens (--length). Training steps, and forward passes of the validation split, are
+timed. Only real tokens are counted. --whole names a model with a longer n (`convert --max_length`), which reads the same texts
+whole, against --windows of the other one. Memory is the peak that a pass of the batch with the most tokens adds to weights and
+optimiser. Writes lengths.json.
 
     OMP_NUM_THREADS=1 python run.py benchmark --what lengths --task SST-2 --source glue/ --clock cpu --threads 1
     python run.py benchmark --what lengths --task IMDB --source aclImdb/ --windows 8 --whole runs/imdb-4096 --batch_size 8
@@ -113,7 +113,7 @@ def logits(net: Any, batch: dict[str, Any]) -> Any:
 
 
 def beside(batch: dict[str, Any], longest: int) -> tuple[dict[str, Any], ...]:
-    """The batch, and with its tokens as many rows of the mean length, and rows of n tokens, at least one."""
+    """The batch, and its tokens in as many rows of the mean length, and in rows of n tokens, at least one."""
     import torch
 
     ids, mask = batch["input_ids"], batch.get("attention_mask")
@@ -153,7 +153,7 @@ def passes(net: Any, settings: dict[str, Any], training: bool) -> Callable[[dict
 
 
 def measured(runs: dict[str, Callable], batches: list[dict[str, dict]], settings: dict[str, Any]) -> dict[str, Any]:
-    """Tokens/s of each kind, ratios and memory, of rounds in which kinds take turns at each batch."""
+    """Tokens/s of each kind, ratios and memory, from rounds in which the kinds take turns at each batch."""
     from lit_linformer.studies.benchmark.passes import peak_memory
     from lit_linformer.studies.benchmark.steps import now
 
@@ -172,7 +172,7 @@ def measured(runs: dict[str, Callable], batches: list[dict[str, dict]], settings
     del rounds[0]
     longest = max(batches, key=lambda batch: batch[OWN]["input_ids"].numel())
     memory = {kind: peak_memory(lambda kind=kind: runs[kind](longest[kind]), settings["device"]) for kind in kinds}
-    # Texts read whole have fewer tokens, since windows overlap: there as many texts a second are compared.
+    # Texts read whole have fewer tokens, since windows overlap: there texts per second are compared.
     alike = {kind: 1.0 if kind == WHOLE else tokens[OWN] / tokens[kind] for kind in kinds if kind != OWN}
     return {
         "real_tokens": tokens[OWN] / sum(batch[OWN]["input_ids"].numel() for batch in batches),

@@ -1,4 +1,4 @@
-"""What `fit` costs: a training step by Lightning and this project's data beside the same model in a bare PyTorch loop.
+"""The overhead of `fit`: a training step with Lightning and this project's data, against the model in a bare PyTorch loop.
 
 Both train the model of --config on the same batches. The bare loop has its batches ready in memory: its step is model, loss,
 backward, clipping and AdamW. They take turns in one process; the first steps of each turn are not counted. Writes loop.json.

@@ -47,7 +47,7 @@ class Layers(nn.Module):
         super().__init__()
         self.backend = backend
         self.config, self.E = config, config.attention_kind.shared(config)
-        self.register_buffer("ids", torch.randint(0, 8192, (1, config.max_length)), persistent=False)  # of a text of such words
+        self.register_buffer("ids", torch.randint(0, 8192, (1, config.max_length)), persistent=False)  # for one that reads ids
         self.layers = nn.ModuleList(EncoderLayer(config, index) for index in range(config.num_layers))
         if written_out:
             for layer in self.layers:
@@ -64,10 +64,10 @@ class Layers(nn.Module):
 
 
 def kind_settings(word: str) -> dict[str, Any]:
-    """An attention and its settings in one word, as --models takes it, as EncoderConfig's settings.
+    """EncoderConfig's settings from one word of --models, which names an attention and its settings.
 
-    NAME or NAME:SETTING=VALUE+…, as window:window=64+projection=dynamic. A SETTING is one of EncoderConfig's, or of
-    attention_options, or projection_options.SETTING. ValueError for another form.
+    NAME or NAME:SETTING=VALUE+…, such as window:window=64+projection=dynamic. A SETTING is one of EncoderConfig's, or of
+    attention_options, or projection_options.SETTING. ValueError for any other form.
     """
     name, _, rest = word.partition(":")
     known, found = {field.name for field in fields(EncoderConfig)}, {"attention": name}
@@ -88,7 +88,7 @@ def kind_settings(word: str) -> dict[str, Any]:
 
 
 def encoder_config(name: str, settings: dict[str, Any], n: int) -> EncoderConfig:
-    """The shape that the settings describe, of a model that `build` knows."""
+    """The config of a model that `build` knows, in the shape that the settings describe."""
     kind, _, k = name.partition(" ")
     attention = {**dict.fromkeys(TRANSFORMERS, "full"), "peer": "linformer"}.get(kind, kind)
     shape = ("hidden_size", "num_layers", "num_heads", "intermediate_size", "sharing", "order", "projection", "local_width")
@@ -97,11 +97,11 @@ def encoder_config(name: str, settings: dict[str, Any], n: int) -> EncoderConfig
 
 
 def operations(name: str, settings: dict[str, Any], n: int) -> float | None:
-    """Floating-point operations a token and layer of a model's forward pass, matrix products only; None if it counts none.
+    """Operations per token and layer of a model's forward pass, matrix products only; None if its attention counts none.
 
     The mean of the layers, which may differ (lookup's do). With a feed-forward of 4 D: 24 D² + 4 n D for the Transformer;
     24 D² + 8 k D for project first; 20 D² + 6 k D + 4 D² k/n for compress first with E = F (the last term, W_K and W_V of the k
-    slots, vanishes with k/n); 2 k D more with an F.
+    slots, vanishes with k/n); 2 k D more with a separate F.
     """
     with torch.device("meta"):  # for its formulas alone
         flops = forward_flops(Encoder(encoder_config(name, settings, n)), n)
@@ -134,7 +134,7 @@ def build(name: str, settings: dict[str, Any], n: int, weights: dict[str, Tensor
                 model.load_state_dict(fitting, strict=False, assign=True)
     model = model.to(DTYPES[settings["precision"]]).eval()
     if settings["compile"]:
-        # One code object for all models: without more room the ninth would silently run uncompiled.
+        # All models share one code object: at the default recompilation limit the ninth would silently run uncompiled.
         compat.many_recompilations()
         model.compile(dynamic=False)
     return model

@@ -1,4 +1,4 @@
-"""What DistributedDataParallel costs: P processes that train together beside P that train alone, at the same time.
+"""The overhead of DistributedDataParallel: P processes that train together, against P that train alone at the same time.
 
 Both do the same work on the same cores or GPUs, and share the machine in the same way: the difference is exchanging
 gradients and waiting for the slowest. Runs of `fit` take turns; each reports its tokens/s after the first steps. Writes

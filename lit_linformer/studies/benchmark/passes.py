@@ -27,7 +27,7 @@ def make_input(settings: dict[str, Any], batch: int, n: int, backward: bool) -> 
 
 
 def run(model: nn.Module, x: Tensor) -> None:
-    """Forward; and backward, down to the input, where the input wants a gradient."""
+    """Forward pass, and backward down to the input if the input requires a gradient."""
     if x.requires_grad:
         model(x).backward(x.detach())
     else:
@@ -52,16 +52,16 @@ def timed(model: nn.Module, x: Tensor) -> float:
         wait()
         seconds = time.perf_counter() - start
         forget(model, x)
-        # If the models together fill the GPU, a pass may have to ask the driver for memory: then it is repeated.
+        # If the models together fill the GPU, a pass may have to ask the driver for memory; it is then repeated.
         if not x.is_cuda or torch.cuda.memory_stats().get("num_device_alloc", 0) == allocated:
             break
     return seconds
 
 
 def peak_memory(action: Callable[[], Any], device: str = "cpu") -> int:
-    """Bytes above what was allocated before, at the highest point of ``action``.
+    """The peak of memory during ``action``, in bytes above what was allocated before.
 
-    On a GPU of torch's allocator; on a CPU of the process's resident size, where freed memory that malloc kept counts as used.
+    On a GPU in torch's allocator; on a CPU the process's resident size, where freed memory that malloc kept counts as used.
     """
     gc.collect()
     if device != "cpu":
@@ -71,13 +71,13 @@ def peak_memory(action: Callable[[], Any], device: str = "cpu") -> int:
         action()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
-    give_memory_back()  # or action would use again, unseen, what is free
+    give_memory_back()  # otherwise action would reuse free memory, unseen
     try:
         before = process_memory("VmRSS")
-        Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew from here
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
         action()
         return process_memory("VmHWM") - before
-    except OSError:  # no such /proc: what the peak grew by, which is less where it was higher once before
+    except OSError:  # no such /proc: the growth of the peak, too small if memory was higher before
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         action()
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
@@ -103,8 +103,8 @@ def measure_memory(job: Job, names: list[str], reporter: Reporter) -> None:
     def peak(name: str) -> tuple[int, int]:
         model = build(name, job.settings, job.n)
         x = make_input(job.settings, job.batch, job.n, job.backward)
-        # A pass over a few tokens loads the kernels and their workspace, which are not the model's memory; of what is compiled
-        # it takes the same shape, for another would be compiled anew.
+        # A pass over a few tokens loads the kernels and their workspace, which are not the model's memory. A compiled model
+        # gets the same shape, since another would be compiled anew.
         few = (x if job.settings["compile"] else x[:1, :8]).detach().requires_grad_(job.backward)
         run(model, few)
         forget(model, few)
@@ -167,7 +167,7 @@ def largest(fits: Callable[[int], bool], bound: int, seconds: float) -> int:
 
 
 def measure_speed(job: Job, names: list[str], reporter: Reporter) -> None:
-    """Seconds of a pass of one model, after a first one that warms up; for the estimate."""
+    """Seconds of one model's pass, after a warm-up pass; for the estimate."""
     model, x = build(names[0], job.settings, job.n), make_input(job.settings, 1, job.n, False)
     if reporter.attempt(names[0], lambda: timed(model, x)):
         reporter.ended(names[0], status="ok", seconds=timed(model, x))

@@ -30,7 +30,7 @@ class Job:
     """What is measured.
 
     Args:
-        measurement: (job, models, reporter) → None; a module's function, since the other process imports it.
+        measurement: (job, models, reporter) → None; a module-level function, since the other process imports it.
         settings: the command's: cell_seconds, device and threads are read here.
         backward, n, batch: of a pass through layers.
     """
@@ -51,13 +51,13 @@ def _failed(reason: str) -> dict[str, str]:
 
 
 class Reporter:
-    """Runs in the measuring process: reports to its parent which model is at work, and the result."""
+    """Runs in the measuring process: reports to its parent which model is running, and the result."""
 
     def __init__(self, send: Callable[[tuple], None]):
         self.send = send
 
     def attempt(self, name: str, action: Callable[[], Any]) -> Any:
-        """What ``action`` returns, or None after out of memory; any other error of torch's ends the process."""
+        """What ``action`` returns, or None if memory runs out; any other torch error ends the process."""
         self.send(("began", name))
         try:
             value = action()
@@ -84,7 +84,7 @@ def take_turns(passes: dict[str, Callable[[], float]], job: Job, reporter: Repor
     """Rounds of passes, each of which returns the seconds it took; results without the first, warm-up rounds."""
     seconds: dict[str, list[float]] = {name: [] for name in passes}
     warmup, rounds, limit = (job.settings[key] for key in ("warmup", "rounds", "cell_seconds"))
-    steps = job.settings.get("steps", 1)  # in a pass, which then tells the seconds of one
+    steps = job.settings.get("steps", 1)  # per pass, which then returns the seconds of one step
     for turn in range(warmup + rounds):
         order = list(passes)
         for name in order[turn % len(order) :] + order[: turn % len(order)] if order else []:
@@ -103,9 +103,9 @@ def take_turns(passes: dict[str, Callable[[], float]], job: Job, reporter: Repor
 
 
 def measure(job: Job, names: list[str], alone: bool = False) -> dict[str, dict[str, Any]]:
-    """{model: {"status": ok | OOM | over limit | failed, …}}; whatever ends a process costs the other models only a new start.
+    """{model: {"status": ok | OOM | over limit | failed, …}}; if a process ends, the other models only need a new one.
 
-    ``alone``: each model in a process of its own.
+    ``alone``: each model in its own process.
     """
     results: dict[str, dict[str, Any]] = {}
     for group in [[name] for name in names] if alone else [names]:
@@ -172,6 +172,6 @@ def _work(pipe: Any, job: Job, names: list[str]) -> None:
 
 
 def _end_with_parent() -> None:
-    """A killed parent cannot end this process, whose pass may take minutes."""
+    """Ends this process, whose pass may take minutes, if its parent is killed."""
     multiprocessing.parent_process().join()
     os._exit(1)

@@ -1,7 +1,7 @@
 """The training steps that `benchmark --what training` compares: forward, loss, backward, clipping and fused AdamW.
 
 lookup is the recommended model (README, "Which Linformer"), linformer and transformer the same with other attention,
-linformer-paper the paper's. roberta is RobertaForMaskedLM of the package `transformers`, on sdpa: it computes logits at all
+linformer-paper the paper's. roberta is RobertaForMaskedLM of the package `transformers`, with sdpa: it computes logits at all
 tokens, as that package does. linformer-lightning and roberta-trainer are the same models, trained by this project's
 LightningModule under Lightning's Trainer and by transformers' Trainer, data and loop included.
 
@@ -64,7 +64,7 @@ def check(name: str, settings: dict[str, Any]) -> None:
 
 
 def step_flops(name: str, settings: dict[str, Any]) -> int | None:
-    """Operations that one training step of the model needs; None for RoBERTa, which computes others."""
+    """Operations that one training step of the model needs; None for RoBERTa, whose operations differ."""
     kind, n = split(name)
     if kind.startswith("roberta"):
         return None
@@ -90,7 +90,7 @@ def make_batch(settings: dict[str, Any], n: int, seed: int) -> dict[str, Tensor]
 
 
 def build_step(name: str, settings: dict[str, Any]) -> Callable[[], float]:
-    """Of "KIND N": a function that trains for settings["steps"] steps and returns the seconds of one."""
+    """For "KIND N", a function that trains for settings["steps"] steps and returns the seconds of one."""
     kind, n = split(name)
     torch.manual_seed(0)
     if kind == "linformer-lightning":
@@ -173,7 +173,7 @@ def _for_transformers(batch: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 class Clock:
-    """Seconds per step of a loop, from the end of the last step that warms up to the end of the last one."""
+    """Seconds per step of a loop, from the end of the last warm-up step to the end of the last step."""
 
     def __init__(self, settings: dict[str, Any]):
         self.settings, self.steps, self.seen, self.begun, self.seconds = settings, settings["steps"], 0, 0.0, 0.0
@@ -222,7 +222,7 @@ def _by_lightning(settings: dict[str, Any], n: int) -> Callable[[], float]:
 
 
 def _by_transformers(settings: dict[str, Any], n: int) -> Callable[[], float]:
-    """In its fastest setup, at this precision, compiled or not: fused AdamW, sdpa, pinned memory, no logging."""
+    """Its Trainer in the fastest setup, at this precision, compiled or not: fused AdamW, sdpa, pinned memory, no logging."""
     from transformers import Trainer, TrainerCallback, TrainingArguments, default_data_collator
 
     model = _roberta(settings, n)

@@ -42,11 +42,11 @@ def fill(settings: dict[str, Any], by_device: dict[str, tuple[Any, Any]]) -> dic
 def begin(
     what: str, doc: str, known: dict[str, Setting], argv: list[str], file: str, **by_device: tuple[Any, Any]
 ) -> dict[str, Any]:
-    """A subject's settings, as `fill` has them; ValueError for a bad one, and where its file is none of a benchmark's."""
+    """A subject's settings, completed by `fill`; ValueError for a bad one, or if its file exists and is not a benchmark's."""
     settings = parse(f"benchmark --what {what}", doc, known, argv)
     if "device" in settings:
         settings = fill(settings, by_device)
-    # The processor's time would not be that of the work.
+    # Otherwise the process's CPU time is not the time of the work.
     if settings.get("clock") == "cpu" and (settings["device"] != "cpu" or settings["threads"] > 1):
         raise UserError("clock is cpu", "wall, or a CPU with threads = 1")
     check_own(Path(settings["output"]), [f"{file}.json"], f"{file}.json", "benchmark")

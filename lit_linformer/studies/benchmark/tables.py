@@ -9,9 +9,9 @@ from lit_linformer.utils.markdown import aligned
 
 VALUES = {"time": "median", "memory": "bytes", "largest_batch": "batch"}
 SAVED = {"time": "Time saved", "memory": "Memory saved (peak)", "largest_batch": "Memory saved (largest batch)"}
-UNITS = {"time": ("ms", 1e3), "memory": ("MiB", 2**-20), "largest_batch": ("sequences", 1)}  # and what to multiply with
+UNITS = {"time": ("ms", 1e3), "memory": ("MiB", 2**-20), "largest_batch": ("sequences", 1)}  # and the factor
 BASELINES = {"written-out": "written-out attention", "fused": "fused attention", "peer": "the package `linformer`"}
-OURS = "linformer"  # what the paper's numbers are of
+OURS = "linformer"  # the model that the paper's numbers are of
 
 
 def compared(names: Iterable[str]) -> list[str]:
@@ -21,12 +21,12 @@ def compared(names: Iterable[str]) -> list[str]:
 
 
 def _of_kind(kind: str, names: Iterable[str]) -> list[str]:
-    """Those that begin with that word: a model of one's own may be called fused_ideas.Fast."""
+    """Names whose first word is ``kind``: a user's own model may be called fused_ideas.Fast."""
     return [name for name in names if name.partition(" ")[0] == kind]
 
 
 def column(name: str) -> str:
-    """Its heading: k = 128 for the Linformer."""
+    """A model's column heading: k = 128 for the Linformer."""
     kind, _, k = name.partition(" ")
     return f"k = {k}" if kind == OURS else f"{kind}, k = {k}" if k else kind
 
@@ -67,7 +67,7 @@ def _middle(values: list[float]) -> tuple[float, list[float]]:
 
 
 def _best(cell: dict[str, Any], baseline: str, k: str) -> str | None:
-    """The model that represents a baseline: of several fused kernels the best that worked."""
+    """The model that represents a baseline: the best of several fused kernels that worked."""
     names = [name for name in _of_kind(baseline, cell["models"]) if baseline != "peer" or name == f"peer {k}"]
     value = VALUES[cell["kind"]]
     worked = [name for name in names if cell["models"][name]["status"] == "ok"]
@@ -84,18 +84,18 @@ def _ratio(kind: str, ours: dict[str, Any], other: dict[str, Any]) -> dict[str, 
     if kind == "memory":
         # Less than a page of difference is no measurement.
         return {"ratio": other["bytes"] / ours["bytes"] if ours["bytes"] > 0 and other["bytes"] > 0 else None}
-    # At the bound our batch could be larger, so the ratio is a lower limit; the baseline's at the bound leaves nothing to say.
+    # If our batch is at the bound, the ratio is a lower limit; if the baseline's is, nothing is known.
     return {"ratio": None if other["at_bound"] else ours["batch"] / other["batch"], "at_least": ours["at_bound"]}
 
 
 def digits(value: float) -> str:
-    """Three significant digits, or all before the point."""
+    """Three significant digits, or all digits before the decimal point."""
     decimals = 0 if value >= 99.95 else 1 if value >= 9.995 else 2 if value >= 0.9995 else 3
     return f"{value:,.{decimals}f}"
 
 
 def _value(kind: str, entry: dict[str, Any], spread: bool = False) -> str:
-    """What stands in a table for one model."""
+    """One model's entry in a table."""
     if entry["status"] != "ok":
         return entry["status"]
     if kind == "memory":
@@ -155,7 +155,7 @@ def markdown(data: dict[str, Any]) -> str:
 
 
 def _tables(kind: str, direction: str, cells: list[dict[str, Any]], settings: dict[str, Any]) -> list[str]:
-    """The values, then the ratios against each baseline, with the paper's and those that operation counts allow below."""
+    """The values, then the ratios against each baseline, with the paper's and those of operation counts below."""
     title = {
         "time": f"Time, {direction}: ms a batch of {settings['tokens']:,} tokens, median (quartiles) of {settings['rounds']}",
         "memory": f"Peak memory, {direction}: MiB above weights and input, batch of {settings['tokens']:,} tokens",
@@ -187,7 +187,7 @@ def _tables(kind: str, direction: str, cells: list[dict[str, Any]], settings: di
 
 
 def ratio_text(cell: dict[str, Any], name: str, baseline: str, spread: bool = False) -> str:
-    """One ratio, or why there is none; nothing where the cell has no such model."""
+    """One ratio, or why there is none; "" if the cell has no such model."""
     if name not in cell["models"]:
         return ""
     if cell["models"][name]["status"] != "ok":

@@ -1,9 +1,9 @@
-"""Training steps: tokens/s of this project's models beside RoBERTa's: `python run.py benchmark --what training`.
+"""Training steps: tokens/s of this project's models against RoBERTa's: `python run.py benchmark --what training`.
 
 All have the same shape, batch, masking rate, dropout and optimiser (studies/benchmark/steps.py says which model is which). They
-take turns in one process, so that a slow moment hits all alike; a ratio is the median of the rounds' ratios. Where the package
-`transformers` is not installed its models are left out. --scaling are further lengths for the Linformer alone, with the same
-number of tokens a step. The folder gets training.json.
+take turns in one process, so that a slow moment hits all alike; a ratio is the median of the rounds' ratios. If the package
+`transformers` is not installed, its models are left out. --scaling gives further lengths for the Linformer alone, with the same
+number of tokens per step. Writes training.json.
 
     python run.py benchmark --what training --hidden_size 256 --num_layers 4 --tokens 2048
     python run.py benchmark --what training --device cuda --precision bf16 --compile true --scaling 8192

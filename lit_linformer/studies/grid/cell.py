@@ -12,14 +12,14 @@ from lit_linformer.studies.grid.measures import Measure
 from lit_linformer.utils.arguments import check_choice
 from lit_linformer.utils.errors import SettingError
 
-PRETRAINED, CONVERTED = "-pretraining", "-converted"  # behind a cell's name: what came before it
+PRETRAINED, CONVERTED = "-pretraining", "-converted"  # suffixes to a cell's name, for what comes before it
 
 
 @dataclass
 class Cell:
     """One run: its value on each axis, and the arguments of its `fit`.
 
-    pretraining: the run whose weights it begins with; conversion: the arguments of the `convert` between the two, if any.
+    pretraining: the run whose weights it starts from; conversion: the arguments of the `convert` between the two, if any.
     """
 
     values: dict[str, str]
@@ -44,7 +44,7 @@ class Cell:
 
     @property
     def tested(self) -> bool:
-        """Whether the table shows what `test` finds."""
+        """Whether the table shows a result of `test`."""
         return of_split(self.metric, "test")
 
     @property
@@ -69,14 +69,14 @@ class Cell:
         return [*before, fit, *tests]
 
     def _is_converted(self, pretraining: "Cell") -> bool:
-        """Whether the conversion is of the pretraining as it is: that may have been deleted and run again since."""
+        """Whether the conversion is of the current pretraining, which may have been deleted and run again since."""
         with contextlib.suppress(OSError):
             made, of = (path.stat().st_mtime for path in (self.converted / CONVERSION, pretraining.run_dir / RESULT))
             return made >= of
         return False
 
     def parts(self) -> list[tuple[str, list[str], Path]]:
-        """What it is made of, its arguments and folder, in their order."""
+        """Its parts, in order: what each is, its arguments and its folder."""
         of = []
         if self.pretraining:
             of.append(("its pretraining", self.pretraining.fit, self.pretraining.run_dir))
@@ -85,7 +85,7 @@ class Cell:
         return [*of, ("it", self.fit, self.run_dir)]
 
     def value(self) -> float | None:
-        """The table's value, at the best validation where that was recorded; None while unfinished."""
+        """The table's value, at the best validation if that was recorded; None while unfinished."""
         if self.left():
             return None
         run = RunRecord(self.run_dir)
@@ -100,7 +100,7 @@ class Cell:
 
 @dataclass
 class Grid:
-    """What a grid file says, checked."""
+    """A grid file, read and checked."""
 
     name: str
     axes: dict[str, dict[str, str]]
@@ -115,12 +115,12 @@ class Grid:
 
     @property
     def begun(self) -> list[str]:
-        """The rows of which a cell was ever started; all of them before the first one is."""
+        """Rows with a cell that was ever started; all rows before the first cell is."""
         rows = dict.fromkeys(cell.values[self.rows] for cell in self.cells if cell.begun)
         return [row for row in self.axes[self.rows] if row in rows or not rows]
 
     def select(self, only: list[str]) -> list[Cell]:
-        """The cells that ``--only AXIS=VALUE …`` leaves."""
+        """The cells that ``--only AXIS=VALUE …`` selects."""
         chosen: dict[str, list[str]] = {}
         for word in only:
             axis, _, value = word.partition("=")

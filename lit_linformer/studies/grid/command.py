@@ -1,10 +1,10 @@
 """A grid of runs and the table that they make: `python run.py grid --config conf/paper/table2.yaml`.
 
-Each cell is a run NAME/SLUG of `fit`, then of `test` where the table shows a test/… value, in a process of its own. It is
-finished when fit has written result.json (test: test.json), so the same command continues where the last one stopped, and
-makes the table when nothing is left to run. A cell whose value stands under `pretraining`, on each axis that is named there,
-has a `fit` of those words before, in the place of the axes', as run NAME/SLUG-pretraining, and its weights; with `convert`
-they pass through a `convert` of those words first, as NAME/SLUG-converted. The grid file:
+Each cell is a run NAME/SLUG of `fit`, then of `test` if the table shows a test/… value, in its own process. It is finished when
+fit has written result.json (test: test.json), so the same command continues where the last one stopped, and makes the table
+when nothing is left to run. If `pretraining` lists a cell's value on each axis that it names, a `fit` with these arguments
+instead of the axes' runs first, as NAME/SLUG-pretraining, and the cell starts from its weights; with `convert` these first pass
+through a `convert` with those arguments, as NAME/SLUG-converted. The grid file:
 
     name: table2                              # results go to runs/table2/
     arguments: --trainer.precision bf16-mixed # of every cell; the axes override them, --arguments overrides the axes
@@ -57,7 +57,7 @@ def main(argv: list[str]) -> None:
                 print(" && ".join(shlex.join([*run_command(), *_as_a_job(words)]) for words in left))
         return
     command = command_line(["grid", *argv])
-    write_table(grid, command)  # by this file `report` knows a grid, be it at work
+    write_table(grid, command)  # so that `report` recognises the grid even while it runs
     try:
         failed = until_stopped(lambda: run_cells(cells, given["jobs"]))
     finally:
@@ -72,5 +72,5 @@ def main(argv: list[str]) -> None:
 
 
 def _as_a_job(words: list[str]) -> list[str]:
-    """That the same line goes on, when a cluster starts the job again."""
+    """Makes the same line resume when a cluster restarts the job."""
     return words if words[0] != "fit" or "--ckpt_path" in words else [*words, "--ckpt_path", "auto"]

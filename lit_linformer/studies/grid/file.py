@@ -1,4 +1,4 @@
-"""What a grid file says, checked; command.py describes the format."""
+"""Reads and checks a grid file; command.py describes the format."""
 
 import itertools
 import re
@@ -78,7 +78,7 @@ def read_grid(path: Path, name: str | None = None, arguments: str = "") -> Grid:
 def _cells(
     name: str, words: dict, before: dict, conversion: list[str], common: tuple, last: tuple, skip: list[dict], metric: Any
 ) -> list[Cell]:
-    """The product of the axes, each with what is to run before it."""
+    """The product of the axes, each cell with what has to run before it."""
     cells: dict[str, Cell] = {}
     for keys in itertools.product(*words.values()):
         values = dict(zip(words, keys, strict=True))
@@ -108,7 +108,7 @@ def _cells(
 
 
 def _fit(parts: list[tuple[list[str], list[str]]], name: str) -> list[str]:
-    """Pieces of command line as one. A --config after a setting would override it, hence all of them go first."""
+    """Joins pieces of a command line. A --config after a setting would override it, so all of them go first."""
     configs, others = ([word for part in parts for word in part[place]] for place in (0, 1))
     return ["fit", *configs, *others, "--name", name]
 
@@ -132,7 +132,7 @@ def _mapping(value: Any, where: str, allowed: Any = None, kind: str = "key", emp
 
 
 def split_words(where: str, text: Any) -> tuple[list[str], list[str]]:
-    """Splits a piece of command line into its --config files and the other words."""
+    """Splits a piece of a command line into its --config files and the other words."""
     try:
         if not isinstance(text, str):
             raise ValueError("no text")

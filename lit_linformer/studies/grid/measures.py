@@ -1,4 +1,4 @@
-"""What a grid tells of its runs beside the table's value: numbers out of the files that they leave in their folders."""
+"""What a grid shows of its runs besides the table's value: numbers from the files in their folders."""
 
 import contextlib
 import csv
@@ -16,12 +16,12 @@ from lit_linformer.utils.files import read_json, value_at
 
 @dataclass
 class Measure:
-    """A number of a run: in a JSON file by its keys, in a CSV file by its column, of the last row that is asked for.
+    """A number of a run: in a JSON file by its keys, or in a CSV file by its column, from the last matching row.
 
     Args:
         file: in the run's folder.
         value: keys, as throughput.tokens_per_second; or the column.
-        where: {column: value} of the row.
+        where: {column: value} that the row must have.
     """
 
     file: str
@@ -30,7 +30,7 @@ class Measure:
 
     @classmethod
     def parse(cls, name: str, text: Any) -> "Measure":
-        """Of a line of the grid file: FILE VALUE [COLUMN=VALUE …]."""
+        """Parses a line of the grid file: FILE VALUE [COLUMN=VALUE …]."""
         words: list[str] = []
         with contextlib.suppress(ValueError):  # a quote that is not closed
             words = shlex.split(text) if isinstance(text, str) else []
@@ -46,7 +46,7 @@ class Measure:
         return cls(words[0], words[1], {column: value for column, _, value in rows})
 
     def read(self, run_dir: Path) -> float | None:
-        """None where there is no such number."""
+        """The number, or None if there is none."""
         path = run_dir / self.file
         found = value_at(read_json(path), self.value.split(".")) if path.suffix == ".json" else self._in_csv(path)
         return float(found) if isinstance(found, int | float) else None
@@ -59,7 +59,7 @@ class Measure:
 
 
 def medians(measures: dict[str, Measure], run_dirs: list[Path]) -> dict[str, float | None]:
-    """Of each measure, over the runs that have it."""
+    """The median of each measure, over the runs that have it."""
     found = {}
     for name, measure in measures.items():
         values = [value for run_dir in run_dirs if (value := measure.read(run_dir)) is not None]
@@ -68,13 +68,13 @@ def medians(measures: dict[str, Measure], run_dirs: list[Path]) -> dict[str, flo
 
 
 def median(values: Iterable[float]) -> float:
-    """NaN if any value is NaN, which cannot be ordered."""
+    """The median; NaN if any value is NaN, which cannot be ordered."""
     values = list(values)
     return math.nan if any(map(math.isnan, values)) else statistics.median(values)
 
 
 def shown(value: float | None) -> str:
-    """Four digits, larger numbers whole."""
+    """A number with four digits; larger ones as whole numbers."""
     return "–" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 

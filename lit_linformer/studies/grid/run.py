@@ -37,10 +37,10 @@ class RunningCell:
         self.gpus: str | None = None  # which ones it sees; None: all
 
     def start(self, left: list[list[str]]) -> None:
-        """Starts the first of the commands that are left, in its own session: Ctrl-C reaches the grid alone, which stops it."""
+        """Starts the first of the commands that are left, in its own session: Ctrl-C reaches only the grid, which stops it."""
         words, self.left = left[0], len(left)
         if words[0] == "fit":
-            (self.cell.run_dir / TEST).unlink(missing_ok=True)  # of the weights before
+            (self.cell.run_dir / TEST).unlink(missing_ok=True)  # it is of the previous weights
         self.words = words
         command = [*run_command(), *words]
         self.log.write(f"$ {shlex.join(command)}\n".encode())
@@ -67,7 +67,7 @@ class RunningCell:
 
 
 def until_stopped(run: Callable[[], Any]) -> Any:
-    """Calls ``run``, which Ctrl-C, a closed terminal and a cluster's SIGTERM stop alike."""
+    """Calls ``run``, so that Ctrl-C, a closed terminal and a cluster's SIGTERM stop it alike."""
 
     def stop(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -100,7 +100,7 @@ def run_cells(cells: list[Cell], jobs: int = 1) -> list[Cell]:
         if job.cell.left():
             print(f"{job.label}: failed ({time.monotonic() - job.began:.0f} s): {job.error()}", flush=True)
             failed.append(job.cell)
-        else:  # by another grid, where it was never started here
+        else:  # finished by another grid, if it was never started here
             _report(job.cell, job.label, time.monotonic() - job.began if job.process else None, failed)
 
     run_jobs((job for cell, label in queue if (job := _claim(cell, label))), jobs, ended)
@@ -113,13 +113,13 @@ def run_jobs(
     ended: Callable[[RunningCell], None],
     watch: Callable[[RunningCell], None] = lambda job: None,
 ) -> None:
-    """Runs what is to be done, each cell to its end, and stops it all when interrupted.
+    """Runs all jobs, each cell to its end, and stops them when interrupted.
 
     Args:
-        todo: the next cell, asked for when there is room for one; None: none now, perhaps later.
-        jobs: so many at a time. The GPUs of the machine are divided among them.
-        ended: called with each that has ended, finished or not.
-        watch: called with each that is running, again and again.
+        todo: gives the next cell when there is room for one; None: none now, perhaps later.
+        jobs: how many run at a time. The GPUs of the machine are divided among them.
+        ended: called with each cell that has ended, finished or not.
+        watch: called repeatedly with each running cell.
     """
     running: list[RunningCell] = []
     free = gpu_shares(jobs)
@@ -157,9 +157,9 @@ def run_jobs(
 
 
 def gpu_shares(jobs: int) -> list[str | None]:
-    """What CUDA_VISIBLE_DEVICES is for each of ``jobs`` runs at a time: an even share of the GPUs that are visible here.
+    """CUDA_VISIBLE_DEVICES for each of ``jobs`` simultaneous runs: an even share of the GPUs that are visible here.
 
-    None: as it is, for one run at a time, and where there are not several GPUs. With fewer GPUs than jobs, jobs share them.
+    None: unchanged, for one run at a time, or without several GPUs. If there are fewer GPUs than jobs, jobs share them.
     """
     if jobs == 1:
         return [None]

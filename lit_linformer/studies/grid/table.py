@@ -14,7 +14,7 @@ from lit_linformer.utils.errors import UserError
 from lit_linformer.utils.files import write_json, write_text
 from lit_linformer.utils.markdown import of_words
 
-OF_CELLS = ("run", "metric", "value")  # what table.json has of each cell, beside its place on the axes
+OF_CELLS = ("run", "metric", "value")  # keys of each cell in table.json, besides the axes
 
 
 def summary(grid: Grid) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def summary(grid: Grid) -> dict[str, Any]:
     measured = []
     for (row, column), here in places.items():
         done = [value for _, value in here if value is not None]
-        if any(map(math.isnan, done)):  # has no place in an order
+        if any(map(math.isnan, done)):  # NaN cannot be ordered
             done = [math.nan] * len(done)
         if done:
             found = {"median": measures.median(done), "min": min(done), "max": max(done)}
@@ -51,12 +51,12 @@ def summary(grid: Grid) -> dict[str, Any]:
 
 
 def _average(grid: Grid, numbers: list[float]) -> float | None:
-    """Over all columns or none: averages over fewer are not comparable."""
+    """The average over all columns, or None: averages over fewer are not comparable."""
     return statistics.fmean(numbers) if len(numbers) == len(grid.axes[grid.columns]) else None
 
 
 def markdown(grid: Grid, table: dict[str, Any]) -> str:
-    """The table as aligned Markdown, which is what the terminal shows too, of the rows that were begun."""
+    """The table as aligned Markdown, which the terminal shows, too; only rows that were begun."""
 
     def show(value: float | None) -> str:
         return "–" if value is None else f"{value:.{grid.decimals}f}"
@@ -79,7 +79,7 @@ def markdown(grid: Grid, table: dict[str, Any]) -> str:
 
 
 def measured(table: dict[str, Any]) -> str:
-    """The second table, of what the grid measures beside its value: a row for each cell where that is known; "" for none."""
+    """The second table, of the grid's measures besides its value: a row for each cell that has any; "" if none has."""
     entries = table.get("measured") or []
     found = [entry for entry in entries if any(value is not None for value in entry["values"].values())]
     if not found:
@@ -114,7 +114,7 @@ def heading(grid: Grid) -> str:
 
 
 def read_table(folder: Path) -> Grid:
-    """The grid that left table.json in a folder; its cells tell values, but cannot be run. ValueError for another file."""
+    """The grid that wrote a folder's table.json; its cells have values, but cannot be run. ValueError for another file."""
     try:
         table = json.loads((folder / "table.json").read_text(encoding="utf-8"))
         cells, rows, columns = table["cells"], table["rows"], table["columns"]

@@ -1,12 +1,12 @@
-"""One page of everything that was measured, beside the paper's values: `python run.py report --source runs/table2`.
+"""One page of everything that was measured, next to the paper's values: `python run.py report --source runs/table2`.
 
 Folders are recognised by what they hold: a grid (figure 3 if its runs pretrain, Table 2 if they fine-tune), a benchmark
 (figure 2, Table 3), a spectrum (figure 1), or a run. Others are searched two levels deep. Each part comes with the command that
 made it, hardware, versions, commit and budget. Unfinished and failed runs are listed as such, with their curves as far as they
-go. The folder gets
+go. Written to the folder:
 
-    report.md, *.png        the page in Markdown, and its figures (if matplotlib is there)
-    report.html             the same in one file, to send or print
+    report.md, *.png        the page in Markdown, and its figures (if matplotlib is installed)
+    report.html             the same in a single file, to send or print
 
 The same input gives the same bytes. Nothing is trained or measured.
 """

@@ -11,7 +11,7 @@ from lit_linformer.utils.figures import COLOURS, STYLES, literal, open_frame, pl
 TRANSFORMER = COLOURS[-1]  # black, as in the benchmark's figures; the others share the rest
 UNFINISHED = {"marker": "x", "markersize": 8, "markeredgewidth": 1.8, "linestyle": "none"}
 MOST_ACROSS = 3
-FAR_ABOVE = 20  # times all that comes later: a perplexity before training, of which the y-axis shows where the curve comes from
+FAR_ABOVE = 20  # times all later values: a perplexity before training above this lies off the y-axis
 
 
 def draw_curves(
@@ -21,9 +21,9 @@ def draw_curves(
     spent: str = "tokens seen (millions)",
     teachers: Sequence[float] = (),
 ) -> Any:
-    """One panel per name and one line per group, its runs thin below their median. None without points.
+    """One panel per name and one line per group, with its runs thin below their median. None without points.
 
-    ``by`` is the x-axis: tokens, which ``spent`` names, or a column of perplexity.csv with seconds. ``teachers`` are levels.
+    ``by`` is the x-axis: tokens, labelled ``spent``, or a column of perplexity.csv in seconds. ``teachers``: horizontal lines.
     """
     groups = [group for group in groups if any(run.points(by) for run in group.runs)]
     if not groups:
@@ -100,5 +100,5 @@ def _draw_group(axes: Any, group: Group, by: str, unit: float, look: dict[str, A
 
 
 def _line(points: dict[float, float], unit: float) -> tuple[list[float], list[float]]:
-    """Tokens or seconds in a unit, and perplexities, the untrained model's at 0 among them."""
+    """Tokens or seconds in the given unit, and perplexities, including the untrained model's at 0."""
     return [spent / unit for spent in points], list(points.values())

@@ -48,7 +48,7 @@ class Page:
         self.parts += [f"{text.rstrip()}\n" for text in texts if text.strip()]
 
     def show(self, name: str, what: str, draw: Callable[[Any], Any]) -> None:
-        """Adds what ``draw`` makes of matplotlib's Figure, if there are both; further ones of the same name are numbered."""
+        """Adds the figure that ``draw`` makes with matplotlib's Figure, if any; further ones of the same name are numbered."""
         if (figure_kind := figure_class()) is None or (figure := draw(figure_kind)) is None:
             return
         number = sum(re.fullmatch(rf"{name}(-\d+)?\.png", other) is not None for other in self.images) + 1

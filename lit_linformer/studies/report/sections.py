@@ -20,7 +20,7 @@ from lit_linformer.utils.figures import draw_spectra
 from lit_linformer.utils.markdown import aligned, code, demoted, plain
 
 MOST_CURVES = 8  # in one figure, of runs outside of grids
-# What numpy raises for a file that is missing, cut, or another kind's.
+# What numpy raises for a file that is missing, truncated, or of another kind.
 UNREADABLE = (OSError, ValueError, LookupError, EOFError, zipfile.BadZipFile, zlib.error)
 
 
@@ -47,7 +47,7 @@ def spectrum(page: Page, source: Source) -> None:
 
 
 def _measured(file: Path, content: dict[str, Any]) -> tuple[list[tuple[str, Any]], list[int]]:
-    """What draw_spectra takes."""
+    """Names with their curves, and indices, as draw_spectra takes them."""
     import numpy as np
     import torch
 
@@ -74,7 +74,7 @@ def benchmark(page: Page, source: Source) -> None:
     page.add(f"## Figure 2 and Table 3: time and memory, {plain(str(source.folder))}")
     page.show("figure2", "Time of a batch against n, a line a model", lambda figure: draw_times(figure, data))
     page.show("table3", "Time and memory saved against n and k", lambda figure: draw_ratios(figure, data))
-    # Without its head: the list at the section's end has command and hardware.
+    # Without its head, as the list at the section's end has command and hardware.
     page.add(demoted(markdown(data).partition(f"`{data['command']}`\n")[2].strip()))
     planned = [key(place) for place in plan(settings)]
     if left := [name for name in planned if name not in data["cells"]]:
@@ -104,7 +104,7 @@ def pretraining_grid(page: Page, source: Source) -> None:
 
 
 def _named(axis: str, value: str) -> str:
-    """A number alone says too little: n = 512."""
+    """The value, with its axis if it is only a number: n = 512."""
     return f"{axis} = {value}" if value.replace(".", "", 1).isdecimal() else value
 
 
@@ -149,7 +149,7 @@ def conversions(page: Page, runs: list[Run]) -> None:
 
 
 def curve_figures(page: Page, name: str, groups: list[Group]) -> None:
-    """Against tokens and, where it was measured, against time, with a table of what each has reached by then."""
+    """Curves against tokens and, if it was measured, against time, with a table of what each reaches in equal time."""
     of = ", ".join(dict.fromkeys(group.label for group in groups if any(run.points() for run in group.runs)))
     page.show(name, f"Validation perplexity against tokens seen: {of}", lambda figure: draw_curves(figure, groups))
     if (clock := clock_of(groups)) is not None:
@@ -159,7 +159,7 @@ def curve_figures(page: Page, name: str, groups: list[Group]) -> None:
 
 
 def curve_numbers(page: Page, groups: list[Group], command: str | None = None) -> None:
-    """Their numbers, and whether they are comparable."""
+    """The curves' numbers, and a remark if they are not comparable."""
     runs = [run for group in groups for run in group.runs]
     page.add(curve_table(groups))
     if len({run.text for run in runs if run.curve}) > 1:
@@ -180,7 +180,7 @@ def finetuning_runs(page: Page, runs: list[Run]) -> None:
 
 
 def _scores(metrics: dict[str, float | None], split: str, monitor: str = "") -> str:
-    """Those of a split, and the one that says which validation was best."""
+    """Metrics of a split, and the one that decides which validation was best."""
     names = [key for key in metrics if of_split(key, split) or key == monitor]
     found = {key.removeprefix(f"{split}/"): metrics[key] for key in names}
     return ", ".join(f"{key} {'nan' if value is None else format(value, '.4f')}" for key, value in found.items()) or "–"

@@ -21,10 +21,10 @@ from lit_linformer.utils.markdown import code
 
 HOLDS = "the folder of a grid (table.json), a benchmark (benchmark.json), a spectrum (spectrum.json) or a run (config.yaml)"
 
-# Of a curve's row: what training had cost until then.
+# Columns of a curve: what training had cost so far.
 SPENT = ("tokens", "seconds", "training_seconds", "cpu_seconds")
 
-# Settings of data that do not shape what is validated.
+# Data settings that do not affect the validation rows.
 OF_TRAINING = {"batch_size", "global_batch_size", "eval_batch_size", "mask_rate", "num_workers", "cache_dir", "verify", "seed"}
 
 
@@ -34,9 +34,9 @@ class Run(RunRecord):
 
     Args:
         label: its name.
-        log: what it printed, if it is a grid's.
-        missing: what a grid's cell still lacks, in words; nothing for a finished one.
-        before: the pretraining of a grid's cell; one that is not there cost nothing.
+        log: the file with its output, if it belongs to a grid.
+        missing: what a grid's cell still lacks, in words; "" if it is finished.
+        before: the pretraining of a grid's cell; if its folder is missing, it counts as free.
     """
 
     label: str
@@ -46,28 +46,28 @@ class Run(RunRecord):
 
     @cached_property
     def curve(self) -> list[dict[str, float]]:
-        """With what the run before had cost."""
+        """The curve, including the cost of the run before."""
         rows = RunRecord(self.folder).curve
         return [row | {key: row[key] + spent for key, spent in self._spent.items() if key in row} for row in rows]
 
     def last(self, name: str, otherwise: Any = None) -> Any:
-        """With what the run before had cost."""
+        """The last value, including the cost of the run before."""
         found = self.result.get(name)
         return super().last(name, otherwise) if found is None or name not in self._spent else found + self._spent[name]
 
     @cached_property
     def _spent(self) -> dict[str, float]:
-        """By the run before, where there is one."""
+        """What the run before has cost, if there is one."""
         return {name: self.before.last(name, 0) for name in SPENT} if self.before else {}
 
     @property
     def finished(self) -> bool:
-        """By result.json; by the last validation for runs older than result.json."""
+        """Judged by result.json, or by the last validation for runs older than result.json."""
         return not self.missing and (bool(self.result) or 0 < self.setting("trainer.max_steps", 0) <= self.last("step", 0))
 
     @property
     def pretraining(self) -> bool:
-        """Judged by its curve or, without one, by its data and its metric: a module of one's own may have another one."""
+        """Judged by its curve or, without one, by its data and its metric: a user's own module may have another metric."""
         if self.curve:
             return "perplexity" in self.curve[0]
         return of_class(self.setting("data.class_path"), "PretrainingData") and self.monitor.endswith("perplexity")
@@ -83,11 +83,11 @@ class Run(RunRecord):
 
     @property
     def teacher(self) -> float | None:
-        """The teacher's perplexity, of a distillation that was validated."""
+        """The teacher's perplexity, if this is a distillation that was validated."""
         return self.result.get("metrics", {}).get("val/teacher_perplexity")
 
     def points(self, by: str = "tokens") -> dict[float, float]:
-        """Perplexity by tokens seen, or by seconds as a column of the curve has them."""
+        """Perplexity by tokens seen, or by another column of the curve, such as seconds."""
         rows = (row for row in self.curve if {"tokens", "perplexity", by} <= row.keys())
         return {row[by]: row["perplexity"] for row in rows if not math.isnan(row[by])}
 
@@ -110,7 +110,7 @@ class Run(RunRecord):
         file = self.folder / TOKENIZER
         tokenizer = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
         kind, settings = str(self.setting("data.class_path")), self.setting("data.init_args", {}) or {}
-        if not of_class(kind, "PretrainingData"):  # whose every setting may shape what is validated
+        if not of_class(kind, "PretrainingData"):  # any setting of which may affect the validation rows
             names = sorted(settings.keys() - OF_TRAINING)
         elif settings.get("validation_source"):
             names = ["validation_source", "column", "document_start", "max_length"]
@@ -118,7 +118,7 @@ class Run(RunRecord):
             names = ["source", "validation_fraction", "column", "document_start", "max_length"]
         found = (kind, *(settings.get(name) for name in names))
         limit = self.setting("trainer.limit_val_batches")
-        batch = None if limit in (None, 1.0) else self.setting("data.init_args.batch_size")  # the batches that are read
+        batch = None if limit in (None, 1.0) else self.setting("data.init_args.batch_size")  # it decides which rows are read
         return (*map(str, found), tokenizer, str(limit), str(batch))
 
 
@@ -133,7 +133,7 @@ class Group:
 
     @property
     def used(self) -> list[Run]:
-        """The finished of the validated runs, or all of these if none is finished; where none was validated, the finished."""
+        """The validated runs that are finished, or all validated ones if none is; if none was validated, the finished ones."""
         validated, finished = [run for run in self.runs if run.curve], [run for run in self.runs if run.finished]
         return [run for run in validated if run in finished] or validated or finished
 
@@ -142,7 +142,7 @@ class Group:
         return any(run.transformer for run in self.runs)
 
     def median(self, by: str = "tokens") -> dict[float, float]:
-        """Median perplexity by tokens, where all used runs were validated; or by the median of the seconds there."""
+        """Median perplexity by tokens, where all used runs were validated; or by the median of their seconds there."""
         points = [run.points() for run in self.used]
         return {at: median(of[tokens] for of in points) for tokens, at in self.at(by).items()}
 
@@ -160,7 +160,7 @@ class Group:
         return len(texts) == 1 and self.same("max_length") == other.same("max_length")
 
     def unlike(self, other: "Group") -> int:
-        """In how many settings their first runs differ."""
+        """The number of settings in which their first runs differ."""
         ours, theirs = (next((flat(run.config) for run in group.runs if run.config), {}) for group in (self, other))
         return sum(ours.get(name) != theirs.get(name) for name in ours.keys() | theirs.keys())
 
@@ -178,8 +178,8 @@ class Source:
         kind: grid, benchmark, spectrum or run.
         folder: where.
         content: the JSON of a grid, benchmark or spectrum.
-        grid: of a grid; its cells' runs are in ``runs``, in their order.
-        runs: of a grid or a run.
+        grid: if it is one; its cells' runs are in ``runs``, in their order.
+        runs: all runs of a grid, or the one run.
     """
 
     kind: str
@@ -204,9 +204,9 @@ class Source:
 
 
 def find(given: list[str]) -> tuple[list[Source], list[str]]:
-    """What the folders, or else their subfolders down to two levels, hold, without duplicates; and what could not be read.
+    """Contents of the folders, or else of their subfolders two levels deep, without duplicates; and what could not be read.
 
-    ValueError for a folder that holds nothing.
+    ValueError for a folder that holds nothing measured.
     """
     found: dict[tuple[str, Path], Source] = {}
     unread: list[str] = []
@@ -249,9 +249,9 @@ def _read(folder: Path) -> Iterator[Source]:
             content = read_json(file)
             if content is not None and needed <= content.keys():
                 yield Source(name, file.parent, content=content)
-            elif content is None or "history" not in content:  # the callback's spectrum.json is no study's
+            elif content is None or "history" not in content:  # with a history it is the Spectrum callback's
                 raise SettingError("source", folder, f"one that `{name}` wrote", more=f", whose {file.name} is not whole")
-    if is_run and not RunRecord(folder).conversion:  # which others start from, and nothing was trained in
+    if is_run and not RunRecord(folder).conversion:  # a conversion: others start from it, and nothing was trained
         yield Source("run", folder, runs=[Run(folder, without_folders(str(folder)))])
 
 

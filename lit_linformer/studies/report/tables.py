@@ -108,7 +108,7 @@ def facts(commands: Iterable[str | None], places: Iterable[dict[str, Any] | None
 
 
 def run_facts(runs: list[Run], command: str | None = None) -> str:
-    """For a grid its own command, else each run's."""
+    """The ``facts`` of runs: for a grid its own command, else each run's."""
     begun = [run for run in runs if run.config or run.result] or runs
     amounts = ["one run" if len(begun) == 1 else f"{len(begun)} runs"]
     for key, unit, show in (("step", "steps", number), ("tokens", "M tokens", millions)):

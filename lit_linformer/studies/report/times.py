@@ -1,16 +1,16 @@
-"""Perplexity against training time: which clock tells it, and what each model has reached in the Transformer's time."""
+"""Perplexity against training time: which clock to use, and what each model has reached in the Transformer's time."""
 
 from lit_linformer.studies.report.sources import Group
 from lit_linformer.utils.markdown import aligned, plain
 
 CLOCKS = {"cpu_seconds": "processor time in training", "training_seconds": "training time"}
-HOURS = 2 * 3600  # from so many seconds on
+HOURS = 2 * 3600  # seconds from which times are shown in hours
 
 
 def clock_of(groups: list[Group]) -> str | None:
-    """The column of perplexity.csv that compares these runs; None where too few have recorded it.
+    """The column of perplexity.csv to compare these runs by; None if too few have recorded it.
 
-    Processor time if each ran in one thread of a CPU, which a busy machine does not stretch.
+    CPU time if each ran in one thread on a CPU, since a busy machine does not stretch it.
     """
     runs = [run for group in groups for run in group.used]
     places = [run.result["environment"] for run in runs if run.result.get("environment")]
@@ -26,16 +26,16 @@ def clock_of(groups: list[Group]) -> str | None:
 
 
 def axis_of(clock: str, groups: list[Group]) -> tuple[float, str]:
-    """Seconds of the axis' unit, and its label."""
+    """The axis's unit in seconds, and its label."""
     longest = max((seconds for group in groups for run in group.runs for seconds in run.points(clock)), default=0.0)
     unit, name = (3600.0, "hours") if longest >= HOURS else (60.0, "minutes")
     return unit, f"{CLOCKS[clock]} ({name})"
 
 
 def time_table(groups: list[Group], clock: str) -> str:
-    """One line a group: its last validation within the time of the Transformer that was best by its own end.
+    """One line per group: its last validation within the time of the Transformer that was best at its own end.
 
-    A Transformer is taken at its end, so that its rate has fallen; the others wherever they are by then.
+    The Transformer is taken at its end, when its learning rate has fallen; the others wherever they are by then.
     """
     full = [group for group in groups if group.transformer and any(group.median(clock))]
     if not full or len(full) == len(groups):

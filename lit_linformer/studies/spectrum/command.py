@@ -1,17 +1,17 @@
 """The spectrum of attention in trained runs (the paper's figure 1): `python run.py spectrum --run runs/small`.
 
-Of each run's best checkpoint, on full rows of unmasked text (its validation text, or --source): the cumulative singular values
-of the attention maps P by layer and head, each sentence normalised, then averaged; the k by layer that holds 90 % of them, as
-settings for a Linformer; and how close approximations of rank k come to softmax(q kᵀ/√d) v. Written to RUN/spectrum/:
+For each run's best checkpoint, on full rows of unmasked text (its validation text, or --source): the cumulative singular values
+of the attention maps P by layer and head, normalised for each sentence, then averaged; each layer's k that holds 90 % of them,
+as settings for a Linformer; and how close approximations of rank k come to softmax(q kᵀ/√d) v. Written to RUN/spectrum/:
 
     spectrum.md, spectrum.json      the tables; what a script reads
-    figure1.png                     curves, and layer × head at the index (if matplotlib is there)
+    figure1.png                     curves, and layer × head at the index (if matplotlib is installed)
     spectrum.npz, spectrum.csv      every curve: RUN:cumulative (layer, head, index); run, layer, head, index, cumulative
 
-The index is a quarter of the singular values if it is not given: the paper's 128 of 512, k/4 of a Linformer's k. A Linformer's
-errors are at its own k, a Transformer's at the index. Several --run are put side by side.
-A fine-tuned run and an exported folder work too, and need --source. At n = 512 a head of a layer takes 0.1 s a sentence on one
-core.
+By default the index is a quarter of the singular values: the paper's 128 of 512, or k/4 for a Linformer. A Linformer's errors
+are at its own k, a Transformer's at the index. Several runs are shown side by side.
+A fine-tuned run and an exported folder work too, and need --source. At n = 512 each head of a layer takes 0.1 s per sentence on
+one core.
 """
 
 import csv
@@ -135,7 +135,7 @@ def _plain(run: "MeasuredRun", threshold: float) -> dict[str, Any]:
 
 
 def markdown(runs: "list[MeasuredRun]", threshold: float, command: str) -> str:
-    """The tables: spectrum and errors of each run, a line a layer."""
+    """The tables: spectrum and errors of each run, a line per layer."""
     from lit_linformer.model.lowrank import ERRORS, rank_holding
 
     lines = ["# Spectrum of attention", "", f"`{command}`", ""]

@@ -28,7 +28,7 @@ class MeasuredRun:
         rows: token ids (S, N).
         text: what the rows are, in words.
         layers: which are measured.
-        index: of the heat map.
+        index: which singular value the heat map shows.
     """
 
     path: Path
@@ -77,7 +77,7 @@ class MeasuredRun:
 
 
 def open_run(path: Path, given: dict[str, Any]) -> MeasuredRun:
-    """Finds a run's checkpoint and text, as the command's settings say; ValueError for bad input before it computes."""
+    """Finds a run's checkpoint and text, as the command's settings say; ValueError for bad input before any computation."""
     found = path if is_exported(path) else Path(checkpoint_path("spectrum", given["ckpt_path"], path))
     run = read_model(found, "run" if found == path else "ckpt_path")
     step = run.checkpoint["global_step"] if run.checkpoint else (run.exported.get("lit_linformer") or {}).get("step", 0)
@@ -95,7 +95,7 @@ def open_run(path: Path, given: dict[str, Any]) -> MeasuredRun:
 
 
 def _rows(path: Path, data: dict, source: str | None, tokenizer: str | None, length: int, count: int) -> tuple[Any, str]:
-    """Token ids (S, N) of the run's validation text, or of another one in its tokenizer; and a description."""
+    """Token ids (S, N) of the run's validation text, or of another text with its tokenizer; and a description."""
     settings = data.get("init_args", {})
     ours = of_class(data.get("class_path"), "PretrainingData")
     if tokenizer is None and not ours:

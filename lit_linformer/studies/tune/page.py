@@ -1,4 +1,4 @@
-"""What a study has found: study.md, the best run's config as best.yaml, slices.png and importance.png."""
+"""A study's results: study.md, the best run's config as best.yaml, slices.png and importance.png."""
 
 import math
 from typing import Any
@@ -14,12 +14,12 @@ from lit_linformer.utils.figures import COLOURS, figure_class, literal, open_fra
 from lit_linformer.utils.files import write_bytes, write_text
 from lit_linformer.utils.markdown import of_words
 
-FEWEST = 4  # finished trials of which importances are told
+FEWEST = 4  # finished trials needed to compute importances
 STAR = {"marker": "*", "s": 140, "color": COLOURS[1], "edgecolors": "black", "linewidths": 0.6, "zorder": 3}
 
 
 def write_page(study: Study, command: str) -> str:
-    """Writes all that there is to tell, and returns the table."""
+    """Writes every file that there are results for, and returns the table."""
     table = markdown(study)
     text = f"# {study.space.name}: {study.metric}\n\n`{command}`\n\n{table}"
     if done := study.finished():
@@ -37,7 +37,7 @@ def write_page(study: Study, command: str) -> str:
 
 
 def markdown(study: Study) -> str:
-    """A row for each trial, the best first, those that were ended early and unfinished ones last."""
+    """A row for each trial, the best first; those ended early and unfinished ones come last."""
     axes, rows = study.space.axes, [["trial", *(axis.setting for axis in study.space.axes), study.metric, "state"]]
     sign = -1 if study.optuna.direction.name == "MAXIMIZE" else 1
     trials = study.trials()
@@ -57,7 +57,7 @@ def _outcome(trial: FrozenTrial) -> tuple[str, str]:
 
 
 def write_best(study: Study) -> None:
-    """best.yaml: the config of the best run under another name, so that `fit` takes it."""
+    """best.yaml: the config of the best run under another name, so that `fit` accepts it."""
     best = study.optuna.best_trial
     name, to = run_name(best.number), study.folder / "best.yaml"
     config = {**RunRecord(study.folder / name).config, "name": f"{study.space.name}-best"}
@@ -67,7 +67,7 @@ def write_best(study: Study) -> None:
 
 
 def draw_slices(figure_class: Any, study: Study) -> Any:
-    """A panel for each setting: the values that trials finished with, the later the darker; at the top those ended early."""
+    """A panel for each setting: the values of finished trials, later ones darker; at the top, trials that were ended early."""
     axes, trials, done = study.space.axes, study.trials(), study.finished()
     early = [one for one in trials if one.state == TrialState.PRUNED]
     wide = min(len(axes), 3)
@@ -75,7 +75,7 @@ def draw_slices(figure_class: Any, study: Study) -> Any:
     figure = figure_class(figsize=(1.6 + 3.4 * wide, 3.4 * high), layout="constrained")
     panels = figure.subplots(high, wide, squeeze=False, sharey=True).flatten()
     best, values = study.optuna.best_trial, [one.value for one in done]
-    last = max(1, len(trials) - 1)  # of one trial alone the colour bar has a length, too
+    last = max(1, len(trials) - 1)  # so that the colour bar of a single trial has a length, too
     for panel, axis in zip(panels, axes, strict=False):
         shade = {"c": [one.number for one in done], "cmap": "Blues", "vmin": -len(trials) / 3, "vmax": last}
         points = panel.scatter(_places(axis, done), values, edgecolors="0.3", linewidths=0.6, label="finished", **shade)
@@ -116,7 +116,7 @@ def _places(axis: Axis, trials: list[FrozenTrial]) -> list[float]:
 
 
 def draw_importance(figure_class: Any, found: dict[str, float], metric: str) -> Any:
-    """Bars, the longest above."""
+    """Bars, the longest at the top."""
     figure = figure_class(figsize=(6.4, 1.2 + 0.42 * len(found)), layout="constrained")
     panel = figure.add_subplot()
     names = sorted(found, key=found.__getitem__)

@@ -1,4 +1,4 @@
-"""What a space file says, checked; cli/tune.py describes the format."""
+"""Reads and checks a space file; cli/tune.py describes the format."""
 
 import re
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ PRUNERS = ("median", "halving", "none")
 
 @dataclass(frozen=True)
 class Axis:
-    """A setting and where its values are looked for: between two numbers, or among words.
+    """A setting and the values to search: between two numbers, or a list of words.
 
     Args:
-        setting: as one types it, without its dashes.
-        ends: the least and the most; whole numbers where both ends are written as such.
-        log: whether equal factors count alike.
-        choices: instead of ends, each as it is typed.
+        setting: as on the command line, without its dashes.
+        ends: the smallest and the largest value; whole numbers if both are written as such.
+        log: whether to search on a log scale.
+        choices: instead of ends, as typed on the command line.
     """
 
     setting: str
@@ -38,17 +38,17 @@ class Axis:
         return self.ends is not None and all(isinstance(end, int) for end in self.ends)
 
     def word(self, value: Any) -> str:
-        """As it is typed: a number that is not whole with four digits."""
+        """A value as typed on the command line: floats with four digits."""
         return f"{value:.4g}" if isinstance(value, float) else str(value)
 
     def read(self, where: str, text: str) -> Any:
-        """A value of one's own; UserError where it lies elsewhere."""
+        """A value that the user chose; UserError if it is outside the space."""
         if self.ends is None:
             return check_choice(where, text, self.choices)
         return check_number(where, text, whole=self.whole, least=self.ends[0], most=self.ends[1])
 
     def told(self) -> str:
-        """As the file has it."""
+        """The values as written in the file."""
         if self.ends is None:
             return f"[{', '.join(self.choices)}]"
         return f"{{{'log' if self.log else 'range'}: [{self.ends[0]:g}, {self.ends[1]:g}]}}"
@@ -59,8 +59,8 @@ class Space:
     """A space file.
 
     Args:
-        first: values of some settings that are tried before any others.
-        prune_after: how many trials are finished before the median ends one.
+        first: values of some settings to try before any others.
+        prune_after: how many trials must have finished before the median pruner ends one.
     """
 
     name: str
@@ -72,8 +72,8 @@ class Space:
 
 
 def read_space(path: Path, name: str | None, trials: int | None) -> Space:
-    """UserError for anything that can be checked without a model."""
-    # Every scalar stays text: 1e-3 and on are what one types.
+    """Reads a space file; UserError for anything that can be checked without a model."""
+    # Every scalar stays text: 1e-3 and on are passed on as typed.
     what = "a space file, as conf/tune/lr.yaml"
     spec = yaml.load(read_config(path, what), yaml.BaseLoader)
     check_command(path, spec, "tune --space", what)

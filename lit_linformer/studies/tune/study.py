@@ -1,12 +1,12 @@
-"""A study of Optuna whose trials are runs, each in a process of its own, watched by the curve that it writes.
+"""An Optuna study whose trials are runs, each in its own process, watched through the curve that it writes.
 
     runs/NAME/
       study.db                     SQLite: values, curves and states of all trials; several processes may work on it
-      trial-000/, trial-000.log    a run as any other, and what it printed; pruned.json where it was ended early
+      trial-000/, trial-000.log    an ordinary run, and what it printed; pruned.json if it was ended early
       study.md, best.yaml, slices.png, importance.png
 
-Whoever holds the lock on a trial's log runs it, as with a grid's cells. A trial that the study calls running and whose log
-nobody holds was left behind by a process that was killed: the next one that looks for work goes on with it.
+The process that holds the lock on a trial's log runs it, as with a grid's cells. If the study has a trial as running, but its
+log is not locked, the process that ran it was killed: the next one that looks for work resumes the trial.
 """
 
 import contextlib
@@ -32,8 +32,8 @@ from lit_linformer.studies.tune.space import Axis, Space
 from lit_linformer.utils.errors import SettingError, UserError
 from lit_linformer.utils.files import write_json
 
-STUDY = "tune"  # its name in the database, of which each study has its own
-REFUSED = 2  # exit status of a run that said in one line why it ends
+STUDY = "tune"  # its name in the database; each study has its own database
+REFUSED = 2  # exit status of a run that ended with a one-line error
 
 
 class RunningTrial(RunningCell):
@@ -42,21 +42,21 @@ class RunningTrial(RunningCell):
     def __init__(self, cell: Cell, label: str, trial: Trial):
         super().__init__(cell, label)
         self.trial = trial
-        self.known: dict[int, float] = {}  # {step: value} that the study was told of
+        self.known: dict[int, float] = {}  # {step: value} that the study knows
         self.looked = False
         self.pruned: str | None = None  # why
 
 
 class Study:
-    """Made, or gone on with, in runs/NAME.
+    """A study in runs/NAME, which is created or resumed.
 
     Args:
         space: where to search.
-        fit: the command line of a trial, without what it varies: fit --config …
-        metric: by which trials are compared, as val/perplexity.
+        fit: the command line of a trial, without the settings that vary: fit --config …
+        metric: what trials are compared by, such as val/perplexity.
         mode: min or max.
 
-    Raises UserError where NAME is a run, or a study of something else.
+    Raises UserError if NAME is a run, or a study of something else.
     """
 
     def __init__(self, space: Space, fit: list[str], metric: str, mode: str):
@@ -73,8 +73,8 @@ class Study:
             waits = {"connect_args": {"timeout": 60}}
             self._storage = RDBStorage(f"sqlite:///{self.folder / 'study.db'}", engine_kwargs=waits)
             self._open({"space": asked, "fit": fit, "metric": [metric, mode], "first": [dict(one) for one in space.first]})
-        self.failed: list[RunningTrial] = []  # ended without an end of their own: for the next start
-        self._own: set[int] = set()  # at work here
+        self.failed: list[RunningTrial] = []  # neither finished nor pruned: for the next start to resume
+        self._own: set[int] = set()  # numbers of trials that this process runs
         self._waiting: list[int] = []
 
     def _open(self, asked: dict[str, Any]) -> None:
@@ -84,7 +84,7 @@ class Study:
                 return
             if self._has_runs():
                 raise _difference(before, asked, self.folder)
-            optuna.delete_study(study_name=STUDY, storage=self._storage)  # nothing of it ever began to train
+            optuna.delete_study(study_name=STUDY, storage=self._storage)  # none of its trials ever began to train
         direction = "maximize" if asked["metric"][1] == "max" else "minimize"
         self.optuna = optuna.create_study(
             study_name=STUDY, storage=self._storage, direction=direction, pruner=_pruner(self.space)
@@ -95,7 +95,7 @@ class Study:
             self.optuna.enqueue_trial(values)
 
     def trials(self) -> list[FrozenTrial]:
-        """Those that have begun."""
+        """Trials that have begun."""
         return [one for one in self.optuna.get_trials(deepcopy=False) if one.state != TrialState.WAITING]
 
     def _has_runs(self) -> bool:
@@ -106,7 +106,7 @@ class Study:
         return [one for one in self.trials() if one.state == TrialState.COMPLETE]
 
     def todo(self) -> Iterator[RunningTrial | None]:
-        """What to run next; None while only other processes are at work, for one of them may be killed."""
+        """The next trial to run; None while only other processes have work, since one of them may be killed."""
         while True:
             with self._lock:
                 job = self._left_behind() or self._new()
@@ -131,12 +131,12 @@ class Study:
         count = len(self.trials())
         if count >= self.space.trials:
             return None
-        # One for each trial: a study that goes on draws what it would have drawn.
+        # A new sampler for each trial, so that a resumed study draws what it would have drawn.
         self.optuna.sampler = TPESampler(seed=count)
         return self._claim(self.optuna.ask())
 
     def _claim(self, trial: Trial) -> RunningTrial | None:
-        """BlockingIOError where another process runs it, None where one ended it. What was drawn for it before stays."""
+        """Locks a trial. BlockingIOError if another process runs it, None if one has ended it. Values already drawn stay."""
         words = {axis.setting: axis.word(_draw(trial, axis)) for axis in self.space.axes}
         shown = {setting: f"{setting.rpartition('.')[2]} {word}" for setting, word in words.items()}
         cell = Cell(shown, f"{self.space.name}/{run_name(trial.number)}", [], self.metric)
@@ -152,12 +152,12 @@ class Study:
         return job
 
     def _at_work(self) -> list[int]:
-        """Elsewhere, or left behind."""
+        """Numbers of trials that other processes run, or that were left behind."""
         ours = self._own | {job.trial.number for job in self.failed}
         return [one.number for one in self.trials() if one.state == TrialState.RUNNING and one.number not in ours]
 
     def watch(self, job: RunningTrial) -> None:
-        """Tells the study of a trial's new validations, and ends it if the pruner says so."""
+        """Reports a trial's new validations to the study, and ends the trial if the pruner says so."""
         if (self._report(job) or not job.looked) and job.pruned is None and job.trial.should_prune():
             step = max(job.known)
             job.pruned = f"{self.metric} {job.known[step]:.4g} at step {step:,} is behind the others"
@@ -172,7 +172,7 @@ class Study:
         return bool(new)
 
     def ended(self, job: RunningTrial) -> None:
-        """Takes in what a trial has come to. UserError where it was refused, and no run of the study ever began."""
+        """Records a trial's outcome. UserError if it was refused, and no run of the study ever began."""
         self._report(job)
         seconds, number, status = time.monotonic() - job.began, job.trial.number, job.process and job.process.returncode
         if not job.cell.left():
@@ -213,7 +213,7 @@ def read_curve(run_dir: Path, metric: str) -> dict[int, float]:
 
 
 def _difference(before: dict[str, Any], asked: dict[str, Any], folder: Path) -> UserError:
-    """By which a study is another one than that in its folder."""
+    """The error for the first setting in which a study differs from the one in its folder."""
     allowed = f"what it began with, or another --name than that of {folder}"
     for setting in {**before["space"], **asked["space"]}:
         old, new = (of["space"].get(setting, "not varied") for of in (before, asked))
