@@ -49,7 +49,7 @@ class WindowAttention(SlotsAndTokens):
         options = config.attention_options or {}
         check_even("window", options.get("window", 2))
         if config.position == "rotary" and options.get("dual_norm"):
-            allowed = "false, for it scales channels that are turned together differently"
+            allowed = "false, for it scales channels that are rotated together differently"
             raise SettingError("attention_options.dual_norm", True, allowed, when="with position='rotary'")
 
     def see(self, q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None, need_weights: bool) -> Seen:

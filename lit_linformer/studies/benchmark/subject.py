@@ -11,10 +11,10 @@ from lit_linformer.utils.files import check_own, write_json
 
 SUBJECTS = {
     "layers": "time and memory of layers against n and k",
-    "training": "training steps beside RoBERTa's",
-    "loop": "fit beside a bare PyTorch loop",
-    "lengths": "texts of unequal lengths beside full rows",
-    "parallel": "processes under DDP beside single ones",
+    "training": "training steps against RoBERTa's",
+    "loop": "fit against a bare PyTorch loop",
+    "lengths": "texts of unequal lengths against full rows",
+    "parallel": "processes under DDP against single ones",
     "preparation": "text to token files",
 }
 WHAT = Setting(choice(*SUBJECTS), "; ".join(f"{name}: {what}" for name, what in SUBJECTS.items()), "layers")
