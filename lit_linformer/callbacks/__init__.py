@@ -1,6 +1,6 @@
-"""Callbacks: they observe and record; a few end training (Finite, Preemption), and Resuming has it go on as it would have.
+"""Callbacks: most observe and record; Finite and Preemption may end training, and Resuming makes a resumed run exact.
 
-One changes what is validated and kept: Averaging, whose weights are means over the steps.
+Only Averaging changes what is validated and kept: its weights are means over the steps.
 """
 
 from lit_linformer.callbacks.averaging import Averaging

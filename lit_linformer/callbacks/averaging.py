@@ -24,14 +24,14 @@ class Averaging(Stepping):
     Args:
         decay: d. In the first t steps it is at most (1 + t)/(10 + t), so that the start is soon forgotten.
 
-    The average of weights in half precision is float32, as they could not hold its small steps.
+    The average of half-precision weights is kept in float32, since half precision cannot hold its small steps.
     """
 
     def __init__(self, decay: Annotated[float, Range(least=0, below=1)] = 0.999):
         check_ranges("Averaging.", Averaging.__init__, locals())
         self.decay = decay
         self._average: list[Tensor] = []
-        self._training: list[Tensor] | None = None  # while the module holds the average: the training's weights
+        self._training: list[Tensor] | None = None  # the training weights, while the module holds the average
         self._loaded: dict[str, Tensor] = {}
         self._updates = 0
 
@@ -49,7 +49,7 @@ class Averaging(Stepping):
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if trainer.state.fn == "fit":
             take_training_weights(checkpoint)
-            self._loaded = checkpoint.get(AVERAGE, {})  # none: that run did not average
+            self._loaded = checkpoint.get(AVERAGE, {})  # empty if that run did not average
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._average = []
@@ -83,7 +83,7 @@ class Averaging(Stepping):
     @torch.no_grad()
     def _enter(self, pl_module: LightningModule) -> None:
         """Puts the average into the module."""
-        if self._training is not None or not self._average:  # validate alone reads the average from the checkpoint
+        if self._training is not None or not self._average:  # `validate` on its own has loaded the average
             return
         self._training = [weight.clone() for weight in pl_module.parameters()]
         for average, weight in zip(self._average, pl_module.parameters(), strict=True):
@@ -91,7 +91,7 @@ class Averaging(Stepping):
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         places = {weight: place for place, weight in enumerate(pl_module.parameters())}
-        # A weight that two modules share has two names, and whichever is read last counts.
+        # A weight shared by two modules has two names, and the one that is loaded last counts.
         names = {name: places[weight] for name, weight in pl_module.named_parameters(remove_duplicate=False)}
         own = checkpoint["state_dict"]
         training = {name: own[name] if self._training is None else self._training[at] for name, at in names.items()}

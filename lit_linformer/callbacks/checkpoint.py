@@ -1,4 +1,4 @@
-"""Checkpoints: written atomically, two of the newest and the best k.
+"""Checkpoints: written atomically; the two newest and the k best are kept.
 
 A run's checkpoints/ holds last.ckpt (the newest), previous.ckpt (the one before, in case the newest is damaged) and
 best-STEP-METRIC.ckpt. runs/checkpoints.py finds them again.
@@ -42,8 +42,8 @@ class LastCheckpoint(Stepping, Checkpoint):
     """Keeps last.ckpt, written after an optimiser step, and previous.ckpt, from an earlier step.
 
     Lightning's ModelCheckpoint may save in the middle of a gradient accumulation, from where no run resumes exactly. And a run
-    that is saved between a step and its validation, and killed there, continues without it: its point is lost. Here
-    such a checkpoint says that it owes the validation, which callbacks/owed.py runs first; after it last.ckpt is written anew.
+    that is saved between a step and its validation, and killed there, resumes without the validation, whose point is lost. Here
+    such a checkpoint records that it owes the validation; callbacks/owed.py runs it first, and last.ckpt is written anew.
 
     Args:
         every_n_steps: optimiser steps between two checkpoints.
@@ -54,14 +54,14 @@ class LastCheckpoint(Stepping, Checkpoint):
         check_ranges("last.", LastCheckpoint.__init__, locals())
         self.every_n_steps, self.validation = every_n_steps, validation
         self._saved = (-1, False)  # last.ckpt's step, and whether it owes that step's validation
-        self._due = False  # before the validation that follows the step, and after it
+        self._due = False  # whether to save before and after the validation that follows
         self._settled = False
-        self._loads = False  # whether one that was written here is known to
-        self.owes_validation = False  # does a checkpoint that is written now
+        self._loads = False  # whether a checkpoint of this run is known to load
+        self.owes_validation = False  # whether a checkpoint written now owes its validation
 
     @property
     def saved_step(self) -> int:
-        """Of last.ckpt; of a run that has written none yet, the step at which it started."""
+        """The step of last.ckpt; before this run has written one, the step at which it started."""
         return self._saved[0]
 
     def state_dict(self) -> dict[str, Any]:
@@ -85,28 +85,28 @@ class LastCheckpoint(Stepping, Checkpoint):
                 self.save(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # Not at the end of the batch: from here Lightning continues as after the validation, in the middle of an epoch and at
-        # its end.
+        # Not at the end of the batch: from a checkpoint saved here Lightning resumes as after the validation, both within an
+        # epoch and at its end.
         if self._due and not self.owes_validation:
             self.save(trainer, owing=True)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.owes_validation = False  # before the best checkpoints are written, which hold its point
+        self.owes_validation = False  # before the best checkpoints are written, which include its point
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._due:
             self._due = False
-            self._settle(trainer)  # of a run that continues with its validation
+            self._settle(trainer)  # for a run that resumed with the validation it owed
             self.save(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.save(trainer)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._settle(trainer)  # of a run with no step left
+        self._settle(trainer)  # for a run with no steps left
 
     def save(self, trainer: Trainer, owing: bool = False) -> None:
-        """Writes last.ckpt, unless it is there; ``owing``: before the validation of its step, which is to come."""
+        """Writes last.ckpt, unless it is up to date; ``owing``: the validation of its step is still to come."""
         if trainer.fast_dev_run or (trainer.global_step, owing) == self._saved:
             return
         self.owes_validation = owing
@@ -114,11 +114,11 @@ class LastCheckpoint(Stepping, Checkpoint):
         self._saved = trainer.global_step, owing
 
     def _write(self, trainer: Trainer) -> None:
-        """Writes last.ckpt; the one that is there becomes previous.ckpt, unless it is the same step's."""
+        """Writes last.ckpt; the existing one becomes previous.ckpt, unless it is of the same step."""
         folder = Path(trainer.default_root_dir) / "checkpoints"
         new, last = folder / "new.ckpt", folder / "last.ckpt"
-        # The old two stay until the new one is whole: after a fall-back previous.ckpt may be the only good one. All
-        # processes are done with it: save_checkpoint ends with a barrier.
+        # The old two stay until the new one is complete: after a fallback previous.ckpt may be the only good one. All
+        # processes have then finished writing, since save_checkpoint ends with a barrier.
         trainer.save_checkpoint(new)
         if not self._loads:
             foreign = unknown_classes(new) if trainer.is_global_zero else []
@@ -135,7 +135,7 @@ class LastCheckpoint(Stepping, Checkpoint):
         trainer.strategy.barrier()
 
     def _settle(self, trainer: Trainer) -> None:
-        """Removes from checkpoints/ what is not part of the history that this run continues.
+        """Removes from checkpoints/ what is not part of the history that this run resumes.
 
         Only after the first batch: a start that fails earlier deletes nothing.
         """
@@ -145,7 +145,7 @@ class LastCheckpoint(Stepping, Checkpoint):
         folder, resumed = Path(trainer.default_root_dir) / "checkpoints", Path(trainer.ckpt_path or "")
         new, last = folder / "new.ckpt", folder / "last.ckpt"
         if new.exists() and resumed.parent.resolve() == folder.resolve() and resumed.name == new.name:
-            if whole_step(last) not in (None, whole_step(new)):  # the same step is written again after its validation
+            if whole_step(last) not in (None, whole_step(new)):  # not if it is the same step, before its validation
                 replace(last, folder / "previous.ckpt")
             replace(new, last)
         if resumed.name == "previous.ckpt" and last.exists() and whole_step(last) is None:
@@ -157,7 +157,7 @@ class LastCheckpoint(Stepping, Checkpoint):
 
 
 def check_loadable(name: str, kept: Mapping[str, Any]) -> None:
-    """UserError for what save_hyperparameters() of the class ``name`` has kept and no checkpoint is loaded with."""
+    """UserError if save_hyperparameters() of the class ``name`` kept a value that no checkpoint could be loaded with."""
     for key, value in kept.items():
         file = io.BytesIO()
         try:
@@ -169,14 +169,14 @@ def check_loadable(name: str, kept: Mapping[str, Any]) -> None:
 
 
 class MissingMetric(SettingError):
-    of_all_processes = True  # the first one says it
+    of_all_processes = True  # the first one prints it
 
 
 class BestCheckpoint(ModelCheckpoint):
-    """Lightning's, for runs that are killed and continue: it keeps what the run's history calls best.
+    """Lightning's ModelCheckpoint, for runs that are killed and resumed: it keeps what is best in the run's history.
 
-    A checkpoint that was beaten is deleted only when last.ckpt no longer refers to it: a run that is killed before that
-    continues from a last.ckpt to which it is the best. A metric that is not finite is never the best.
+    A checkpoint that was beaten is deleted only once last.ckpt no longer refers to it: a run that is killed before that
+    resumes from a last.ckpt for which it is the best. A metric that is not finite is never the best.
     """
 
     def __init__(self, **kwargs: Any):
@@ -202,12 +202,12 @@ class BestCheckpoint(ModelCheckpoint):
         super().on_validation_end(trainer, pl_module)
 
     def _check_monitors(self, trainer: Trainer, module: str) -> None:
-        """MissingMetric where this callback waits for what validation does not log.
+        """MissingMetric if this callback or an EarlyStopping waits for a metric that validation does not log.
 
-        Of an EarlyStopping it is known before training for a metric of validation alone: that one may look at a pass's end, at
-        what training logs. If it finds nothing there, cli/failures.py says so.
+        For an EarlyStopping this is certain before training only with a metric of validation: others may be logged by training
+        and checked at the end of an epoch. If it finds nothing there, cli/failures.py says so.
         """
-        # Before training, of several validation sets Lightning gives no metrics, and training's names are not known.
+        # Before training Lightning has no metrics of several validation sets, and training's names are not known.
         if trainer.sanity_checking and isinstance(trainer.val_dataloaders, Sequence | Mapping):
             return
         known = [name for name in trainer.callback_metrics if not (trainer.sanity_checking and name.startswith("train"))]
@@ -223,7 +223,7 @@ class BestCheckpoint(ModelCheckpoint):
             raise MissingMetric(setting, metric, logged, more=f", which {module} does not log in its validation")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The best ones of the history, in their present folder, as far as they exist."""
+        """Takes over the best checkpoints of the history, in their present folder, as far as they exist."""
         scores = {os.path.join(self.dirpath, Path(path).name): score for path, score in state_dict["best_k_models"].items()}
         # One answer for all processes, or they would wait for each other at the next validation.
         gone = self._trainer.strategy.broadcast([path for path in scores if not Path(path).exists()])
@@ -231,7 +231,7 @@ class BestCheckpoint(ModelCheckpoint):
             there = "the best checkpoint so far, is not there; the best of what follows is kept"
             print(f"warning: {gone[0]}, {there}", file=sys.stderr, flush=True)
         ranked = sorted((path for path in scores if path not in gone), key=scores.get, reverse=self.mode == "max")
-        self._beaten += ranked[self.save_top_k :]  # Lightning would drop none, ever, of a start that kept more
+        self._beaten += ranked[self.save_top_k :]  # Lightning would never drop those of a start that kept more
         scores = {path: scores[path] for path in ranked[: self.save_top_k]}
         first, kth = next(iter(scores), ""), next(reversed(scores), "")
         found = {"dirpath": self.dirpath, "best_k_models": scores, "best_model_path": first}
@@ -242,7 +242,7 @@ class BestCheckpoint(ModelCheckpoint):
         self._beaten.append(filepath)
 
     def drop_beaten(self) -> None:
-        """For the first process, when last.ckpt was written."""
+        """Deletes the beaten ones; for the first process, once last.ckpt is written."""
         kept = {Path(path).name for path in self.best_k_models}
         for path in self._beaten:
             if Path(path).name not in kept:
@@ -250,7 +250,7 @@ class BestCheckpoint(ModelCheckpoint):
         self._beaten = []
 
     def drop_others(self) -> None:
-        """For the first process of a run that continues: drops those of steps that it repeats, and those beaten before."""
+        """Deletes those of steps to be repeated, and those beaten before; for the first process of a resumed run."""
         kept = {Path(path).name for path in [*self.best_k_models, *self._beaten]}
         for path in Path(self.dirpath).glob("best-*.ckpt"):
             if path.name not in kept and BEST.fullmatch(path.name):
@@ -262,9 +262,9 @@ def _best_callbacks(trainer: Trainer) -> list[BestCheckpoint]:
 
 
 def best_of(model: type, monitor: str | None, mode: str | None) -> tuple[str, str]:
-    """best.monitor and best.mode, with what the user left out: the headline of the model's class, if it declares one.
+    """best.monitor and best.mode; left out by the user, they are the headline metric's, if the model's class declares one.
 
-    Of another metric mode is min where it is a loss or a perplexity; of others SettingError asks for it.
+    For another metric mode is min if it is a loss or a perplexity, else SettingError asks for it.
     """
     name, _, _, better = getattr(model, "headline", HEADLINE)
     monitor = monitor or name

@@ -1,8 +1,8 @@
-"""Where a masked language model is good and where it is not: what each row offers to copy. copy_slices.csv and TensorBoard.
+"""How well a masked language model predicts tokens that their row offers to copy, and others: copy_slices.csv and TensorBoard.
 
     --trainer.callbacks+ CopySlices
 
-A Transformer's head finds the token whose neighbour is the masked one's, and copies it; slots blur that (docs/LOG.md).
+A Transformer's head finds a token with the masked one's neighbour, and copies it; slots blur this (docs/LOG.md).
 """
 
 import math
@@ -29,11 +29,11 @@ AT_A_TIME = 2**22  # comparisons of two tokens
 class CopySlices(Measuring):
     """Mean negative log-likelihood of the validation by whether the masked token could be copied from its own row.
 
-    Six slices, and what belongs to none of them. The masked token occurs nowhere else in the row as the model sees it;
-    elsewhere, beside other neighbours; or elsewhere beside the same neighbour, left or right. Each for frequent tokens, the
-    first ones of the vocabulary (BPE's merges are ordered by frequency), and for rare ones. Other: tokens that masking left
-    as they are, and those that occur again only nearby. With the validation's own masks a slice holds the same tokens in
-    every run on the same data. Training is not affected. With `validate` the file is validate_copy_slices.csv.
+    Six slices, and one for the rest. In the row as the model sees it, the masked token occurs nowhere else; elsewhere, next to
+    other neighbours; or elsewhere next to the same neighbour, left or right. Each is split into frequent tokens, the first
+    ones of the vocabulary (BPE's merges are ordered by frequency), and rare ones. Other: tokens that masking left as they
+    are, and those that occur again only nearby. Validation's masks are fixed, so a slice holds the same tokens in every run
+    on the same data. Training is not affected. With `validate` the file is validate_copy_slices.csv.
 
     Args:
         near: tokens on each side that count as nearby, not as elsewhere, since the local convolution sees them.
@@ -106,20 +106,20 @@ class SliceSums(Exact):
 
 
 def copy_slices(ids: Tensor, positions: Tensor, labels: Tensor, mask_id: int, near: int, frequent: int) -> Tensor:
-    """The slice of each masked token, a place in SLICES; IGNORED where there is no target.
+    """The slice of each masked token, an index into SLICES; IGNORED where there is no target.
 
     Args:
         ids: (B, N) int64, masked.
         positions: (B, M) int64, of the masked tokens.
         labels: (B, M) int64, the original tokens.
-        mask_id: of the mask token; two of them are not the same neighbour.
-        near: tokens to each side that are not elsewhere.
+        mask_id: id of the mask token; two masks do not count as the same neighbour.
+        near: tokens on each side that do not count as elsewhere.
         frequent: ids below this are frequent.
 
     Returns:
         (B, M) int64.
     """
-    # So many masked tokens of each row at once: a long row has many, and each is compared with all tokens.
+    # Only so many masked tokens of each row at once: a long row has many, and each is compared with all tokens.
     width = max(1, AT_A_TIME // ids.numel())
     parts = zip(positions.split(width, 1), labels.split(width, 1), strict=True)
     return torch.cat([_slices(ids, *part, mask_id, near, frequent) for part in parts], 1)

@@ -1,4 +1,4 @@
-"""The loggers' curves, as right as perplexity.csv: every point that a checkpoint stands for, and none of them twice."""
+"""Keeps the loggers' curves as exact as perplexity.csv: every point up to a checkpoint, and none of them twice."""
 
 import json
 from collections.abc import Callable
@@ -15,31 +15,31 @@ from lit_linformer.utils.errors import UserError, first_line
 from lit_linformer.utils.files import write_text
 
 IDENTITIES = "loggers.json"
-Identities = dict[str, list[str]]  # {class of a logger: by what those of it find this run again}
+Identities = dict[str, list[str]]  # {logger class: the ids by which loggers of it find this run again}
 
 
 class Curves(Stepping):
-    """Opens the loggers when training begins, not before: of a fit that is refused none of them shows an empty run.
+    """Opens the loggers when training begins, not before, so that none shows an empty run for a fit that is refused.
 
-    Writes a step's points before its checkpoint, not after it, and has what is done again dropped where a logger can.
+    Writes a step's points before its checkpoint, not after it, and drops points that will be repeated if the logger can.
     (Lightning writes when all callbacks are done with the batch: a run that ends with its checkpoint would lose those points.)
 
     Args:
-        loggers: builds them, given what each knows this run by, if it goes on.
+        loggers: builds them, given the ids by which they know a resumed run.
     """
 
     def __init__(self, loggers: Callable[[Identities], list[Logger]]) -> None:
         self._loggers = loggers
         self.writers: list[Writer] = []
         self._points: dict[str, float] = {}
-        self._untrained: dict[str, float] = {}  # what the validation before training has measured
+        self._untrained: dict[str, float] = {}  # metrics of the validation before training
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.fast_dev_run:
             return
-        kept = Path(trainer.default_root_dir) / IDENTITIES  # of a run that begins it has just been deleted
+        kept = Path(trainer.default_root_dir) / IDENTITIES  # for a new run it has just been deleted
         known = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {}
-        if trainer.is_global_zero:  # alone: a database is made once
+        if trainer.is_global_zero:  # first and alone: a database must be created only once
             self._open(trainer, known)
             if (found := self._identities()) != known:
                 write_text(kept, json.dumps(found) + "\n")
@@ -64,8 +64,8 @@ class Curves(Stepping):
         return found
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # What was written after the last checkpoint, or by a start that wrote none, is written again. All points of a step
-        # are dropped: where only its validation is done again, the others are in the checkpoint.
+        # What was written after the last checkpoint, or by a start without one, is written again. All points of a step are
+        # dropped: if only its validation is repeated, the checkpoint holds the others.
         owed = owes_validation(trainer)
         step = trainer.global_step
         for writer in writers(trainer):
@@ -77,16 +77,16 @@ class Curves(Stepping):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         for writer in self.writers:
             writer.place = trainer.global_step
-        compat.log_train_step_now(trainer)  # Lightning does it again; nothing is written twice
+        compat.log_train_step_now(trainer)  # Lightning logs again later; nothing is written twice
         if self.stepped(trainer):
             step = None if compat.validation_follows(trainer) else trainer.global_step
             for writer in self.writers:
                 writer.release(step)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # One within an accumulation measures the step before, but comes after the checkpoint of that: it is a point of the next
-        # step, written with that, so that a run that continues from the checkpoint drops it. A validation after that step comes
-        # first: it would be at the same place.
+        # A validation within an accumulation measures the step before, but after that step's checkpoint: its points are held
+        # and written with the next step, so that a run resumed from the checkpoint drops them. If the next step has its own
+        # validation, that one wins: both would be at the same step.
         for writer in self.writers:
             writer.holding = not self.stepped(trainer) and not trainer.sanity_checking
             writer.place = trainer.global_step
@@ -112,7 +112,7 @@ class Curves(Stepping):
         self._points = checkpoint.get("points", {})
 
     def close(self, trainer: Trainer, failed: bool) -> None:
-        """When the process is done with the run, by whatever way."""
+        """Called when the process is done with the run, however it ended."""
         opened, self.writers = writers(trainer), []
         for writer in opened:
             writer.close(failed)

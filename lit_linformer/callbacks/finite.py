@@ -19,24 +19,24 @@ from lit_linformer.utils.weights import all_finite
 
 
 class NotFinite(UserError):
-    """What is not finite, which checkpoint is good, and what may help. Of all processes alike: the first one says it."""
+    """What is not finite, which checkpoint is good, and what may help. All processes raise it, the first one prints it."""
 
     of_all_processes = True
 
 
 class LossWatch:
-    """Whether each loss is finite. Of a GPU it waits for the forward pass only, while the backward pass keeps it busy."""
+    """Whether each loss is finite. With a GPU it waits for the forward pass only, while the backward pass keeps that busy."""
 
     KINDS = ("", "infinite", "nan")
 
     def __init__(self) -> None:
         self._value: Tensor | None = None
-        self._copied: Any = None  # when a GPU's loss has arrived in _value
+        self._copied: Any = None  # event: a GPU's loss has arrived in _value
         self._worst = 0  # of this optimiser step
-        self._steps = 0  # bad ones in a row
+        self._steps = 0  # bad steps in a row
 
     def note(self, loss: Tensor) -> None:
-        """Before the backward pass of ``loss``, of one element, or of several that have gradients given."""
+        """To be called before the backward pass of ``loss``, which has one element, or several if gradients are given."""
         loss = loss.detach().sum().reshape(1)
         if loss.device.type != "cuda":
             self._value = loss
@@ -48,10 +48,10 @@ class LossWatch:
         self._copied.record()
 
     def read(self, stepped: bool, precision_plugin: Any) -> int:
-        """The place in KINDS of the worst loss of this step, the present one or an earlier; 0 where none was bad.
+        """The index in KINDS of the worst loss of this step so far; 0: none was bad.
 
-        Where a gradient scaler is at work (16-mixed) that takes two steps in a row: a loss that overflows makes gradients
-        that do, and with those it leaves the step out, which harms nothing. It is no way out if the next one does too.
+        With a gradient scaler (16-mixed) it takes two bad steps in a row: a loss that overflows makes gradients overflow, and
+        the scaler then skips the step, which does no harm. But it does not help if the next step overflows, too.
         """
         if self._copied is not None:
             self._copied.synchronize()
@@ -69,11 +69,11 @@ class LossWatch:
 class Finite(Stepping):
     """Ends the run when a loss is not finite, refuses checkpoints of a model that is not, and says when a metric is not.
 
-    Of several processes each looks at its own loss, and callbacks/preemption.py ends all of them.
+    With several processes each watches its own loss, and callbacks/preemption.py ends all of them.
     """
 
     def __init__(self) -> None:
-        self.bad: tuple[int, int] | None = None  # the first step with a bad loss here, and its KIND
+        self.bad: tuple[int, int] | None = None  # the first step with a bad loss in this process, and its KIND
         self._losses = LossWatch()
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
@@ -102,7 +102,7 @@ class Finite(Stepping):
         self._check(trainer, pl_module)
 
     def _check(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """NotFinite, on all processes, where weights or the optimiser's state are not finite on one."""
+        """NotFinite, on all processes, if weights or the optimiser's state are not finite on any of them."""
         tensors = list(pl_module.parameters())
         tensors += [value for optimizer in trainer.optimizers for state in optimizer.state.values() for value in state.values()]
         step, kind = self.bad or (0, 0)
@@ -115,7 +115,7 @@ class Finite(Stepping):
 
 
 def _not_finite(trainer: Trainer, what: str, first: bool = False) -> NotFinite:
-    """first: in step 1, before any step of the optimiser."""
+    """first: in step 1, before the optimiser's first update."""
     last = callback_of(trainer, LastCheckpoint)
     path = Path(trainer.default_root_dir) / "checkpoints" / "last.ckpt"
     if last is None or not path.exists():
@@ -125,7 +125,7 @@ def _not_finite(trainer: Trainer, what: str, first: bool = False) -> NotFinite:
 
 
 def _remedies(trainer: Trainer, first: bool = False) -> str:
-    """Settings that make it less likely, with what they are now; at the first step not those that act from its end on."""
+    """Settings that make it less likely, with their present values; in step 1 without those that only act at its end."""
     lr, clip, precision = trainer.lightning_module.hparams.get("lr"), trainer.gradient_clip_val, str(trainer.precision)
     tries = []
     if not first:

@@ -1,4 +1,4 @@
-"""What stands on the screen before training."""
+"""What is printed before training."""
 
 from lightning.pytorch import LightningModule, Trainer
 
@@ -7,12 +7,12 @@ from lit_linformer.tasks.base import encoder_of
 from lit_linformer.utils.amounts import count
 from lit_linformer.utils.environment import cores, hardware, lacks_bfloat16
 
-Rows = list[tuple[str, str]]  # what, and what it is
-WIDTH, INDENT = 80, 12  # of a line, and of its second column, to which the longest split's name sets the data's lines, too
+Rows = list[tuple[str, str]]  # label and text
+WIDTH, INDENT = 80, 12  # of a line, and where its text begins, as it does in the data's lines after the longest split's name
 
 
 def header(trainer: Trainer, pl_module: LightningModule) -> Rows:
-    """Of the model, the machine, the training that begins, and the run's folder."""
+    """Lines about the model, the machine, the training that begins, and the run folder."""
     kind, size = type(pl_module).__name__, f"{count(count_parameters(pl_module))} parameters"
     encoder = encoder_of(pl_module)
     if encoder is not None:
@@ -42,7 +42,7 @@ def _device(trainer: Trainer) -> str:
 
 
 def _training(trainer: Trainer) -> str:
-    # Not trainer.estimated_stepping_batches: asked for this early, it keeps the loader's state from being restored.
+    # Not trainer.estimated_stepping_batches: read this early, it keeps the loader's state from being restored.
     ends = ((trainer.max_steps, "step"), (trainer.max_epochs or -1, "epoch"))
     limits = [f"{number:,} {unit}{'s' * (number != 1)}" for number, unit in ends if number > 0]
     rows = getattr(trainer.datamodule, "rows_per_step", None)
@@ -55,7 +55,7 @@ def _training(trainer: Trainer) -> str:
 
 
 def wrapped(rows: Rows, width: int = WIDTH) -> Rows:
-    """The same with lines of at most ``width``, broken at commas where there are any."""
+    """The same with lines of at most ``width``, broken at commas if there are any."""
     lines = []
     for label, text in rows:
         label, line = label.ljust(INDENT), ""

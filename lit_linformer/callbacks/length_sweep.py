@@ -1,4 +1,4 @@
-"""How a model does at other lengths than its own: validation perplexity, tokens/s and memory, while it trains or after.
+"""How a model does at lengths other than its own: validation perplexity, tokens/s and memory, while it trains or after.
 
     --trainer.callbacks+ LengthSweep --trainer.callbacks.lengths [64,128,256,512]
 
@@ -34,9 +34,9 @@ class LengthSweep(Measuring):
     """Measures the model on the validation text cut into rows of other lengths: length_sweep.csv, a figure, the loggers.
 
     The perplexity at a length is what `validate --data.max_length LENGTH` gives. Tokens/s are those of the forward pass,
-    over all processes, with the output matrix at the masked tokens. Peak memory is weights and activations of such a pass
-    on one process; on a GPU, reading it resets CUDA's own peak counter. Training is not affected. With `validate` the
-    file is validate_length_sweep.csv. One device, or several by DDP: sharded weights are not gathered.
+    over all processes, with the output matrix applied to the masked tokens. Peak memory is weights and activations of such
+    a pass on one process; on a GPU, reading it resets CUDA's own peak counter. Training is not affected. With `validate`
+    the file is validate_length_sweep.csv. For one device, or several with DDP: sharded weights are not gathered.
 
     Args:
         lengths: tokens in a row, bos included: from 8 to model.encoder.max_length.
@@ -93,7 +93,7 @@ class LengthSweep(Measuring):
             )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # A sweep at the end is younger than the last checkpoint: only the file has it.
+        # A sweep at the end is newer than the last checkpoint: only the file has it.
         path = Path(trainer.default_root_dir) / "length_sweep.csv"
         if trainer.global_step:
             in_file = [row | {name: int(row[name]) for name in COLUMNS[:3]} for row in read_rows(path)]
@@ -136,7 +136,7 @@ class LengthSweep(Measuring):
                 with trainer.precision_plugin.val_step_context():
                     return pl_module.net.nll(*inputs(batch))
 
-            if index == 0:  # done once more below, warm
+            if index == 0:  # run once more below, warm
                 peak = peak_memory(nll, pl_module)
             _synchronize(device)
             begin = time.perf_counter()
@@ -163,16 +163,16 @@ class LengthSweep(Measuring):
                 logger.figure("sweep/by_length", drawn, trainer.global_step)
 
     def _add(self, rows: list[dict[str, float]]) -> None:
-        """Of two rows for one step and length the later one is kept."""
+        """The later of two rows for the same step and length is kept."""
         found = self.rows | {(row["step"], row["length"]): dict(row) for row in rows}
         self.rows = dict(sorted(found.items()))
 
 
 class AllocatedTensors(compat.TorchDispatchMode):
-    """Counts the bytes of the tensors that operators make within it, and the most at a time: ``peak``.
+    """Counts the bytes of the tensors that operators create inside the context, and their maximum, ``peak``.
 
     Not the resident set: a process keeps what its last backward pass has freed, and a forward pass then adds nothing to it.
-    What an operator allocates inside itself is not seen; fused attention needs little.
+    What an operator allocates internally is not seen; fused attention needs little.
     """
 
     def __init__(self, known: Iterable[torch.Tensor]) -> None:
@@ -183,7 +183,7 @@ class AllocatedTensors(compat.TorchDispatchMode):
 
     @property
     def live(self) -> int:
-        """Bytes of those that have not been freed."""
+        """Bytes that have not been freed."""
         self._made = {key: size for key, size in self._made.items() if not key.expired()}
         return sum(self._made.values())
 
@@ -193,20 +193,20 @@ class AllocatedTensors(compat.TorchDispatchMode):
         return made
 
     def _count(self, made: Any) -> None:
-        """Tensors, one or several, in lists too."""
+        """made: a tensor, or nested lists of them."""
         if isinstance(made, list | tuple):
             for part in made:
                 self._count(part)
         if not isinstance(made, torch.Tensor):
             return
-        storage, live = made.untyped_storage(), self.live  # first: a key is an address, which may be a freed one's
+        storage, live = made.untyped_storage(), self.live  # `live` first: a key is an address, and may have been a freed one's
         if (key := StorageWeakRef(storage)) not in self._known and key not in self._made:
             self._made[key] = storage.nbytes()
             self.peak = max(self.peak, live + storage.nbytes())
 
 
 def peak_memory(step: Callable[[], Any], pl_module: LightningModule) -> float:
-    """Bytes of a module's weights and of what a call allocates beside them at most."""
+    """Bytes of a module's weights, plus the most that a call allocates besides them."""
     device, weights = pl_module.device, [*pl_module.parameters(), *pl_module.buffers()]
     size = sum(tensor.nbytes for tensor in weights)
     if device.type == "cuda":

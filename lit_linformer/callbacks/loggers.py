@@ -1,8 +1,8 @@
 """Loggers: where each writes in the run's folder, and how it shows a figure, a table, a value against tokens.
 
 TensorBoard, CSV, Weights & Biases and MLflow are Lightning's own classes; what this project adds to each is a Writer here. A
-logger of your own is a subclass of Lightning's Logger. It gets every point by `log_metrics`, and figures and tables where it
-has `log_image(key, images, step)` and `log_table(key, columns, data, step=step)`, as WandbLogger has them.
+logger of your own is a subclass of Lightning's Logger. It gets every point through `log_metrics`, and figures and tables if it
+has `log_image(key, images, step)` and `log_table(key, columns, data, step=step)`, as WandbLogger has.
 """
 
 import csv
@@ -21,13 +21,13 @@ from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoa
 from lit_linformer.callbacks.writer import Settings, Writer, markdown
 from lit_linformer.utils.errors import UserError
 
-PROJECT = "lit-linformer"  # what runs are filed under, where a logger has such a thing
+PROJECT = "lit-linformer"  # name of the project or experiment, for loggers that have such a thing
 
 
 class TensorBoard(Writer):
-    """Its page opens on the first two groups of names in their alphabet: train and val, with loss and perplexity.
+    """Its page expands the first two groups in alphabetical order: train and val, with loss and perplexity.
 
-    What else there is stands in groups behind them, folded.
+    Everything else is in groups after them, collapsed.
     """
 
     kind = TensorBoardLogger
@@ -40,7 +40,7 @@ class TensorBoard(Writer):
         self._write = lambda metrics, step: log({self.tag(name): value for name, value in metrics.items()}, step)
 
     def tag(self, name: str) -> str:
-        """watch/lr, watch/epoch, watch/tokens_per_second, watch_spectrum/…; other names are their own tags."""
+        """watch/lr, watch/epoch, watch/tokens_per_second, watch_spectrum/…; other names stay as they are."""
         if not (found := self.BEHIND.match(name)):
             return name
         if found[2]:
@@ -67,7 +67,7 @@ class TensorBoard(Writer):
     def begin_against_tokens(self, first: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        # A folder of its own: TensorBoard drops points by step, and would drop those against tokens as well.
+        # In a separate folder: TensorBoard drops points by step, and would drop those against tokens as well.
         self._by_tokens = SummaryWriter(os.path.join(self.logger.log_dir, "by_tokens"), purge_step=first)
 
     def against_tokens(self, name: str, value: float, tokens: int, step: int) -> None:
@@ -84,12 +84,12 @@ class TensorBoard(Writer):
 
     @classmethod
     def shown_by(cls, settings: Settings, folder: Path) -> str | None:
-        beside = settings["save_dir"] == str(folder)  # other runs, to be compared with
+        beside = settings["save_dir"] == str(folder)  # its parent shows other runs, too, for comparison
         return f"tensorboard --logdir {shlex.quote(str(folder.parent if beside else settings['save_dir']))}"
 
 
 class Table(Writer):
-    """metrics.csv, a row for all that is logged at once. Its figures are those in the run's folder."""
+    """metrics.csv, a row for everything logged at once. For figures there are those in the run folder."""
 
     kind = CSVLogger
     NAME, BEFORE = "metrics.csv", "metrics-before.csv"
@@ -99,7 +99,7 @@ class Table(Writer):
         return _in(folder, given)
 
     def open(self) -> None:
-        # Lightning begins by deleting the file that is there. Where this start is killed, too, the next one finds it set aside.
+        # Lightning begins by deleting an existing file. Set aside, it is there for the next start if this one is killed, too.
         table, before = (Path(self.logger.log_dir) / name for name in (self.NAME, self.BEFORE))
         if table.is_file() and not before.is_file():
             os.replace(table, before)
@@ -107,7 +107,7 @@ class Table(Writer):
     def drop(self, first: int) -> bool:
         if (before := Path(self.logger.log_dir) / self.BEFORE).is_file():
             with open(before, newline="", encoding="utf-8") as file:
-                # The last row of a start that was killed may be cut off: it comes after the last checkpoint.
+                # The last row of a killed start may be cut off, but it comes after the last checkpoint.
                 whole = [row for row in csv.DictReader(file) if None not in row.values()]
             rows = [{name: value for name, value in row.items() if value} for row in whole]
             self.logger.experiment.metrics[:0] = [row for row in rows if int(row["step"]) < first]
@@ -127,7 +127,7 @@ class WeightsAndBiases(Writer):
 
     def __init__(self, logger: WandbLogger) -> None:
         if not {"WANDB_QUIET", "WANDB_SILENT"} & os.environ.keys():
-            os.environ["WANDB_SILENT"] = "true"  # a screen of lines at each end; below is what is needed of them
+            os.environ["WANDB_SILENT"] = "true"  # a screenful at start and end; `open` prints what matters
         super().__init__(logger)
 
     def open(self) -> None:
@@ -142,7 +142,7 @@ class WeightsAndBiases(Writer):
         self.logger.experiment.log({name: value, "tokens": tokens})
 
     def close(self, failed: bool) -> None:
-        # Lightning leaves it to the interpreter's end, to which a forked process never comes.
+        # Lightning leaves this to the interpreter's exit, which a forked process never reaches.
         self.logger.experiment.finish(exit_code=int(failed))
 
     @classmethod
@@ -151,7 +151,7 @@ class WeightsAndBiases(Writer):
 
 
 class MLflow(Writer):
-    """A database and a folder of files in the run's folder, unless there is a server (tracking_uri, MLFLOW_TRACKING_URI)."""
+    """A database and a folder of files in the run folder, unless there is a server (tracking_uri, MLFLOW_TRACKING_URI)."""
 
     kind = MLFlowLogger
     packages = ("mlflow", "sqlalchemy", "alembic")
@@ -159,18 +159,18 @@ class MLflow(Writer):
 
     @classmethod
     def settings(cls, given: Settings, folder: Path, name: str, earlier: str | None) -> Settings:
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # it would report to its makers
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # it would send usage data to its makers
         os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
         logging.getLogger(MLFlowLogger.__module__).setLevel(logging.ERROR)  # "not found. Creating it."
         given = _filled(given, experiment_name=("lightning_logs", PROJECT), run_name=(None, name), run_id=(None, earlier))
         if given.get("tracking_uri") is None and given.get("save_dir") in (None, "./mlruns"):
-            # Not Lightning's folder of files: MLflow 3 refuses it.
+            # Instead of Lightning's default, a folder of files, which MLflow 3 refuses.
             given = given | {"tracking_uri": f"sqlite:///{folder / cls.STORE}"}
             given = _filled(given, artifact_location=(None, str((folder / cls.FILES).absolute())))
         return given
 
     def open(self) -> None:
-        self.logger.experiment.update_run(self.logger.run_id, status="RUNNING")  # it may be finished, or failed
+        self.logger.experiment.update_run(self.logger.run_id, status="RUNNING")  # an earlier start may have finished or failed
 
     def identity(self) -> str | None:
         return self.logger.run_id
@@ -194,7 +194,7 @@ WRITERS = (TensorBoard, Table, WeightsAndBiases, MLflow)
 
 
 def writer_of(kind: type[Logger]) -> type[Writer]:
-    """ValueError, in one line, where a package that the logger needs is not installed."""
+    """The Writer for a logger class; ValueError, in one line, if a package that it needs is not installed."""
     found = next((writer for writer in WRITERS if issubclass(kind, writer.kind)), Writer)
     if missing := [name for name in found.packages if importlib.util.find_spec(name) is None]:
         what = f"trainer.logger is {kind.__name__}, for which the package {missing[0]} is not installed"
@@ -203,16 +203,16 @@ def writer_of(kind: type[Logger]) -> type[Writer]:
 
 
 def writers(trainer: Trainer) -> list[Writer]:
-    """Of a run that trains, for its first process; none elsewhere."""
+    """The writers of a training run, on its first process; none elsewhere."""
     found = [callback.writers for callback in trainer.callbacks if hasattr(callback, "writers")]
     return found[0] if found and trainer.is_global_zero else []
 
 
 def _in(folder: Path, given: Settings) -> Settings:
-    """For loggers that would begin a folder of their own, version_0 and so on, with each start."""
+    """Sets the run folder for loggers that would otherwise begin a new one, version_0 and so on, at each start."""
     return given if given.get("save_dir") is not None else given | {"save_dir": str(folder), "name": "", "version": ""}
 
 
 def _filled(given: Settings, **defaults: tuple[Any, Any]) -> Settings:
-    """With ours, the second of two, where Lightning has its default, the first."""
+    """Replaces Lightning's defaults, the first of each pair, by ours, the second."""
     return given | {name: ours for name, (lightnings, ours) in defaults.items() if given.get(name) == lightnings}

@@ -1,4 +1,4 @@
-"""What callbacks share: running the model unnoticed by training, tables of what was seen."""
+"""What callbacks share: running the model without affecting training, and tables of what was measured."""
 
 import csv
 import io
@@ -20,11 +20,11 @@ from lit_linformer.runs.record import of_split
 from lit_linformer.utils.errors import UserError
 from lit_linformer.utils.files import write_text
 
-# What tells how a model does: metric, words, format, and which of two values is better.
+# The metric that says how a model does: its name, words, format, and which of two values is better.
 Headline = tuple[str, str, str, Callable[..., float]]
 HEADLINE: Headline = ("val/perplexity", "validation perplexity", ".2f", min)
 One = TypeVar("One", bound=Callback)
-# Why an EarlyStopping ends training, whatever its patience.
+# Why an EarlyStopping ends training at once, whatever its patience.
 AT_ONCE = {
     EarlyStoppingReason.STOPPING_THRESHOLD: "has reached {0.stopping_threshold:g}",
     EarlyStoppingReason.DIVERGENCE_THRESHOLD: "is beyond {0.divergence_threshold:g}",
@@ -33,7 +33,7 @@ AT_ONCE = {
 
 
 def headline(trainer: Trainer, pl_module: LightningModule) -> Headline:
-    """What the module declares, else what the best checkpoint goes by."""
+    """The module's, if it declares one, else the metric that decides which checkpoint is best."""
     if (declared := getattr(pl_module, "headline", None)) is not None:
         return declared
     for callback in trainer.checkpoint_callbacks:
@@ -43,23 +43,23 @@ def headline(trainer: Trainer, pl_module: LightningModule) -> Headline:
 
 
 def metrics(trainer: Trainer, of: str = "") -> dict[str, float]:
-    """What was logged last; of: "val" or "test", for that split's alone."""
+    """The values logged last; of: "val" or "test", for that split only."""
     return {name: float(value) for name, value in trainer.callback_metrics.items() if not of or of_split(name, of)}
 
 
 def tokens_seen(pl_module: LightningModule) -> int | None:
-    """Of a module that counts them; one's own may do it in a buffer, so that its checkpoints keep it."""
+    """Tokens so far, if the module counts them; a user's own may do so in a buffer, so that its checkpoints keep the number."""
     seen = getattr(pl_module, "tokens_seen", None)
     return None if seen is None else int(seen)
 
 
 def at_max_steps(trainer: Trainer) -> bool:
-    """Whether its last step is done. Several optimisers, whose steps all count, may step beyond max_steps in one batch."""
+    """Whether its last step is done. With several optimisers, whose steps all count, a batch may go beyond max_steps."""
     return 0 < trainer.max_steps <= trainer.global_step
 
 
 def is_whole(trainer: Trainer) -> bool:
-    """Whether the validation that runs is of all batches, not Lightning's try of a few before training."""
+    """Whether the present validation covers all batches, unlike Lightning's sanity check of a few before training."""
     return not trainer.sanity_checking or trainer.num_sanity_val_steps == float("inf")
 
 
@@ -70,11 +70,11 @@ def callback_of(trainer: Trainer, kind: type[One]) -> One | None:
 
 @contextmanager
 def unnoticed(pl_module: LightningModule) -> Iterator[None]:
-    """Eval mode and no gradients within; after it every module's mode and all random states are what they were."""
+    """Eval mode and no gradients inside the context; after it every module's mode and all random states are restored."""
     device = pl_module.device
     modes = [(module, module.training) for module in pl_module.modules()]
     numpy_state, python_state = np.random.get_state(), random.getstate()
-    # Of this process's GPU only: the state of all of them would start a CUDA context on each.
+    # Only for this process's GPU: saving the state of all would start a CUDA context on each.
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.no_grad():
         pl_module.eval()
         try:
@@ -87,7 +87,7 @@ def unnoticed(pl_module: LightningModule) -> Iterator[None]:
 
 
 class Stepping(Callback):
-    """Knows, at the end of a batch, whether the optimiser stepped: in an accumulation only the last batch does that."""
+    """Knows, at the end of a batch, whether the optimiser stepped: in an accumulation only the last batch has a step."""
 
     _step_before_batch = -1
 
@@ -98,19 +98,19 @@ class Stepping(Callback):
         return trainer.global_step != self._step_before_batch
 
     def passed(self, trainer: Trainer, every: int) -> bool:
-        """Whether a multiple of ``every`` is among the steps of this batch: of several optimisers it has several."""
+        """Whether a multiple of ``every`` is among this batch's steps, which are several with several optimisers."""
         return trainer.global_step // every > self._step_before_batch // every
 
 
 class Measuring(Callback):
-    """Measures something of its own after validations: while a run trains, and by `validate` of a checkpoint."""
+    """Measures something after validations, both while a run trains and when `validate` evaluates a checkpoint."""
 
-    every_n_validations = 1  # of a fit; 0: after none
+    every_n_validations = 1  # in fit; 0: never
     validations = 0
     _loaded_step = 0
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # Not on_validation_end: the checkpoints that are written there must hold what is measured.
+        # Not on_validation_end: the checkpoints that are written there must include what is measured.
         if trainer.sanity_checking:
             return
         if trainer.state.fn == "fit":
@@ -124,10 +124,10 @@ class Measuring(Callback):
         raise NotImplementedError
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        self._loaded_step = checkpoint["global_step"]  # `validate` does not restore the trainer's
+        self._loaded_step = checkpoint["global_step"]  # `validate` does not restore the trainer's step
 
     def refuse(self, trainer: Trainer, allowed: str) -> NoReturn:
-        """Where model or data are none that this can measure."""
+        """UserError: this cannot measure such a model or such data."""
         data = type(trainer.datamodule).__name__
         raise UserError(f"trainer.callbacks holds {type(self).__name__}, but data is {data}", allowed)
 
@@ -135,14 +135,14 @@ class Measuring(Callback):
         return trainer.global_step if trainer.state.fn == "fit" else self._loaded_step
 
     def file(self, trainer: Trainer, name: str) -> Path | None:
-        """Where in the run's folder this process writes: validate_NAME with `validate`; None: nowhere."""
+        """The file in the run folder that this process writes, validate_NAME with `validate`; None: none."""
         if not trainer.is_global_zero or trainer.fast_dev_run:
             return None
         return Path(trainer.default_root_dir) / (name if trainer.state.fn == "fit" else f"validate_{name}")
 
 
 class Clock:
-    """Seconds since a run began: those of its earlier starts, and those of this one."""
+    """Wall-clock time of a run in seconds: that of its earlier starts plus that of this one."""
 
     def __init__(self) -> None:
         self.before = 0.0
@@ -156,18 +156,18 @@ class Clock:
 
 
 def owes_validation(trainer: Trainer) -> bool:
-    """Whether a checkpoint that is written now, or that the run continues from, comes before its step's validation."""
+    """Whether a checkpoint written now, or the one that the run resumes from, precedes its step's validation."""
     return any(getattr(callback, "owes_validation", False) for callback in trainer.callbacks)
 
 
 def why_ended(trainer: Trainer) -> list[str]:
-    """Why training ended early, in words; nothing where it did not."""
+    """Why training ended early, in words; empty if it did not."""
     why = [f"{metric} {reason}" for metric, reason in stopped_early(trainer).items()]
     return why + ["the time is over that training was given"] * (out_of_time(trainer) and not at_max_steps(trainer))
 
 
 def stopped_early(trainer: Trainer) -> dict[str, str]:
-    """{metric: why} of the callbacks that have ended training by it; a checkpoint keeps that they did."""
+    """{metric: why} of each EarlyStopping that has ended training; checkpoints keep that it did."""
     return {one.monitor: why for one in trainer.early_stopping_callbacks if (why := _why_stopped(one))}
 
 
@@ -179,13 +179,13 @@ def _why_stopped(one: EarlyStopping) -> str:
 
 
 def out_of_time(trainer: Trainer) -> bool:
-    """Whether trainer.max_time, or a Timer of one's own, has ended training; a checkpoint keeps how long that took."""
+    """Whether trainer.max_time, or a user's own Timer, has ended training; checkpoints keep the time that has passed."""
     left = [one.time_remaining() for one in trainer.callbacks if isinstance(one, Timer)]
     return any(seconds is not None and seconds <= 0 for seconds in left)
 
 
 def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """A table with a header line, written atomically as by write_text; NaN where a row lacks what others have."""
+    """A table with a header line, written atomically as by write_text; NaN where a row lacks a column."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), restval=math.nan)
     writer.writeheader()
@@ -194,7 +194,7 @@ def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def say(trainer: Trainer, line: str) -> None:
-    """A line on the terminal of the first rank, above a live bar if there is one."""
+    """Prints a line on the first rank, above a live bar if there is one."""
     bar = trainer.progress_bar_callback
     if bar is not None:
         bar.print(line)

@@ -1,5 +1,7 @@
-"""What Lightning would leave out: the validation after the last step, and the one, or the end of a pass, that a run owes when
-it continues from a checkpoint that was written before it (callbacks/checkpoint.py)."""
+"""What Lightning would leave out: the validation after the last step, and what a resumed run owes.
+
+It owes a validation, or the end of an epoch, if its checkpoint was written just before that (callbacks/checkpoint.py).
+"""
 
 from typing import Any
 
@@ -11,14 +13,14 @@ from lit_linformer.utils import compat
 
 
 class LastValidation(Stepping):
-    """Training that ends between two validations ends with one, so that its best checkpoint and result know the last step.
+    """Ends training with a validation even between two of them, so that best checkpoint and result include the last step.
 
-    For Lightning it is a step after which a callback asks to stop: that one is validated in the ordinary place. Stands before
-    the callbacks that ask whether a validation follows, and behind the Timer of trainer.max_time, which asks to stop after any
-    batch: within an accumulation it has to wait for its step.
+    It asks Lightning to stop after the last step, which is then validated in the ordinary place. It comes before the callbacks
+    that ask whether a validation follows, and after the Timer of trainer.max_time, which asks to stop after any batch: within
+    an accumulation that has to wait for the step.
 
     Args:
-        validates: false leaves it out (last.validation).
+        validates: false: no such validation (last.validation).
     """
 
     def __init__(self, validates: bool = True) -> None:
@@ -38,12 +40,14 @@ class LastValidation(Stepping):
         if self._validates and (trainer.should_stop or at_max_steps(trainer) or last_epoch):
             trainer.should_stop = True
             if trainer.check_val_every_n_epoch is not None:
-                trainer.check_val_every_n_epoch = 1  # of the epochs that are left, which is this one
+                trainer.check_val_every_n_epoch = 1  # for the epochs left, which is only this one
 
 
 class Owed(Callback):
-    """What the step of the checkpoint still owes, before the next one, when all other callbacks have started: its validation,
-    and, after the last batch of a pass, that pass's end."""
+    """Runs what the checkpoint's step still owes before the next step, when all other callbacks have started.
+
+    This is its validation and, after the last batch of an epoch, the end of that epoch.
+    """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if owes_validation(trainer):
@@ -56,7 +60,7 @@ class Owed(Callback):
 
 
 def finish(trainer: Trainer) -> None:
-    """Of a run whose last step was done, but not its validation: Lightning ends it before it begins."""
+    """Validates the last step of a resumed run that owes only that: Lightning would end it before it begins."""
     if owes_validation(trainer):
         trainer.fit_loop.on_run_start()
         trainer.fit_loop.on_run_end()

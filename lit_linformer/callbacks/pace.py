@@ -1,4 +1,4 @@
-"""How long training still takes: by its steps so far, without the first, which compiles, and the validations that are due."""
+"""How long training will still take: from its steps so far, except the first, which compiles, and the validations to come."""
 
 from collections.abc import Callable
 
@@ -8,13 +8,13 @@ WARM = 1  # steps that do not count
 
 
 class Pace:
-    """Of one start of a run.
+    """The pace of one start of a run.
 
     Args:
-        seconds: those that training has taken so far; only differences count.
-        total: the run's steps; None where it has no end.
-        step: the last that was done.
-        validation: seconds that one takes; None: there was none yet.
+        seconds: gives the time that training has taken so far; only differences count.
+        total: the run's steps; None: it has no end.
+        step: the last one done.
+        validation: seconds of a validation; None: there was none yet.
     """
 
     def __init__(self, seconds: Callable[[], float], total: int | None, step: int, validation: float | None = None) -> None:
@@ -27,24 +27,24 @@ class Pace:
             self._warm = self._seconds(), step
 
     def per_step(self, step: int) -> float | None:
-        """Seconds; None before two steps."""
+        """Seconds per step; None before two steps."""
         if self._warm is None or step <= self._warm[1]:
             return None
         return (self._seconds() - self._warm[0]) / (step - self._warm[1])
 
     def validations(self, trainer: Trainer) -> int:
-        """How many are to come, the last one among them."""
+        """How many are still to come, the last one included."""
         if self.total is None or not trainer.enable_validation:
             return 0
         between = trainer.val_check_batch
-        if between is None or between == float("inf"):  # by the clock, or at the end of epochs whose length is not known
+        if between is None or between == float("inf"):  # by time, or at the end of epochs of unknown length
             return 1
         between *= trainer.check_val_every_n_epoch or 1
         done, end = (steps * trainer.accumulate_grad_batches for steps in (trainer.global_step, self.total))
         return end // between - done // between + (end % between > 0)
 
     def left(self, trainer: Trainer) -> float | None:
-        """Seconds; None where that is not known."""
+        """Seconds left; None: not known."""
         step = trainer.global_step
         each = self.per_step(step)
         if self.total is None or each is None:

@@ -1,4 +1,4 @@
-"""Records the validation perplexity, or another task's headline: a CSV that a script reads, curves, the best value."""
+"""Records the validation perplexity, or another task's headline metric: a CSV for scripts, curves, the best value."""
 
 import math
 from collections.abc import Callable
@@ -12,18 +12,18 @@ from lit_linformer.callbacks.observing import Clock, callback_of, headline, is_w
 from lit_linformer.callbacks.throughput import Throughput
 from lit_linformer.runs.folder import CURVE, PERPLEXITY
 
-FILES = {"val/perplexity": ("perplexity", PERPLEXITY)}  # its column and file; another metric's: its name, curve.csv
+FILES = {"val/perplexity": ("perplexity", PERPLEXITY)}  # column and file; for another metric: its name, and curve.csv
 
 
 class PerplexityCurve(Callback):
     """Writes perplexity.csv into the run folder, one row for each validation, and the curve against tokens into the loggers.
 
-    Of a module without val_perplexity it is curve.csv, with the module's headline, or what best.monitor names. A headline that
-    stands beside the perplexity, as recall's val/accuracy, is a column of its own.
+    For a module without val_perplexity it is curve.csv, with the module's headline metric, or the one that best.monitor names.
+    A headline metric besides the perplexity, such as recall's val/accuracy, has its own column.
 
-    With trainer.num_sanity_val_steps=-1 the first row is the untrained model's. Training is not affected. ``seconds`` are all
-    since the run began; with callback Throughput, training_seconds are without validation and checkpoints, and cpu_seconds
-    the first process's processor time in those: with one thread they compare models on a busy machine.
+    With trainer.num_sanity_val_steps=-1 the first row is the untrained model's. Training is not affected. ``seconds`` is the
+    run's wall-clock time; with callback Throughput, training_seconds leaves out validation and checkpoints, and cpu_seconds is
+    the first process's CPU time within these: with one thread it compares models even on a busy machine.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class PerplexityCurve(Callback):
         self._clock = Clock()
         self._trained_before = {"training_seconds": 0.0, "cpu_seconds": 0.0}
         self._throughput: Throughput | None = None
-        self._name = self._column = ""  # of what is recorded
+        self._name = self._column = ""  # of the recorded metric
 
     def state_dict(self) -> dict[str, Any]:
         return {"seconds": self._clock.seconds(), "trained": self._trained(), "rows": [dict(row) for row in self.rows]}
@@ -57,7 +57,7 @@ class PerplexityCurve(Callback):
                 logger.against_tokens(f"{self._name}_by_tokens", first[self._column], first["tokens"], 0)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if hasattr(pl_module, "val_perplexity"):  # in all its digits; what is logged is a float32
+        if hasattr(pl_module, "val_perplexity"):  # in full precision; the logged value is a float32
             value = pl_module.val_perplexity.compute().item()  # on every rank: a sum over all of them
             self._record(trainer, pl_module, "val/perplexity", value, min)
 
@@ -84,13 +84,13 @@ class PerplexityCurve(Callback):
         if trainer.is_global_zero:
             if not trainer.fast_dev_run:
                 write_csv(Path(trainer.default_root_dir) / file, self.rows)
-            for logger in writers(trainer) if not trainer.sanity_checking else ():  # those points wait for training
+            for logger in writers(trainer) if not trainer.sanity_checking else ():  # written when training begins
                 logger.points({f"{name}_best": best}, trainer.global_step)
                 if tokens is not None:
                     logger.against_tokens(f"{name}_by_tokens", value, tokens, trainer.global_step)
 
     def _trained(self) -> dict[str, float]:
-        """Seconds in training alone, resumed ones added up; nothing without Throughput."""
+        """Seconds of training alone, earlier starts included; empty without Throughput."""
         if self._throughput is None:
             return {}
         spent = self._throughput.totals()

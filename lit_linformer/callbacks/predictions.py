@@ -13,15 +13,15 @@ from lit_linformer.utils.files import json_text, write_lines
 
 FILE = "predictions.jsonl"
 LONGEST = 300  # characters of a text on the terminal
-SHOWN = 10  # rows of `predict` on the terminal, of more the first ones
+SHOWN = 10  # rows of `predict` on the terminal, the first ones
 
 
 class PredictionWriter(Callback):
     """Prints the first texts with their most probable fillings or labels, and writes all as JSON lines.
 
-    A task's predict_step gives a list of records: {text, mask?, top: [{token or label, probability}, …]} or {text, value}. What
-    a module of your own gives otherwise, a tensor say, is written a row a line, and not printed. Where a batch has an `index`,
-    the number of each record's text (of R records (R,)), the records are put in that order.
+    A task's predict_step returns a list of records: {text, mask?, top: [{token or label, probability}, …]} or {text, value}.
+    Anything else that a module of your own returns, such as a tensor, is written one row per line, and not printed. If a batch
+    has an `index`, (R,) for R records, which numbers their texts, the records are sorted by it.
     """
 
     def __init__(self) -> None:
@@ -57,11 +57,11 @@ class PredictionWriter(Callback):
 
 
 class EvaluationWriter(Callback):
-    """Writes each row of an evaluation, for the analysis of errors.
+    """Writes each row of an evaluation, for error analysis.
 
-    A line: split; line, or row, its number there; text, or a pair's [text, text]; label, the gold one, where there is one;
-    prediction and probabilities by class, or the value of a regression. Rows that are no texts have index instead of line and
-    text.
+    A line has split; line, or row, its number there; text, or a pair's [text, text]; label, the gold one, if there is one;
+    prediction and probabilities by class, or the value of a regression. Rows that are not texts have index instead of line
+    and text.
     """
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -73,7 +73,7 @@ class EvaluationWriter(Callback):
 
 
 def write_evaluation(trainer: Trainer, pl_module: LightningModule, kind: str) -> None:
-    """Of a module that classifies rows; nothing of others."""
+    """Writes the rows that a module has classified; nothing for other modules."""
     data, found = trainer.datamodule, getattr(pl_module, "results", None)
     task = getattr(pl_module, "text_task", None)
     results = list(found.values()) if isinstance(found, dict) and task is not None else []
@@ -89,7 +89,7 @@ def write_evaluation(trainer: Trainer, pl_module: LightningModule, kind: str) ->
 
 
 def evaluated(data: Any, split: str, result: dict[str, Any], pl_module: Any) -> Iterator[dict[str, Any]]:
-    """Records of a split in the order of its file; `result`: what `Scores.results` gives, with logits."""
+    """Records of a split in the order of its file; `result`: what `Scores.results` returns, with logits."""
     task, targets, numbers = pl_module.text_task, result["targets"], result["index"].tolist()
     labels = [None] * len(numbers) if targets is None else [as_given(target) for target in targets.tolist()]
     rows = zip(numbers, labels, pl_module.predicted(result["logits"]), strict=True)
@@ -97,14 +97,14 @@ def evaluated(data: Any, split: str, result: dict[str, Any], pl_module: Any) -> 
     for number, told in _told(data, split, numbers):
         if row is None:
             return
-        if row[0] == number:  # not where trainer.limit_val_batches has left it out
+        if row[0] == number:  # else trainer.limit_val_batches has left it out
             label = {} if row[1] is None else {"label": task.label_name(row[1])}
             yield {"split": split, **told, **label, **row[2]}
             row = next(rows, None)
 
 
 def _told(data: Any, split: str, numbers: list[int]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The number of each row of the split, and where it stands and what it says; of rows that are no texts those evaluated."""
+    """Number, place in the file and text of each row of the split; if rows are not texts, the numbers of those evaluated."""
     if not hasattr(data, "evaluated_texts"):
         yield from ((number, {"index": number}) for number in numbers)
         return
@@ -150,7 +150,7 @@ def _records(outputs: Any) -> list[dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it, however deep tensors and arrays lie in it."""
+    """Converted for JSON, however deeply tensors and arrays are nested in it."""
     if isinstance(value, dict):
         return {key: _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -159,5 +159,5 @@ def _plain(value: Any) -> Any:
 
 
 def _name(found: dict[str, Any]) -> str:
-    """A label, or a token; one of white space only, a line feed say, as it is written in Python."""
+    """A label, or a token; one of only white space, such as a line feed, as a Python literal."""
     return found["label"] if "label" in found else found["token"].strip() or repr(found["token"])

@@ -23,10 +23,9 @@ from lit_linformer.utils.signals import Stopped, requeue, watch
 class Preemption(Stepping, Checkpoint):
     """Stops all processes of a run after the same optimiser step: on a signal with last.ckpt written, on a bad loss without.
 
-    Not a signal later than the step: that one is finished, and so is a validation that has begun; one that has not is done by
-    the run that goes on. Lightning's own handlers
-    (which RunTrainer leaves out) send messages to the other processes from within the signal, which may hang, and save in
-    the middle of an accumulation.
+    After a signal the step is finished, and so is a validation that has begun; one that has not is left to the resumed run.
+    Lightning's own handlers (which RunTrainer leaves out) send messages to the other processes from within the handler, which
+    may hang, and save in the middle of an accumulation.
     """
 
     def __init__(self, finite: Finite) -> None:
@@ -36,7 +35,7 @@ class Preemption(Stepping, Checkpoint):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         watch.training = True
-        if watch.received:  # in a place that lets no exception out, a destructor say
+        if watch.received:  # in code that lets no exception out, such as a destructor
             raise Stopped(128 + watch.received)
         if dist.is_available() and dist.is_initialized() and trainer.world_size > 1:
             self._group = dist.new_group(backend="gloo", timeout=compat.timeout(trainer.strategy))
@@ -66,7 +65,7 @@ class Preemption(Stepping, Checkpoint):
             self._stop(trainer, owing=True)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.sanity_checking or at_max_steps(trainer) or not self.stepped(trainer):  # which is within an accumulation
+        if trainer.sanity_checking or at_max_steps(trainer) or not self.stepped(trainer):  # within an accumulation
             return
         if not self._agreed:  # a signal that came during the validation does not wait for one more step
             answer = self._agree((0, 0))
@@ -78,21 +77,21 @@ class Preemption(Stepping, Checkpoint):
         self._take_answer()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        # Of the processes that Lightning has started on this machine, the one that ended first and took the others with it.
+        # Of the processes that Lightning started on this machine, tell which ended first and took the others with it.
         started = getattr(trainer.strategy.launcher, "procs", None) or []
         processes = [process for process in started if isinstance(process, subprocess.Popen)]
         if isinstance(exception, Stopped | NotFinite):
-            for process in processes if not watch.training else []:  # that did not agree on it, and may have had no signal
+            for process in processes if not watch.training else []:  # they have not agreed on it, and may have had no signal
                 process.terminate()
         else:
             _tell_first(processes)
-        # Lightning's watch over them kills this process, too, once it finds that one has ended: this one is about to.
+        # Lightning's watcher would kill this process, too, once it finds that one has ended; this one is about to end itself.
         started.clear()
 
     def _agree(self, bad: tuple[int, int]) -> tuple[int, int, int]:
-        """The signal that any process has had, and the step and kind of a bad loss: the same numbers on all of them.
+        """The signal that any process has received, and the step and kind of a bad loss: the same numbers on all of them.
 
-        With several, as of the step before: they ask each other while the next step is computed.
+        With several processes, as of the step before: they communicate while the next step is computed.
         """
         if self._group is None:
             return watch.received, 0, 0
@@ -112,7 +111,7 @@ class Preemption(Stepping, Checkpoint):
         self._take_answer()
         if (last := callback_of(trainer, LastCheckpoint)) is not None:
             last.save(trainer, owing)
-        trainer.strategy.barrier()  # the checkpoint is whole before any process ends, which ends the others
+        trainer.strategy.barrier()  # the checkpoint must be complete before any process ends, which ends the others
         name = signal.Signals(self._agreed).name
         if trainer.is_global_zero:
             print(f"stopped by {name} at step {trainer.global_step}; --ckpt_path last goes on", flush=True)
@@ -122,7 +121,7 @@ class Preemption(Stepping, Checkpoint):
 
 
 def interrupted(trainer: Trainer) -> Stopped:
-    """Ends the program as Ctrl-C does, after a KeyboardInterrupt of the user's own code, and says so.
+    """Says that a KeyboardInterrupt of the user's own code ends the run; returns what ends the program as Ctrl-C does.
 
     Nothing is saved: unlike a signal, it did not wait for the end of a step.
     """
@@ -138,8 +137,8 @@ def interrupted(trainer: Trainer) -> Stopped:
 
 
 def _tell_first(processes: list[subprocess.Popen]) -> None:
-    """Says which process has ended, and how; it may have been why the others did."""
-    until = time.monotonic() + 2.0  # its connections are closed a moment before its end is known
+    """Says which process has ended, and how; it may be why the others did."""
+    until = time.monotonic() + 2.0  # its connections close a moment before its end is known
     while processes and not any(process.poll() for process in processes) and time.monotonic() < until:
         time.sleep(0.05)
     for rank, process in enumerate(processes, 1):

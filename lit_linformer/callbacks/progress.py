@@ -18,13 +18,13 @@ from lit_linformer.model.ranges import Count, check_ranges
 from lit_linformer.tasks.base import encoder_of
 from lit_linformer.utils.amounts import clock, count
 
-EARLY = 5  # steps after which the time left is first told
+EARLY = 5  # steps after which the time left is first shown
 
 
 class Progress(ProgressBar):
-    """Loss, the task's headline metric and throughput (the callback's, where there is one) against optimiser steps.
+    """Shows loss, the task's headline metric and throughput (with the callback Throughput) as optimiser steps go by.
 
-    The loss is the mean since the line before: one batch's, which the loggers have, is noisy.
+    The loss is the mean since the line before: a single batch's, which the loggers have, is noisy.
 
     Args:
         every_n_steps: optimiser steps between two readings of the loss, and between two lines where there is no terminal.
@@ -38,12 +38,12 @@ class Progress(ProgressBar):
         self.live = sys.stdout.isatty() if live is None else live
         self._enabled = True
         self._console, self._bar = None, None
-        self._read, self._validated = [], []  # what the line below the bar shows, of the last reading and validation
+        self._read, self._validated = [], []  # values below the bar: of the last reading, and of the last validation
         self._marked_step = -1
-        self._losses, self._batches = 0.0, 0  # since the last line: their sum, on the device until it is read
+        self._losses, self._batches = 0.0, 0  # since the last line; the sum stays on the device until it is read
         self._throughput: Throughput | None = None
-        self._pace = Pace(time.monotonic, None, 0)  # another one when training begins
-        self._early: int | None = None  # the step at which the time left is told for the first time, until it is
+        self._pace = Pace(time.monotonic, None, 0)  # replaced when training begins
+        self._early: int | None = None  # the step at which the time left is first shown; None afterwards
         self._clock, self._validation_began = Clock(), 0.0
         self._marks: dict[str, tuple[float, int]] = {}  # first, best and last: (metric, step)
         self._metric = ""  # its name
@@ -75,7 +75,7 @@ class Progress(ProgressBar):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._clock.start()
         metric, *_ = headline(trainer, pl_module)
-        if self._metric not in ("", metric):  # of an earlier start
+        if self._metric not in ("", metric):  # an earlier start's was another
             self._marks = {}
         self._metric = metric
         if self.live and self._enabled:
@@ -96,12 +96,12 @@ class Progress(ProgressBar):
         self._throughput = callback_of(trainer, Throughput)
         self._marked, self._marked_step = Totals(), trainer.global_step
         steps = trainer.estimated_stepping_batches
-        if not pl_module.automatic_optimization:  # each of its optimisers counts its steps, one a batch as a rule
+        if not pl_module.automatic_optimization:  # the steps of all its optimisers count, usually one each per batch
             most = trainer.max_steps if trainer.max_steps > 0 else float("inf")
             steps = min(steps * len(trainer.optimizers), most)
         total = None if steps < 0 or steps == float("inf") else int(steps)
         seconds = time.monotonic if self._throughput is None else lambda: self._throughput.totals().seconds
-        self._pace = Pace(seconds, total, trainer.global_step, self._pace.validation)  # of the one before training
+        self._pace = Pace(seconds, total, trainer.global_step, self._pace.validation)  # timed before training
         self._early = trainer.global_step + EARLY
         if self._console is not None:
             self._bar = self._bar or _Bar(self._console)
@@ -109,7 +109,7 @@ class Progress(ProgressBar):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
         step, total = trainer.global_step, self._pace.total
-        if isinstance(outputs, Mapping) and "loss" in outputs:  # not of a module that optimises by itself
+        if isinstance(outputs, Mapping) and "loss" in outputs:  # not with manual optimisation
             self._losses, self._batches = self._losses + outputs["loss"].detach(), self._batches + 1
         if step == self._marked_step:
             return
@@ -136,7 +136,7 @@ class Progress(ProgressBar):
             self._read = [*loss, *cells(rates)]
             self._bar.show(step, left, self._values())
             return
-        # What else is measured is TensorBoard's and result.json's.
+        # Everything else that is measured is in TensorBoard and result.json.
         end = [] if left is None else [f"{clock(left)} left"]
         self.print("  ".join([f"step {step}/{total}" if total else f"step {step}", *loss, *brief(rates), *end]))
 
@@ -180,7 +180,7 @@ class Progress(ProgressBar):
         _, words, form, _ = headline(trainer, pl_module)
         rows: Rows = []
         if self._marks:
-            # A checkpoint keeps those that are finite.
+            # Not always all: checkpoints keep only finite ones.
             known = [name for name in ("first", "best", "last") if name in self._marks]
             shown = {name: f"{self._marks[name][0]:{form}}" for name in known}
             width = max(map(len, shown.values()))
@@ -195,7 +195,7 @@ class Progress(ProgressBar):
         self._tell([*rows, ("time", ", ".join(time_and_speed))])
 
     def _values(self) -> list[str]:
-        """What stands below the bar, the most telling first."""
+        """The values below the bar, the most important first."""
         return self._read[:1] + self._validated + self._read[1:]
 
     def _mark(self, value: float, step: int, better: Any) -> None:
@@ -206,7 +206,7 @@ class Progress(ProgressBar):
         self._marks["last"] = (value, step)
 
     def _tell_time(self, trainer: Trainer) -> None:
-        """When the first steps are done: an estimate."""
+        """Shows an estimate of the time left, after the first steps."""
         left, each = self._pace.left(trainer), self._pace.per_step(trainer.global_step)
         if left is None or each is None:
             return
@@ -220,7 +220,7 @@ class Progress(ProgressBar):
         self._tell([("estimated", f"{clock(left)} left: {steps}{checks}")])
 
     def _tell(self, rows: Rows) -> None:
-        """Rows of a header or a table, the same on a terminal as elsewhere but for colour."""
+        """Prints the rows of a header or a table, in colour on a terminal."""
         width = WIDTH if self._console is None else min(WIDTH, self._console.width)
         for label, text in wrapped(rows, width):
             if self._console is None:
@@ -237,7 +237,7 @@ class Progress(ProgressBar):
 
 
 class _Bar:
-    """The live bar, and a line of values below it, for which there is no room beside it on 80 columns."""
+    """The live bar, and a line of values below it, since 80 columns have no room for them beside it."""
 
     def __init__(self, console: Any) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -261,7 +261,7 @@ class _Bar:
         self._count("train", total, step)
 
     def show(self, step: int, left: float | None = None, values: list[str] | None = None) -> None:
-        """What is given changes."""
+        """Updates what is given."""
         if left is not None:
             self._ends = time.monotonic() + left
         fields: dict[str, Any] = {} if values is None else {"values": values}
@@ -270,7 +270,7 @@ class _Bar:
         self._bar.update(self._task, completed=step, **fields)
 
     def validate(self, batches: int | None) -> None:
-        """Counts batches, until `train` is back at the steps."""
+        """Counts validation batches, until `train` returns to the steps."""
         task = self._bar.tasks[0]
         self._steps = task.total, task.completed
         self._count("validate", batches, 0)
@@ -284,7 +284,7 @@ class _Bar:
 
     def _count(self, what: str, total: float | None, completed: float) -> None:
         self._bar.update(self._task, description=what, completed=completed)
-        self._bar.tasks[0].total = total  # which update leaves as it is where None is given: of a run without an end
+        self._bar.tasks[0].total = total  # `update` would ignore None, for a run without an end
 
     def stop(self) -> None:
         self._bar.update(self._task, left="")
@@ -292,7 +292,7 @@ class _Bar:
 
 
 def _fitting(values: list[str], width: int) -> str:
-    """As many as there is room for."""
+    """As many values as there is room for."""
     line = ""
     for value in values:
         longer = f"{line}  {value}" if line else value

@@ -1,4 +1,4 @@
-"""The outcome of a run, for scripts: result.json after fit, validate.json and test.json after those."""
+"""The outcome of a run, for scripts: result.json after fit, validate.json and test.json after validate and test."""
 
 import math
 from pathlib import Path
@@ -15,12 +15,12 @@ from lit_linformer.utils.files import write_json
 
 
 class RunResult(Callback):
-    """Writes the final metrics, those of the best validation, and where it ran, into the run directory.
+    """Writes the final metrics, those of the best validation, and where it ran, into the run folder.
 
     Args:
-        monitor: the metric that says which validation was best.
-        mode: min, or max where higher is better.
-        command: the command line; of a run that was continued the last one's, as with hardware and versions.
+        monitor: the metric that decides which validation was best.
+        mode: min, or max if higher is better.
+        command: the command line; for a resumed run the last one, as for hardware and versions.
     """
 
     def __init__(self, monitor: str = "val/perplexity", mode: str = "min", command: str | None = None) -> None:
@@ -35,22 +35,22 @@ class RunResult(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._clock.before = state_dict["seconds"]
-        if state_dict.get("by", [self.monitor, self.mode]) == [self.monitor, self.mode]:  # as the best checkpoints
+        if state_dict.get("by", [self.monitor, self.mode]) == [self.monitor, self.mode]:  # as for the best checkpoints
             self.best = state_dict["best"]
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["metrics"] = self._metrics_before | metrics(trainer)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        # A run that continues near its end has no validation left, or no step.
+        # A run resumed near its end may have no validation left, or no step.
         self._metrics_before = checkpoint.get("metrics", {})
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._clock.start()
         if trainer.is_global_zero and not trainer.fast_dev_run:
-            for name in (RESULT, PRUNED):  # a run that continues is not finished
+            for name in (RESULT, PRUNED):  # a resumed run is not finished
                 (Path(trainer.default_root_dir) / name).unlink(missing_ok=True)
-            # At the start: later the checkout may be at another commit than the code that runs.
+            # At the start: later the checkout may be at another commit than the running code.
             self.environment = environment(str(trainer.strategy.root_device)) | {"processes": trainer.world_size}
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

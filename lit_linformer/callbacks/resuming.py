@@ -1,6 +1,6 @@
-"""What a run of any LightningModule needs to go on as it would have, and with the optimiser's settings that it is given now.
+"""What a run of any LightningModule needs to resume exactly, and with the optimiser settings that it is given now.
 
-TrainingModule (tasks/base.py) does all of it by itself, in a Trainer of one's own too.
+TrainingModule (tasks/base.py) does all of this by itself, in a user's own Trainer, too.
 """
 
 import random
@@ -17,27 +17,26 @@ from lit_linformer.runs.checkpoints import take_training_weights
 from lit_linformer.tasks.base import batches_before, seeds_at
 from lit_linformer.utils import compat
 
-Settings = dict[str, Any]  # of a parameter group, but for its parameters
-# Hooks of the module that Lightning calls after the callbacks', one of which writes the checkpoint: what they change, the
-# weights of a teacher say, would be in the next one.
+Settings = dict[str, Any]  # a parameter group without its parameters
+# Hooks of the module that Lightning calls after those of the callbacks, one of which writes the checkpoint: what they change,
+# such as the weights of a teacher, would only be in the next one.
 OWN_HOOKS = ("on_train_batch_end", "on_validation_end")
 
 
 class Resuming(Callback):
-    """Seeds each batch, calls the module's hooks before a checkpoint is written, and gives a restored optimiser those of its
-    settings that have changed.
+    """Seeds each batch, calls the module's hooks before a checkpoint is written, and applies changed optimiser settings.
 
-    Lightning restores the optimiser's groups as they were, with the rate that a scheduler had made of the earlier start's.
-    Where this start is given another rate, rate and schedule are multiplied by new / old; other settings are replaced.
+    Lightning restores the optimiser's parameter groups as they were, with the learning rate that a scheduler had reached. If
+    this start is given another rate, that and the schedule are multiplied by new / old; other settings are replaced.
     """
 
     def __init__(self) -> None:
-        self._given: list[list[Settings]] = []  # a list an optimiser, as configure_optimizers has made it
-        self._before: list[list[Settings]] = []  # the same of the start that wrote the checkpoint
-        self._limits: dict[str, list[Any]] = {}  # of each EarlyStopping, whatever its patience
+        self._given: list[list[Settings]] = []  # a list for each optimiser, as made by configure_optimizers
+        self._before: list[list[Settings]] = []  # the same for the start that wrote the checkpoint
+        self._limits: dict[str, list[Any]] = {}  # of each EarlyStopping, besides its patience
         self._limits_before = self._limits
-        self._seeded = -1  # the pass for which that is done
-        self.owes_end = False  # of a pass, after whose last batch the checkpoint was written
+        self._seeded = -1  # the epoch for which that is done
+        self.owes_end = False  # of an epoch: the checkpoint was written after its last batch
         self._own: dict[str, Callable[..., None]] = {}  # the module's OWN_HOOKS
 
     def state_dict(self) -> dict[str, Any]:
@@ -48,7 +47,7 @@ class Resuming(Callback):
         self._limits_before = state_dict.get("limits", {})
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        if trainer.state.fn == "fit" and (weights := take_training_weights(checkpoint)):  # whether it still averages or not
+        if trainer.state.fn == "fit" and (weights := take_training_weights(checkpoint)):  # whether this run averages or not
             pl_module.load_state_dict(weights, strict=False)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -81,19 +80,19 @@ class Resuming(Callback):
             _seed(begun, 0)
 
     def restored(self, trainer: Trainer) -> None:
-        """When all that a checkpoint holds is in its place; of a run that begins, too.
+        """Called when everything in a checkpoint is restored; for a new run, too.
 
-        Now Lightning asks the loader for its iterator, and a plain one shuffles by what torch draws, on all processes alike.
-        Of a checkpoint written at a pass's end it is the next pass's, of one within a pass the same once more.
+        Next Lightning asks the loader for its iterator, and a plain one shuffles by torch's random state, the same on all
+        processes: for a checkpoint from an epoch's end the next epoch's, for one within an epoch the same once more.
         """
         for stopping, patience in zip(trainer.early_stopping_callbacks, self._patience, strict=True):
             stopping.patience = patience
-            stopping.strict &= not trainer.ckpt_path  # what the pass has logged so far, a mean of it say, is in no checkpoint
+            stopping.strict &= not trainer.ckpt_path  # no checkpoint has what the epoch has logged, such as a mean
             if self._limits[stopping.state_key] != self._limits_before.get(stopping.state_key):
                 stopping.stopping_reason = EarlyStoppingReason.NOT_STOPPED
-        trainer.should_stop = bool(stopped_early(trainer)) or out_of_time(trainer)  # stays ended
+        trainer.should_stop = bool(stopped_early(trainer)) or out_of_time(trainer)  # a run that has ended stays ended
         if trainer.ckpt_path:
-            trainer.num_sanity_val_steps = 0  # Lightning would validate once more after a pass's end
+            trainer.num_sanity_val_steps = 0  # Lightning would validate once more after an epoch's end
         _begin_the_right_pass(trainer)
         batches = trainer.fit_loop.epoch_loop.batch_progress
         if batches.is_last_batch and batches.current.completed < batches.current.ready:
@@ -115,14 +114,14 @@ class Resuming(Callback):
 
 
 def _already_called(*arguments: Any) -> None:
-    """By Resuming, in the module's place."""
+    """In place of a module's hook, which Resuming calls itself."""
 
 
 def _begin_the_right_pass(trainer: Trainer) -> None:
-    """Of a run that goes on after its end, which Lightning counts as the end of a pass, wherever in one it was.
+    """For a run resumed after its end, which Lightning counts as the end of an epoch even if it was within one.
 
-    A pass with batches left goes on. One without any has a next one: with max_steps and max_epochs Lightning would do the same
-    pass again, which has nothing to do, and count one more.
+    An epoch with batches left goes on. Without any, the next one begins: with max_steps and max_epochs Lightning would run the
+    same epoch again, which has nothing left to do, and count one more.
     """
     progress, batches = trainer.fit_loop.epoch_progress, trainer.fit_loop.epoch_loop.batch_progress
     ended = progress.current.ready == progress.current.processed and batches.current.ready
@@ -138,7 +137,7 @@ def _begin_the_right_pass(trainer: Trainer) -> None:
 
 
 def _seed(*place: int) -> None:
-    """All random states, as a function of the run's seed and a place in it."""
+    """Sets all random states as a function of the run's seed and a place in the run."""
     first, second, third = (int(seed) for seed in seeds_at(*place).generate_state(3))
     random.seed(first)
     np.random.seed(second)
@@ -146,12 +145,12 @@ def _seed(*place: int) -> None:
 
 
 def _settings(group: dict[str, Any]) -> Settings:
-    """What checkpoints are loaded with."""
+    """Those of the types that checkpoints are loaded with."""
     return {name: value for name, value in group.items() if isinstance(value, bool | int | float | str | tuple | None)}
 
 
 def _parts(scheduler: Any) -> Iterator[Any]:
-    """A scheduler, and those of which it is made, as SequentialLR is."""
+    """A scheduler, and those that it consists of, as SequentialLR does."""
     yield scheduler
     for inner in (one for value in vars(scheduler).values() if isinstance(value, list) for one in value):
         if isinstance(inner, torch.optim.lr_scheduler.LRScheduler):
@@ -159,7 +158,7 @@ def _parts(scheduler: Any) -> Iterator[Any]:
 
 
 def _change(group: dict[str, Any], before: Settings, now: Settings, place: int, base_lrs: list[list[float]]) -> None:
-    """Makes what differs between two starts differ in a group, and in the rates that its schedulers go by."""
+    """Applies to a group, and to its schedulers' base rates, what differs between two starts."""
     old, new = before.get("initial_lr", before.get("lr")), now.get("initial_lr", now.get("lr"))
     for name in now.keys() - {"lr", "initial_lr"}:
         if now[name] != before.get(name, now[name]):

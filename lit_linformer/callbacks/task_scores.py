@@ -13,7 +13,7 @@ from lit_linformer.runs.folder import SCORES
 from lit_linformer.utils.errors import UserError
 from lit_linformer.utils.figures import figure_class, literal
 
-MOST_COUNTED, MOST_NAMED = 20, 80  # classes in the picture: of 77, with all counts as text, it took 40 s and 2 GB
+MOST_COUNTED, MOST_NAMED = 20, 80  # classes in the figure: for 77, with all counts as text, it took 40 s and 2 GB
 
 
 class TaskScores(Callback):
@@ -72,7 +72,7 @@ def show(loggers: list[Writer], step: int, tag: str, counts: Tensor, labels: tup
 
 
 def draw_confusion_matrix(figure_class: Any, counts: Tensor, labels: tuple[str, ...]) -> Any:
-    """Shares of each true class as shades and, of up to MOST_COUNTED classes, counts as text."""
+    """Shares of each true class as shades and, for up to MOST_COUNTED classes, counts as text."""
     counted = len(labels) <= MOST_COUNTED
     side = 1.6 + 0.9 * min(len(labels), MOST_COUNTED)
     figure = figure_class(figsize=(side + 0.8, side), layout="constrained")
@@ -93,8 +93,8 @@ def draw_confusion_matrix(figure_class: Any, counts: Tensor, labels: tuple[str, 
 
 
 def submission(predictions: Tensor, task: Any) -> list[str]:
-    """Predictions as GLUE's site wants them: class names for MNLI, QNLI and RTE, numbers else, STS-B's within its range."""
-    if task.labels is None and task.label_range is None:  # of one's own, however small
+    """Predictions as GLUE's site wants them: class names for MNLI, QNLI and RTE, else numbers, STS-B's within its range."""
+    if task.labels is None and task.label_range is None:  # a user's own regression, of values however small
         return [f"{value:.6g}" for value in predictions.tolist()]
     if task.labels is None:
         return [f"{value:.3f}" for value in predictions.clamp(*task.label_range).tolist()]

@@ -1,8 +1,7 @@
 """How fast a model trains: tokens/s, model FLOPs utilisation, waiting for data, memory; Progress and TensorBoard show it.
 
-Model FLOPs utilisation (MFU) is the operations that the model needs (model/flops.py; nothing that is computed twice counts)
-a second, over what the devices can do at most (utils/peaks.py). With an unknown device, or a CPU, there is no MFU, only the
-operations a second.
+Model FLOPs utilisation (MFU) is the operations per second that the model needs (model/flops.py; recomputation does not count)
+over the devices' peak (utils/peaks.py). For an unknown device, or a CPU, there is no MFU, only the operations per second.
 """
 
 import contextlib
@@ -20,17 +19,17 @@ from lit_linformer.utils.environment import process_memory
 from lit_linformer.utils.peaks import device_peak
 
 GIB = 2**30
-NOTABLE_WAIT = 0.05  # of the time
+NOTABLE_WAIT = 0.05  # share of the time
 
 
 @dataclass
 class Totals:
-    """Of training since it began, over all processes: validation and checkpoints are not in it."""
+    """Totals of training since it began, over all processes; without validation and checkpoints."""
 
     seconds: float = 0.0
-    cpu_seconds: float = 0.0  # processor time of this process, all its threads: what a busy machine does not stretch
+    cpu_seconds: float = 0.0  # CPU time of this process, all its threads, which a busy machine does not stretch
     waiting: float = 0.0  # seconds between the end of a batch and the start of the next
-    tokens: int = 0  # pads included
+    tokens: int = 0  # padding included
     samples: int = 0
     flops: float = 0.0
 
@@ -39,17 +38,17 @@ class Totals:
 
 
 class Throughput(Stepping):
-    """Measures training without changing a bit of it. On a GPU it waits for the device at its readings only.
+    """Measures training without changing it in any bit. On a GPU it synchronises only at its readings.
 
-    Every trainer.log_every_n_steps the loggers get the values since the point before (TensorBoard under watch/):
+    Every trainer.log_every_n_steps the loggers get the values since the previous point (TensorBoard under watch/):
 
-        throughput/tokens_per_second    over all processes, pads included
+        throughput/tokens_per_second    over all processes, padding included
         throughput/samples_per_second   rows, or texts
-        throughput/gflops_per_second    10⁹ operations that the model needs, a second and device
-        throughput/mfu                  their share of what the device can do at most
+        throughput/gflops_per_second    10⁹ operations that the model needs, per second and device
+        throughput/mfu                  their share of the device's peak
         throughput/data_wait            share of the time between the end of a batch and the start of the next
         throughput/peak_memory_gib      most that torch held on this process's GPU since it started; on a CPU the process's
-                                        resident size at its highest
+                                        peak resident size
 
     result.json has their averages over the run, without the first of these windows, which warms up and compiles.
 
@@ -62,11 +61,11 @@ class Throughput(Stepping):
         check_ranges("throughput.", Throughput.__init__, locals())
         self.peak_tflops = peak_tflops
         self._totals = Totals()
-        self._mark: tuple[float, float] | None = None  # up to where time and processor time are counted; None: they are not
+        self._mark: tuple[float, float] | None = None  # up to when wall-clock and CPU time are counted; None: paused
         self._waiting = False
-        self._window = Totals()  # where the present window began
-        self._warm: Totals | None = None  # where the first one ended
-        self._memory = 0  # bytes at the highest reading so far: LengthSweep has CUDA count its own peak anew
+        self._window = Totals()  # totals when the present window began
+        self._warm: Totals | None = None  # totals when the first one ended
+        self._memory = 0  # bytes, the highest reading so far: LengthSweep resets CUDA's own peak counter
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._device, self._world_size = pl_module.device, trainer.world_size
@@ -103,18 +102,18 @@ class Throughput(Stepping):
         self._pause()
 
     def totals(self) -> Totals:
-        """Up to now; on a GPU once it has done what it was given."""
+        """Totals up to now; on a GPU after a synchronisation."""
         if self._mark is not None:
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)
             self._memory = max(self._memory, peak_memory(self._device) or 0)
-            before, self._waiting = self._waiting, False  # that was for the GPU, not for data
+            before, self._waiting = self._waiting, False  # this wait was for the GPU, not for data
             self._advance()
             self._waiting = before
         return replace(self._totals)
 
     def rates(self, spent: Totals) -> dict[str, float]:
-        """The rates between two totals, by the names above; nothing where no time has passed."""
+        """The rates between two totals, by the names above; empty if no time has passed."""
         if spent.seconds <= 0:
             return {}
         rates = {}
@@ -133,15 +132,15 @@ class Throughput(Stepping):
         return rates
 
     def summary(self) -> dict[str, float]:
-        """Of the run so far, for result.json; and operations a token, 10⁹, where they are known."""
+        """Rates of the run so far, for result.json; and 10⁹ operations per token, if they are known."""
         spent = self._totals - (self._warm or Totals())
-        if not spent.samples:  # it ended with its first window
+        if not spent.samples:  # it ended within its first window
             spent = self._totals
         each = {"gflops_per_token": spent.flops / spent.tokens / 1e9} if spent.flops and spent.tokens else {}
         return {name: float(f"{value:.5g}") for name, value in (self.rates(spent) | each).items()}
 
     def _count(self, pl_module: LightningModule, batch: Any) -> None:
-        if not isinstance(batch, dict) or not isinstance(batch.get("input_ids"), Tensor):  # a LightningModule of someone else's
+        if not isinstance(batch, dict) or not isinstance(batch.get("input_ids"), Tensor):  # a user's own LightningModule
             return
         totals, world_size = self._totals, self._world_size
         totals.tokens += batch["input_ids"].shape[:2].numel() * world_size
@@ -160,13 +159,13 @@ class Throughput(Stepping):
         self._mark = now, cpu
 
     def _pause(self) -> None:
-        """Time counts up to here, and then not before the next batch starts."""
+        """Counts time up to here, and then again from the start of the next batch."""
         self.totals()
         self._mark = None
 
 
 def cells(rates: dict[str, float]) -> list[str]:
-    """For people: 29.9k tokens/s, 234 samples/s, MFU 51.2%, data wait 0.3%, 21.3 GiB."""
+    """For display: 29.9k tokens/s, 234 samples/s, MFU 51.2%, data wait 0.3%, 21.3 GiB."""
     forms = {
         "tokens_per_second": lambda value: f"{value / 1e3:.1f}k tokens/s" if value >= 1e3 else f"{_short(value)} tokens/s",
         "samples_per_second": lambda value: f"{_short(value)} samples/s",
@@ -179,7 +178,7 @@ def cells(rates: dict[str, float]) -> list[str]:
 
 
 def brief(rates: dict[str, float]) -> list[str]:
-    """The same for a short line: speed, waiting for data where it is worth a thought, MFU where it is known."""
+    """The same for a short line: speed, the wait for data if it is notable, MFU if it is known."""
     names = ["tokens_per_second", *["data_wait"] * (rates.get("data_wait", 0.0) >= NOTABLE_WAIT), "mfu"]
     return cells({name: rates[name] for name in names if name in rates})
 
@@ -189,7 +188,7 @@ def _short(value: float) -> str:
 
 
 def peak_memory(device: torch.device) -> int | None:
-    """Bytes: of a GPU by torch's allocator, on a CPU the process's resident size; None where the system does not tell."""
+    """Bytes: on a GPU those of torch's allocator, on a CPU the process's resident size; None: the system does not say."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Freed memory goes back to the system, so that what a run takes on a CPU does not grow without end."""
+"""Returns freed memory to the system, so that a run's memory on a CPU does not grow without bound."""
 
 import contextlib
 from typing import Any
@@ -11,20 +11,20 @@ SHARE = 4  # a quarter of the machine's memory
 
 
 class TrimMemory(Callback):
-    """On a CPU, has glibc give back what it keeps of freed blocks when the process holds a quarter of the machine's memory.
+    """On a CPU, makes glibc return the freed blocks it keeps once the process holds a quarter of the machine's memory.
 
-    Where batches differ in length the memory of a run otherwise grows for hours: ListOps' training, 32 rows of up to 2,048
-    symbols, had 9.6 GiB after 2,900 steps, of which 1.7 were in use (docs/LOG.md, 25 November 2026). What is given
-    back has to be fetched again, which at 3 GiB cost an eighth of the time: so not earlier, and again once it has doubled.
+    If batches differ in length, a run's memory otherwise grows for hours: training on ListOps, 32 rows of up to 2,048 symbols,
+    had 9.6 GiB after 2,900 steps, of which 1.7 were in use (docs/LOG.md, 25 November 2026). Returned memory has to be
+    fetched again, which at 3 GiB cost an eighth of the time: so not earlier, and again only once it has doubled.
     """
 
     def __init__(self) -> None:
-        self._least = 0  # bytes resident after the last time
+        self._least = 0  # resident bytes after the last time
 
     def _ended(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         if pl_module.device.type != "cpu":
             return
-        with contextlib.suppress(OSError):  # of a system without /proc
+        with contextlib.suppress(OSError):  # a system without /proc
             if process_memory("VmRSS") > max(2 * self._least, machine_memory() // SHARE):
                 give_memory_back()
                 self._least = process_memory("VmRSS")

@@ -1,4 +1,4 @@
-"""The link between training and one logger: each metric has one point at a step, kept, dropped or written as a run goes on."""
+"""The link between training and one logger: each metric has one point per step, held back, written or dropped."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,10 +13,10 @@ Settings = dict[str, Any]
 
 
 class Writer:
-    """The link between training and one logger. A metric has one point at a step: the first.
+    """The link between training and one logger. A metric has one point per step: the first.
 
     Args:
-        logger: its log_metrics is taken over, so that Lightning's points come through here, too.
+        logger: its log_metrics is replaced, so that Lightning's points go through here, too.
     """
 
     kind: ClassVar[type[Logger]] = Logger
@@ -24,19 +24,19 @@ class Writer:
 
     def __init__(self, logger: Logger) -> None:
         self.logger = logger
-        self.place: int | None = None  # where the points go, whatever Lightning says
-        self.holding = False  # what is logged is kept, and written later
+        self.place: int | None = None  # step at which points are written, whatever Lightning says
+        self.holding = False  # points are held back, and written later
         self._held: dict[str, Any] = {}
         self._step, self.written = -1, {}  # the latest step and its points
         self._write, logger.log_metrics = logger.log_metrics, self.points
 
     @classmethod
     def settings(cls, given: Settings, folder: Path, name: str, earlier: str | None) -> Settings:
-        """The logger's arguments, with what the user left out: it writes into the run's folder, under the run's name.
+        """The logger's arguments, completed so that it writes into the run folder, under the run's name.
 
         Args:
-            given: as they were parsed, Lightning's defaults included.
-            earlier: the ``identity`` that a resumed run had before; None: it begins.
+            given: as parsed, Lightning's defaults included.
+            earlier: the ``identity`` of a resumed run; None: a new run.
         """
         return given | {"save_dir": str(folder)} if "save_dir" in given and given["save_dir"] is None else dict(given)
 
@@ -55,23 +55,23 @@ class Writer:
             self._write(new, step)
 
     def release(self, step: int | None) -> None:
-        """Writes what was kept; None: drops it."""
+        """Writes the points held back; step None: drops them."""
         held, self._held = self._held, {}
         if held and step is not None:
             self.points(held, step)
 
     def open(self) -> None:
-        """For the first process, before anything is written; the run may have begun in an earlier start."""
+        """Called on the first process before anything is written; the run may have begun in an earlier start."""
 
     def drop(self, first: int) -> bool:
-        """Points from step ``first`` on, of an earlier start, are written again; whether they have been dropped.
+        """Drops an earlier start's points from step ``first`` on, since they are written again; returns whether it could.
 
-        Where they cannot be dropped, they are there twice, at the same place.
+        Points that cannot be dropped are there twice, at the same step.
         """
         return False
 
     def identity(self) -> str | None:
-        """How the logger finds this run again when it resumes; None where a folder is enough."""
+        """The id by which the logger finds this run again on resuming; None: a folder is enough."""
         return None
 
     def figure(self, tag: str, figure: Any, step: int) -> None:
@@ -84,21 +84,21 @@ class Writer:
             self.logger.log_table(f"{tag}_table", list(columns), [list(row) for row in rows], step=step)
 
     def begin_against_tokens(self, first: int) -> None:
-        """Points from ``first`` tokens on, of an earlier start, are written again."""
+        """An earlier start's points from ``first`` tokens on are written again."""
 
     def against_tokens(self, name: str, value: float, tokens: int, step: int) -> None:
-        # Not by `points`, which has one place for all of a step's. Kept points belong to the next step.
+        # Not through `points`, which puts all of a step's at one step. Points held back belong to the next step.
         self._write({name: value, "tokens": tokens}, step + self.holding)
 
     def flush(self) -> None:
         self.logger.save()
 
     def close(self, failed: bool) -> None:
-        """When the process is done with the run."""
+        """Called when the process is done with the run."""
 
     @classmethod
     def shown_by(cls, settings: Settings, folder: Path) -> str | None:
-        """The command that shows the curves of the run in ``folder``, of a logger with these arguments."""
+        """The command that shows the curves of the run in ``folder``, for a logger with these arguments."""
         return None
 
 

@@ -1,1 +1,1 @@
-"""What a run's folder and a trained model are: found, checked, claimed, written and read here."""
+"""Run folders and trained models: finding, checking, claiming, writing and reading them."""

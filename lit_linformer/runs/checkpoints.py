@@ -1,10 +1,10 @@
-"""Checkpoints on disk: checked, and found by name in a run's folder.
+"""Checkpoints on disk: checked, and found by name in a run folder.
 
     last.ckpt                    the newest, and previous.ckpt, the one before it, in case the newest is damaged
-    new.ckpt                     one that was written when the run was killed, and is yet to become last.ckpt
+    new.ckpt                     written just before the run was killed, and yet to become last.ckpt
     best-STEP-METRIC.ckpt        those of the best validations
 
-When they are written is callbacks/checkpoint.py's.
+callbacks/checkpoint.py decides when they are written.
 """
 
 import contextlib
@@ -29,13 +29,13 @@ from lit_linformer.runs.sharded import META, METADATA, check_sharded, load_shard
 from lit_linformer.utils.errors import SettingError, UserError, first_line
 from lit_linformer.utils.signals import is_first_process
 
-# What torch.load raises for a file that is damaged or another kind's.
+# What torch.load raises for a file that is damaged or of another format.
 UNREADABLE = (OSError, RuntimeError, EOFError, ValueError, KeyError, AttributeError, zipfile.BadZipFile)
 OURS = "a checkpoint of this project"
-# In a checkpoint whose weights are averages (callbacks/averaging.py): what training goes on from; once it has, the averages.
+# Keys if the weights are averages (callbacks/averaging.py): the training weights and, once these are swapped in, the averages.
 TRAINING_WEIGHTS, AVERAGE = "training_weights", "average"
-# What schedulers, callbacks and data of one's own keep, beside plain values and tensors: NumPy's numbers and arrays, and paths.
-# torch asks for their names; none of them runs code when it is loaded.
+# What a user's own schedulers, callbacks and data keep besides plain values and tensors: NumPy's numbers and arrays, and paths.
+# torch has to be told of them; none of them runs code when it is loaded.
 NUMPY: list[Any] = [np.ndarray, np.dtype, np.zeros(1).__reduce__()[0], np.float64(0).__reduce__()[0]]
 NUMPY += {type(np.dtype(code)) for code in np.typecodes["All"] if code != "O"}
 torch.serialization.add_safe_globals([*NUMPY, type(Path())])
@@ -44,7 +44,7 @@ FOREIGN = ", which holds other objects than weights and plain values: they are n
 
 
 def take_training_weights(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """Puts them into state_dict, where a run with `Averaging` has written it, and the averages under AVERAGE; twice is once."""
+    """If `Averaging` wrote any, puts them into state_dict and the averages under AVERAGE; a second call changes nothing."""
     weights: dict[str, Any] = checkpoint.get(TRAINING_WEIGHTS, {})
     if weights and AVERAGE not in checkpoint:
         checkpoint[AVERAGE] = {name: checkpoint["state_dict"][name] for name in weights}
@@ -53,9 +53,9 @@ def take_training_weights(checkpoint: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_checkpoint(path: Path, setting: str = "ckpt_path", whole: bool = True) -> dict[str, Any]:
-    """The checkpoint, its tensors left on disk; ValueError, in one line, for what is missing, damaged or none.
+    """The checkpoint, its tensors left on disk; ValueError, in one line, if it is missing, damaged or not a checkpoint.
 
-    Of a sharded one, which is a folder, the tensors are read, unless ``whole`` is false.
+    The tensors of a sharded one, which is a folder, are read unless ``whole`` is false.
     """
     if not path.exists():
         raise SettingError(setting, path, "a checkpoint file, 'last' or 'best'", more=", which is no file")
@@ -83,7 +83,7 @@ def check_checkpoint(path: Path, setting: str = "ckpt_path", whole: bool = True)
 
 
 def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
-    """Writes beside the target, syncs, then renames; OSError, with the path, where that fails."""
+    """Writes to a temporary file, syncs, then renames it; OSError, with the path, if that fails."""
     temporary = path.with_name(path.name + ".tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -99,12 +99,12 @@ def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
 
 
 def unknown_classes(path: Path) -> list[str]:
-    """Of the objects in a checkpoint file, what is not loaded; a sharded one has weights alone."""
+    """Classes in a checkpoint file that would not be loaded; a sharded one is not searched."""
     return [] if path.is_dir() else sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path))
 
 
 def whole_step(path: Path) -> int | None:
-    """The step of a checkpoint from which a run could continue; None where there is no such."""
+    """The step of a checkpoint that a run could resume from; None: there is none."""
     try:
         return check_checkpoint(path, whole=False)["global_step"]
     except ValueError:
@@ -113,10 +113,10 @@ def whole_step(path: Path) -> int | None:
 
 @functools.lru_cache(maxsize=64)
 def _verify(path: Path, *states: tuple[int, int]) -> None:
-    """Once for each state of the file or folder, for this reads all of it."""
+    """Only once for each state of the file or folder, since this reads all of it."""
     if not path.is_dir():
         verify_plain(path)
-    elif is_first_process():  # which checkpoint is read is its word; the others would each read everything
+    elif is_first_process():  # it decides which one is read; the others would each read everything
         verify_sharded(path)
 
 
@@ -135,7 +135,7 @@ def find_checkpoint(run_dir: Path, which: str) -> Path | None:
 
 
 def best_or_last(run_dir: Path) -> Path | None:
-    """What is evaluated or started from: the best, or the last where there is no best."""
+    """The checkpoint to evaluate or start from: the best, or the last if there is no best."""
     return find_checkpoint(run_dir, "best") or find_checkpoint(run_dir, "last")
 
 
@@ -162,10 +162,10 @@ def without(run_dir: Path, which: str = "last") -> str:
 
 
 def checkpoint_path(subcommand: str, asked: str | None, root: Path) -> str | None:
-    """A file for ckpt_path: `last` and `best` are looked up in the run directory; evaluation without one takes the best.
-    Of another run's folder, too, fit takes the last and evaluation the best.
+    """The file for ckpt_path: `last` and `best` are looked up in the run folder; evaluation without one takes the best.
 
-    `auto` is `last` if there is one, and else a start from the beginning.
+    From another run's folder, too, fit takes the last and evaluation the best. `auto` is `last` if there is one, else a start
+    from the beginning.
     """
     fits = subcommand == "fit"
     if asked is None and fits:
@@ -208,12 +208,12 @@ def _no_checkpoint(path: Path) -> SettingError:
 
 
 def _damaged(root: Path) -> list[str]:
-    """Of a folder of which no last checkpoint can be read."""
+    """The last checkpoints of a folder where none of them can be read."""
     return [path.name for path in checkpoints(root) if path.name in ("last.ckpt", "previous.ckpt")]
 
 
 def _check_nothing_is_lost(root: Path) -> None:
-    """Says so; ValueError where there is something, but damaged: to start over would throw it away."""
+    """Says that the run starts anew; ValueError if there are only damaged checkpoints, which that would throw away."""
     if damaged := _damaged(root):
         raise UserError(f"ckpt_path is 'auto', but {root}/checkpoints holds no whole {' or '.join(damaged)}", INSTEAD)
     left = [path.name for path in checkpoints(root)]
@@ -228,7 +228,7 @@ def lies_in(path: str | None, root: Path) -> bool:
 
 
 def encoder_of(checkpoint: dict[str, Any], path: Path, setting: str) -> EncoderConfig:
-    """The encoder's settings; ValueError, in one line, for a checkpoint that holds none, or none that an encoder could have."""
+    """The encoder's settings; ValueError, in one line, for a checkpoint that holds none, or impossible ones."""
     settings = checkpoint.get("hyper_parameters")
     encoder = settings.get("encoder") if isinstance(settings, dict) else None
     if not isinstance(encoder, dict):
@@ -237,10 +237,10 @@ def encoder_of(checkpoint: dict[str, Any], path: Path, setting: str) -> EncoderC
 
 
 def stored_encoder(settings: dict[str, Any], path: Path, setting: str) -> EncoderConfig:
-    """Of a checkpoint or an exported folder; ValueError, in one line, for settings that no encoder could have, or none here."""
+    """From a checkpoint or an exported folder; ValueError, in one line, if no encoder, or none here, can have such settings."""
     try:
         return EncoderConfig(**settings)
-    except UnknownKind as error:  # a class of the user's own that this machine has not
+    except UnknownKind as error:  # a class of the user's own that this machine lacks
         raise UserError(f"{setting} is {path}, whose {error}") from error
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise SettingError(
@@ -252,7 +252,7 @@ def stored_encoder(settings: dict[str, Any], path: Path, setting: str) -> Encode
 
 
 def config_of(checkpoint: dict[str, Any], path: Path, setting: str) -> dict[str, Any]:
-    """The run's config, as the checkpoint keeps it; empty where it keeps none, ValueError where it is none."""
+    """The run's config, as the checkpoint keeps it; empty if it keeps none, ValueError if it is not a config."""
     try:
         config = yaml.safe_load(checkpoint.get("config") or "{}")
     except (yaml.YAMLError, AttributeError, RecursionError, ValueError) as error:

@@ -19,7 +19,7 @@ from lit_linformer.model import EncoderConfig
 from lit_linformer.utils.errors import SettingError
 
 CONFIG, WEIGHTS, SUMS = "config.json", "model.safetensors", "SHA256SUMS"
-SUMMED = re.compile(r"model\..+|tokenizer\.json")  # what of the folder makes its numbers
+SUMMED = re.compile(r"model\..+|tokenizer\.json")  # files on which the model's output depends
 # How transformers' model classes name what the plain modules call encoder and head (see export/huggingface.py).
 PREFIXES = {"linformer.encoder.": "encoder.", "lm_head.": "head.", "classifier.": "head."}
 
@@ -29,7 +29,7 @@ def is_exported(folder: Path) -> bool:
 
 
 def check_format(folder: Path, setting: str) -> None:
-    """ValueError, in one line, for a folder with a model's config.json whose weights are not there: an export to ONNX, say."""
+    """ValueError, in one line, for a folder with a model's config.json but no weights, such as an export to ONNX."""
     if (folder / CONFIG).is_file() and not (folder / WEIGHTS).is_file():
         read_config(folder, setting)  # another project's is refused with a hint
         allowed = "an export of the format safetensors or huggingface"
@@ -37,13 +37,13 @@ def check_format(folder: Path, setting: str) -> None:
 
 
 def write_sums(folder: Path) -> None:
-    """SHA256SUMS of what lies there."""
+    """Writes the SHA256SUMS of a folder."""
     names = sorted(path.name for path in folder.iterdir() if SUMMED.fullmatch(path.name))
     (folder / SUMS).write_text("".join(f"{_sha256(folder / name)}  {name}\n" for name in names), encoding="utf-8")
 
 
 def check_sums(folder: Path, setting: str) -> None:
-    """ValueError, in one line, for a file with another checksum than was written; nothing is checked without SHA256SUMS."""
+    """ValueError, in one line, for a file whose checksum has changed; nothing is checked without SHA256SUMS."""
     if not (folder / SUMS).is_file():
         return
     for line in (folder / SUMS).read_text(encoding="utf-8", errors="replace").splitlines():
@@ -66,7 +66,7 @@ def _sha256(path: Path) -> str:
 
 
 def read_config(folder: Path, setting: str = "folder") -> dict[str, Any]:
-    """config.json as `TrainedModel.config` has it, of the safetensors and of the huggingface format alike."""
+    """config.json in the form of `TrainedModel.config`, from the safetensors and the huggingface format alike."""
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -87,7 +87,7 @@ def read_config(folder: Path, setting: str = "folder") -> dict[str, Any]:
 
 
 def read_weights(folder: Path, setting: str = "folder") -> dict[str, Tensor]:
-    """The state dict of MaskedLanguageModel or SequenceClassifier, in the type that it is stored in."""
+    """The state dict of MaskedLanguageModel or SequenceClassifier, in the dtype that it is stored in."""
     check_sums(folder, setting)
     try:
         weights = load_file(folder / WEIGHTS)

@@ -1,13 +1,13 @@
-"""A run's folder: its name, what in it is this project's, and how a start of `fit` takes it.
+"""A run folder: its name, which of its files are this project's, and how a start of `fit` claims it.
 
     runs/NAME/
-      run.json                     says that this is a run (those from before it was written are known by their config.yaml)
+      run.json                     says that this is a run (older runs, without it, are known by their config.yaml)
       .lock                        while it trains
       config.yaml, tokenizer.json, perplexity.csv, result.json, …, events.out.tfevents.*
-      metrics.csv, wandb/, mlflow.db, mlartifacts/   what other loggers than TensorBoard write, where they are asked for
-      checkpoints/                 last.ckpt, previous.ckpt, best-STEP-METRIC.ckpt; a .tmp is one that a killed process began
+      metrics.csv, wandb/, mlflow.db, mlartifacts/   what loggers other than TensorBoard write, if enabled
+      checkpoints/                 last.ckpt, previous.ckpt, best-STEP-METRIC.ckpt; a .tmp was left by a killed process
 
-Only what has one of these names is ever deleted, and only in a folder that is a run. Anything else there stays.
+Only files with these names are ever deleted, and only in a folder that is a run. Anything else there stays.
 """
 
 import contextlib
@@ -26,13 +26,13 @@ from lit_linformer.utils.files import read_json, write_text
 
 PROJECT, FORMAT = "lit-linformer", 1
 MARKER, CONFIG, TOKENIZER, CONVERSION = "run.json", "config.yaml", "tokenizer.json", "conversion.json"
-PRUNED = "pruned.json"  # of a trial that `tune` ended early: why
+PRUNED = "pruned.json"  # why `tune` ended this trial early
 NAME = re.compile(r"\w[\w.,=+@-]*(/\w[\w.,=+@-]*)*")
 RESULT, VALIDATE, TEST = "result.json", "validate.json", "test.json"
 CURVES = PERPLEXITY, SCORES, CURVE = "perplexity.csv", "scores.csv", "curve.csv"
 BEST = re.compile(r"best-(\d+)-(-?\d+\.\d+|nan|-?inf)(?:-v\d+)?\.ckpt")  # best-STEP-METRIC.ckpt
 EVENTS = ("events.out.tfevents.*", "hparams.yaml")
-# What a run writes, by the folder that it lies in.
+# What a run writes, by subfolder.
 OURS = {
     "": (
         MARKER, CONFIG, TOKENIZER, CONVERSION, RESULT, PRUNED, VALIDATE, TEST, *CURVES, *EVENTS,
@@ -41,11 +41,11 @@ OURS = {
         "loggers.json", "metrics.csv", "metrics-before.csv", "mlflow.db*",
     ),
     "by_tokens": EVENTS,
-    # Folders of loggers, with all that is in them; names within are theirs.
+    # Folders of loggers, with everything in them, whatever its name.
     "wandb": ("offline-run-*", "run-*", "latest-run", "debug*.log"),
     "mlartifacts": ("*",),
     "submission": ("*.tsv",),
-    # The last: Lightning's name, of a ModelCheckpoint of the user's own.
+    # The last one is Lightning's name, for a user's own ModelCheckpoint.
     "checkpoints": ("last.ckpt", "previous.ckpt", "new.ckpt", "best-*.ckpt", "epoch=*-step=*.ckpt"),
 }  # fmt: skip
 OF_LOGGERS = ("wandb", "mlartifacts")
@@ -64,15 +64,15 @@ def check_name(name: str) -> str:
 
 
 def as_name(text: str) -> str:
-    """What `check_name` takes, of a file's name: a - for each other character."""
+    """A name that `check_name` accepts, from a file's name: a - replaces each other character."""
     return re.sub(r"[^\w.,=+@-]", "-", text)
 
 
 def is_run(folder: Path) -> bool:
-    """Whether this project trained, or put a converted model, there."""
+    """Whether this project trained or converted a model there."""
     if (marker := read_json(folder / MARKER)) is not None:
         return marker.get("project") == PROJECT
-    with contextlib.suppress(OSError, ValueError, yaml.YAMLError, RecursionError):  # from before there was a marker
+    with contextlib.suppress(OSError, ValueError, yaml.YAMLError, RecursionError):  # older runs have no marker
         config = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
         expected = {"trainer", "model", "data"} | (set() if (folder / CONVERSION).is_file() else {"best", "last"})
         return isinstance(config, dict) and expected <= config.keys()
@@ -84,31 +84,31 @@ def write_marker(folder: Path, name: str | None = None) -> None:
 
 
 def own_files(folder: Path) -> Iterator[Path]:
-    """The contents of a run's folder under names that this project writes, its lock not counted."""
+    """The contents of a run folder that have this project's names, except its lock."""
     for place, names in OURS.items():
         with contextlib.suppress(OSError):
             for path in sorted((folder / place).iterdir()):
                 if any(fnmatch(path.name, form) for name in names for form in (name, f"{name}.tmp", f"{name}.*.tmp")):
                     if place in OF_LOGGERS and not path.is_symlink():
-                        yield from sorted(path.rglob("*"), reverse=True)  # what a folder holds before the folder
+                        yield from sorted(path.rglob("*"), reverse=True)  # contents before their folder
                     yield path
 
 
 def foreign_files(folder: Path) -> list[Path]:
-    """Everything else there."""
+    """Everything else in the folder."""
     ours, places = set(own_files(folder)), [folder / place for place in OURS]
     found = [path for place in places if place.is_dir() for path in sorted(place.iterdir())]
     return [path for path in found if path not in ours and path not in places and path.name != LOCK]
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Whatever has a checkpoint's name there, whole or not."""
+    """Everything with a checkpoint's name, complete or not."""
     place = folder / "checkpoints"
     return [path for path in own_files(folder) if path.parent == place and path.suffix == ".ckpt"]
 
 
 def remove(path: Path) -> None:
-    """A file, a link, or a sharded checkpoint; of a folder what is not a checkpoint's stays."""
+    """Removes a file, a link, or a sharded checkpoint; other files in such a folder stay."""
     if not path.is_dir() or path.is_symlink():
         path.unlink(missing_ok=True)
         return
@@ -121,7 +121,7 @@ def remove(path: Path) -> None:
 
 def replace(source: Path, target: Path) -> None:
     """Renames a checkpoint over another one, either of which may be a folder."""
-    if target.is_dir():  # a folder takes the place of an empty folder only, and a file of none
+    if target.is_dir():  # os.replace puts a folder over an empty folder only, a file over none
         remove(target)
     elif source.is_dir():
         target.unlink(missing_ok=True)
@@ -131,7 +131,7 @@ def replace(source: Path, target: Path) -> None:
 class Claim:
     """A start of `fit` in a run's folder: locked at once, changed only when training begins, released if it is refused.
 
-    Raises ValueError, in one line, where another process trains there.
+    Raises ValueError, in one line, if another process trains there.
     """
 
     def __init__(self, folder: Path):
@@ -151,15 +151,15 @@ class Claim:
         self._clear = False
 
     def start_anew(self, overwrite: bool, goes_on: bool) -> None:
-        """To begin from the first step.
+        """Prepares a run from the first step.
 
         Args:
-            overwrite: what is there may go.
-            goes_on: --ckpt_path auto: what is there, and nothing can continue from, is left of a start of this run.
+            overwrite: existing files may be deleted.
+            goes_on: --ckpt_path auto: existing files, from which nothing can resume, are left from a start of this run.
 
-        Raises ValueError for a folder with a run in it, unless told, and for one whose files are not this project's.
+        Raises ValueError for a folder with a run in it, unless one of these is true, and for one with files that are no run's.
         """
-        # TensorBoard's files come before the marker; a .tmp is what a start left that was killed before it had written that.
+        # TensorBoard's files are written before the marker; a .tmp is left by a start that was killed before writing that.
         held = [path for path in self._before if not any(fnmatch(path.name, name) for name in (*EVENTS, "*.tmp"))]
         if held and not is_run(self.folder):
             raise UserError(
@@ -174,14 +174,14 @@ class Claim:
         self._clear = True
 
     def begin(self) -> None:
-        """Training begins: the earlier run goes, or what was left half-written of it, and the folder says what it is."""
-        write_marker(self.folder)  # first: killed in the midst of what follows, the folder still is a run
+        """Called when training begins: marks the folder as a run, and removes the earlier run or its half-written files."""
+        write_marker(self.folder)  # first: if killed during what follows, the folder is still a run
         for path in self._before:
             if (self._clear and path.name != MARKER) or path.suffix == ".tmp":
                 remove(path)
 
     def release(self) -> None:
-        """The lock goes; and, if training never began, whatever this start has written."""
+        """Removes the lock and, if training never began, whatever this start has written."""
         if self._marker() == self._marker_before:
             for path in set(own_files(self.folder)) - set(self._before):
                 remove(path)
@@ -193,7 +193,7 @@ class Claim:
             self._remove_empty()
 
     def _marker(self) -> tuple[int, int] | None:
-        """Which marker there is: with processes that are forked for training, only the disk shows that it began."""
+        """Identifies the marker: if processes are forked for training, only the disk shows that it began."""
         try:
             found = (self.folder / MARKER).stat()
             return found.st_ino, found.st_mtime_ns

@@ -1,4 +1,4 @@
-"""One process at a time trains in a run's folder. The kernel lets go of the lock when that process ends, however it ends."""
+"""One process at a time trains in a run folder. The kernel releases the lock when that process ends, however it ends."""
 
 import contextlib
 import errno
@@ -12,18 +12,18 @@ from pathlib import Path
 from lit_linformer.utils.errors import UserError
 
 LOCK = ".lock"
-# What file systems without locks answer.
+# Errors of file systems without locks.
 UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP}
 _held: weakref.WeakSet["RunLock"] = weakref.WeakSet()
 
 
 class RunLock:
-    """Held from the moment it is made until `release`.
+    """A lock on a run folder, held from construction until `release`.
 
     Args:
-        folder: it is locked by a file in it, which names the holder.
+        folder: locked through a file in it, which names the holder.
 
-    Raises ValueError, in one line, where another process holds it, and OSError where no file can be written.
+    Raises ValueError, in one line, if another process holds it, and OSError if no file can be written.
     """
 
     def __init__(self, folder: Path):
@@ -33,7 +33,7 @@ class RunLock:
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
             try:
                 self._lock(descriptor)
-                # The holder before may have removed the file between our opening and locking it.
+                # The previous holder may have removed the file between our opening and locking it.
                 with contextlib.suppress(FileNotFoundError):
                     if os.path.samestat(os.stat(self.path), os.fstat(descriptor)):
                         self._descriptor = descriptor
@@ -63,21 +63,21 @@ class RunLock:
             )
 
     def release(self) -> None:
-        """Takes the file away, too."""
+        """Releases the lock and removes its file."""
         if self._descriptor is not None:
             with contextlib.suppress(OSError):
                 self.path.unlink()
             self.forget()
 
     def forget(self) -> None:
-        """In a forked process: a DataLoader's worker that outlives the run must not hold its lock."""
+        """For forked processes: a DataLoader's worker that outlives the run must not hold its lock."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
 
 def is_held(folder: Path) -> bool:
-    """Whether a process trains in that folder; where there are no locks, never."""
+    """Whether a process trains in that folder; never true on a file system without locks."""
     try:
         descriptor = os.open(folder / LOCK, os.O_RDONLY)
     except OSError:

@@ -1,4 +1,4 @@
-"""Where a run lives: in runs/NAME when it begins, and then beside its config.yaml, wherever that is moved or called from."""
+"""Where a run lives: in runs/NAME when it begins, then beside its config.yaml, even if that is moved or used from elsewhere."""
 
 import glob
 from pathlib import Path
@@ -8,19 +8,19 @@ from lit_linformer.runs.folder import CONFIG, CONVERSION, TOKENIZER, is_run
 from lit_linformer.utils.configs import config_contents
 
 RUNS = Path("runs")
-# Settings that place a run elsewhere than its config.yaml.
+# Settings that place a run elsewhere than beside its config.yaml.
 PLACES = ("--name", "--trainer.default_root_dir")
-# Settings of model and data that may be paths: in a run's config.yaml they are as they were typed where it began.
+# Settings of model and data that may be paths: in a run's config.yaml they are as typed, relative to where it began.
 PATHS = ("source", "validation_source", "test_source", "tokenizer", "cache_dir", "pretrained", "teacher")
 
 
 def run_folder(name: str, root: str | Path | None = None) -> Path:
-    """The folder of a run that is asked for by name; ``root``: trainer.default_root_dir."""
+    """The folder of the run ``name``; ``root``: trainer.default_root_dir, which overrides it."""
     return Path(root) if root else RUNS / name
 
 
 def own_folder(config: str | Path) -> Path | None:
-    """The run that a config.yaml is the config of; None for any other file."""
+    """The run folder whose config.yaml this is; None for any other file."""
     path = Path(config)
     return path.parent if path.name == CONFIG and is_run(path.parent) else None
 
@@ -28,7 +28,7 @@ def own_folder(config: str | Path) -> Path | None:
 def given_run(argv: list[str]) -> tuple[Path | None, bool]:
     """The run whose config.yaml a command line gives, the last of several, and whether the command is for that run.
 
-    It is not where the command line, or a later file, says another name or folder.
+    It is not if the command line, or a later file, gives another name or folder.
     """
     found, own = None, False
     for config, content in config_contents(argv):
@@ -41,9 +41,9 @@ def given_run(argv: list[str]) -> tuple[Path | None, bool]:
 
 
 def seen_from(folder: Path, settings: Any) -> None:
-    """Changes paths among a run's settings, of model or data, that are not found here but where the run began: beside runs/.
+    """Changes paths in a run's settings, of model or data, that are found not here but where the run began: beside runs/.
 
-    Of a model that `convert` wrote, which may have been moved, pretrained and tokenizer are the run's own.
+    For a model that `convert` wrote, which may have been moved, pretrained and tokenizer are the run's own.
     """
     began = next((parent.parent for parent in folder.absolute().parents if parent.name == RUNS.name), None)
     own = {"pretrained": folder, "tokenizer": folder / TOKENIZER} if (folder / CONVERSION).is_file() else {}

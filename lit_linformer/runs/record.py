@@ -1,6 +1,6 @@
-"""What a run has written into its folder, as far as it is there: config, curve, results; and all of it in a line of a list.
+"""What a run has written into its folder, as far as it exists: config, curve, results; and its status and model in words.
 
-Without torch.
+Does not import torch.
 """
 
 import contextlib
@@ -19,14 +19,14 @@ from lit_linformer.runs.lock import is_held
 from lit_linformer.utils import sources
 from lit_linformer.utils.files import read_json, read_rows, value_at
 
-Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, ten times as fast, where it was built in
-HPARAMS = "hparams.yaml"  # a logger's, of the model's settings
+Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, ten times as fast, if it was built in
+HPARAMS = "hparams.yaml"  # the model's settings, written by a logger
 DEEPEST = 3  # folders below runs/ in which runs are looked for
 
 
 @dataclass
 class RunRecord:
-    """A run's files, each read at first use. What is missing, not whole or of another form is empty."""
+    """A run's files, each read at first use. Whatever is missing, incomplete or of another form is empty."""
 
     folder: Path
 
@@ -40,12 +40,12 @@ class RunRecord:
         return {}
 
     def setting(self, name: str, otherwise: Any = None) -> Any:
-        """Of config.yaml, as model.init_args.lr."""
+        """A setting of config.yaml, such as model.init_args.lr."""
         found = value_at(self.config, name.split("."))
         return otherwise if found is None else found
 
     def encoder(self, name: str) -> Any:
-        """Of the config; of a run that began from a model and has that one's, of what the run has written down."""
+        """A setting of the encoder: from the config or, if the run took over a model's encoder, from hparams.yaml."""
         if isinstance(self.setting("model.init_args.encoder"), dict):
             return self.setting(f"model.init_args.encoder.{name}")
         return _mapping(self.hyper_parameters.get("encoder")).get(name)
@@ -61,7 +61,7 @@ class RunRecord:
 
     @cached_property
     def result(self) -> dict[str, Any]:
-        """What `fit` leaves at its end."""
+        """What `fit` writes at its end."""
         return read_json(self.folder / RESULT) or {}
 
     @cached_property
@@ -74,7 +74,7 @@ class RunRecord:
 
     @cached_property
     def conversion(self) -> dict[str, Any]:
-        """What `convert` has made it of."""
+        """What `convert` made it from."""
         return read_json(self.folder / CONVERSION) or {}
 
     def last(self, name: str, otherwise: Any = None) -> Any:
@@ -84,20 +84,20 @@ class RunRecord:
 
     @property
     def monitor(self) -> str:
-        """The metric that says which validation was best."""
+        """The metric that decides which validation was best."""
         return self.setting("best.monitor", "val/perplexity")
 
     def best(self) -> tuple[float | None, int | None]:
-        """Its value, and the step."""
+        """The monitored metric's best value, and its step."""
         if (found := self.result.get("best_metrics", {}).get(self.monitor)) is not None:
             return found, self.result.get("best_step")
         value, step, _ = self.best_checkpoint()
         return (value, step) if math.isfinite(value) else (None, None)
 
     def best_checkpoint(self) -> tuple[float, int, Path | None]:
-        """Metric, step and file of the best validation; (NaN, 0, None) where there is none.
+        """Metric, step and file of the best validation; (NaN, 0, None) if there is none.
 
-        Of a run that was restarted from an earlier step, the results of later steps no longer count: those on the curve do.
+        If a run was restarted from an earlier step, the results of later steps no longer count: only those on the curve do.
         """
         named = [(path, found) for path in checkpoints(self.folder) if (found := BEST.fullmatch(path.name))]
         scored = [(float(found[2]), int(found[1]), path) for path, found in named if found[2] != "nan"]
@@ -105,7 +105,7 @@ class RunRecord:
         measured = {(row.get("step"), row.get(name)) for row in self.curve for name in names}
 
         def on_curve(score: float, step: int) -> bool:
-            # The name has four decimals, of a float32.
+            # The file name has four decimals of a float32.
             return any(
                 at == step and value is not None and abs(value - score) <= 1e-4 + 1e-6 * abs(score) for at, value in measured
             )
@@ -134,7 +134,7 @@ class RunRecord:
         return f"stopped at step {step:,}{end}" if step else "stopped before its first checkpoint"
 
     def model(self) -> str:
-        """A few words: MLM, linformer, k = 32."""
+        """A short description: MLM, linformer, k = 32."""
         words = [str(self.setting("model.class_path", "")).rpartition(".")[2]]
         words += [str(task)] if (task := self.setting("data.init_args.task")) else []
         if attention := self.encoder("attention"):
@@ -154,7 +154,7 @@ def of_class(path: Any, name: str) -> bool:
 
 
 def of_split(metric: str, split: str) -> bool:
-    """Whether a metric is named after a split, as val/loss or, with most people, val_loss."""
+    """Whether a metric is named after a split, as val/loss or, more commonly, val_loss."""
     return metric.startswith((f"{split}/", f"{split}_"))
 
 
@@ -163,7 +163,7 @@ def _mapping(content: Any) -> dict[str, Any]:
 
 
 def find_runs(source: Path) -> list[Path]:
-    """The runs in a folder, or the folder itself where it is one, in the order of their names."""
+    """The runs in a folder, or the folder itself if it is one, sorted by name."""
     if is_run(source):
         return [source]
     found: list[Path] = []
@@ -176,14 +176,14 @@ def find_runs(source: Path) -> list[Path]:
 
 
 def checkpoint_step(path: Path) -> int | None:
-    """The optimiser step of a checkpoint, read from its pickle without running it; None where that does not tell."""
+    """The optimiser step of a checkpoint, read from its pickle without running it; None: not found."""
     with contextlib.suppress(OSError, ValueError, zipfile.BadZipFile, KeyError), zipfile.ZipFile(path) as file:
         name = next(name for name in file.namelist() if name.endswith("data.pkl"))
         asked = False
         for operation, argument, _ in pickletools.genops(file.read(name)):
             if argument == "global_step":
                 asked = True
-            elif asked and isinstance(argument, int) and "PUT" not in operation.name:  # which numbers what was read
+            elif asked and isinstance(argument, int) and "PUT" not in operation.name:  # whose argument is a memo index
                 return argument
     return None
 

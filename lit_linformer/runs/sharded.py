@@ -1,7 +1,7 @@
 """Sharded checkpoints: a folder with a file for each process, in the format of torch.distributed.checkpoint.
 
 Their `.metadata` is a pickle, and so are the plain values beside the tensors. torch reads both with pickle.load, which runs
-whatever they say. Here nothing runs: `.metadata` may name the few classes that it needs, values are read as weights only.
+any code in them. Here none runs: `.metadata` may name only the few classes it needs, and values are read with weights_only.
 """
 
 import io
@@ -24,7 +24,7 @@ from lit_linformer.utils import compat
 
 META = "meta.pt"  # everything but weights and AdamW's state
 METADATA = ".metadata"  # which tensor is where
-CHECKSUMS = "checksums.json"  # of .metadata; torch's own, one a tensor, are in the other files
+CHECKSUMS = "checksums.json"  # of .metadata; the other files hold torch's own, one for each tensor
 DAMAGED = "the checksum of {} does not fit: it is damaged"
 # Classes that a .metadata may name, those of torch 2.9 to 2.14.
 CLASSES = {
@@ -34,7 +34,7 @@ CLASSES = {
     },
     "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
     "torch": {"Size"},
-    "torch.serialization": {"_get_layout"},  # a name to a layout
+    "torch.serialization": {"_get_layout"},  # from a name to a layout
     "pathlib": {"Path", "PosixPath", "PurePosixPath"},
     "pathlib._local": {"Path", "PosixPath", "PurePosixPath"},  # as Python 3.13 calls them
     "collections": {"OrderedDict"},
@@ -42,7 +42,7 @@ CLASSES = {
 
 
 def _member(kind: Any, name: Any) -> Enum:
-    """What getattr is called for by Python 3.11.0 to 3.11.3, which so pickle a member of an Enum; and nothing else."""
+    """In place of getattr, by which Python 3.11.0 to 3.11.3 pickle a member of an Enum; does nothing else."""
     if not (isinstance(kind, type) and issubclass(kind, Enum)):
         raise pickle.UnpicklingError(f"{METADATA} asks for {name} of {kind}")
     return kind[name]
@@ -59,12 +59,12 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read_metadata(folder: Path) -> Metadata:
-    """Which tensor is where. Runs nothing.
+    """Which tensor is where. Runs no code.
 
-    Raises pickle.UnpicklingError for other objects than a checkpoint needs, OSError or ValueError for what is damaged.
+    Raises pickle.UnpicklingError for objects that a checkpoint does not need, OSError or ValueError for damaged files.
     """
     content = (folder / METADATA).read_bytes()
-    if (folder / CHECKSUMS).is_file():  # not there before they were written
+    if (folder / CHECKSUMS).is_file():  # older checkpoints have none
         if json.loads((folder / CHECKSUMS).read_text(encoding="utf-8")).get(METADATA) != zlib.crc32(content):
             raise ValueError(DAMAGED.format(METADATA))
     try:
@@ -82,7 +82,7 @@ def read_metadata(folder: Path) -> Metadata:
 
 
 def write_checksums(folder: Path) -> None:
-    """To be called when all else is written; flushes what torch leaves to the kernel."""
+    """To be called when everything else is written; syncs the files that torch leaves to the kernel."""
     (folder / CHECKSUMS).write_text(json.dumps({METADATA: zlib.crc32((folder / METADATA).read_bytes())}) + "\n")
     for name in (META, METADATA, CHECKSUMS):
         with open(folder / name, "rb") as file:
@@ -90,7 +90,7 @@ def write_checksums(folder: Path) -> None:
 
 
 class Reader(FileSystemReader):
-    """torch's, without its pickle.load."""
+    """torch's reader, without its pickle.load."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         metadata = read_metadata(Path(self.path))
@@ -100,10 +100,10 @@ class Reader(FileSystemReader):
 
 
 class _WeightsOnly:
-    """Plain values are read as torch.load reads weights."""
+    """Reads plain values with torch.load's weights_only."""
 
     def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
-        # torch's own would unpickle anything: it is given the value alone, put there by torch.save again.
+        # torch's own would unpickle anything: it gets only the value, written anew by torch.save.
         found, clean = torch.load(value, map_location="cpu", weights_only=True), io.BytesIO()
         torch.save(found, clean)
         clean.seek(0)
@@ -111,21 +111,21 @@ class _WeightsOnly:
 
 
 class Planner(_WeightsOnly, DefaultLoadPlanner):
-    """Reads into tensors that are there."""
+    """Reads into existing tensors."""
 
 
 class _WholePlanner(_WeightsOnly, compat.EmptyStateDictLoadPlanner):
-    """Reads all that there is."""
+    """Reads everything."""
 
 
 def check_sharded(folder: Path) -> dict[str, Any]:
-    """What a sharded checkpoint holds beside tensors; ValueError or OSError where a part of it is missing."""
+    """What a sharded checkpoint holds besides tensors; ValueError or OSError if a part of it is missing."""
     read_metadata(folder)
     return torch.load(folder / META, map_location="cpu", weights_only=True)
 
 
 def verify_sharded(folder: Path) -> None:
-    """Reads all of it once; ValueError for what is not as it was written."""
+    """Reads all of it once; ValueError if anything is not as it was written."""
     verify_plain(folder / META)
     files: dict[str, list[Any]] = {}
     for part in read_metadata(folder).storage_data.values():
@@ -138,26 +138,26 @@ def verify_sharded(folder: Path) -> None:
 
 
 def verify_plain(file: Path | io.BytesIO, name: str = "") -> None:
-    """The checksums that torch.save writes and torch.load does not look at: a CRC-32 for each tensor.
+    """Checks the CRC-32 of each tensor, which torch.save writes and torch.load ignores.
 
     A file of 500 MB takes 0.2 s (two shared cores of an AMD EPYC, read from memory), a tenth of what writing it takes.
     """
     try:
         with zipfile.ZipFile(file) as content:
             damaged = content.testzip()
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:  # what flipped bits of a header give
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:  # from flipped bits in a header
         raise ValueError(f"{name or 'it'} is damaged ({error})") from error
     if damaged is not None:
         raise ValueError(DAMAGED.format(f"{name}: {damaged}" if name else damaged))
 
 
 def load_sharded(folder: Path) -> dict[str, Any]:
-    """The plain checkpoint that a sharded one is equal to, in memory."""
+    """The plain checkpoint equivalent to a sharded one, in memory."""
     checkpoint = check_sharded(folder)
     tensors: dict[str, Any] = {}
     try:
         compat.load_state_dict(tensors, storage_reader=Reader(folder), planner=_WholePlanner(), no_dist=True)
-    except CheckpointException as error:  # around what went wrong, with all of its traceback
+    except CheckpointException as error:  # wraps the actual error, with its whole traceback
         raise next(iter(error.failures.values()))[0] from error
     checkpoint["state_dict"] = tensors.pop("state_dict")
     optimizers = [tensors[name] for name in sorted(tensors) if name.startswith("optimizer_")]

@@ -1,7 +1,7 @@
 """Trained models: read from a run, a checkpoint file or an exported folder, by everything that starts from one.
 
-`read_model` gives what is stored: settings, weights, where the tokenizer is. `open_checkpoint` builds the model of it, with its
-tokenizer, if its data have one, and what is known of its training.
+`read_model` returns what is stored: settings, weights, where the tokenizer is. `open_checkpoint` builds the model from it, with
+its tokenizer, if its data have one, and what is known about its training.
 """
 
 import re
@@ -35,20 +35,20 @@ if TYPE_CHECKING:
     from lit_linformer.data.finetuning.text_tasks import TextTask
 
 COLUMNS = ("step", "tokens", "perplexity")
-# Names of what attention and projection hold: one's own may have buffers that are infinite, as a mask is.
+# Names of weights and buffers of attention and projection: a user's own may have infinite buffers, such as masks.
 OF_OWN = re.compile(r"\.(attention|E)\.")
 
 
 @dataclass
 class StoredModel:
-    """What a model is made of, as it is stored.
+    """The parts of a model, as they are stored.
 
     Args:
         path: the checkpoint, or the exported folder.
         encoder: the encoder's settings.
         weights: the state dict of the whole model, encoder and head.
         settings: num_labels and pooling of a classifier; a task's hyper-parameters.
-        setting: what the user has named it by, for messages.
+        setting: the setting by which the user named it, for messages.
         tokenizer: what `load_tokenizer` reads; None: the checkpoint carries none.
         checkpoint: all that the checkpoint holds; empty for an exported folder.
         exported: config.json of an exported folder; empty for a checkpoint.
@@ -77,12 +77,12 @@ class StoredModel:
 
     @cached_property
     def data(self) -> dict[str, Any]:
-        """The run's data settings, {"class_path": …, "init_args": {…}}; empty where they are not known."""
+        """The run's data settings, {"class_path": …, "init_args": {…}}; empty if they are not known."""
         return config_of(self.checkpoint, self.path, self.setting).get("data") or {}
 
     @property
     def labels(self) -> tuple[str, ...] | None:
-        """Names of a classifier's classes, in the order of their numbers; None where they are not known."""
+        """Names of a classifier's classes, in the order of their numbers; None: not known."""
         if self.exported:
             labels = tuple(self.exported.get("labels") or (self.exported.get("id2label") or {}).values())
             labels = () if labels == tuple(f"LABEL_{i}" for i in range(len(labels))) else labels
@@ -100,7 +100,7 @@ class StoredModel:
                 net = SequenceClassifier(encoder, self.settings["num_labels"], self.settings["pooling"])
             else:
                 net = MaskedLanguageModel(encoder)
-            if others := sorted(net.state_dict().keys() ^ self.weights.keys()):  # of a task of the user's own, say
+            if others := sorted(net.state_dict().keys() ^ self.weights.keys()):  # from a user's own task, say
                 has = "it has" if others[0] in self.weights else "it lacks"
                 raise UserError(f"{has} {others[0]}, {len(others)} names differ in all")
             net.load_state_dict(self.weights)
@@ -112,9 +112,9 @@ class StoredModel:
 
 
 def read_model(asked: str | Path, setting: str = "model.pretrained") -> StoredModel:
-    """Of a run directory the best checkpoint (its last, where there is no best), a checkpoint file, or an exported folder.
+    """Reads a run folder's best checkpoint (its last, if there is no best), a checkpoint file, or an exported folder.
 
-    Raises ValueError, in one line that names the setting, for what is none of them, and for weights that are not finite.
+    Raises ValueError, in one line that names the setting, for anything else, and for weights that are not finite.
     """
     path = Path(asked)
     if exported.is_exported(path):
@@ -141,7 +141,7 @@ def read_model(asked: str | Path, setting: str = "model.pretrained") -> StoredMo
 
 
 def find_model(path: Path, setting: str) -> Path:
-    """A checkpoint file: the path itself, or of a run's folder its best, or its last where there is no best."""
+    """A checkpoint file: the path itself, or a run folder's best, or its last if there is no best."""
     if not path.exists():
         raise SettingError(
             setting, path, "a run directory, a checkpoint file, or an exported folder", more=", which does not exist"
@@ -162,14 +162,14 @@ class TrainedModel:
     Args:
         name: the run's, the folder's or the file's.
         net: MaskedLanguageModel or SequenceClassifier, float32, in evaluation mode.
-        tokenizer: the one it was trained with; None: its tokens are no pieces of text.
+        tokenizer: the one it was trained with; None: its tokens are not pieces of text.
         max_length: longest row it was trained on; up to the encoder's.
         labels: names of the classes; None for masked language models and regressions.
         pair: a row has two texts.
         facts: version, step, tokens, text, perplexity or scores, and the run's command, seconds and environment, as far as
             known; no paths of this machine.
         curve: (step, tokens, perplexity) of the validations up to this checkpoint.
-        data: the settings of the run's data module, with class_path; empty where they are not known.
+        data: the settings of the run's data module, with class_path; empty if they are not known.
     """
 
     name: str
@@ -195,7 +195,7 @@ class TrainedModel:
         return self.net.head.output.out_features  # type: ignore[return-value]
 
     def config(self) -> dict[str, Any]:
-        """config.json of the formats that are this project's own."""
+        """config.json of this project's own formats."""
         task: dict[str, Any] = {"task": "masked-lm"}
         if self.classifies:
             task = {"task": "sequence-classification", "num_labels": self.num_labels, "pooling": self.net.pooling}
@@ -204,9 +204,9 @@ class TrainedModel:
 
 
 def open_checkpoint(asked: str | Path, setting: str = "ckpt_path", reads_text: bool = True) -> TrainedModel:
-    """What `read_model` reads, built, with its tokenizer and what is known of its training.
+    """Builds what `read_model` reads, with its tokenizer and what is known about its training.
 
-    Raises ValueError, in one line that names the setting, for what is no model, and where it ``reads_text`` for one without
+    Raises ValueError, in one line that names the setting, for anything but a model and, if it ``reads_text``, for one without
     a tokenizer.
     """
     stored = read_model(asked, setting)
@@ -239,7 +239,7 @@ def open_checkpoint(asked: str | Path, setting: str = "ckpt_path", reads_text: b
 
 
 def task_of(class_path: str, settings: dict[str, Any]) -> "TextTask | None":
-    """The task that data settings name or describe; None for those of other data than FineTuningData and LongRangeData."""
+    """The task that data settings name or describe; None for data other than FineTuningData and LongRangeData."""
     from lit_linformer.data.finetuning.text_tasks import find_task, own_task
     from lit_linformer.data.longrange.sources import TASKS
 
@@ -281,7 +281,7 @@ def _curve(rows: list[dict[str, float]]) -> list[tuple[int, int, float]]:
 
 
 def own_classes(config: EncoderConfig) -> list[str]:
-    """Class paths of attention and projection that are none of this project's."""
+    """Class paths of attention and projection that are not this project's."""
     found = {config.attention: ATTENTIONS}
     if config.attention_kind.slots:
         found[config.projection] = PROJECTIONS
@@ -289,5 +289,5 @@ def own_classes(config: EncoderConfig) -> list[str]:
 
 
 def version() -> str:
-    """This project's."""
-    return versions().get("lit-linformer", "unknown")  # of a folder that was copied alone
+    """This project's version."""
+    return versions().get("lit-linformer", "unknown")  # a copied folder is not installed

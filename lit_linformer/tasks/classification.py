@@ -84,7 +84,7 @@ class SequenceClassification(TrainingModule):
             attention_dropout=attention_dropout,
             activation_checkpointing=activation_checkpointing,
         )
-        # Not where the weights came from: a checkpoint of this module holds them, and must load where that is gone.
+        # Not the source of the weights: a checkpoint of this module holds them, and must load even if that is gone.
         self.save_hyperparameters(
             {
                 "encoder": asdict(encoder),
@@ -102,7 +102,7 @@ class SequenceClassification(TrainingModule):
         if source is not None and load_weights:
             self.net.encoder.load_state_dict(source.encoder_weights)
         self.evaluations: dict[str, Scores] = {}
-        self.results: dict[str, dict[str, Any]] = {}  # of the last evaluation, by set: Scores.results'
+        self.results: dict[str, dict[str, Any]] = {}  # of the last evaluation, by set: from Scores.results
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
@@ -130,7 +130,7 @@ class SequenceClassification(TrainingModule):
 
     def training_loss(self, batch: Batch) -> Tensor:
         mask = batch.get("attention_mask")
-        if mask is None and self.compiles and not self.equal_rows:  # rather than three graphs more
+        if mask is None and self.compiles and not self.equal_rows:  # rather than three more graphs
             mask = batch["input_ids"].new_ones(batch["input_ids"].shape[:2], dtype=torch.bool)
         logits = self.net(batch["input_ids"], mask, batch.get("document"), rows_of(batch))
         return task_loss(logits.float(), batch["labels"])
@@ -142,7 +142,7 @@ class SequenceClassification(TrainingModule):
 
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         scores = list(self.evaluations.values())[dataloader_idx]
-        if scores.device != self.device:  # it would look at all batches so far
+        if scores.device != self.device:  # `to` goes through all batches so far
             scores.to(self.device)
         scores.update(self(batch).float(), batch.get("labels"), batch["index"])
 
@@ -159,7 +159,7 @@ class SequenceClassification(TrainingModule):
         for position, (name, scores) in enumerate(self.evaluations.items()):
             self.results[name] = scores.results()
             scores.reset()
-            # The first set's are val/score and so on, the others' val/mismatched/score.
+            # The first set logs val/score and so on, the others val/mismatched/score.
             prefix = f"{split}/" if position == 0 else f"{split}/{name}/"
             found = {prefix + key: value for key, value in self.results[name]["scores"].items()}
             # All processes have the same; Lightning doubts that unless they are compared, and of equals the maximum is exact.
@@ -168,8 +168,8 @@ class SequenceClassification(TrainingModule):
     def predict_step(self, batch: Batch, batch_idx: int) -> list[dict[str, Any]]:
         """[{text, line or row of data.file, label if it is known, prediction, probabilities, top}, …].
 
-        probabilities by class; top: [{label, probability}, …] from the most probable down. Of a regression value instead. Rows
-        that are no texts have index, as in the batch, instead of text and what stands beside it.
+        probabilities by class; top: [{label, probability}, …], the most probable first. A regression has value instead. Rows
+        that are not texts have index, as in the batch, instead of text, its place and label.
         """
         logits = self(batch).float()
         if "texts" in batch:
@@ -181,7 +181,7 @@ class SequenceClassification(TrainingModule):
         return [record | told | _top(told) for record, told in found]
 
     def predicted(self, logits: Tensor) -> list[dict[str, Any]]:
-        """{prediction, probabilities: {class: share}} of each row of logits (R, C); {value} of a regression's (R, 1)."""
+        """{prediction, probabilities: {class: share}} of each row of logits (R, C); {value} for a regression's (R, 1)."""
         labels = self.text_task.labels
         if labels is None:
             return [{"value": value} for value in logits[:, 0].tolist()]
@@ -190,22 +190,22 @@ class SequenceClassification(TrainingModule):
 
 
 def _but_labels(convert: Callable[[Any], Any], batch: Any) -> Any:
-    """A batch as ``convert`` makes it, but for its labels: with bf16-true Lightning would round a regression's 1977 to 1976."""
+    """A batch as ``convert`` makes it, except its labels: with bf16-true Lightning would round a regression's 1977 to 1976."""
     found = convert(batch)
     return found | {"labels": batch["labels"]} if isinstance(batch, dict) and "labels" in batch else found
 
 
 def rows_of(batch: Batch) -> int:
-    """B, by the numbers of the rows; ValueError for a batch without them, of data of one's own."""
+    """B, from the rows' numbers; ValueError for a batch without them, from a user's own data."""
     if "index" not in batch:
         raise UserError(f"a batch holds {', '.join(batch)}", "index, too, the number of each row (B,)")
     return len(batch["index"])
 
 
 def task_of_rows(data: Any, num_labels: int) -> TextTask:
-    """The task of data of one's own, which are no texts: its classes are called as its ``labels``, or by their numbers.
+    """The task of a user's own data that are not texts: its classes are named by the data's ``labels``, or by their numbers.
 
-    ValueError for another number of names than of classes.
+    ValueError if the numbers of names and of classes differ.
     """
     names = None if num_labels == 1 else tuple(getattr(data, "labels", map(str, range(num_labels))))
     if names is not None and len(names) != num_labels:

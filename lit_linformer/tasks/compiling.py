@@ -1,4 +1,4 @@
-"""torch.compile: what of a model is compiled for training, and whether that works here."""
+"""torch.compile: which parts of a model are compiled for training, and whether that works on this machine."""
 
 from collections.abc import Callable
 from functools import partial
@@ -14,18 +14,18 @@ from lit_linformer.utils.errors import SettingError, first_line
 
 
 def compile_training(net: nn.Module, dynamic: bool | None = False) -> None:
-    """Compiles each layer of the encoder by itself and, of a masked language model, the loss over the vocabulary.
+    """Compiles each layer of the encoder separately and, for a masked language model, the loss over the vocabulary.
 
-    In evaluation mode they run as they are written. Layers of one kind share a graph: twelve compile no longer than two. What
-    is compiled is no part of the state dict, and goes along where the net is copied.
+    In evaluation mode they run uncompiled. Layers of one kind share a graph: twelve take no longer to compile than two. What
+    is compiled is not in the state dict, and is copied along with the net.
 
     Args:
         net: with an ``encoder``.
-        dynamic: torch.compile's, whether batches differ in shape; None: it will find out.
+        dynamic: as for torch.compile, whether batches differ in shape; None: it finds out.
     """
     if not isinstance(getattr(net, "encoder", None), Encoder):
         raise SettingError("model.compile", True, "false", more=f", but {type(net).__name__} has no encoder to compile")
-    compat.many_recompilations()  # where each layer has a k of its own
+    compat.many_recompilations()  # for models whose layers differ in k
     forward = torch.compile(EncoderLayer.forward, dynamic=dynamic)
     for layer in net.encoder.layers:
         layer.forward = partial(_run, forward, EncoderLayer.forward, layer)
@@ -39,14 +39,14 @@ def _run(compiled: Callable, plain: Callable, module: nn.Module, *inputs: Any) -
 
 
 def check_compiler(device: torch.device) -> None:
-    """ValueError, in one line, where torch.compile finds no compiler: it is tried on a small function.
+    """ValueError, in one line, if torch.compile finds no compiler: it is tried on a small function.
 
-    What it needs: g++ and Python's headers for a CPU, Triton and a C compiler for a GPU. Some seconds the first time on a
-    machine, most of them for what the model's own compilation then finds done.
+    It needs g++ and Python's headers for a CPU, Triton and a C compiler for a GPU. The first time on a machine this takes some
+    seconds, most of which the model's own compilation then saves.
     """
     try:
         torch.compile(_increase, dynamic=False)(torch.ones(8, device=device))
-    except Exception as error:  # torch's own, whose place and name differ from version to version
+    except Exception as error:  # torch's own, whose module and name differ between versions
         needs = "a C++ compiler" if device.type == "cpu" else "Triton and a C compiler"
         raise SettingError(
             "model.compile",

@@ -35,7 +35,7 @@ Weight = Annotated[float, Range(least=0, largest=1e6)]
 class Distillation(MLM):
     """Masked language modelling with a teacher, whose perplexity is logged beside the model's own: val/teacher_perplexity.
 
-    The loss is a weighted sum of three. A weight of 0 leaves its term out; with labels_weight alone the training is plain
+    The loss is a weighted sum of three terms. A weight of 0 leaves its term out; with labels_weight alone the training is plain
     masked language modelling.
 
     Args:
@@ -60,13 +60,13 @@ class Distillation(MLM):
         check_ranges("model.", Distillation.__init__, locals())
         super().__init__(**kwargs)
         self.weights = (logits_weight, hidden_weight, labels_weight)
-        if not (logits_weight or labels_weight):  # DDP waits for the gradient of all that can have one
+        if not (logits_weight or labels_weight):  # DDP waits for the gradients of all parameters that require one
             for unused in (self.net.head, self.net.encoder.final_norm):
                 if unused is not None:
                     unused.requires_grad_(False)
         _check_terms(teacher, self.weights)
         self.teacher_name = teacher
-        self._teacher: tuple[MaskedLanguageModel, ...] = ()  # no part of this module, its checkpoints and its optimiser
+        self._teacher: tuple[MaskedLanguageModel, ...] = ()  # a tuple keeps it out of parameters, checkpoints and optimiser
         self._teacher_value: float | None = None
         self.teacher_perplexity = Perplexity()
 
@@ -83,7 +83,7 @@ class Distillation(MLM):
     def setup(self, stage: str) -> None:
         super().setup(stage)
         if stage != "fit":
-            return  # what is trained needs no teacher, which may be gone
+            return  # a trained model needs no teacher, which may be gone
         checked = CHECKED.pop(self.teacher_name, None)
         net, tokenizer = read_teacher(self.teacher_name) if checked is None else checked
         self._teacher = (net,)
@@ -132,7 +132,7 @@ class Distillation(MLM):
             value = self.teacher_perplexity.compute().item()
             self.teacher_perplexity.reset()
             if self.trainer.sanity_checking and self.trainer.num_sanity_val_steps != float("inf"):
-                return  # of a few batches
+                return  # only from a few batches
             self._teacher_value = value
         self.log("val/teacher_perplexity", self._teacher_value)
 
@@ -145,8 +145,10 @@ def _check_terms(teacher: str | None, weights: Sequence[float]) -> None:
 
 
 def read_teacher(path: str) -> tuple[MaskedLanguageModel, Tokenizer | None]:
-    """In evaluation mode, without gradients, and its tokenizer, if it carries one; ValueError, in one line, for anything but a
-    masked language model."""
+    """The model, in evaluation mode and without gradients, and its tokenizer, if it carries one.
+
+    ValueError, in one line, for anything but a masked language model.
+    """
     source = read_model(path, "model.teacher")
     net = MaskedLanguageModel(source.encoder)
     load_masked_model(net, source, "model.teacher", path)
@@ -162,7 +164,7 @@ def _terms(
     labels: Tensor,
     attention_mask: Tensor | None,
 ) -> tuple[Tensor | float, Tensor | float, Tensor | float]:
-    """The three terms, unweighted; 0.0 for one that has no weight."""
+    """The three terms, unweighted; 0.0 for one of weight 0."""
     with layer_outputs(student.encoder) as mine:
         logits = student(input_ids, attention_mask, positions).float()  # (B, M, V)
     logits_term = hidden_term = labels_term = 0.0

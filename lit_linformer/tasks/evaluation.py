@@ -14,13 +14,13 @@ from lit_linformer.tasks.mlm import inputs
 from lit_linformer.tasks.perplexity import Perplexity
 
 BATCH = 4
-KEPT = ("column", "cache_dir")  # what another text takes over of the settings of the run's own
+KEPT = ("column", "cache_dir")  # settings of the run's own text that another text takes over
 
 
 def open_text(settings: dict[str, Any], source: str | None, tokenizer: Path, max_length: int) -> tuple[PretrainingData, str]:
     """The data and the name of its split to read: a run's validation text, or all of another text, ``source``.
 
-    settings: PretrainingData's, of the run; empty where there is none.
+    settings: PretrainingData's in the run; empty: there is no run.
     """
     settings = {key: value for key, value in settings.items() if key != "class_path"}
     settings |= {"tokenizer": str(tokenizer), "max_length": max_length, "text": None, "file": None, "num_workers": 0}
@@ -35,7 +35,7 @@ def open_text(settings: dict[str, Any], source: str | None, tokenizer: Path, max
 
 
 def masked_batches(data: PretrainingData, split: str, max_length: int, rows: int) -> list[dict[str, Tensor]]:
-    """At most so many rows of max_length tokens, BATCH at a time, the same whenever they are read."""
+    """Up to ``rows`` rows of max_length tokens, rounded up to batches of BATCH, the same whenever they are read."""
     return list(itertools.islice(data.evaluation_loader(split, max_length, BATCH), -(-rows // BATCH)))
 
 

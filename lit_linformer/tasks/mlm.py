@@ -47,7 +47,7 @@ class MLM(TrainingModule):
         if pretrained is None and encoder is None:
             raise UserError("model.encoder is not given", "its settings, or model.pretrained with a model to start from")
         source, encoder = self.start_from(pretrained, encoder, vocab_size)
-        # Not where the weights came from: a checkpoint of this module holds them.
+        # Not the source of the weights: a checkpoint of this module holds them.
         self.save_hyperparameters(
             {
                 "encoder": asdict(encoder),
@@ -89,19 +89,19 @@ class MLM(TrainingModule):
         return self._score(self.net.exact_logits(ids, positions, mask), labels, metric, name)
 
     def _score(self, logits: Tensor, labels: Tensor, metric: Perplexity, name: str) -> Tensor:
-        """Logs what logits (B, M, V) are worth; returns the labels' negative log-likelihoods (B, M)."""
+        """Logs the metric of logits (B, M, V); returns the labels' negative log-likelihoods (B, M)."""
         nll = label_nll(logits, labels)
         metric.update(nll, labels)
         self.log(name, metric, prog_bar=True)
         return nll
 
     def predict_step(self, batch: Batch, batch_idx: int) -> list[dict[str, Any]]:
-        """The five most probable tokens of each mask: [{text, mask (1 the text's first), top: [{token, id, probability}]}].
+        """The five most probable tokens of each mask: [{text, mask (1: the text's first), top: [{token, id, probability}]}].
 
-        Of a text from data.file also line, or row: its number there.
+        For a text from data.file also line, or row, its number there.
         """
         rows = batch["rows"].tolist()
-        number = [rows[:index].count(row) for index, row in enumerate(rows)]  # of the mask, in its text
+        number = [rows[:index].count(row) for index, row in enumerate(rows)]  # of the mask within its text
         positions = batch["columns"].new_zeros(len(batch["input_ids"]), 1 + max(number))
         positions[rows, number] = batch["columns"]
         logits = self.net.exact_logits(batch["input_ids"], positions, batch["attention_mask"])[rows, number]

@@ -12,22 +12,22 @@ from lit_linformer.tasks.optim import MUON
 from lit_linformer.utils.errors import SettingError
 
 MOMENTUM = 0.95
-QUINTIC = 3.4445, -4.7750, 2.0315  # of Jordan et al. (2024): five times, it brings singular values of 0.002 to 1 to 0.68 … 1.2
+QUINTIC = 3.4445, -4.7750, 2.0315  # Jordan et al. (2024): applied five times, it maps singular values 0.002 … 1 to 0.68 … 1.2
 
 
 class MuonAndAdamW(Optimizer):
-    """Muon (Jordan et al., 2024) for the groups that are named so, AdamW for the others.
+    """Muon (Jordan et al., 2024) for the parameter groups of that name, AdamW for the others.
 
-    One list of groups and one state, of which AdamW sees its own: schedules, clipping and checkpoints, and Lightning, which
-    trains by itself with one optimiser only, find what they find of AdamW.
+    There is one list of groups and one state, of which the inner AdamW sees its part: to schedules, clipping, checkpoints, and
+    Lightning, whose automatic optimisation takes only one optimiser, it looks like an AdamW.
 
     Muon orthogonalises a matrix's momentum (Nesterov's, 0.95). Its steps are scaled to the length of AdamW's, by
     0.2 √(larger side) (Liu et al., 2025, "Muon is scalable for LLM training"), so that one learning rate and one weight decay
-    suit both. torch.optim.Muon computes the same, in bfloat16 on every device and one matrix after the other: on a CPU without
-    units for it a layer took 17 times as long (docs/LOG.md). Here matrices of one shape are orthogonalised together.
+    suit both. torch.optim.Muon computes the same, but in bfloat16 on every device and one matrix at a time: on a CPU without
+    bfloat16 units a layer took 17 times as long (docs/LOG.md). Here matrices of one shape are orthogonalised together.
 
     Args:
-        groups: of parameter_groups.
+        groups: from parameter_groups.
         betas, eps: AdamW's.
     """
 
@@ -44,15 +44,15 @@ class MuonAndAdamW(Optimizer):
         self._adamw.state = self.state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # of load_state_dict, which makes groups and state anew
+        super().__setstate__(state)  # for load_state_dict, which replaces groups and state
         self._divide()
 
-    def __getstate__(self) -> dict[str, Any]:  # of copies
+    def __getstate__(self) -> dict[str, Any]:  # for copies
         return super().__getstate__() | {"_adamw": self._adamw}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
-        if self._adamw is not None:  # not yet of the groups that it is made with
+        if self._adamw is not None:  # None while __init__ adds the first groups
             for name, value in ({} if _is_muons(param_group) else self._adamw.defaults).items():
                 param_group.setdefault(name, value)
             self._divide()

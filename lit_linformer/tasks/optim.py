@@ -15,7 +15,7 @@ from lit_linformer.utils.errors import SettingError
 SCHEDULES = ("linear", "cosine", "polynomial", "constant", "wsd")
 OPTIMIZERS = ("adamw", "muon")
 MUON = "muon"  # the name of its parameter group
-# Settings of Optimization that are read with one value of another alone.
+# Settings of Optimization that are read only with one value of another setting.
 READ_WITH = {"muon_lr_factor": ("optimizer", "muon"), "decay_share": ("schedule", "wsd"), "power": ("schedule", "polynomial")}
 Schedule = Annotated[str, OneOf(SCHEDULES)]
 LearningRate = Annotated[float, Range(above=0, most=10000)]
@@ -76,12 +76,12 @@ class Optimization:
         return asdict(self) | {"betas": list(self.betas)}
 
     def peak_lr(self, rows: int) -> float:
-        """lr for ``rows`` an optimiser step."""
+        """lr for an optimiser step of ``rows`` rows."""
         return self.lr if self.lr_batch_size is None else self.lr * math.sqrt(rows / self.lr_batch_size)
 
 
 def endless(schedule: str, max_steps: int) -> ValueError:
-    """The error to raise for a schedule that needs an end, where training has none."""
+    """The error to raise for a schedule that needs an end, if training has none."""
     return SettingError(
         "trainer.max_steps",
         max_steps,
@@ -91,7 +91,7 @@ def endless(schedule: str, max_steps: int) -> ValueError:
 
 
 def check_shardable(optimizer: str | None) -> None:
-    """SettingError for what cannot be where the strategy shares out each matrix among the processes."""
+    """SettingError for an optimiser that cannot work if the strategy shards each matrix."""
     if optimizer == "muon":
         divided = ", but trainer.strategy divides each matrix among the processes, and Muon takes them whole"
         raise SettingError("model.optimizer", "muon", "adamw", more=divided, when="with that strategy")
@@ -105,8 +105,8 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Groups: decay (matrices), no_decay (norms, biases, embeddings), projection (E and F), and muon; empty ones left out.
 
-    A parameter that is used twice is in one group, once. ``lr_scale`` multiplies a parameter's learning rate, by its name;
-    each scale makes groups of its own.
+    A shared parameter is in one group, once. ``lr_scale`` gives the factor of a parameter's learning rate, by its name; each
+    factor has its own groups.
     """
     with_muon = hidden_matrices(model) if settings.optimizer == "muon" else set()
     kinds = {
@@ -132,7 +132,7 @@ def parameter_groups(
                 kind = "decay"
             members.setdefault((lr_scale(f"{prefix}.{name}"), kind), []).append(parameter)
     groups = []
-    # The highest rate first: its group is the one whose rate is logged.
+    # The highest factor first: the first group's learning rate is the one that is logged.
     for scale in sorted({scale for scale, _ in members}, reverse=True):
         for kind, values in kinds.items():
             if params := members.get((scale, kind)):
@@ -142,7 +142,7 @@ def parameter_groups(
 
 
 def hidden_matrices(model: nn.Module) -> set[nn.Parameter]:
-    """What Muon is for: weights of the linear layers inside the encoder's layers, but for a projection's."""
+    """What Muon is for: weights of the linear layers inside the encoder's layers, except a projection's."""
     layers = [module for layer in model.modules() if isinstance(layer, EncoderLayer) for module in layer.modules()]
     apart = {inner for module in layers if isinstance(module, Projection) for inner in module.modules()}
     return {module.weight for module in layers if isinstance(module, nn.Linear) and module not in apart}
@@ -177,11 +177,11 @@ def lr_factor(
     power: float = 2.0,
     decay_share: float = 0.3,
 ) -> float:
-    """What the peak learning rate is multiplied by before optimiser step ``step`` (0 the first).
+    """The factor of the peak learning rate in optimiser step ``step`` (0: the first).
 
-    Rises linearly over ``warmup_steps``, then falls to ``final`` at ``total_steps``: linear, cosine, polynomial
-    ((1 - progress)**power; power 1 is linear), or stays (constant), until the last ``decay_share`` of all steps (wsd: there
-    1 - √progress, which did better than linear; Hägele et al., 2024, arXiv 2405.18392).
+    It rises linearly over ``warmup_steps``, then falls to ``final`` at ``total_steps``: linear, cosine, polynomial
+    ((1 - progress)**power; power 1 is linear); or stays (constant), or stays until the last ``decay_share`` of all steps (wsd:
+    then it falls as 1 - √progress, which did better than linear; Hägele et al., 2024, arXiv 2405.18392).
     """
     if step < warmup_steps:
         return (step + 1) / (warmup_steps + 1)

@@ -1,4 +1,4 @@
-"""Perplexity as a torchmetrics metric: exp(Σ nll / Σ masked tokens) over everything that was seen, on all ranks."""
+"""Perplexity as a torchmetrics metric: exp(Σ nll / Σ masked tokens) over all batches and ranks."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,12 +11,14 @@ from lit_linformer.model.heads import IGNORED
 
 
 class Exact(Metric):
-    """A metric whose state keeps its dtype, whatever the module's: bf16-true makes all of a module bfloat16, its metrics
-    among them, and a sum of 8 bits soon stops growing."""
+    """A metric whose state keeps its dtype, whatever the module's.
+
+    bf16-true converts all of a module to bfloat16, including its metrics, and a sum of 8 bits soon stops growing.
+    """
 
     @property
     def precise(self) -> torch.dtype:
-        """float64, but on Apple's GPUs, which have none."""
+        """float64, except on Apple's GPUs, which lack it."""
         return torch.float32 if torch.backends.mps.is_available() else torch.float64
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any) -> nn.Module:
@@ -30,8 +32,8 @@ class Mean(Exact, MeanMetric):
 class Perplexity(Exact):
     """Token-weighted perplexity from negative log-likelihoods.
 
-    torchmetrics' own takes a softmax and then its logarithm, which is inf where the loss is 200, and a mean of batch
-    perplexities is no perplexity; this one sums what the model's log-softmax gave, in float64.
+    torchmetrics' own takes a softmax and then its logarithm, which is infinite for a loss of 200, and a mean of batch
+    perplexities is not a perplexity; this one sums what the model's log-softmax gave, in float64.
     """
 
     full_state_update = False
@@ -47,7 +49,7 @@ class Perplexity(Exact):
 
         Args:
             nll: negative log-likelihood of each label in nats, 0 where the label is ignored, (B, M).
-            labels: (B, M) int64, -100 where nothing was asked.
+            labels: (B, M) int64, -100 where there is no target.
         """
         self.nll += nll.sum(dtype=self.nll.dtype)
         self.count += (labels != IGNORED).sum()

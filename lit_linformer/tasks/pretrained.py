@@ -1,4 +1,4 @@
-"""A trained model as the start of another run: what of its settings may change, and what must not."""
+"""A trained model as the start of another run: which of its settings may change, and which must not."""
 
 from dataclasses import fields, replace
 from pathlib import Path
@@ -9,12 +9,12 @@ from lit_linformer.model import EncoderConfig, MaskedLanguageModel
 from lit_linformer.runs.trained_model import StoredModel
 from lit_linformer.utils.errors import SettingError, UserError
 
-# What a run may change without becoming another encoder; vocab_size comes from the tokenizer.
+# Settings that a run may change and still have the same encoder; vocab_size comes from the tokenizer.
 FREE = {"vocab_size", "dropout", "attention_dropout", "activation_checkpointing", "short_rows"}
 
 
 def pretrained_encoder(source: StoredModel, asked: EncoderConfig | None, vocab_size: int | None) -> EncoderConfig:
-    """The pretrained encoder's settings, with those of ``asked`` that are free.
+    """The pretrained encoder's settings, overridden by those of ``asked`` that are FREE.
 
     Args:
         asked: what model.encoder says, if anything.
@@ -43,7 +43,7 @@ def pretrained_encoder(source: StoredModel, asked: EncoderConfig | None, vocab_s
 
 
 def load_masked_model(net: MaskedLanguageModel, source: StoredModel, setting: str, path: str) -> None:
-    """Fills ``net``; SettingError, with what the user gave as ``setting``, for anything but a masked language model."""
+    """Loads the weights into ``net``; SettingError, naming ``setting``, for anything but a masked language model."""
     if "head.norm.weight" not in source.weights:
         its_config = ", or a classifier with its run's config, --config runs/NAME/config.yaml"
         allowed = f"one of MLM{its_config if 'num_labels' in source.settings else ''}"
@@ -52,9 +52,9 @@ def load_masked_model(net: MaskedLanguageModel, source: StoredModel, setting: st
 
 
 def check_same_tokenizer(data: Any, own: Tokenizer | None, setting: str = "model.pretrained", allowed: str = "") -> None:
-    """ValueError where a data module has a tokenizer, and another than that of the model which ``setting`` names.
+    """ValueError if a data module has a tokenizer, and another one than the model that ``setting`` names.
 
-    The module may be the user's own, with no more than a LightningDataModule has, and so may the tokenizer.
+    The data module may be the user's own, with no more than a LightningDataModule has, and so may the tokenizer.
     """
     same_ids = getattr(getattr(data, "tokenizer", None), "same_ids", None)
     if own is not None and same_ids is not None and not same_ids(own):

@@ -1,7 +1,7 @@
 """Scores of a classification or regression task, over every row of an evaluation set and all ranks.
 
-GLUE's are computed by torchmetrics from the whole set's predictions at once: no mean over batches or ranks, and a row that
-a loader put in to fill up a batch (index -1) counts for nothing.
+GLUE's are computed by torchmetrics from the whole set's predictions at once, not as a mean over batches or ranks; rows that
+a loader added to fill up a batch (index -1) do not count.
 """
 
 from collections.abc import Sequence
@@ -26,8 +26,8 @@ from lit_linformer.utils.errors import SettingError
 def score(name: str, predictions: Tensor, targets: Tensor, num_labels: int) -> float:
     """One metric of predictions (R,) against targets (R,): class numbers, or values for pearson and spearman.
 
-    f1 is GLUE's, that of class 1, where there are two classes, else macro_f1, the mean over classes, whatever their order. A
-    correlation with something constant is 0.
+    f1 is GLUE's, that of class 1, if there are two classes, else macro_f1, the mean over classes, whatever their order. A
+    correlation with a constant is 0.
     """
     if name in ("pearson", "spearman", "matthews") and min(predictions.unique().numel(), targets.unique().numel()) < 2:
         return 0.0
@@ -50,9 +50,9 @@ class Scores(Exact):
     """Collects an evaluation set's predictions.
 
     Args:
-        metrics: names of the task's metrics; their mean is its score, as GLUE has it.
+        metrics: names of the task's metrics; their mean is its score, as in GLUE.
         num_labels: C classes; 1 for regression.
-        keep_logits: Keep each row's logits as well, for a file of all predictions.
+        keep_logits: keep each row's logits, too, for a file of all predictions.
     """
 
     full_state_update = False
@@ -69,7 +69,7 @@ class Scores(Exact):
 
         Args:
             logits: (B, C); (B, 1) for regression.
-            labels: (B,) class numbers or values; None where there are none.
+            labels: (B,) class numbers or values; None: there are none.
             index: (B,) the rows' numbers in their file, -1 for a filler row.
         """
         real = index >= 0
@@ -85,7 +85,7 @@ class Scores(Exact):
     def compute(self) -> dict[str, Any]:
         """Predictions and targets (R,) in the file's order and, with targets, `scores`: loss, each metric and score.
 
-        targets is None where the set has no labels. index (R,): the rows' numbers; logits (R, C): where they are kept.
+        targets is None if the set has no labels. index (R,): the rows' numbers; logits (R, C): if they are kept.
         """
         index = _joined(self.index)
         order = index.argsort()
@@ -102,14 +102,14 @@ class Scores(Exact):
         return found | {"targets": targets, "scores": scores}
 
     def results(self) -> dict[str, Any]:
-        """What `compute` gives, of one row, too: torchmetrics makes a number of each tensor with one element."""
+        """What `compute` returns, even for one row: torchmetrics turns a tensor with one element into a scalar."""
         shapes = {"logits": (-1, self.num_labels)}
         found = self.compute().items()
         return {name: value.reshape(shapes.get(name, -1)) if isinstance(value, Tensor) else value for name, value in found}
 
 
 def _joined(state: Tensor | list[Tensor]) -> Tensor:
-    """What a state holds: a tensor once it was joined over ranks, a list before that, an empty one if nothing came."""
+    """A state as one tensor: it is one once joined over ranks, before that a list, empty if there was no batch."""
     return dim_zero_cat(state) if len(state) else torch.zeros(0, dtype=torch.int64)
 
 

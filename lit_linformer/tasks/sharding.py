@@ -1,6 +1,6 @@
 """Fully sharded training (FSDP2): weights, gradients and AdamW's state divided among the processes.
 
-Its checkpoint is a folder (runs/sharded.py). A run continues from it with any number of processes, sharded or not.
+Its checkpoint is a folder (runs/sharded.py). A run resumes from it with any number of processes, sharded or not.
 """
 
 from datetime import timedelta
@@ -19,10 +19,10 @@ from lit_linformer.utils import compat
 
 
 class ShardedStrategy(ModelParallelStrategy):
-    """Lightning's strategy for FSDP2, over all processes. Not for 16-mixed and 64-true, which Lightning refuses there.
+    """Lightning's strategy for FSDP2, over all processes. Not for 16-mixed and 64-true, which Lightning refuses with it.
 
     Args:
-        process_group_backend: nccl or gloo; None: what suits the device.
+        process_group_backend: nccl or gloo; None: the one that suits the device.
         timeout: how long to wait for the other processes, at the start and in each exchange.
     """
 
@@ -42,7 +42,7 @@ class ShardedStrategy(ModelParallelStrategy):
 
         whole = StateDictOptions(full_state_dict=True)
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        weights = checkpoint.pop("state_dict") | checkpoint.pop(TRAINING_WEIGHTS, {})  # here `Averaging` does not go on
+        weights = checkpoint.pop("state_dict") | checkpoint.pop(TRAINING_WEIGHTS, {})  # `Averaging` is not for sharded runs
         set_model_state_dict(self.model, weights, options=whole)
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
@@ -53,7 +53,7 @@ class ShardedStrategy(ModelParallelStrategy):
         return checkpoint
 
     def _load_folder(self, path: Path) -> dict[str, Any]:
-        """As Lightning does it, but with a reader that runs no pickles."""
+        """As in Lightning, but with a reader that runs no code from pickles."""
         from torch.distributed.checkpoint import load
         from torch.distributed.checkpoint.state_dict import (
             StateDictOptions,
@@ -66,21 +66,21 @@ class ShardedStrategy(ModelParallelStrategy):
             load(state, storage_reader=Reader(path), planner=Planner())
             return state
 
-        meta = check_sharded(path)  # before anything else, for its errors are one line
+        meta = check_sharded(path)  # before anything else, since its errors are one line
         weights = read({"state_dict": get_model_state_dict(self.model)})["state_dict"]
         self.model.load_state_dict(weights, strict=self.lightning_module.strict_loading)
         for index, optimizer in enumerate(self.optimizers):
-            name = f"optimizer_{index}"  # each by itself: of an optimiser that has not stepped, this makes the state
+            name = f"optimizer_{index}"  # one at a time: this creates the state of one that has not stepped
             state = read({name: get_optimizer_state_dict(self.model, optimizer)})[name]
             set_optimizer_state_dict(self.model, optimizer, state, options=StateDictOptions(cpu_offload=True))
         return meta
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None) -> None:
-        """Writes beside the target, then renames, as plain checkpoints are: under its name a folder is whole."""
+        """Writes to a temporary folder, then renames it, as for plain checkpoints: under its name a folder is complete."""
         path = Path(self.broadcast(str(filepath)))
         temporary = path.with_name(path.name + ".tmp")
         try:
-            if self.is_global_zero and temporary.exists():  # begun by a process that was killed
+            if self.is_global_zero and temporary.exists():  # left by a process that was killed
                 remove(temporary)
             self.barrier()
             super().save_checkpoint(checkpoint, temporary, storage_options)
@@ -94,9 +94,9 @@ class ShardedStrategy(ModelParallelStrategy):
 
 
 def shard(net: nn.Module, mesh: Any) -> None:
-    """Divides a network layer by layer; what is left, the shared E and the embeddings, goes together.
+    """Shards a network layer by layer; the rest, a shared E and the embeddings, is sharded together.
 
-    A layer's weights are whole only while it computes. E is used by every layer, so it stays whole through the step.
+    A layer's weights are gathered only while it computes. E is used by every layer, so it stays gathered through the step.
     """
     from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
