@@ -99,8 +99,8 @@ def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
 
 
 def unknown_classes(path: Path) -> list[str]:
-    """Classes in a checkpoint file that would not be loaded; a sharded one is not searched."""
-    return [] if path.is_dir() else sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path))
+    """Classes in a checkpoint that would not be loaded; in a sharded one, outside of its tensors."""
+    return sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path / META if path.is_dir() else path))
 
 
 def whole_step(path: Path) -> int | None:

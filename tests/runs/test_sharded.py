@@ -6,6 +6,7 @@ import os
 import pickle
 import shutil
 import warnings
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 from torch.distributed.checkpoint import FileSystemReader, load, metadata, save
 
 from lit_linformer.runs import sharded
-from lit_linformer.runs.checkpoints import check_checkpoint, find_checkpoint
+from lit_linformer.runs.checkpoints import check_checkpoint, find_checkpoint, unknown_classes
 from lit_linformer.runs.sharded import META, METADATA, Planner, Reader, load_sharded, read_metadata, write_checksums
 from tests.helpers import assert_same
 
@@ -168,6 +169,12 @@ def test_a_flipped_tensor_is_noticed_before_it_is_read(folder, capsys):
     assert "the checksum of __0_0.distcp: " in capsys.readouterr().err
     with pytest.raises(ValueError, match=r"which is no longer what was written: the checksum of __0_0.distcp"):
         check_checkpoint(folder)
+
+
+def test_what_would_not_be_loaded_is_found_when_it_is_saved(folder):
+    assert unknown_classes(folder) == []
+    torch.save({"callbacks": {"Own": {"share": Fraction(1, 3)}}}, folder / META)
+    assert unknown_classes(folder) == ["fractions.Fraction"]
 
 
 @pytest.mark.parametrize("name", ["__0_0.distcp", META, METADATA])
