@@ -1,9 +1,9 @@
-"""Data of your own: texts out of a database, each a row by itself, for masked language modelling, that resume exactly.
+"""Data of your own: texts from a database, each in a row of its own, for masked language modelling; runs resume exactly.
 
     python run.py fit --config conf/quickstart.yaml --data examples.database_texts.DatabaseTexts --data.database reviews.db
 
-Files need none of this: `--data.source` reads text, CSV, TSV, JSON lines and Parquet. It puts texts one behind the other into
-full rows; here none shares its row with another. A tokenizer is there already: that of a run, or any that `prepare` made.
+Files need none of this: `--data.source` reads text, CSV, TSV, JSON lines and Parquet. It packs texts into full rows; here no
+text shares its row with another. The tokenizer must exist already: that of a run, or one that `prepare` made.
 """
 
 import sqlite3
@@ -21,7 +21,7 @@ IGNORED = -100
 
 
 class MaskedRows:
-    """Rows of ids (R, N) as batches: dataset[[(epoch, index), …]]. What is masked depends on (seed, epoch, index) alone."""
+    """Rows of ids (R, N) as batches: dataset[[(epoch, index), …]]. Masks depend only on (seed, epoch, index)."""
 
     def __init__(self, rows: np.ndarray, tokenizer: Tokenizer, seed: int):
         self.rows, self.tokenizer, self.seed = rows, tokenizer, seed
@@ -42,15 +42,15 @@ class MaskedRows:
 
 
 class DatabaseTexts(LightningDataModule):
-    """One row of tokens for each text that a query finds; every tenth one is validation.
+    """One row of tokens for each text that a query finds; every tenth one is for validation.
 
     Args:
-        database: a file of SQLite.
-        query: gives the texts, in an order that is always the same.
+        database: an SQLite file.
+        query: SQL that returns the texts, always in the same order.
         tokenizer: a tokenizer.json.
-        max_length: tokens of a row; the rest of a text is cut off.
-        batch_size: rows of a batch.
-        seed: of the order and the masks.
+        max_length: tokens in a row; the rest of a text is cut off.
+        batch_size: rows in a batch.
+        seed: seed of the order and the masks.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class DatabaseTexts(LightningDataModule):
     def val_dataloader(self) -> EvaluationLoader:
         return EvaluationLoader(MaskedRows(self.rows[self.held_out], self.tokenizer, seed=1), self.batch_size)
 
-    # Where the run goes on: after so many rows.
+    # Where a run resumes: after this many rows.
 
     def state_dict(self) -> dict[str, int]:
         return {"samples": self._loader.samples if self._loader is not None else self._samples}

@@ -1,4 +1,4 @@
-"""Something to measure: the norm of the gradients, for the loggers, and the largest one that there was.
+"""A measurement of your own: the norm of the gradients, for the loggers, and the largest one so far.
 
 python run.py fit --config conf/quickstart.yaml --name watched --trainer.callbacks+ examples.gradient_norm.GradientNorm
 """
@@ -11,17 +11,17 @@ from torch.optim import Optimizer
 
 
 class GradientNorm(Callback):
-    """Logs train/gradient_norm, before clipping, and says at the end when it was largest.
+    """Logs train/gradient_norm, before clipping, and prints at the end when it was largest.
 
     Args:
-        power: 2 for the Euclidean norm, 1 for the sum of sizes.
+        power: 2 for the Euclidean norm, 1 for the sum of absolute values.
     """
 
     def __init__(self, power: float = 2.0):
         self.power = power
         self.largest, self.at_step = torch.zeros(()), torch.zeros((), dtype=torch.int64)
 
-    # What is to survive an interruption: it goes into each checkpoint.
+    # Saved in each checkpoint, and so survives an interruption.
 
     def state_dict(self) -> dict[str, Any]:
         return {"largest": self.largest.item(), "at_step": self.at_step.item()}
@@ -33,7 +33,7 @@ class GradientNorm(Callback):
         gradients = [parameter.grad for parameter in pl_module.parameters() if parameter.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients, self.power)
         pl_module.log("train/gradient_norm", norm)
-        # By torch.where, not by `if`, for which a GPU would be waited for in every step.
+        # torch.where instead of `if`, which would wait for the GPU in every step.
         largest, at_step = self.largest.to(norm), self.at_step.to(norm.device)
         self.at_step = torch.where(norm > largest, trainer.global_step + 1, at_step)
         self.largest = torch.maximum(norm, largest)

@@ -1,4 +1,4 @@
-"""The page of scripts/gpu_suite.py: goals, what each part has come to, pictures."""
+"""The page of scripts/gpu_suite.py: goals, the results of each part, pictures."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ TITLES = {
     "roberta": "Beside RoBERTa, each in its Trainer",
     "pretrain": "Pretraining",
 }
-# (part, how the number is found in its results, at least, words).
+# (part, keys of the number in its results, the least, words).
 GOALS = (
     ("speed", ("models", "linformer 512", "mfu"), 0.4, "MFU of a training step, base model, n = 512"),
     ("mechanisms", ("models", "lookup 512", "mfu"), 0.4, "MFU of the same with lookup"),
@@ -39,7 +39,7 @@ GOALS = (
 
 
 def write_page(content: dict[str, Any], folder: Path) -> list[str]:
-    """suite.json, report.md and pictures; the lines that tell of goals."""
+    """Writes suite.json, report.md and pictures; returns the lines of the goals."""
     page, parts = folder / "page", content["parts"]
     write_text(page / "suite.json", json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     goals = [["goal", "reached", ""]]
@@ -62,7 +62,7 @@ def write_page(content: dict[str, Any], folder: Path) -> list[str]:
 
 
 def section(name: str, part: dict[str, Any], folder: Path) -> str:
-    """What a part has come to, in Markdown."""
+    """A part's results, in Markdown."""
     told, page = part.get("results") or {}, folder / "page"
     if name in ("table3", "window") and (folder / name / "benchmark.md").is_file():
         pictures = ""

@@ -1,17 +1,17 @@
-"""All that is to be measured on a GPU, in order of worth, in as many calls of ten minutes as it takes; one page in the end.
+"""All measurements on a GPU, the most important first, in as many calls of ten minutes as it takes; one page in the end.
 
     python scripts/gpu_suite.py --source texts/ --tokenizer tokenizer.json --output runs/gpu-suite --minutes 9.5
 
-The same command again goes on: parts that are done are skipped, one that ran out of time is begun again (the benchmark goes on
-where it was, and so does training). A part that fails, or that comes no further in its time, stops no other; the next call
-tries it once more. Needs nothing from the network: text and tokenizer are given as files (`python run.py prepare` makes a
+The same command again continues: finished parts are skipped, one that ran out of time is started again (the benchmark resumes
+where it was, and so does training). A part that fails, or that makes no progress in its time, does not stop the others; the
+next call tries it once more. No network is needed: text and tokenizer are given as files (`python run.py prepare` makes a
 tokenizer.json).
 
     OUTPUT/page/                     report.md, suite.json, pictures: as docs/results/ holds; written after each part
     OUTPUT/page/weights/             the pretrained model in bfloat16, in pieces of --piece_mb: cat them to model.safetensors
     OUTPUT/PART/, OUTPUT/PART.log    what each part has written
 
-With --device cpu, or --tiny, all is so small that its numbers mean nothing: a rehearsal.
+With --device cpu, or --tiny, everything is so small that the numbers mean nothing: a rehearsal.
 """
 
 import argparse
@@ -51,12 +51,12 @@ PARTS = {
     "roberta": (200, "training.json"),
     "pretrain": (0, "result.json"),  # what is left
 }
-COMPILING = 60  # seconds, in which it does not train
+COMPILING = 60  # seconds without training
 CLOSING = 90  # seconds of a call that are not training: start, first and last validation, export, page
 
 
 def commands(args: argparse.Namespace, seconds: float) -> dict[str, list[str]]:
-    """What each part but the last runs in the output folder; ``seconds``: its time."""
+    """The command of each part but the last, run in the output folder; ``seconds``: its time limit."""
     python, device = sys.executable, ["--device", args.device]
     together = str(processes(args))
     few = "--hidden_size 32 --num_heads 2 --num_layers 1 --vocab_size 500 --tokens 8192 --rounds 1"
@@ -72,7 +72,7 @@ def commands(args: argparse.Namespace, seconds: float) -> dict[str, list[str]]:
     table, window = ((f"{small} --lengths 64 128", f"{small} --lengths 128")) if args.tiny else (sizes, wide)
     short = [*training(args, "half"), "--trainer.max_steps", "4" if args.tiny else "60", "--model.warmup_steps", "2"]
     return {
-        # In one process, and where pytest-xdist is not installed.
+        # In one process, also if pytest-xdist is not installed.
         "tests": [python, *"-m pytest -o addopts= -p no:cacheprovider -m gpu -rs".split(), str(ROOT / "tests/gpu")],
         "speed": [*speed, "--models", "linformer", "transformer", "--scaling", "8192", "--output", "speed"],
         "mechanisms": [*speed, "--models", "lookup", "linformer", "transformer", "--output", "mechanisms"],
@@ -103,7 +103,7 @@ def processes(args: argparse.Namespace) -> int:
 
 
 def data(args: argparse.Namespace) -> list[str]:
-    """Of every training: the text, a batch for one device, and in a rehearsal a small model."""
+    """Settings of every training: the text, a batch for one device, and in a rehearsal a small model."""
     words = ["--data.source", args.source, "--data.tokenizer", args.tokenizer, "--data.cache_dir", args.cache]
     words += "--data.validation_fraction 0.01 --data.test_fraction 0 --data.global_batch_size null".split()
     small = "--model.encoder.hidden_size 32 --model.encoder.num_heads 2 --model.encoder.num_layers 1 --data.batch_size 4 "
@@ -138,7 +138,7 @@ def training(args: argparse.Namespace, name: str) -> list[str]:
 
 
 def pretraining(args: argparse.Namespace, done: dict[str, Any], seconds: float) -> list[str]:
-    """As many steps, with a rate that falls to 0, as the speed that was measured allows; known from its first start on."""
+    """As many steps, with a learning rate that falls to 0, as the measured speed allows; fixed from the first start on."""
     words, at = training(args, "pretrain"), max(10, int(seconds - CLOSING))
     until = int(trained(Path(args.output) / "pretrain/checkpoints/last.ckpt")) + at  # max_time counts earlier calls, too
     words += "--model.optimizer muon --model.schedule wsd --data.mask_rate 0.3".split()  # conf/pretrain/small.yaml's training
@@ -147,7 +147,7 @@ def pretraining(args: argparse.Namespace, done: dict[str, Any], seconds: float) 
         f"00:{until // 3600:02d}:{until // 60 % 60:02d}:{until % 60:02d}",
         *(["--model.compile", "true"] if not args.tiny else []),
     ]
-    # Of the speed measured: what is trained has lookup, whose encoder on an H200 has 0.65 of block means' tokens/s.
+    # Shares of a measured speed: the trained model has lookup, whose encoder has 0.65 of block means' tokens/s on an H200.
     measured = [("mechanisms", "lookup 512", 0.85), ("speed", "linformer 512", 0.55)]
     keys = [(part, ("results", "models", model, "tokens_per_second", "median"), share) for part, model, share in measured]
     speed = next((share * value for part, key, share in keys if (value := value_at(done.get(part, {}), key))), None)
@@ -174,7 +174,7 @@ def trained(checkpoint: Path) -> float:
 
 
 def run(command: list[str], log: Path, limit: float) -> tuple[str, float]:
-    """(ok | failed | time limit, seconds); the part and all that it started are ended when its time is over."""
+    """(ok | failed | time limit, seconds); when its time is over, the part and all that it started are ended."""
     began, paths = time.monotonic(), os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     with open(log, "w", encoding="utf-8") as file:
         process = subprocess.Popen(
@@ -196,7 +196,7 @@ def run(command: list[str], log: Path, limit: float) -> tuple[str, float]:
 
 
 def results(part: str, folder: Path) -> Any:
-    """What a part has written, as far as it came."""
+    """The results that a part has written, as far as it came."""
     if part == "tests":
         log = (folder / "tests.log").read_text(errors="replace")
         told = re.findall(r"^(?:=+ )?(\d+ (?:passed|failed|skipped|error).*? in [\d.]+s.*?)(?: =+)?$", log, re.MULTILINE)
@@ -205,7 +205,7 @@ def results(part: str, folder: Path) -> Any:
 
 
 def keep_weights(args: argparse.Namespace, folder: Path, seconds: float) -> None:
-    """The pretrained model in bfloat16, cut into pieces; nothing where that takes longer."""
+    """Keeps the pretrained model in bfloat16, cut into pieces; nothing if exporting it fails or takes longer."""
     target, limit = folder / "page/weights", int(args.piece_mb * 2**20)
     words = ["export", "--ckpt_path", "pretrain", "--format", "safetensors", "--dtype", "bfloat16", "--output", "export"]
     if run([sys.executable, RUN, *words, "--overwrite", "true"], folder / "export.log", seconds)[0] != "ok":
@@ -221,7 +221,7 @@ def keep_weights(args: argparse.Namespace, folder: Path, seconds: float) -> None
 
 
 def measure(args: argparse.Namespace, content: dict[str, Any], folder: Path) -> None:
-    """Runs what is left of the parts, as long as there is time."""
+    """Runs the remaining parts, as long as there is time."""
     deadline, parts = STARTED + 60 * args.minutes - 15, content["parts"]
     for name in (name for name in PARTS if name in args.only):
         before, left = parts.get(name, {}), deadline - time.monotonic()
@@ -247,7 +247,7 @@ def measure(args: argparse.Namespace, content: dict[str, Any], folder: Path) -> 
             lines = (folder / f"{name}.log").read_text(errors="replace").splitlines()[-20:]
             parts[name]["log"] = [without_folders(line) for line in lines]
         if name == "pretrain" and (folder / name / "checkpoints/last.ckpt").exists():
-            write_page(content, folder)  # what it has learnt of its speed, should the call end here
+            write_page(content, folder)  # keeps its results so far, should the call end here
             keep_weights(args, folder, max(10.0, deadline - time.monotonic()) if not args.tiny else 300.0)
         write_page(content, folder)
         print(f"    {status} after {seconds:.0f} s: {last_line(folder / f'{name}.log')[:200]}", flush=True)

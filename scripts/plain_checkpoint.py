@@ -1,4 +1,4 @@
-"""Makes one checkpoint file of a sharded one (conf/trainer/fsdp.yaml), which is a folder.
+"""Converts a sharded checkpoint (conf/trainer/fsdp.yaml), which is a folder, into a single file.
 
 python scripts/plain_checkpoint.py runs/NAME/checkpoints/last.ckpt plain.ckpt
 """

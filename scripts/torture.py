@@ -1,16 +1,16 @@
-"""Kills training with -9, again and again, and holds what comes of it against a run that was left alone: bit for bit.
+"""Kills training with -9, again and again, and compares the result bit for bit with a run that was left alone.
 
     python scripts/torture.py --kills 100 --minutes 10
-    python scripts/torture.py --only sharded-2:17                # a round again, as it was
+    python scripts/torture.py --only sharded-2:17                # repeats a round exactly
 
-A round is a fresh run of a tiny model with a cache of its own. It is killed up to three times, each time started again with the
-same command (`--ckpt_path auto`), and then left to end. Three of four kills fall at points that the undisturbed run has passed:
-before a file is opened, renamed or removed, before a hook of Lightning; of the files that are written some are cut off at a
-random size. The others fall at a random time. With two processes (as torchrun starts them) all are killed, or one, and the
-other must end by itself. The processes are forks of this one, which has imported everything: so a start is quick.
+A round is a fresh run of a tiny model with a cache of its own. It is killed up to three times, each time restarted with the
+same command (`--ckpt_path auto`), and then left to finish. Three in four kills are at points that the undisturbed run passed:
+before a file is opened, renamed or removed, or before a hook of Lightning; some of the files being written are truncated at a
+random size. The others are at a random time. With two processes (as torchrun starts them) all are killed, or one, and the
+other must end by itself. The processes are forks of this one, which has imported everything, so that they start quickly.
 
-Compared are weights, optimiser, schedules and counters, perplexity.csv, the curves as TensorBoard reads them, the token files
-and what lies in the folders. Leaves report.md and torture.json in --output, and the folder of each round that failed.
+It compares weights, optimiser, schedules and counters, perplexity.csv, the curves as TensorBoard reads them, the token files
+and the contents of folders. It writes report.md and torture.json to --output, and keeps the folder of each failed round.
 """
 
 import argparse
@@ -52,12 +52,12 @@ from lit_linformer.data.pretraining import token_files as blocks  # noqa: E402
 from lit_linformer.utils.environment import environment, without_folders  # noqa: E402
 from lit_linformer.utils.files import write_text  # noqa: E402
 
-# What each start would import again.
+# What each start would otherwise import.
 IMPORTED = "lit_linformer.cli.app omegaconf attr torch.utils.tensorboard torch.profiler torch.distributed.fsdp".split()
 IMPORTED += ["torch.distributed.checkpoint.state_dict"]
-# The kills of a round, by phase; then from the beginning.
+# The phases of a round's kills; rounds cycle through these.
 ANY_TIME = "any time"
-DIFFERENCES = 5  # of a round that are listed
+DIFFERENCES = 5  # listed per round
 MIX = (
     (START, FILES, GOING_ON),
     (PREPARATION, VALIDATION, RENAMES),
@@ -91,7 +91,7 @@ def main() -> None:
     write_text(work / "torture.yaml", CONFIG)
     for name in IMPORTED:
         importlib.import_module(name)
-    # So that this text is several batches and shards, and a preparation that is killed goes on in its middle.
+    # So that this text makes several batches and shards, and a killed preparation resumes in the middle.
     blocks.BATCH_CHARACTERS, blocks.SHARD_BYTES = 4000, 8000
     began, rounds = time.monotonic(), []
     plans = {name: plan(name, work, args.seed) for name in ([case] if args.only else args.cases)}
@@ -109,7 +109,7 @@ def main() -> None:
     shown = report(content)
     write_text(Path(args.output) / "torture.json", json.dumps(content, indent=1, ensure_ascii=False) + "\n")
     write_text(Path(args.output) / "report.md", shown)
-    print(shown.partition("\n- **")[0].rstrip())  # what failed stands above, where it did
+    print(shown.partition("\n- **")[0].rstrip())  # failures were printed as they happened
     if any(failed(done) for done in rounds):
         sys.exit(1)
     if not args.keep:
@@ -117,7 +117,7 @@ def main() -> None:
 
 
 def write_corpus(path: Path) -> None:
-    """Sixty documents of words drawn from 200, the frequent ones as often as Zipf's law has it."""
+    """Sixty documents of words drawn from 200 by Zipf's law."""
     draw = random.Random(0)
     words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(2, 8))) for _ in range(200)]
     shares = [1 / rank for rank in range(1, 201)]
@@ -125,7 +125,7 @@ def write_corpus(path: Path) -> None:
 
 
 def plan(case: str, work: Path, seed: int) -> Iterator[list[Kill]]:
-    """The kills of round 0, 1, …, drawn from the points that a run passes which is left alone (it is done first)."""
+    """The kills of rounds 0, 1, …, drawn from the points that a run passes if left alone (which is done first)."""
     points = {phase: [] for phase in PHASES}
     alone = launch(case, work / f"{case}-alone", 0, None)
     middle = Kill(Point("step 7: on_train_batch_start", 1, "", 0, 0.0), True)
@@ -174,7 +174,7 @@ def play_all(plans: dict[str, Iterator[list[Kill]]], work: Path, wanted: int, un
 
 
 def play(case: str, number: int, kills: list[Kill], work: Path, keep: bool) -> dict:
-    """A round: started and killed in turn, then left to end and compared. A kill that no start came to is left out."""
+    """A round: started and killed in turn, then left to finish and compared. A kill that no start reached is left out."""
     folder, done, stuck, found = work / f"{case}-{number}", [], [], {"bits": [], "curves": []}
     for at, kill in enumerate([*kills, None]):
         start = launch(case, folder, at, kill)

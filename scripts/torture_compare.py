@@ -1,4 +1,4 @@
-"""The comparing side of scripts/torture.py: in what a run that was killed differs from the one that was left alone."""
+"""The comparison in scripts/torture.py: in what a run that was killed differs from one that was left alone."""
 
 import json
 import logging
@@ -14,17 +14,17 @@ from lit_linformer.runs.checkpoints import find_checkpoint
 from lit_linformer.runs.sharded import load_sharded
 from lit_linformer.utils.files import read_rows
 
-# Of the clock; what Lightning does not restore, and reads nowhere; validation's own counter of batches.
+# Wall-clock times; what Lightning neither restores nor reads; validation's own counter of batches.
 UNEQUAL = {"seconds", "training_seconds", "cpu_seconds", "current_score", "epoch_loop.val_loop.batch_progress"}
-# What a checkpoint has to hold of training. Of last.ckpt all is compared: others may be from before a validation, or after it.
+# What must be equal in a checkpoint. In last.ckpt all is compared: others may be from before a validation, or after it.
 TRAINED = ("state_dict", "optimizer_states", "lr_schedulers", "seen", "global_step", "epoch")
-# Lightning writes it beside each of the others, so twice where it writes twice.
+# Lightning writes these along with every other tag, so twice if it writes twice.
 UNREAD = {"epoch", "watch/epoch"}
 logging.getLogger("tensorboard").setLevel(logging.ERROR)
 
 
 def compare(alone: Path, killed: Path) -> dict[str, list[str]]:
-    """What differs between two rounds' folders: ``bits`` of checkpoints and files, ``curves``. Nothing, as it should be."""
+    """What differs between two rounds' folders: ``bits`` of checkpoints and files, ``curves``. Both should be empty."""
     a, b = (next((folder / "runs").iterdir(), folder) for folder in (alone, killed))
     return {
         "bits": [*_files(alone, killed), *_checkpoints(a, b), *_results(a, b)],
@@ -33,7 +33,7 @@ def compare(alone: Path, killed: Path) -> dict[str, list[str]]:
 
 
 def _files(alone: Path, killed: Path) -> Iterator[str]:
-    """Leftovers and losses in runs/ and cache/, and what is different in the token files."""
+    """Left-over and missing files in runs/ and cache/, and what differs in token files, tokenizer and config."""
     names, theirs = _listing(alone), _listing(killed)
     for name in sorted(names.keys() | theirs.keys()):
         if name not in theirs:
@@ -46,7 +46,7 @@ def _files(alone: Path, killed: Path) -> Iterator[str]:
 
 
 def _listing(folder: Path) -> dict[str, Path]:
-    """By name, without TensorBoard's files: each start has one of its own."""
+    """Files by name, without TensorBoard's: each start has one of its own."""
     paths = [path for part in ("runs", "cache") for path in (folder / part).rglob("*") if "tfevents" not in path.name]
     return {str(path.relative_to(folder)): path for path in paths}
 
@@ -57,7 +57,7 @@ def _checkpoints(a: Path, b: Path) -> Iterator[str]:
         if other.exists():
             try:
                 pair = [_read(path), _read(other)]
-            except Exception as error:  # whatever torch says of a file that is not whole
+            except Exception as error:  # whatever torch raises for an incomplete file
                 yield f"{path.name} cannot be read: {type(error).__name__}: {error}"
                 continue
             if path.name != "last.ckpt":
@@ -70,7 +70,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _unequal(a: Any, b: Any, where: str) -> Iterator[str]:
-    """The places where two trees of plain values and tensors differ, to the last bit."""
+    """Where two trees of plain values and tensors differ, to the last bit."""
     if isinstance(a, dict) and isinstance(b, dict):
         for key in sorted(a.keys() | b.keys(), key=str):
             if key not in a or key not in b:
@@ -98,7 +98,7 @@ def _results(a: Path, b: Path) -> Iterator[str]:
 
 
 def _table(a: Path, b: Path) -> Iterator[str]:
-    """perplexity.csv, and that `validate` takes the checkpoint that it calls the best."""
+    """Compares perplexity.csv, and checks that `validate` takes the checkpoint that is the best by it."""
     tables = [read_rows(run / "perplexity.csv") for run in (a, b)]
     steps = [[int(row["step"]) for row in table] for table in tables]
     if steps[0] != steps[1]:
@@ -112,7 +112,7 @@ def _table(a: Path, b: Path) -> Iterator[str]:
 
 
 def _tensorboard(a: Path, b: Path) -> Iterator[str]:
-    """Each tag's points as TensorBoard reads them: the same ones, none twice. Throughput's windows begin anew."""
+    """Compares each tag's points as TensorBoard reads them; none may come twice. Throughput's windows begin anew."""
     mine, theirs = _curves(a), _curves(b)
     for tag in sorted(mine.keys() | theirs.keys()):
         points, others = mine.get(tag, []), theirs.get(tag, [])

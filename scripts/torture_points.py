@@ -1,8 +1,8 @@
-"""Points of scripts/torture.py's runs: each thing that a process does, told to a file, and the one at which it dies.
+"""Points of scripts/torture.py's runs: each action of a process, logged to a file, and the one at which it is killed.
 
-Told are files of the round's folder that are opened, renamed and removed (by Python's audit events, so whatever library does
-it, and before it is done) and hooks of Lightning (before the other callbacks'), each with the optimiser step: a run that goes
-on passes the same points as one that was left alone.
+Logged are files of the round's folder that are opened, renamed and removed (by Python's audit events, so whatever library does
+it, and before it is done) and hooks of Lightning (before the other callbacks'), each with the optimiser step: a resumed run
+passes the same points as one that was left alone.
 """
 
 import os
@@ -38,7 +38,7 @@ CHANGES = {"os.rename": "rename", "os.remove": "remove", "os.rmdir": "remove", "
 
 @dataclass(frozen=True)
 class Point:
-    """Something that a process does for the ``count``-th time: ``rank`` of the run left alone did it after ``seconds``."""
+    """Something that a process does for the ``count``-th time; in the run left alone ``rank`` did it after ``seconds``."""
 
     label: str
     count: int
@@ -70,7 +70,7 @@ class Kill:
 
 
 class Watch:
-    """Tells the points of this process into a file, a line each, and ends it at the one of ``kill``."""
+    """Logs the points of this process to a file, one per line, and kills it at the one of ``kill``."""
 
     def __init__(self, folder: Path, told: Path, rank: int, kill: Kill | None):
         self.folder, self.rank = str(folder), rank
@@ -93,7 +93,7 @@ class Watch:
         self._at(self.stage, name)
 
     def _audit(self, event: str, arguments: tuple) -> None:
-        # TensorBoard writes in a thread of its own, at no fixed moment: only kills at random times meet that.
+        # TensorBoard writes in a thread of its own, at no fixed moment: only kills at random times hit that.
         if (event != "open" and event not in CHANGES) or threading.get_ident() != self.thread:
             return
         path, verb, folder = arguments[0], CHANGES.get(event), -1
@@ -109,9 +109,9 @@ class Watch:
         self._at(phase, f"{verb} {name}" + (f" → {self._name(arguments[1])}" if verb == "rename" else ""))
 
     def _name(self, path: Any, folder: int = -1) -> str:
-        """A path below the round's folder, without what differs from run to run; nothing for one elsewhere."""
+        """A path below the round's folder, without what differs from run to run; "" for one elsewhere."""
         path = os.fsdecode(path)
-        if folder >= 0:  # shutil.rmtree names what is in a folder by that folder's descriptor
+        if folder >= 0:  # shutil.rmtree names files relative to their folder's descriptor
             path = os.path.join(os.readlink(f"/proc/self/fd/{folder}"), path)
         path = os.path.abspath(path)
         if not path.startswith(self.folder + "/"):
@@ -122,7 +122,7 @@ class Watch:
     def _at(self, phase: str, what: str) -> None:
         label = what if self.step is None else f"step {self.step}: {what}"
         self.counts[label] += 1
-        if self.armed:  # the file was shorter than that
+        if self.armed:  # the file stayed shorter than the limit
             self._die()
         self._tell(phase, label)
         kill = self.kill
@@ -131,7 +131,7 @@ class Watch:
         if kill.cut is None:
             self._die()
         self.armed = True
-        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # which Python ignores: the write would be an error instead
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # which Python ignores: the write would raise an error instead
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_FSIZE, (kill.cut, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
@@ -141,7 +141,7 @@ class Watch:
 
     def _die(self) -> None:
         if self.kill.everyone:
-            os.killpg(0, signal.SIGKILL)  # a group of the run's processes alone
+            os.killpg(0, signal.SIGKILL)  # a group of only the run's processes
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -157,7 +157,7 @@ watching: Watch | None = None
 
 
 class Hooks(Callback):
-    """Lightning's hooks as points. Of a run's config, so that the command that goes on is the one that was killed."""
+    """Lightning's hooks as points. In the run's config, so that the command that resumes is the one that was killed."""
 
 
 def _hook(name: str):

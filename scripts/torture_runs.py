@@ -1,4 +1,4 @@
-"""The runs of scripts/torture.py: processes that are started, killed at a point that they were told, and waited for."""
+"""The runs of scripts/torture.py: processes that are started, killed at a given point, and waited for."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ from lit_linformer.cli import main as command
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# A step has two batches. Validations follow batches 3, 6, …: in the middle of a step, after steps that are saved, after others.
+# A step has two batches. Validations follow batches 3, 6, …: in the middle of a step, after saved steps, after others.
 CONFIG = """
 seed_everything: 3
 name: torture
@@ -52,7 +52,7 @@ TIMEOUT = ["--trainer.strategy.timeout", "0:01:00"]
 DDP = ["--config", str(ROOT / "conf/trainer/ddp.yaml"), "--trainer.accelerator", "cpu", *TIMEOUT]
 FSDP = ["--config", str(ROOT / "conf/trainer/fsdp.yaml"), "--trainer.accelerator", "cpu", "--trainer.precision", "32-true"]
 FSDP += TIMEOUT
-# Validations at the end of each pass, of some five steps here, as fine-tuning has them.
+# Validations at the end of each pass (some five steps here), as in fine-tuning.
 PASSES = ["--trainer.max_steps", "-1", "--trainer.max_epochs", "3", "--trainer.val_check_interval", "1.0"]
 PASSES += ["--trainer.check_val_every_n_epoch", "1", "--data.batch_size", "16"]
 CASES = {
@@ -64,16 +64,16 @@ CASES = {
 }
 ALONE = (START, PREPARATION, GOING_ON)  # phases in which the processes are not connected yet: all are killed
 KILLED = (-signal.SIGKILL, -signal.SIGXFSZ)
-HANGS = 600.0  # seconds after which a start that should have ended long ago is called hanging
+HANGS = 600.0  # seconds after which a start counts as hanging
 
 
 @dataclass
 class Start:
-    """What became of one start of the command: a status a process, and the points that they passed."""
+    """The outcome of one start of the command: each process's exit status, and the points that they passed."""
 
     statuses: list[int]
     points: list[Point]
-    phase: str  # in which the first process that was killed was
+    phase: str  # of the first process that was killed
     seconds: float
     hung: bool
     log: str
@@ -84,9 +84,9 @@ class Start:
 
 
 def launch(case: str, folder: Path, number: int, kill: Kill | None) -> Start:
-    """Starts the case's command in the folder, the ``number``-th time there, kills it, and waits for all of it to end."""
+    """Starts the case's command in the folder, the ``number``-th time there, kills it, and waits for all processes to end."""
     folder.mkdir(exist_ok=True)
-    # TensorBoard takes a run's files in the order of the second in which they were begun.
+    # TensorBoard orders a run's files by the second in which they were created.
     while any(int(path.name.split(".")[3]) >= int(time.time()) for path in folder.glob("runs/*/events.out.tfevents.*")):
         time.sleep(0.05)
     processes, port, began, started, group = CASES[case][0], free_port(), time.monotonic(), [], 0
@@ -97,7 +97,7 @@ def launch(case: str, folder: Path, number: int, kill: Kill | None) -> Start:
             started.append(get_context("fork").Process(target=child, args=arguments))
             started[-1].start()
             group = group or started[0].pid
-            with contextlib.suppress(OSError):  # the child does it too: whoever is first
+            with contextlib.suppress(OSError):  # the child does it too, whichever is first
                 os.setpgid(started[-1].pid, group)
         hung = not end(started, kill, told)
     finally:
@@ -112,16 +112,16 @@ def launch(case: str, folder: Path, number: int, kill: Kill | None) -> Start:
 
 
 def _phase(kill: Kill | None, statuses: list[int], points: list[list[Point]]) -> str:
-    """In which a run was killed: the point's, or the last that was told by the first process that was killed."""
+    """The phase in which a run was killed: the point's, or the last that the first killed process logged."""
     if kill is not None and kill.point.label:
         began = points[kill.point.rank][0].phase if points[kill.point.rank] else START
-        return began if kill.point.phase == START else kill.point.phase  # a start that goes on has its own name
+        return began if kill.point.phase == START else kill.point.phase  # a start that resumes has its own name
     killed = [of for status, of in zip(statuses, points, strict=True) if status in KILLED and of]
     return killed[0][-1].phase if killed else START
 
 
 def end(started: list, kill: Kill | None, told: list[Path]) -> bool:
-    """Waits for all processes to end, after killing them if their kill is one at a time; False if they do not."""
+    """Waits for all processes to end, first killing them if the kill is at a time, not a point; False if they do not end."""
     waiting = [process.sentinel for process in started]
     if kill is not None and not kill.point.label and not connection.wait(waiting, kill.point.seconds):
         phases = [([None, *read_points(path, 0)][-1] or Point("", 0, START, 0, 0)).phase for path in told]
@@ -138,7 +138,7 @@ def end(started: list, kill: Kill | None, told: list[Path]) -> bool:
 
 
 def child(case: str, rank: int, group: int, port: int, folder: Path, number: int, told: Path, kill: Kill | None) -> None:
-    """A process of the command, in a group that it shares with the other one of its start alone."""
+    """A process of the command, in a group that it shares only with the other one of its start."""
     os.setpgid(0, group)
     os.chdir(folder)
     log = os.open(f"log-{number}.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -157,7 +157,7 @@ def child(case: str, rank: int, group: int, port: int, folder: Path, number: int
 
 
 def free_port() -> int:
-    """Below those that the system hands out to others: nobody takes it before it is used."""
+    """A free port below those that the system hands out, so that nobody takes it before it is used."""
     for port in random.SystemRandom().sample(range(20000, 32000), 100):
         with socket.socket() as listener, contextlib.suppress(OSError):
             listener.bind(("127.0.0.1", port))

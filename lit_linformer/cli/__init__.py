@@ -1,6 +1,6 @@
 """The command line: `python run.py COMMAND --KEY VALUE …`, with the commands below.
 
-The only place that knows jsonargparse. A setting is `--model.lr 1e-3` on the command line and `model: {init_args: {lr: 1e-3}}`
+The only package that uses jsonargparse. A setting is `--model.lr 1e-3` on the command line and `model: {init_args: {lr: 1e-3}}`
 in a file; a later --config overrides an earlier one, the command line overrides all, and `${name}` in a file takes another
 setting's value.
 """
@@ -41,7 +41,7 @@ COMMANDS = {
     "list": "configs and what they cost, runs and their best numbers, attentions, tasks, …",
 }
 LIGHTNING = ("fit", "validate", "test", "predict", "prepare")
-# The others' modules, each with main(argv): they parse their own settings, and print their help without importing torch.
+# The other commands' modules, each with main(argv): they parse their own settings and print help without importing torch.
 PROGRAMS = {name: f"lit_linformer.studies.{name}.command" for name in ("grid", "benchmark", "spectrum", "report")}
 PROGRAMS |= {name: f"lit_linformer.{name}.command" for name in ("export", "convert")}
 PROGRAMS |= {name: f"lit_linformer.studies.{name}" for name in ("embed", "draw")}
@@ -70,13 +70,13 @@ Add --traceback to any command to see where an error came from.
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs a command; an error is one line on stderr and exit status 2 (a crash of ours keeps its traceback)."""
+    """Runs a command; an error becomes one line on stderr and exit status 2, but a bug of ours keeps its traceback."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    if (here := os.getcwd()) not in sys.path:  # for class paths of the user's files; last, so that none hides a package
+    if (here := os.getcwd()) not in sys.path:  # so that class paths find the user's files; last, so that none shadows a package
         sys.path.append(here)
     warnings.showwarning = _show_warning
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() not in ("utf-8", "utf8"):
-        sys.stdout.reconfigure(errors="backslashreplace")  # in ASCII an arrow must not end a command
+        sys.stdout.reconfigure(errors="backslashreplace")  # an arrow must not crash a command in an ASCII locale
     show_traceback = "--traceback" in argv
     argv = [word for word in argv if word != "--traceback"]
     if not argv or argv[0] in ("-h", "--help"):
@@ -94,7 +94,7 @@ def main(argv: list[str] | None = None) -> None:
 
         check_quickly(argv)
         _app()(argv)
-    except Stopped:  # the handlers stay: a second Ctrl-C ends the interpreter's last moments, too
+    except Stopped:  # the handlers stay, so that a second Ctrl-C also cuts the interpreter's shutdown short
         if watch.received == signal.SIGUSR1 and not watch.training and is_first_process():
             requeue()
         raise
@@ -116,14 +116,14 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _reader_is_gone() -> bool:
-    """Whether standard output is a pipe that nobody reads any more; a BrokenPipeError may be another one's."""
+    """Whether standard output is a pipe without a reader; a BrokenPipeError may come from another pipe."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
 
 
 def _app() -> Callable[[list[str]], Any]:
-    """What trains, imported. None of the objects that modules are made of goes; to look for some takes a sixth of the time."""
+    """Imports what trains, without garbage collection: there is nothing to collect, and looking takes a sixth of the time."""
     gc.disable()
     try:
         from lit_linformer.cli.app import run
@@ -155,17 +155,17 @@ def _program(name: str) -> Callable[[list[str]], None]:
             return importlib.import_module(PROGRAMS.get(name, name)).main
         except (ModuleNotFoundError, AttributeError, TypeError) as error:
             if not own or getattr(error, "name", None) not in (name, name.partition(".")[0], "main"):
-                raise  # what that module imports is missing
+                raise  # something that the module imports is missing
     raise UserError(f"the command is {name!r}", f"{', '.join(COMMANDS)}, or a module of yours with main(argv)")
 
 
 def _show_warning(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any) -> None:
-    """In one line, without the line of the code that gave it."""
+    """Prints a warning on one line, without the source line that raised it."""
     print(f"warning: {' '.join(str(message).split())}", file=sys.stderr, flush=True)
 
 
 def _as_typed(message: str, argv: list[str]) -> str:
-    """Of a command with settings of its own: what reads --source calls it data.source, as in fit."""
+    """For commands with settings of their own: data.source in a message becomes source if that was typed."""
     typed = [word.removeprefix("--").partition("=")[0] for word in argv if word.startswith("--")]
     return re.sub(r"\bdata\.(\w+)", lambda found: found[found[1] in typed], message)
 
@@ -173,7 +173,7 @@ def _as_typed(message: str, argv: list[str]) -> str:
 def _message(error: Exception) -> str | None:
     """One line for an error that a user can fix; None for what looks like a bug of ours, whose traceback is worth more."""
     if (told := user_error(error)) is not None:
-        return told  # without what follows, which imports Lightning
+        return told  # before Lightning is imported below
     try:
         from lightning.fabric.utilities.exceptions import MisconfigurationException
 
@@ -194,7 +194,7 @@ def _message(error: Exception) -> str | None:
 
 
 def _place(error: Exception) -> str:
-    """Where in the user's own code an error was raised, or what was raised below it: it may be a bug there. "": elsewhere."""
+    """The line of the user's own code that raised an error, itself or in a library: it may be a bug there. "": none did."""
     ours = Path(__file__).resolve().parents[1]
     installed = [Path(folder).resolve() for folder in {sys.prefix, sys.base_prefix, *sysconfig.get_paths().values()}]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):

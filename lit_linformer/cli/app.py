@@ -1,4 +1,4 @@
-"""LightningCLI, fitted to this project: a run directory by name, checkpoints by `last` and `best`, the command line wins."""
+"""LightningCLI adapted to this project: run folders by name, checkpoints `last` and `best`, the command line overrides all."""
 
 import logging
 import warnings
@@ -55,7 +55,7 @@ from lit_linformer.utils.environment import command_line
 from lit_linformer.utils.errors import SettingError, UserError, user_error
 from lit_linformer.utils.signals import is_first_process
 
-# What only the data knows.
+# Settings that only the data can supply.
 LINKS = {"data.num_tokens": "model.init_args.vocab_size", "data.num_labels": "model.init_args.num_labels"}
 
 
@@ -92,12 +92,12 @@ class LinformerCLI(LightningCLI):
         return {**LightningCLI.subcommands(), "prepare": {"datamodule"}}
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        # For the main parser and each command's. With allow_abbrev --trainer.max_step would silently be max_steps.
+        # For the main parser and each command's. With allow_abbrev, --trainer.max_step would silently set max_steps.
         ours = {"parser_mode": "omegaconf+", "exit_on_error": False, "allow_abbrev": False, "formatter_class": RangesInWords}
         return super().init_parser(**{**ours, **kwargs})
 
     def _add_subcommands(self, parser: LightningArgumentParser, **kwargs: Any) -> None:
-        # Of the command that is asked for: a parser for each of the five would take as long as all else before it starts.
+        # Only the parser of the given command: building all five would take as long as the rest of the startup.
         self._subcommand_parsers, subcommands = {}, parser.add_subcommands()
         name = self.argv[0]
         self._subcommand_parsers[name] = self._prepare_subcommand_parser(RunTrainer, name, **kwargs.get(name, {}))
@@ -105,7 +105,7 @@ class LinformerCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         add_run_arguments(parser)
-        # Not where another class is named: the defaults of one class would stay as values of the other's arguments.
+        # Only where no class is named: else the default class's values would remain as arguments of the named one.
         named = given_settings(self.argv)
         parser.set_defaults({key: {"class_path": path} for key, path in DEFAULT_CLASSES.items() if key not in named})
         for source, target in LINKS.items():
@@ -121,7 +121,7 @@ class LinformerCLI(LightningCLI):
         check_settings(self.config[self.argv[0]])
 
     def _parse_ckpt_path(self) -> None:
-        """Lightning's would let a checkpoint's hyper-parameters overwrite what the command line says."""
+        """Does nothing: Lightning's lets a checkpoint's hyper-parameters override the command line."""
 
     def before_instantiate_classes(self) -> None:
         config = self.config[self.subcommand]
@@ -129,10 +129,10 @@ class LinformerCLI(LightningCLI):
         config.best.monitor, config.best.mode = monitor, mode
         self.as_given = config.clone()
         if self.subcommand == "predict":
-            config.trainer.use_distributed_sampler = False  # each process predicts all, and the first one writes them
+            config.trainer.use_distributed_sampler = False  # each process predicts everything, and the first one writes it
         self.evaluated = evaluated(self.subcommand, self.argv, config)
         check_name(config.name)
-        # Not written back into the config: with the run's config.yaml as --config, another --name is another folder.
+        # Not written back into the config: the run's config.yaml with another --name must mean another folder.
         begun, own = given_run(self.argv)
         self.run_dir = begun if own else run_folder(config.name, config.trainer.default_root_dir)
         if begun is not None:
@@ -187,14 +187,14 @@ class LinformerCLI(LightningCLI):
         config = self.config_init[self.subcommand].trainer
         config.default_root_dir = str(self.run_dir)
         if self.logs:
-            config.logger = DummyLogger()  # until training begins; and where nothing is written
+            config.logger = DummyLogger()  # until training begins, or throughout where nothing is written
         config.plugins = [*as_list(config.plugins), AtomicCheckpointIO()]
         best = self.as_given.best
         result = RunResult(best.monitor, best.mode, command_line(self.argv))
         written = {"predict": [PredictionWriter()], "fit": [result]}.get(self.subcommand, [result, EvaluationWriter()])
         config.callbacks = [*as_list(config.callbacks), TrimMemory(), *written]
         check_once(config.callbacks)
-        self.config[self.subcommand] = self.as_given  # what the run directory's config.yaml holds
+        self.config[self.subcommand] = self.as_given  # what the run folder's config.yaml holds
         try:
             trainer = super().instantiate_trainer(**kwargs)
         except RuntimeError as error:
@@ -203,16 +203,16 @@ class LinformerCLI(LightningCLI):
             kept = f"trainer.callbacks has a ModelCheckpoint with monitor {best.monitor}, as the run has one itself"
             raise UserError(kept, "--best.keep N, which keeps the N best") from error
         if not isinstance(trainer.profiler, PassThroughProfiler) and trainer.profiler.filename is None:
-            trainer.profiler.dirpath, trainer.profiler.filename = self.run_dir, "profile"  # fit-profile.txt, not a log's line
+            trainer.profiler.dirpath, trainer.profiler.filename = self.run_dir, "profile"  # fit-profile.txt, not the log
         check_machine(trainer, config.precision)
         for callback in trainer.callbacks:
             if isinstance(callback, RunConfig):
                 callback.claim = self.claim
             elif isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
-                callback.dirpath = str(self.run_dir / "checkpoints")  # Lightning's would be another one with each logger
+                callback.dirpath = str(self.run_dir / "checkpoints")  # Lightning's default depends on the logger
         if self.subcommand == "fit":
-            # The folder is cleared first; averages, before they are saved; the end of time, before the last validation; then
-            # points, before others add to the curves; the end of the program after the checkpoints' callbacks.
+            # RunConfig clears the folder first; Averaging updates before checkpoints are saved, Timer acts before the last
+            # validation, Curves before others add points; Preemption ends the program after the checkpoint callbacks.
             first = [one for kind in (RunConfig, Averaging, Timer) for one in trainer.callbacks if isinstance(one, kind)]
             rest = [callback for callback in trainer.callbacks if callback not in first]
             curves = [Curves(self.loggers.build)] if self.loggers else []
@@ -246,7 +246,7 @@ class LinformerCLI(LightningCLI):
 
 @contextmanager
 def _data_by_name() -> Iterator[None]:
-    """jsonargparse's messages hold str(data), for which Lightning makes all loaders, before there are rows. A dict fails."""
+    """jsonargparse's messages hold str(data), which makes all loaders before there are rows, and fails for a dict of them."""
     told = LightningDataModule.__str__
     LightningDataModule.__str__ = object.__repr__
     try:
@@ -264,7 +264,7 @@ def _prepared(cache: Path) -> set[str]:
 
 
 def _keep_sources(config: Namespace, root: Path) -> None:
-    """ValueError where overwriting would delete what the run is to start from."""
+    """ValueError if overwriting would delete what the run starts from."""
     settings = {f"model.{name}": config.model.get("init_args", {}).get(name) for name in ("pretrained", "teacher")}
     for name, source in (settings | {"ckpt_path": config.ckpt_path}).items():
         if isinstance(source, str) and Path(source).resolve().is_relative_to(root.resolve()) and any(own_files(root)):
@@ -273,34 +273,34 @@ def _keep_sources(config: Namespace, root: Path) -> None:
 
 def run(argv: list[str]) -> LinformerCLI:
     """Parses and runs a command."""
-    # Lightning's advertisements and device lists; its warnings stay.
+    # Hides Lightning's advertisements and device lists; its warnings stay.
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
-    # Says which process has ended, before it ends the others.
+    # Shows which process has ended, before it ends the others.
     logging.getLogger("lightning.fabric.strategies.launchers.subprocess_script").setLevel(logging.INFO)
-    # What a LearningRateFinder or a BatchSizeFinder has chosen.
+    # Shows what a LearningRateFinder or a BatchSizeFinder has chosen.
     logging.getLogger("lightning.pytorch.tuner").setLevel(logging.INFO)
     for noise in (
         ".*args parameter is intended to run from within Python.*",
         ".*(Checkpoint|Experiment logs) directory .* exists and is not empty.*",
-        ".*FSDP2-wrapped module .* returned a view tensor.*",  # of the loss, which nothing changes in place
-        ".*Grad strides do not match bucket view strides.*",  # of sizes 1, whose strides mean nothing
-        ".*smaller than the logging interval.*",  # of an epoch: steps are counted across epochs
+        ".*FSDP2-wrapped module .* returned a view tensor.*",  # the loss, which nothing changes in place
+        ".*Grad strides do not match bucket view strides.*",  # in dimensions of size 1, whose strides mean nothing
+        ".*smaller than the logging interval.*",  # batches of an epoch: steps are counted across epochs
         ".*is supported for historical reasons but its usage is discouraged.*",  # precision=16
         ".*isinstance.treespec, LeafSpec.* is deprecated.*",  # Lightning 2.6 on torch 2.13
-        r"(?s).*(JsonargparseDeprecationWarning|deprecated in v4.49.0 and will be removed in v5)",  # what Lightning 2.6 calls
+        r"(?s).*(JsonargparseDeprecationWarning|deprecated in v4.49.0 and will be removed in v5)",  # caused by Lightning 2.6
     ):
         warnings.filterwarnings("ignore", message=noise)
-    if argv[0] != "fit":  # what those callbacks do has its end with training
+    if argv[0] != "fit":  # those callbacks act only in training
         warnings.filterwarnings("ignore", message=".*callbacks used to create the checkpoint need to be provided.*")
     check_class_paths(argv)
     try:
         return LinformerCLI(argv)
-    except ProcessExitedException as error:  # of processes that were forked; they have said why
+    except ProcessExitedException as error:  # of forked processes, which have said why
         if error.exit_code <= 0:
             raise
         raise SystemExit(error.exit_code) from error
     finally:
-        # Left to the interpreter's end, gloo's threads sometimes abort a run that has succeeded (pytorch issue 190489).
+        # If left to the interpreter's shutdown, gloo's threads sometimes abort a successful run (pytorch issue 190489).
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()

@@ -1,10 +1,10 @@
-"""What a trained model settles for a run that continues it, starts from it or evaluates it: tokenizer, row length, classes.
+"""Settings that a run takes from the trained model that it resumes, starts from or evaluates: tokenizer, row length, classes.
 
 `validate`, `test` and `predict` evaluate the run's checkpoint, or a model that the command line names:
 
     python run.py predict --model.pretrained models/small --data.text "Paris is the <mask> of France."
 
-Only the command line's word counts there: a run's config.yaml names under model.pretrained what the run started from.
+Only the command line counts for this: in a run's config.yaml, model.pretrained is what the run started from.
 """
 
 from pathlib import Path
@@ -31,12 +31,12 @@ EVALUATING = ("validate", "test", "predict")
 
 
 def carry_over(subcommand: str, argv: list[str], config: Namespace) -> None:
-    """Sets in a command's config what the model says that ckpt_path or model.pretrained names."""
+    """Sets what is determined by the model that ckpt_path or model.pretrained names, in a command's config."""
     model, data = config.model.get("init_args", Namespace()), config.data.get("init_args", Namespace())
-    pretrained = model.get("pretrained")  # of a class of the user's own it may be a flag, or the name of something else
+    pretrained = model.get("pretrained")  # in a user's own class it may be a flag, or name something else
     named = isinstance(pretrained, str) and pretrained and (_ours(config.model.class_path) or Path(pretrained).exists())
     if named or ("load_weights" in model and "pretrained" in model):
-        # What fine-tunes takes its own checkpoint for the pretrained.
+        # A fine-tuning module uses its own checkpoint as the pretrained one.
         _of_pretrained(subcommand, config)
     elif config.get("ckpt_path") and "tokenizer" in data:
         path, typed = Path(config.ckpt_path), {name for name, _ in typed_words(argv)}
@@ -44,7 +44,7 @@ def carry_over(subcommand: str, argv: list[str], config: Namespace) -> None:
         _check_masked_model(checkpoint, path, config.model.class_path)
         beside = path.parent.parent / TOKENIZER
         theirs = path if isinstance(checkpoint.get("tokenizer"), str) else beside if beside.is_file() else None
-        # The text that a tokenizer was trained on may have changed since; for predict none of its files need be here.
+        # The text that a tokenizer was trained on may have changed since; predict needs none of the tokenizer's files here.
         if data.tokenizer in TRAINED or (subcommand == "predict" and "data.tokenizer" not in typed):
             _check_trained_alike(checkpoint, path, data, typed)
             data.tokenizer = data.tokenizer if theirs is None else str(theirs)
@@ -55,19 +55,19 @@ def carry_over(subcommand: str, argv: list[str], config: Namespace) -> None:
 
 
 def _ours(class_path: str) -> bool:
-    """Whether a class is this project's; a setting of the user's own by the same name may mean anything."""
+    """Whether a class is this project's; in a user's own class a setting of the same name may mean anything."""
     return class_path.startswith("lit_linformer.")
 
 
 def _check_masked_model(checkpoint: dict[str, Any], path: Path, class_path: str) -> None:
-    """SettingError for a classifier's checkpoint where one of this project's language models is asked for."""
+    """SettingError for a classifier's checkpoint if the model is one of this project's language models."""
     if _ours(class_path) and "num_labels" in (checkpoint.get("hyper_parameters") or {}):
         allowed = f"one of {class_path.rpartition('.')[2]} (a classifier's run has a config.yaml of its own)"
         raise SettingError("ckpt_path", path, allowed, more=", which is a classifier")
 
 
 def _check_trained_alike(checkpoint: dict[str, Any], path: Path, data: Namespace, typed: set[str]) -> None:
-    """SettingError where another tokenizer is asked for, by name or size, than the checkpoint has: it would not be made."""
+    """SettingError if the command line names another tokenizer, or size, than the checkpoint's: it would not be trained."""
     stored = (config_of(checkpoint, path, "ckpt_path").get("data") or {}).get("init_args") or {}
     for name in ("tokenizer", "vocab_size"):
         if f"data.{name}" in typed and stored.get(name, data.get(name)) != data.get(name):
@@ -77,7 +77,7 @@ def _check_trained_alike(checkpoint: dict[str, Any], path: Path, data: Namespace
 
 def _of_pretrained(subcommand: str, config: Namespace) -> None:
     model, data = config.model.init_args, config.data.get("init_args", Namespace())
-    own: tuple = (None, *TRAINED)  # a new tokenizer would be of no use to old weights
+    own: tuple = (None, *TRAINED)  # a newly trained tokenizer would not fit old weights
     if config.get("ckpt_path"):
         model.pretrained = config.ckpt_path
         if "load_weights" in model:
@@ -90,7 +90,7 @@ def _of_pretrained(subcommand: str, config: Namespace) -> None:
     if source is not None and "pooling" in model and (config.get("ckpt_path") or subcommand in EVALUATING):
         _check_same_task(source, model, config.data)
     if "tokenizer" in data and data.get("tokenizer") in own and source is not None:
-        beside = source.path.parent.parent / TOKENIZER  # of a checkpoint from before they carried one
+        beside = source.path.parent.parent / TOKENIZER  # for checkpoints from before they carried one
         if source.tokenizer is None and _ours(config.data.class_path) and not beside.is_file():
             allowed = "a model of texts, or data as it was trained on"
             raise SettingError("model.pretrained", source.path, allowed, more=", which has no tokenizer")
@@ -101,7 +101,7 @@ def _of_pretrained(subcommand: str, config: Namespace) -> None:
 
 
 def _check_same_task(source: StoredModel, model: Namespace, data: Namespace) -> None:
-    """SettingError where a trained classifier is to be used otherwise than it was trained."""
+    """SettingError if a trained classifier is used with another pooling or other classes than it was trained with."""
     pooling = source.settings.get("pooling", model.pooling)
     if model.pooling != pooling:
         raise SettingError("model.pooling", model.pooling, f"{pooling}, as {source.path} was trained")
@@ -113,14 +113,14 @@ def _check_same_task(source: StoredModel, model: Namespace, data: Namespace) -> 
         given = data.init_args.get("task")
         more = f", whose classes are {list(asked.labels)}" if given else ""
         raise SettingError("data.task" if given else "data.labels", given or list(asked.labels), order, more=more)
-    # Another task of the same meaning, perhaps: negative and positive, neg and pos.
+    # Perhaps another task with the same meaning: negative and positive, neg and pos.
     rank_zero_warn(f"{source.path} was trained with the classes {list(trained)}; here they stand for {list(asked.labels)}")
 
 
 def evaluated(subcommand: str, argv: list[str], config: Namespace) -> Path | None:
-    """The model, where the command line asks for one; its checkpoint becomes ckpt_path, or it is an exported folder.
+    """The model to evaluate, if the command line names one: its checkpoint becomes ckpt_path, or it is an exported folder.
 
-    Without --name what is found lies in runs/pretrained-MODEL, without a config rows are as long as the model's n.
+    Without --name results go to runs/pretrained-MODEL; without a config rows are as long as the model's n.
     """
     settings = config.model.get("init_args", Namespace())
     named, typed = settings.get("pretrained"), dict(typed_words(argv))
@@ -138,9 +138,9 @@ def evaluated(subcommand: str, argv: list[str], config: Namespace) -> Path | Non
 
 
 def load_exported(module: LightningModule, folder: Path) -> None:
-    """All weights of an exported folder, a classifier's head too, which a fine-tuning would not take over.
+    """Loads all weights of an exported folder, including a classifier's head, which fine-tuning would not take over.
 
-    Raises ValueError where the folder holds another model than the config describes.
+    Raises ValueError if the folder holds another model than the config describes.
     """
     stored, own = read_model(folder), module.net.state_dict()
     for name, tensor in own.items():

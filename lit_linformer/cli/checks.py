@@ -30,7 +30,7 @@ from lit_linformer.utils.quiet import quiet
 
 OrNoLimit = Annotated[int, Range(least=1, also=(-1,))]
 LimitedTo = Count | Annotated[float, Range(above=0, most=1)] | None
-# Lightning takes what is outside of these, to fail later with a traceback or to train nothing.
+# Lightning accepts values outside these ranges, then fails with a traceback or trains nothing.
 TRAINER = {
     "devices": OrNoLimit,
     "num_nodes": Count,
@@ -60,18 +60,18 @@ TEXTS = {
     "val_check_interval": (rf"-?\d+|{TIME[0]}", f"steps, a share of an epoch, or {TIME[1]}"),
 }
 PLAIN = (bool, int, float, str, type(None))
-# Of the thirty strategies that Lightning knows by name, those that are no other one with an option set.
+# Of the thirty strategies that Lightning knows by name, those that are not another one with an option set.
 STRATEGIES = "auto, ddp, ddp_fork, deepspeed, or the class path of one"
 REFUSED = {
     "fsdp": "whose flattened weights look like biases and would not decay (conf/trainer/fsdp.yaml shards each matrix as it is)",
     "ddp_spawn": "whose processes know nothing of the command line",
 }
-# Names that Lightning still takes for others.
+# Old names that Lightning still accepts.
 SHORT = {"16": "16-mixed", "bf16": "bf16-mixed", "32": "32-true", "64": "64-true"}
 
 
 def check_settings(config: Namespace) -> None:
-    """ValueError, in one line, for the first number of a command's config that is outside what its setting allows."""
+    """ValueError, in one line, for the first value in a command's config that its setting does not allow."""
     check_ranges("", {"seed_everything": Seed}, {"seed_everything": config.get("seed_everything")})
     if not isinstance(config.trainer, Namespace):
         raise SettingError("trainer", config.trainer, "its settings by name, as max_steps: 100")
@@ -91,31 +91,31 @@ def check_settings(config: Namespace) -> None:
 
 
 def _devices(trainer: Namespace) -> Any:
-    """As a number where it is one: the parser leaves a number that was typed as text."""
+    """trainer.devices, as a number if it is one: the parser leaves a typed number as text."""
     devices = trainer.get("devices")
     return int(devices) if re.fullmatch(r"-?\d+", str(devices)) else devices
 
 
 def _check_class(prefix: str, spec: Any, setting: str) -> None:
-    """For what a config builds by class_path and init_args."""
+    """The same for a class that a config builds by class_path and init_args."""
     if not isinstance(spec, Namespace) or not isinstance(spec.get("class_path"), str):
         return
     declared = class_of(spec.class_path, setting)
     values = vars(spec.get("init_args", Namespace()))
     for base in reversed(declared.__mro__):
-        if base is declared or "__init__" in vars(base):  # a subclass hands on what it does not take itself
+        if base is declared or "__init__" in vars(base):  # a subclass passes on what it does not take itself
             parameters = _parameters(base)
             check_ranges(f"{prefix}.", parameters, values)
             for name, hint in parameters.items():
                 _check_whole(f"{prefix}.{name}", hint, values.get(name))
                 if hint is str and name in values and values[name] is None and _default(base, name) is not None:
-                    raise SettingError(f"{prefix}.{name}", None, "text")  # the parser lets null pass in a class's settings
+                    raise SettingError(f"{prefix}.{name}", None, "text")  # the parser accepts null in a class's settings
     if issubclass(declared, TrainingModule):  # which takes them as **optimization
         check_ranges(f"{prefix}.", Optimization, values)
 
 
 def _check_whole(where: str, hint: Any, value: Any) -> None:
-    """What a dataclass itself says of its settings together, under the names that users type."""
+    """Lets a dataclass check its settings together; errors use the names that users type."""
     for kind in (hint, *get_args(hint)):
         if is_dataclass(kind) and isinstance(value, Namespace):
             try:
@@ -125,7 +125,7 @@ def _check_whole(where: str, hint: Any, value: Any) -> None:
 
 
 def check_once(callbacks: list[Callback]) -> None:
-    """UserError for two callbacks of one name that have a state, and for a second progress bar."""
+    """UserError for two stateful callbacks of one name, for StochasticWeightAveraging, and for a second progress bar."""
     names = [one.state_key for one in callbacks if type(one).state_dict is not Callback.state_dict]
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(f"trainer.callbacks names {twice[0]} twice", "once, for a checkpoint keeps its state by that name")
@@ -137,12 +137,12 @@ def check_once(callbacks: list[Callback]) -> None:
 
 
 def _default(declared: type, name: str) -> Any:
-    """Of a parameter; of one's own class it may be None, whatever its annotation says."""
+    """A parameter's default; in a user's own class it may be None, whatever the annotation says."""
     return getattr(inspect.signature(declared.__init__).parameters.get(name), "default", None)
 
 
 def _parameters(declared: Any) -> Mapping[str, Any]:
-    """{name: annotation}; nothing for what can't be looked into."""
+    """{name: annotation}; empty if the annotations can't be resolved."""
     try:
         return get_type_hints(declared.__init__ if isinstance(declared, type) else declared, include_extras=True)
     except (NameError, TypeError, AttributeError):
@@ -150,17 +150,17 @@ def _parameters(declared: Any) -> Mapping[str, Any]:
 
 
 def check_early(subcommand: str, config: Namespace) -> None:
-    """ValueError, in one line, for settings with which the run would be refused once its data are there."""
+    """ValueError, in one line, for settings that would otherwise be refused only once the data are prepared."""
     trainer, model = config.trainer, config.model
     _check_names(trainer)
     for name, instead in {
         "progress_bar": "--progress.every_n_steps N prints fewer lines",
         "checkpointing": "--trainer.fast_dev_run true keeps nothing",
     }.items():
-        if trainer[f"enable_{name}"] is False:  # Lightning's words, once the data are there, would name what nobody has given
+        if trainer[f"enable_{name}"] is False:  # Lightning would refuse it after that, naming what nobody has given
             raise SettingError(f"trainer.enable_{name}", False, f"null; {instead}")
     try:
-        with quiet():  # the one that trains says of the machine what this one would
+        with quiet():  # the Trainer that trains prints the same about the machine
             built = Trainer(**_plain(trainer), logger=False, enable_checkpointing=False, enable_model_summary=False)
     except TypeError as error:
         if "CPUAccelerator" not in str(error):
@@ -175,12 +175,12 @@ def check_early(subcommand: str, config: Namespace) -> None:
         why = ", in which AdamW's second moments of small gradients are 0"
         raise SettingError("trainer.precision", "16-true", "32-true, 16-mixed, bf16-mixed, bf16-true", why, "with fit")
     if isinstance(trainer.val_check_interval, str) and built.num_devices * built.num_nodes > 1:
-        # Each looks at a clock of its own, and would wait for the others in a validation that they have not begun.
+        # Each process reads its own clock, and would wait for the others in a validation that they have not begun.
         allowed = "steps or a share of an epoch, on which several processes agree"
         raise SettingError("trainer.val_check_interval", trainer.val_check_interval, allowed)
     settings, data = (vars(part.get("init_args", Namespace())) for part in (model, config.data))
     each = trainer.accumulate_grad_batches
-    tells = hasattr(class_of(config.data.class_path, "data"), "rows_per_step")  # one's own may mean something else by the names
+    tells = hasattr(class_of(config.data.class_path, "data"), "rows_per_step")  # a user's own may use the names otherwise
     if tells and isinstance(trainer.strategy, str) and data.get("global_batch_size") and data.get("batch_size"):
         devices = built.num_devices * built.num_nodes
         check_global_batch(data["global_batch_size"], data["batch_size"], devices, each)
@@ -202,18 +202,18 @@ def check_early(subcommand: str, config: Namespace) -> None:
 
 
 def takes_encoder(declared: type) -> bool:
-    """Whether a class's ``encoder`` is an EncoderConfig, as far as it says; one's own may be anything."""
+    """Whether a class's ``encoder`` is an EncoderConfig, or not annotated; a user's own may be anything."""
     hint = _parameters(declared).get("encoder")
     return hint is None or "EncoderConfig" in str(hint)
 
 
 def check_machine(trainer: Trainer, precision: Any) -> None:
-    """ValueError where the processes or the device are not what the settings say of a trainer that was built with them.
+    """ValueError if the processes or the device do not match the settings that the trainer was built with.
 
-    precision: as it was asked for; Lightning may have put another one in its place.
+    precision: the setting; Lightning may have replaced it with another.
     """
     started, starter = _started()
-    # Without this the processes of a trainer with one device would each train alone, in one run directory.
+    # Otherwise the processes of a trainer with one device would each train alone, in the same run folder.
     if started not in (None, trainer.num_devices * trainer.num_nodes):
         devices = f"trainer.devices × trainer.num_nodes is {trainer.num_devices} × {trainer.num_nodes}"
         raise UserError(devices, f"{started} in all, the processes that {starter} has started")
@@ -231,7 +231,7 @@ def check_machine(trainer: Trainer, precision: Any) -> None:
 
 
 def _started() -> tuple[int | None, str]:
-    """How many processes torchrun or srun has started, and which of them; None where this one was started alone."""
+    """How many processes torchrun or Slurm has started, and which of the two; None if this one was started alone."""
     if torch.distributed.is_available() and torch.distributed.is_torchelastic_launched():
         return int(os.environ["WORLD_SIZE"]), "torchrun"
     if "SLURM_NTASKS" in os.environ and os.environ.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
@@ -240,7 +240,7 @@ def _started() -> tuple[int | None, str]:
 
 
 def _check_names(trainer: Namespace) -> None:
-    """What Lightning refuses in words of its own."""
+    """SettingError for names that Lightning would refuse in its own words, and for strategies refused here."""
     accelerators = {"auto", "gpu", *AcceleratorRegistry.available_accelerators()}
     if isinstance(trainer.accelerator, str):
         if trainer.accelerator not in accelerators:
@@ -263,7 +263,7 @@ def _check_names(trainer: Namespace) -> None:
 
 
 def _plain(trainer: Namespace) -> dict[str, Any]:
-    """The settings that need no object built: without a strategy of a class, callbacks, loggers."""
+    """The settings that are plain values: no strategy given as a class, no callbacks or loggers."""
     own = ("logger", "enable_checkpointing", "enable_model_summary", "callbacks", "plugins", "profiler")
     given = {key: value for key, value in vars(trainer).items() if isinstance(value, PLAIN) and key not in own}
     return {**given, "devices": trainer.devices}  # a list of numbers, too

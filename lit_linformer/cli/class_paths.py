@@ -18,7 +18,7 @@ from lit_linformer.utils.errors import SettingError, UserError, meant
 BASES = {"model": LightningModule, "data": LightningDataModule, "trainer.callbacks": Callback, "trainer.logger": Logger}
 OURS = {"model": tasks, "data": data}
 LOGGERS = ", ".join(sorted(set(loggers.__all__) - {"Logger"}))
-# What they are made of, where Lightning's type says it in the language of types.
+# What these settings allow, in words instead of Lightning's types.
 CLASSES = {
     "model": f"{', '.join(tasks.TASKS)}, or the class path of a LightningModule, as my_ideas.Denoising",
     "data": f"{', '.join(data.__all__)}, or the class path of a LightningDataModule, as my_ideas.Sequences",
@@ -29,7 +29,7 @@ CLASSES = {
 
 
 def check_class_paths(argv: list[str]) -> None:
-    """ValueError for the first class of a command line or its --config files that cannot be imported or is not there."""
+    """ValueError for the first class of a command line or its --config files that cannot be imported or does not exist."""
     for setting, path in (pair for _, key, value in walk(argv) for pair in _named(key, value)):
         if path.isidentifier():
             _check_name(setting, path)
@@ -49,7 +49,7 @@ def classes_given(argv: list[str]) -> dict[str, type]:
 
 
 def class_of(path: str, setting: str) -> type:
-    """The class; ValueError for a module that fails, and tells how, for a class that is not there or is of another kind."""
+    """The class; ValueError if its module fails to import, with the reason, or if it does not exist or is of another kind."""
     try:
         return Registry(setting, BASES[setting]).find(path)
     except UnknownKind as error:
@@ -57,7 +57,7 @@ def class_of(path: str, setting: str) -> type:
 
 
 def _check_name(setting: str, name: str) -> None:
-    # One that is found has been imported with it, and jsonargparse finds by name what has been imported.
+    # find_class imports what it finds, and jsonargparse finds imported classes by name.
     if find_class(name, setting) is None and name.lower() not in ("true", "false", "null", "none"):
         known = {*getattr(OURS.get(setting), "__all__", ()), *(kind.__name__ for kind in _subclasses(BASES[setting]))}
         raise SettingError(setting, name, kinds(setting), more=meant(name, sorted(known)))
@@ -70,7 +70,7 @@ def kinds(setting: str) -> str:
 
 
 def find_class(name: str, setting: str) -> type | None:
-    """The class of a class path, or of a name that stands for one; None for what is none."""
+    """The class that a class path or a short name stands for; None if there is none."""
     if name.isidentifier():
         if name in getattr(OURS.get(setting), "__all__", ()):
             return getattr(OURS[setting], name)
@@ -87,7 +87,7 @@ def _subclasses(base: type) -> Iterator[type]:
 
 
 def _named(key: str, value: Any) -> Iterator[tuple[str, str]]:
-    """(setting, class path or name) of what stands under a key: model: …, trainer: {callbacks: …}, trainer.callbacks+: …"""
+    """(setting, class path or name) of each class under a key: model: …, trainer: {callbacks: …}, trainer.callbacks+: …"""
     key = key.removesuffix("+").removesuffix(".class_path")
     if key in BASES:
         for spec in as_list(value):
@@ -100,5 +100,5 @@ def _named(key: str, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _is_path(path: str) -> bool:
-    """Of a class, not of a file of settings."""
+    """Whether this is a class path, not the path of a settings file."""
     return "." in path and all(part.isidentifier() for part in path.split(".")) and not Path(path).is_file()

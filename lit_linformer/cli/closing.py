@@ -12,7 +12,7 @@ from lit_linformer.utils.environment import typed
 def closing_lines(
     folder: Path, model: LightningModule, data: LightningDataModule, curves: list[str], validates: bool = True
 ) -> list[str]:
-    """Of a run's folder and the commands that show its loggers' curves; validates: whether its config.yaml lets it."""
+    """The lines for a run's folder. curves: commands that show its loggers' curves; validates: whether its config does."""
     config = ["--config", shlex.quote(f"{folder}/config.yaml")]
     if _has(model, data, "predict_step", "predict_dataloader"):
         used = [["predict", *config, *_example(data)]]
@@ -25,13 +25,13 @@ def closing_lines(
 
 
 def _has(model: LightningModule, data: LightningDataModule, step: str, loader: str) -> bool:
-    """Whether both are there, beside Lightning's own, which do nothing."""
+    """Whether both methods are defined; Lightning's own, which do nothing, don't count."""
     pairs = ((model, step, LightningModule), (data, loader, LightningDataModule))
     return all(getattr(type(one), name) is not getattr(base, name) for one, name, base in pairs)
 
 
 def _example(data: LightningDataModule) -> list[str]:
-    """The settings by which the data take a text; nothing for data that take none."""
+    """The settings that give the data a text; empty for data that take none."""
     if (task := getattr(data, "text_task", None)) is not None:
         return ["--data.text", '"…"', *["--data.text_pair", '"…"'] * (len(task.columns) == 2)]
     mask = getattr(getattr(data, "tokenizer", None), "mask_token", None)
@@ -39,7 +39,7 @@ def _example(data: LightningDataModule) -> list[str]:
 
 
 def _broken(words: list[str]) -> list[str]:
-    """A command on as many lines as it needs, as a shell takes them; a setting stays with its value."""
+    """A command on as many lines as it needs, continued as in a shell; a setting stays with its value."""
     lines = [words[0]]
     for place, word in enumerate(words[1:], 1):
         together = len(word) + 1 + (len(words[place + 1]) if word.startswith("--") else 0)

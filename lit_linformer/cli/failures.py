@@ -1,4 +1,4 @@
-"""What goes wrong while a model is trained or used: too little memory, a process that has ended or was not found."""
+"""What fails while a model is trained or used: out of memory, a process that has ended or was not found."""
 
 import os
 import re
@@ -27,11 +27,11 @@ def failure(error: BaseException, trainer: Trainer) -> UserError | None:
     if isinstance(error, RuntimeError) and (found := SEVERAL.match(str(error))):
         what = f"data={type(trainer.datamodule).__name__} gives several loaders by {found[1]}_dataloader"
         return UserError(what, f"one, or a {found[2]} that takes dataloader_idx")
-    # torch's handler raises in whatever code is running, which may fail over that: the chain of errors begins with its words.
-    # Or the pipe of a process that has just been killed says so before torch has seen its end.
+    # torch's handler raises in whatever code is running, which may fail in turn: its message may be anywhere in the chain.
+    # Or the pipe of a process that has just been killed breaks before torch has noticed its end.
     found = WORKER.search(" ".join(str(one) for one in _chain(error)))
     if found or (isinstance(error, ConnectionResetError) and getattr(trainer.datamodule, "num_workers", 0)):
-        # It raises again for each further one that ends, which they all do now.
+        # The handler would raise again for every other worker, and all of them end now.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         return _worker(found[1] if found else None, trainer)
     return None
@@ -76,10 +76,10 @@ def _where(trainer: Trainer) -> str:
 
 
 def connection_error(error: BaseException) -> str | None:
-    """One line for processes that did not find or that lost each other; None for any other error."""
+    """One line for processes that did not find, or that lost, each other; None for any other error."""
     message = " ".join(str(error).split())
     address = f"{os.environ.get('MASTER_ADDR', '?')}:{os.environ.get('MASTER_PORT', '?')}"
-    # DistStoreError: the first process waits, DistNetworkError: the others knock. Both exist since torch 2.1.
+    # DistStoreError in the first process, which waits; DistNetworkError in those that connect. Both exist since torch 2.1.
     if isinstance(error, torch.distributed.DistStoreError | torch.distributed.DistNetworkError) and re.search(
         r"connect|clients joined|waiting for clients|resolve|address", message, re.IGNORECASE
     ):

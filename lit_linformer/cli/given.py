@@ -1,6 +1,6 @@
-"""The settings that --config files and a command line give, read without the parser: for pages that must come at once.
+"""The settings that --config files and a command line give, read without the parser, for pages that must appear at once.
 
-What the parser would refuse is not refused here.
+What the parser would refuse passes here.
 """
 
 import itertools
@@ -19,13 +19,13 @@ NEGATIVE = re.compile(r"-(\d+\.?\d*|\.\d+)[eE][-+]?\d+|-\.inf")
 CLASSES = ("model", "data")
 TEXTS = ("data.text", "data.text_pair")
 KINDS = ("model.encoder.attention", "model.encoder.projection")
-OPTIONS = tuple(f"{kind}_options" for kind in KINDS)  # each kind's own
+OPTIONS = tuple(f"{kind}_options" for kind in KINDS)  # which depend on the kind
 
 
 def given_settings(argv: list[str]) -> dict[str, Any]:
-    """{setting: value}, a later one before an earlier one, spelt as on the command line: model.lr, model for the class's path.
+    """{setting: value}, later ones overriding earlier ones, spelt as on the command line: model.lr, model for the class path.
 
-    Raises ValueError, in one line, for a --config that is no file with settings.
+    Raises ValueError, in one line, for a --config that is not a settings file.
     """
     check_configs(argv)
     found: dict[str, Any] = {}
@@ -35,8 +35,9 @@ def given_settings(argv: list[str]) -> dict[str, Any]:
 
 
 def for_parser(argv: list[str]) -> list[str]:
-    """The command line with its --config first, then the classes of model and data, whose settings may stand before them (first
-    of all those that no file names); and without options that one gives an attention which what follows replaces."""
+    """The command line in the parser's order: --config, the classes of model and data, then all other settings.
+
+    Classes that no file names come before --config. Options of an attention or projection that is replaced are reset."""
     words = configs_first(argv)
     at = 1 + 2 * len([*config_files(argv)])
     named = {key for _, content in config_contents(argv) for key, value in content.items() if names_class(value)}
@@ -49,12 +50,12 @@ def for_parser(argv: list[str]) -> list[str]:
 
 
 def names_class(section: Any) -> bool:
-    """Whether a file's section for the model or the data says of which class it is; an overlay's does not."""
+    """Whether a file's section for the model or the data names the class; an overlay's does not."""
     return isinstance(section, str) or (isinstance(section, dict) and "class_path" in section)
 
 
 def _classes_apart(words: list[str], named: set[str]) -> tuple[list[str], list[str], list[str]]:
-    """The words for the classes of model and data that no file names, those for the others, and the rest."""
+    """The words that name the classes of model and data where no file does, those that name others, and the rest."""
     left, ahead, classes, others = list(words), [], [], []
     while left:
         word = left.pop(0)
@@ -71,7 +72,7 @@ def _classes_apart(words: list[str], named: set[str]) -> tuple[list[str], list[s
 
 
 def _negative_joined(words: list[str]) -> list[str]:
-    """--model.shift=-1e-3 for --model.shift -1e-3, which argparse takes for an option; -0.001 it knows to be a number."""
+    """--model.shift=-1e-3 for --model.shift -1e-3, which argparse takes for an option, unlike -0.001."""
     joined: list[str] = []
     for word in words:
         if NEGATIVE.fullmatch(word) and joined and joined[-1].startswith("--") and "=" not in joined[-1]:
@@ -84,7 +85,7 @@ def _negative_joined(words: list[str]) -> list[str]:
 def walk(argv: list[str]) -> Iterator[tuple[str, str, Any]]:
     """(file, key at its top, value) of the --config files, then ("", setting, value) of the command line's other words.
 
-    None for the options that ``for_parser`` leaves behind, where it does.
+    The value is None for options that ``for_parser`` resets, at the point where it does.
     """
     outdated = [*_outdated(argv)]
     for number, (file, content) in enumerate(config_contents(argv)):
@@ -96,7 +97,7 @@ def walk(argv: list[str]) -> Iterator[tuple[str, str, Any]]:
 
 
 def typed_words(argv: list[str]) -> Iterator[tuple[str, str | None]]:
-    """(setting, what was typed, None for nothing) of a command line's words but for --config, under the short names."""
+    """(setting, its text, or None if there is none) of a command line without --config, under short names."""
     for word, following in itertools.zip_longest(argv, argv[1:]):
         name, equals, value = word.partition("=")
         if name.startswith("--") and name not in ("--config", "--help", "--help_all", "--print_config"):
@@ -105,14 +106,14 @@ def typed_words(argv: list[str]) -> Iterator[tuple[str, str | None]]:
 
 
 def stray_words(argv: list[str]) -> Iterator[str]:
-    """Words that are neither a setting nor the one behind it."""
+    """Words that are neither a setting nor the value after one."""
     for before, word in itertools.pairwise(argv):
         if not word.startswith("-") and (not before.startswith("-") or "=" in before):
             yield word
 
 
 def as_list(value: Any) -> list[Any]:
-    """What a setting that takes one or several has been given."""
+    """The values of a setting that takes one or several."""
     return value if isinstance(value, list) else [] if value is None else [value]
 
 
@@ -122,7 +123,7 @@ def as_clock(text: str) -> str:
 
 
 def _outdated(argv: list[str]) -> Iterator[tuple[int, str]]:
-    """(--config files before it, options) for each file or command line that names another kind than that of these options."""
+    """(--config files before it, options) for each file, or command line, that replaces the kind that has these options."""
     given: dict[str, Any] = {}
     for before, content in enumerate([*(content for _, content in config_contents(argv)), dict(typed_words(argv))]):
         new: dict[str, Any] = {}
@@ -137,17 +138,17 @@ def _outdated(argv: list[str]) -> Iterator[tuple[int, str]]:
 
 
 def _as_meant(name: str, word: str) -> str:
-    """What the parser would read as something else: texts as "Note: <mask>", a pattern "# ", times as 1:00:00, no options."""
+    """Rewrites what the parser would misread: texts as "Note: <mask>", a pattern "# ", times as 1:00:00, null for options."""
     option, equals, value = word.partition("=")
     if not equals or not option.startswith("--"):
         option, value = name, word
     if _is_text(option[2:], value):
-        value = re.sub(r"(\\*)\$\{", lambda found: f"{found[1] * 2}\\${{", value)  # a shell's ${HOME} is no other setting's
+        value = re.sub(r"(\\*)\$\{", lambda found: f"{found[1] * 2}\\${{", value)  # a shell's ${HOME} refers to no setting
         if value.startswith("#") or isinstance(as_read(value), dict | list):
             value = json.dumps([value])
     elif option[2:] == "data.document_start" and value.startswith("#") and as_read(value) is None:
         value = f"^{value}"
-    elif option[2:] in OPTIONS and value == "null":  # which jsonargparse refuses for what lies in the encoder
+    elif option[2:] in OPTIONS and value == "null":  # which jsonargparse refuses within the encoder
         value = "{}"
     else:
         value = as_clock(value)
@@ -155,12 +156,12 @@ def _as_meant(name: str, word: str) -> str:
 
 
 def _is_text(name: str, value: str) -> bool:
-    """Whether a setting's value is meant as it stands: texts to predict, unless they are a list."""
+    """Whether a setting's value is taken literally: texts to predict, unless they are a list."""
     return name in TEXTS and value != "null" and not value.startswith("[")
 
 
 def as_read(text: str) -> Any:
-    """What YAML makes of a word; the word itself where it is none, as with a bracket that is not closed."""
+    """What YAML makes of a word; the word itself if it is not valid YAML, such as an unclosed bracket."""
     if CLOCK.fullmatch(text):
         return text
     try:
@@ -177,7 +178,7 @@ def _put(found: dict[str, Any], key: str, value: Any) -> None:
     if key.endswith("+"):  # one more
         found[key[:-1]] = [*as_list(found.get(key[:-1])), *as_list(value)]
     elif key in CLASSES and isinstance(value, str):
-        if value != found.get(key, value):  # what refers to another setting does not survive the change of its class
+        if value != found.get(key, value):  # references to other settings do not survive a change of class
             for name in [name for name, old in found.items() if name.startswith(f"{key}.") and REFERENCE.search(str(old))]:
                 del found[name]
         found[key] = value
@@ -201,7 +202,7 @@ def _put(found: dict[str, Any], key: str, value: Any) -> None:
 
 def _resolved(value: Any, found: dict[str, Any]) -> Any:
     """With ${model.init_args.lr} replaced by that setting's value, where it has one."""
-    for _ in range(5):  # one that refers to one that refers …
+    for _ in range(5):  # references to references …
         if not isinstance(value, str) or not (inner := REFERENCE.search(value)):
             break
         name = inner[1].replace(".init_args", "")

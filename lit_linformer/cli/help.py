@@ -1,4 +1,4 @@
-"""What a command's settings are, every one: those beside Lightning's own, --help_all, and types for messages."""
+"""All settings of a command: the arguments besides Lightning's own, --help_all, and types for error messages."""
 
 import inspect
 import re
@@ -19,7 +19,7 @@ CALLBACKS = {key: getattr(callbacks, path.rpartition(".")[2]) for key, path in A
 
 
 def settings_help(argv: list[str]) -> str:
-    """The settings of command ``argv[0]``, those of the classes that its --config files name included."""
+    """The settings of command ``argv[0]``, including those of the classes that its --config files name."""
     parser = _settings_parser(argv)
     parser.usage = f"python run.py {argv[0]} --config FILE [--config OVERLAY …] [--SETTING VALUE …]"
     first = "The defaults are those of the classes; --help shows the values that the configs give.\n\n"
@@ -27,7 +27,7 @@ def settings_help(argv: list[str]) -> str:
 
 
 def settings_of(argv: list[str]) -> dict[str, Any]:
-    """{setting: its type} of a command line, every one of Lightning's too."""
+    """{setting: its type} of a command line, including all of Lightning's."""
     return types_of(_settings_parser(argv))
 
 
@@ -38,7 +38,7 @@ def types_of(parser: ArgumentParser) -> dict[str, Any]:
 
 
 def _settings_parser(argv: list[str]) -> Any:
-    """A parser that is only looked at: unlike the real one it knows the arguments of the model's and the data's class."""
+    """A parser that parses nothing: unlike the real one it knows the arguments of the model's and the data's class."""
 
     class SettingsParser(ArgumentParser):
         def add_lightning_class_args(self, lightning_class: Any, key: str) -> None:
@@ -55,7 +55,7 @@ def _settings_parser(argv: list[str]) -> Any:
         if optional is None or optional.default is not None:
             parser.add_class_arguments(settings, key)
             continue
-        # Where the encoder may be left out, jsonargparse takes its settings but would not list them.
+        # If the encoder is optional, jsonargparse takes its settings but would not list them.
         parser.add_class_arguments(settings, key, skip={"encoder"})
         parser.add_class_arguments(EncoderConfig, f"{key}.encoder")
     parser.add_class_arguments(RunTrainer, "trainer")
@@ -72,7 +72,7 @@ class RangesInWords(DefaultHelpFormatter):
 
 
 def _names_alone(found: re.Match[str]) -> str:
-    """The names of the classes for their paths, each of which `python run.py list` tells more about."""
+    """Class names instead of class paths; `python run.py list` tells more about each."""
     names = [path.rpartition(".")[2] for path in "".join(found[4].split()).split(",")]
     before = f"{found[1]}{found[2] or ''}, or one of"
     indent = " " * min(len(found[1]), 24)
@@ -82,7 +82,7 @@ def _names_alone(found: re.Match[str]) -> str:
 
 
 def add_run_arguments(parser: LightningArgumentParser) -> None:
-    """What every command has in addition to Lightning's own: the run's name and the callbacks that are always there."""
+    """Adds what every command has besides Lightning's own: the run's name and the callbacks that are always there."""
     for name in ("name", "overwrite"):
         default, words = RUN[name]
         parser.add_argument(f"--{name}", type=type(default), default=default, help=words)

@@ -1,6 +1,6 @@
-"""Settings that are typed on a command line, and that the kinds which are chosen do not read: told in a line, once.
+"""Warns, in one line each, about settings on the command line that the chosen attention, projection … does not read.
 
-Not those of --config files: an overlay may set them for every kind of model that it is laid over.
+Settings in --config files are exempt: an overlay may set them for every kind of model that it is used with.
 """
 
 from collections.abc import Iterator
@@ -14,11 +14,11 @@ from lit_linformer.model import ATTENTIONS, PROJECTIONS, Projection
 from lit_linformer.tasks.optim import READ_WITH
 
 ENCODER, OF_PROJECTIONS = "model.encoder", ("projection_lr_factor", "projection_weight_decay")
-OF_CONFIG = ("check", "arguments", "from_config", "shared", "of_ids")  # methods of an attention that are given the config
+OF_CONFIG = ("check", "arguments", "from_config", "shared", "of_ids")  # methods of an attention that receive the config
 
 
 def warn_ignored(argv: list[str], model: Namespace) -> None:
-    """model: a fit's, with class_path and init_args."""
+    """Warns about a fit's ignored settings. model: with class_path and init_args."""
     typed, settings = [name for name, _ in typed_words(argv)], dict(vars(model.get("init_args", Namespace())))
     for names, reason in _unread(settings):
         if told := dict.fromkeys(name for name in typed for one in names if name == one or name.startswith(f"{one}.")):
@@ -26,7 +26,7 @@ def warn_ignored(argv: list[str], model: Namespace) -> None:
 
 
 def _unread(settings: dict[str, Any]) -> Iterator[tuple[set[str], str]]:
-    """(settings, why nothing reads them). A class of the user's own that looks at the config itself may read any."""
+    """(settings, why nothing reads them). A user's own class that is given the config may read any."""
     for name, (decides, value) in READ_WITH.items():
         if settings.get(decides, value) != value:
             yield {f"model.{name}"}, f"model.{decides} is {settings[decides]}"

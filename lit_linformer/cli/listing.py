@@ -1,8 +1,8 @@
-"""What there is: configs, runs, and what a setting may name: `python run.py list`, or `python run.py list runs`.
+"""Lists configs, runs and the names that settings allow: `python run.py list`, or `python run.py list runs`.
 
     configs        conf/*.yaml for fit: what each reproduces, and what it costs
-    grids          those for grid: many runs and one table
-    spaces         those for tune --space: what is searched
+    grids          the same for grid: many runs and one table
+    spaces         the same for tune --space: what is searched
     runs           those in runs/ or in --source: best value, steps, tokens, time, state
     attentions     for --model.encoder.attention
     projections    for --model.encoder.projection
@@ -10,7 +10,7 @@
     data           for --data
     callbacks      for --trainer.callbacks+
 
-Without one of these names, a page of them all.
+Without one of these names it lists them all.
 """
 
 import shutil
@@ -30,17 +30,17 @@ from lit_linformer.utils.environment import ROOT
 from lit_linformer.utils.errors import UserError, meant
 
 SETTINGS = {"source": Setting(several(word("FOLDER")), "where runs are looked for, three levels deep", ["runs"])}
-# What every command has or adds by itself, and what others are made of.
+# Callbacks that every command has or adds by itself, and base classes.
 BY_THEMSELVES = (
     "AtomicCheckpointIO Curves EvaluationWriter Finite LastCheckpoint LastValidation Owed PredictionWriter "
     "Preemption Progress Resuming RunResult Throughput TrainingModule TrimMemory"
 ).split()
-ALL = 10_000  # letters of a line that nothing cuts
+ALL = 10_000  # characters: a width at which no line is cut
 
 
 @dataclass(frozen=True)
 class Item:
-    """A name, what it is in a sentence, and more, for a page of its own."""
+    """A name, a sentence on what it is, and more for a page of its own."""
 
     name: str
     words: str
@@ -89,7 +89,7 @@ def _row(run: RunRecord) -> tuple[str, ...]:
 
 
 def _table(rows: list[tuple[str, ...]], width: int) -> list[str]:
-    """Columns, so many of the last ones left out or cut as there is no room for."""
+    """Aligned columns; where they do not fit, the least important ones are left out and lines are cut."""
     sizes = [max(map(len, column)) for column in zip(*rows, strict=True)]
     order = list(range(len(sizes)))
     for gone in (4, 3, 6, 2):  # time, tokens, model, step
@@ -108,7 +108,7 @@ def declared(find: Callable[[str], dict[str, sources.Declared]], place: str) -> 
 
 
 def _settings(one: sources.Declared, wanted: bool) -> str:
-    """Those that it names itself, with their defaults; of the model's kinds not those that the encoder hands on."""
+    """The settings that it declares itself, with defaults; for the model's classes without those that the encoder passes on."""
     if not wanted:
         return ""
     from lit_linformer.cli.short_help import shown
@@ -120,13 +120,13 @@ def _settings(one: sources.Declared, wanted: bool) -> str:
 
 
 def _items(items: list[Item], alone: bool, width: int, label: str = "") -> Iterable[str]:
-    """A line each; on a page of its own every word, and what there is more to say in further lines."""
+    """One line each; on a page of its own the whole text, and more in further lines."""
     column = max((len(item.name) for item in items), default=0) + 4
-    below = alone and column > width // 3  # names so long that the words stand better below them
+    below = alone and column > width // 3  # names so long that the words go below them
     column = 6 if below else column
     for item in items:
         name, more = f"  {item.name}", f"{label}{item.more}" if alone and item.more else ""
-        if not alone or width == ALL:  # through a pipe a line for each, to be searched
+        if not alone or width == ALL:  # in a pipe one line each, to be searched
             yield _cut(name.ljust(column) + item.words + (f"  ({more})" if more else ""), width)
             continue
         if below:

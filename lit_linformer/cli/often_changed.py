@@ -1,15 +1,15 @@
-"""The settings that --help shows: what one changes most, first. `--help_all` lists every one; a test compares the two.
+"""The settings that --help shows, the most often changed first. `--help_all` lists all of them; a test compares the two.
 
-Words and defaults of the settings of classes stand where those are defined. Those of the run and of Lightning's Trainer are
+Descriptions and defaults of a class's settings are read from the class. Those of the run and of Lightning's Trainer are
 here, in this project's words.
 """
 
 from typing import Any
 
 ENCODER = "lit_linformer.model.EncoderConfig"
-# What stands where nothing else is named; cli/help.py has it from here.
+# The classes where no other is named.
 DEFAULT_CLASSES = {"model": "lit_linformer.tasks.MLM", "data": "lit_linformer.data.PretrainingData"}
-# What app.py gives to Lightning instead of its own defaults.
+# What app.py passes to Lightning instead of its own defaults.
 TRAINER_DEFAULTS: dict[str, Any] = {
     "enable_model_summary": False,
     "num_sanity_val_steps": -1,  # the untrained model's perplexity, where the curve starts
@@ -52,7 +52,7 @@ ALWAYS_THERE = {
 SHAPE = (
     "attention projection_dim sharing projection projection_init local_width norm max_length hidden_size num_layers dropout"
 ).split()
-# Of the package's own classes; of another one all that its __init__ names.
+# For the package's own classes; for another one all that its __init__ declares.
 OF_CLASSES = {
     "MLM": "lr warmup_steps schedule weight_decay projection_lr_factor lr_batch_size pretrained compile",
     "Recall": "lr warmup_steps schedule weight_decay projection_lr_factor lr_batch_size pretrained compile",
@@ -67,20 +67,20 @@ OF_CLASSES = {
     "LongRangeData": "task source masked mask_rate max_length cut rows held_out_rows batch_size",
     "RecallData": "max_length pairs distance gap vocab_size rows validation_rows batch_size num_workers",
 }
-# Which of the data's settings are shown first where nothing is trained.
+# Which of the data's settings are shown for commands that do not train.
 OF_DATA = {
     "validate": "source validation_source max_length batch_size eval_batch_size",
     "test": "source test_source max_length batch_size eval_batch_size",
     "predict": "text text_pair file column batch_size eval_batch_size",
 }
-# Names that a setting allows: a registry of the model, or what stands at the top of a module.
+# Where the names that a setting allows are listed: in a registry of the model, or in a module's constant.
 REGISTRIES = {"model.encoder.attention": "ATTENTIONS", "model.encoder.projection": "PROJECTIONS"}
 NAMES = {
     "model.encoder.sharing": "lit_linformer.model.linformer.SHARINGS",
     "model.encoder.order": "lit_linformer.model.linformer.ORDERS",
     "model.encoder.projection_init": "lit_linformer.model.starts.PROJECTION_INITS",
 }
-# {command: [(title of a section, its settings, "" for the class's own)]}
+# {command: [(title of a section, its settings; model.encoder, model and data: the class's own)]}
 TRAINING = "max_steps max_epochs val_check_interval gradient_clip_val accumulate_grad_batches accelerator devices precision"
 SECTIONS: dict[str, list[tuple[str, str]]] = {
     "fit": [
@@ -112,7 +112,7 @@ SECTIONS: dict[str, list[tuple[str, str]]] = {
     ],
     "prepare": [("The data", "data")],
 }
-FURTHER = {"fit": "--name again --seed_everything 1", "predict": "--data.file texts.txt"}  # behind the configs that are given
+FURTHER = {"fit": "--name again --seed_everything 1", "predict": "--data.file texts.txt"}  # after the configs that are given
 EXAMPLES = {
     "fit": "python run.py fit --config conf/quickstart.yaml --name idea --model.encoder.projection_dim 32",
     "validate": "python run.py validate --config runs/quickstart/config.yaml",

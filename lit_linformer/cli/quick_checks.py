@@ -1,7 +1,7 @@
 """What can be refused at once, before torch is imported: files, names of settings, a model without an encoder.
 
-Names are known of this package's classes and of Lightning's Trainer, read from their files. Everything else, and what those
-are given, is the parser's to check.
+Names are known for this package's classes and for Lightning's Trainer, read from their source files. The parser checks
+everything else, including all values.
 """
 
 import difflib
@@ -19,11 +19,11 @@ from lit_linformer.utils.errors import SettingError, UserError
 
 TRAINER = "lightning.pytorch.trainer.trainer.Trainer"
 SYNTAX = ("help", "class_path", "init_args", "dict_kwargs", "config")
-NEAR = 0.6  # of 1, how alike two names must be
+NEAR = 0.6  # least similarity of a name that is suggested; 1: the same
 
 
 def check_quickly(argv: list[str]) -> None:
-    """UserError, which names the setting and the file, for what is wrong in any case."""
+    """UserError, naming the setting and the file, for what is certainly wrong."""
     given = given_settings(argv)
     if stray := next(filter(os.path.isfile, stray_words(argv)), None):
         raise UserError(f"{stray!r} is neither a setting nor the value of one", f"--config {stray}")
@@ -31,7 +31,7 @@ def check_quickly(argv: list[str]) -> None:
     for file, content in contents:
         check_command(Path(file), content, "fit", SETTINGS_FILE)
     for file, section, value in walk(argv):
-        if value is None and section in (*DEFAULT_CLASSES, *ALWAYS_THERE, "trainer"):  # all below it is commented out, say
+        if value is None and section in (*DEFAULT_CLASSES, *ALWAYS_THERE, "trainer"):  # e.g. all below it is commented out
             allowed = f"its settings by name, or no {section} at all"
             raise SettingError(section, None, allowed, more=f" in {file}" if file else "")
     _check_order(contents)
@@ -57,7 +57,7 @@ def check_quickly(argv: list[str]) -> None:
 
 
 def _check_order(contents: list[tuple[str, dict[str, Any]]]) -> None:
-    """An overlay changes settings of a class, which the files before it have to name."""
+    """UserError for an overlay that stands before the file that names the class whose settings it changes."""
     for key in DEFAULT_CLASSES:
         files = [(file, names_class(content[key])) for file, content in contents if key in content]
         if files and not files[0][1] and (base := next((file for file, names in files if names), None)):
@@ -66,7 +66,7 @@ def _check_order(contents: list[tuple[str, dict[str, Any]]]) -> None:
 
 
 def _owner(name: str) -> str | None:
-    """Which other task has a setting of the model."""
+    """The task that has this setting of the model."""
     section, _, setting = name.partition(".")
     tasks = exported("model") if section == "model" else {}
     return next((task for task, one in tasks.items() if setting in one.settings()), None)
@@ -90,7 +90,7 @@ def known_settings(argv: list[str]) -> dict[str, list[str]]:
 
 
 def _named(argv: list[str], given: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """(setting, file) of files, and (setting, "") of words; not what a file says of a class that another one has replaced."""
+    """(setting, file) of files, and (setting, "") of the command line; without a file's settings of a replaced class."""
     current = dict(DEFAULT_CLASSES)
     for file, section, value in walk(argv):
         if not file:
@@ -107,7 +107,7 @@ def _named(argv: list[str], given: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _unknown(name: str, known: dict[str, list[str]]) -> str | None:
-    """The setting, as far as it is sure that there is no such one."""
+    """The part of a name that is certainly no setting; None if that is the parser's to decide."""
     parts = name.rstrip("+").split(".")
     if set(parts) & set(SYNTAX) or parts[0] not in known or len(parts) < 2:
         return None
@@ -128,7 +128,7 @@ def _check_encoder(given: dict[str, Any], model: sources.Declared | None) -> Non
 
 
 def no_encoder(fine_tunes: bool) -> UserError:
-    """For a model that has nothing to start from."""
+    """The error for a model that has nothing to start from."""
     if fine_tunes:
         return UserError(
             "model.pretrained is not given",
@@ -141,7 +141,7 @@ def no_encoder(fine_tunes: bool) -> UserError:
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """`; did you mean …?` with the setting that is most like it, by its last word; of equals one of its own section."""
+    """`; did you mean …?` with the setting whose last word is the most similar; among equals one of the same section."""
     scored = [(_likeness(name, one), one) for one in known if one != name]
     best, found = max(scored, key=lambda pair: pair[0], default=(0.0, ""))
     return f"; did you mean '{found}'?" if best >= NEAR else ""

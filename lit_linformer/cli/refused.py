@@ -1,7 +1,7 @@
-"""Which setting it is that the parser has refused, and what its type takes.
+"""Finds the setting that the parser has refused, and says what its type takes.
 
-The parser's messages are its own matter, and of a setting that takes several types they tell about each. So they are not read:
-each setting that was given is tried by itself, and the first one whose type does not take it is the one.
+The parser's messages are not read: their wording may change, and for a setting that takes several types they explain each.
+Instead each given setting is tried by itself; the first one whose type does not take the value is reported.
 """
 
 import traceback
@@ -23,16 +23,16 @@ from lit_linformer.utils.configs import config_files
 from lit_linformer.utils.errors import SettingError, UserError
 
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", dict: "a mapping, as {name: value}"}
-BUILT = set(BASES) - set(OURS)  # settings whose classes have settings of their own, beside the model's and the data's
+BUILT = set(BASES) - set(OURS)  # settings besides model and data whose classes have settings of their own
 CLASS = ("class_path", "init_args", "dict_kwargs")
 NO_CLASS = ("none", "null", "true", "false")  # as a file has them, and as they are typed
 Types = dict[str, Any]
 
 
 def refused(error: Exception, argv: list[str], parser: Any) -> UserError:
-    """The error to raise for what a command's ``parser`` has raised; where no setting is found, in the parser's own words."""
-    types = types_of(parser) | settings_of(argv) | dict.fromkeys(OURS)  # all that these two take is listed beside them
-    built: dict[str, list[tuple[str, dict[str, Any]]]] = {}  # {setting: [(class path, its settings)]}, of those with classes
+    """The error to raise for what a command's ``parser`` has raised; in the parser's own words if no setting is found."""
+    types = types_of(parser) | settings_of(argv) | dict.fromkeys(OURS)  # all settings of these two are listed as well
+    built: dict[str, list[tuple[str, dict[str, Any]]]] = {}  # {setting: [(class path, its settings)]}, for those in BUILT
     files = [word for file in config_files(argv) for word in ("--config", file)]
     given = given_settings(argv)
     nulls = {name for name, value in given.items() if value is None}
@@ -68,7 +68,7 @@ def refused(error: Exception, argv: list[str], parser: Any) -> UserError:
 
 
 def unwrapped(error: Exception) -> Exception:
-    """What a class has raised, without what the parser that was building it has put around it."""
+    """The error that a class has raised, without those that the parser building it has wrapped around it."""
     inner: BaseException | None = error
     while inner is not None:
         *_, (frame, _) = traceback.walk_tb(inner.__traceback__)
@@ -79,7 +79,7 @@ def unwrapped(error: Exception) -> Exception:
 
 
 def _refused(name: str, value: Any, types: Types) -> UserError | None:
-    """Of one setting; None where its type takes the value, or where it belongs to a class."""
+    """The error for one setting; None if its type takes the value, or if it belongs to a class."""
     if name in BASES and str(value).lower() not in NO_CLASS:
         known = all(find_class(path, name) or Path(path).is_file() for path, _ in _classes(value))
         return None if known and list(_classes(value)) else SettingError(name, value, kinds(name))
@@ -102,7 +102,7 @@ def _refused(name: str, value: Any, types: Types) -> UserError | None:
 
 
 def _refused_within(setting: str, path: str, values: dict[str, Any]) -> UserError | None:
-    """Of the settings of a class that a setting names, a callback's say."""
+    """The error for the settings of a class that a setting names, such as a callback."""
     if (found := find_class(path, setting)) is None:
         return None
     parser = ArgumentParser(add_help=False, exit_on_error=False)
@@ -119,7 +119,7 @@ def _refused_within(setting: str, path: str, values: dict[str, Any]) -> UserErro
 
 
 def _no_reference(name: str, value: Any, types: Types, nulls: set[str]) -> UserError | None:
-    """Of a ${setting} that is not there: another class, the user's own say, may have none such, or it is within a null."""
+    """The error for a ${setting} that does not exist: another class may not have it, or it lies within a null."""
     for to in (found[1] for found in REFERENCE.finditer(str(value))):
         setting = to.replace(".init_args", "")
         if null := next((one for one in nulls if setting.startswith(f"{one}.")), None):
@@ -142,7 +142,7 @@ def _beside_class_path(value: Any) -> str | None:
 
 
 def takes(hint: Any, value: Any) -> bool:
-    """Whether a type takes a value, as the parser would; what is text is read as YAML, as it stands on a command line."""
+    """Whether a type takes a value, as the parser would; text is read as YAML, as on a command line."""
     if hint is None or (not isinstance(hint, type) and get_origin(hint) is None):
         return True
     parser = ArgumentParser(add_help=False, exit_on_error=False)
@@ -160,14 +160,14 @@ def takes(hint: Any, value: Any) -> bool:
 
 
 def allowed(hint: Any) -> str | None:
-    """What a type takes, in words; None where it takes an object."""
+    """What a type takes, in words; None if it takes an object."""
     words, names = list(dict.fromkeys(_in_words(hint))), ", ".join(dict.fromkeys(_names(hint)))
     words += [names] if names else []
     return ", or ".join(words) if words and None not in words else None
 
 
 def _names(hint: Any) -> Iterator[str]:
-    """The names, and numbers, that a Literal lists, in a union too."""
+    """The names and numbers that a Literal lists, also within a union."""
     if get_origin(hint) is Literal:
         yield from map(str, get_args(hint))
     elif get_origin(hint) in (Union, UnionType):
@@ -186,7 +186,7 @@ def _in_words(hint: Any) -> Iterator[str | None]:
         for part in parts:
             yield from _in_words(part) if part is not NoneType else ()
     elif origin is Literal:
-        return  # of several in a union each name is told once: _names
+        return  # _names has these, each name of a union once
     elif origin in (list, tuple):
         yield f"a list, each {' or '.join(map(str, _in_words(parts[0])))}"
     elif isinstance(origin or hint, type):

@@ -1,4 +1,4 @@
-"""The run's config.yaml: written once, kept in each checkpoint, compared when a run goes on."""
+"""The run's config.yaml: written once, kept in each checkpoint, compared when a run is resumed."""
 
 import functools
 from pathlib import Path
@@ -15,18 +15,18 @@ from lit_linformer.utils.files import flat, write_text
 
 
 class RunConfig(SaveConfigCallback):
-    """Keeps config and tokenizer in the run directory, the config in each checkpoint, and prints what a resumed run changes."""
+    """Writes config and tokenizer to the run folder and into each checkpoint, and prints what a resumed run changes."""
 
     claim: Claim | None = None  # on the run's folder, for the process that writes it
 
     def __init__(self, parser: LightningArgumentParser, config: Namespace, **kwargs: Any):
-        # What belongs to one start of the run, not to the run: as a --config it must neither delete nor resume anything.
+        # These belong to one start of the run, not to the run: used as --config it must neither delete nor resume anything.
         config = config.clone()
         config.ckpt_path, config.overwrite = None, False
         super().__init__(parser, config, **kwargs)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Nothing yet: model and data may still turn out not to fit, and leave no run behind."""
+        """Writes nothing yet: model and data may still turn out not to fit, and must then leave no run behind."""
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.is_global_zero or trainer.fast_dev_run:
@@ -54,11 +54,11 @@ class RunConfig(SaveConfigCallback):
                 print(f"  {key.replace('.init_args', '')}: {before.get(key)} → {now.get(key)}", flush=True)
 
     @functools.cached_property
-    def _text(self) -> str:  # each checkpoint carries it, and to make it takes longer than to write a small one
+    def _text(self) -> str:  # each checkpoint carries it, and making it takes longer than writing a small one
         return self.parser.dump(self.config, skip_unset=False)
 
 
 def _tokenizer(trainer: Trainer) -> str | None:
-    """tokenizer.json, of data that have a tokenizer of this project's."""
+    """The text of tokenizer.json, if the data have a tokenizer of this project."""
     tokenizer = getattr(trainer.datamodule, "tokenizer", None)
     return tokenizer.to_str() if hasattr(tokenizer, "to_str") else None

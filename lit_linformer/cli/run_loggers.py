@@ -1,4 +1,4 @@
-"""trainer.logger on the command line and in files: any of Lightning's loggers or of your own, in the run's folder."""
+"""trainer.logger on the command line and in files: Lightning's loggers or your own, writing to the run folder."""
 
 import inspect
 from pathlib import Path
@@ -17,7 +17,7 @@ DEFAULT = Namespace(class_path=f"{TensorBoardLogger.__module__}.TensorBoardLogge
 
 
 class RunParser(LightningArgumentParser):
-    """Where a logger writes may be left out: then it is the run's folder."""
+    """Makes a logger's save_dir optional; it is the run folder by default."""
 
     def add_class_arguments(self, class_type: Any, nested_key: str | None = None, *args: Any, **kwargs: Any) -> list[str]:
         logger = isinstance(class_type, type) and issubclass(class_type, Logger)
@@ -32,12 +32,12 @@ class RunParser(LightningArgumentParser):
 
 
 class RunLoggers:
-    """The loggers of a run, which are built when it trains.
+    """The loggers of a run, built when it begins to train.
 
     Args:
         given: trainer.logger as it was parsed: none or true for TensorBoard, false for no logger.
-        folder: the run's.
-        name: the run's.
+        folder: the run folder.
+        name: the run's name.
 
     Raises ValueError, in one line, for a logger whose package is not installed.
     """

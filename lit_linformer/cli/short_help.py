@@ -1,6 +1,6 @@
-"""`python run.py COMMAND … --help`: the settings that one changes most, with the values that the command line gives them.
+"""`python run.py COMMAND … --help`: the most often changed settings, with their values on this command line.
 
-Nothing of torch, Lightning or jsonargparse is imported: what classes say of their settings is read from their files.
+Neither torch, Lightning nor jsonargparse is imported: the classes' settings are read from their source files.
 """
 
 import shlex
@@ -25,7 +25,7 @@ WORDS = {
 FILLED_IN = ("encoder", "vocab_size", "num_labels")  # by other sections, and by the data
 USUAL = ("lr", "warmup_steps", "schedule", "weight_decay", "source", "batch_size", "max_length")
 SCREEN = 30  # lines
-SHORT = 24  # letters of a sentence that tells little
+SHORT = 24  # characters: after a shorter first sentence the next one is shown, too
 COUNTS = ("0 or more", "1 or more")  # goes without saying
 NUMBERS = (*"0123456789", "at least", "more than")  # how a range begins: left out where there is no room for it
 
@@ -42,11 +42,11 @@ class Line:
 
 
 class Unreadable(Exception):
-    """A class that only an import can tell about."""
+    """A class whose settings only an import could tell."""
 
 
 def short_help(argv: list[str], width: int | None = None) -> str:
-    """The page; Unreadable for a class in a file that is not found, ValueError for a --config that is none."""
+    """The page; Unreadable for a class whose file is not found, ValueError for a --config that is not a settings file."""
     width = min(width or shutil.get_terminal_size((80, 24)).columns, 160)
     sections = settings_shown(argv)
     command, files = argv[0], list(config_files(argv))
@@ -121,7 +121,7 @@ def _of_class(key: str, declared: sources.Declared, names: Iterable[str], given:
 
 
 def _telling(words: str) -> str:
-    """The first sentence, and the next one where that is short."""
+    """The first sentence, and the next one if the first is short."""
     first = sources.first_sentence(words)
     rest = words[len(first) + 1 :].strip()
     return f"{first}. {sources.first_sentence(rest)}" if len(first) < SHORT and rest else first
@@ -144,7 +144,7 @@ def exported(key: str) -> dict[str, sources.Declared]:
 
 
 def find(key: str, path: Any) -> sources.Declared | None:
-    """The class of a name of the package's own, or of a class path, as far as it stands in a file."""
+    """The class that a name of the package's or a class path stands for; None if no file defines it."""
     return (exported(key).get(path) or sources.find(path)) if isinstance(path, str) else None
 
 
@@ -155,10 +155,10 @@ def _declared(key: str, path: Any) -> sources.Declared:
 
 
 def _columns(lines: list[Line], width: int) -> list[str]:
-    """`--name value`, and beside it, or below where it is long, what the setting is: a screen at most."""
+    """`--name value` with the description beside it, or below if it is long, cut to fit on a screen."""
     left = [_typed(line) for line in lines]
     column = min(max(map(len, left)) + 4, width * 9 // 20 + 2)
-    for most in (4, 3, 2):  # lines that say what a setting is
+    for most in (4, 3, 2):  # lines of a description
         found: list[str] = []
         for line, setting in zip(lines, left, strict=True):
             parts = _wrapped(_told(line, most * (width - column)), width - column)
@@ -176,7 +176,7 @@ def _typed(line: Line) -> str:
 
 
 def _told(line: Line, room: int) -> str:
-    """Words, what is allowed and the default where the value is another one; the words are cut to what there is room for."""
+    """Description, allowed values, and the default if the value differs; the description is cut to the room there is."""
     other = line.default is not None and line.default is not sources.NotGiven and line.value != line.default
     default = f" (default {shown(line.default)})" if other else ""
     if line.name == "trainer.callbacks" and line.value:

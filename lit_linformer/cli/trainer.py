@@ -15,10 +15,10 @@ from lit_linformer.utils import compat
 
 
 def whole_numbers_first(hints: dict[str, Any]) -> None:
-    """Of types that may be int or float, int first, for jsonargparse takes the first that fits: 20 batches are not 20.0.
+    """Puts int before float in unions of the two, since jsonargparse takes the first that fits: 20 batches are not 20.0.
 
-    Lightning writes them so, but typing keeps what it has made: where another package has just written
-    Optional[Union[float, int]], Lightning's Optional[Union[int, float]] is that (seen with torch 2.11 under Python 3.12).
+    Lightning has this order, but typing caches unions: if another package has just written Optional[Union[float, int]],
+    Lightning's Optional[Union[int, float]] becomes that (seen with torch 2.11 on Python 3.12).
     """
     for name, hint in hints.items():
         kinds = [*get_args(hint)]
@@ -34,19 +34,19 @@ class RunTrainer(Trainer):
     """Lightning's Trainer with one more command, `prepare`, and with signals left to utils/signals.py."""
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
-        # Where each process starts, one that Lightning forks too.
+        # Every process starts here, forked ones too.
         compat.own_signal_handlers(self)
         failed = True
         try:
             results = super()._run(*args, **kwargs)
             failed = False
             return results
-        except KeyboardInterrupt as error:  # of the user's own code: of a signal it is Stopped
+        except KeyboardInterrupt as error:  # from the user's own code; a signal raises Stopped
             raise interrupted(self) from error
         except Exception as error:
             try:
                 told = failure(error, self)
-            except Exception as again:  # torch's handler raised, for the next loader whose process has ended
+            except Exception as again:  # torch's handler raised again, for the next worker that has ended
                 told = failure(again, self)
             if told is None:
                 raise
@@ -57,7 +57,7 @@ class RunTrainer(Trainer):
 
     @property
     def log_dir(self) -> str:
-        """The run's folder; Lightning's would be another one with each logger."""
+        """The run folder; Lightning's would depend on the logger."""
         return self.default_root_dir
 
     def _run_stage(self) -> Any:
@@ -69,5 +69,5 @@ class RunTrainer(Trainer):
         return results
 
     def prepare(self, datamodule: LightningDataModule, ckpt_path: str | None = None, weights_only: bool | None = None) -> None:
-        """Makes the tokenizer and the token blocks; trains nothing. What a run's config says of checkpoints is not read."""
+        """Makes the tokenizer and the token blocks; trains nothing. A config's checkpoint settings are ignored."""
         datamodule.prepare_data()

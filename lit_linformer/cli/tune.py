@@ -1,23 +1,22 @@
 """A search for the settings with which a model learns best: `python run.py tune --config … --space conf/tune/lr.yaml`.
 
-Each trial is a run of `fit`, runs/NAME/trial-000 and so on, in a process of its own; Optuna (pip install 'lit-linformer[tune]')
-chooses its values by what the trials before have come to, and ends it early where its validations fall behind theirs. The
-same command goes on where the last one was interrupted; started twice, or on several machines that share runs/, it shares the
-trials. It leaves runs/NAME/study.md with a table, slices.png and importance.png, and best.yaml, which `fit --config` takes.
-The space file:
+Each trial is a run of `fit`, runs/NAME/trial-000 and so on, in a process of its own. Optuna (pip install 'lit-linformer[tune]')
+chooses its values from the results of earlier trials, and stops it early if its validations fall behind theirs. The same
+command resumes an interrupted study; started twice, or on several machines that share runs/, it shares the trials. It writes
+runs/NAME/study.md with a table, slices.png and importance.png, and best.yaml for `fit --config`. The space file:
 
     name: lr                                  # results go to runs/lr/ (default: the file's name)
     trials: 20
-    space:                                    # settings as one types them
-      model.lr: {log: [1e-4, 1e-2]}           # between two numbers, equal factors counting alike
+    space:                                    # settings as on the command line
+      model.lr: {log: [1e-4, 1e-2]}           # between two numbers, on a logarithmic scale
       model.encoder.dropout: {range: [0.0, 0.3]}
       model.warmup_steps: {range: [20, 300]}  # whole numbers, since both ends are
       model.encoder.projection: [linear, conv, mean]  # one of these
     first: [{model.lr: 1e-3}]                 # tried before any others
     pruner: median                            # or halving (successive halving), or none
-    prune_after: 4                            # finished trials, before the median of their validations ends any
+    prune_after: 4                            # finished trials before the median of their validations stops any
 
-Trials are compared by the best validation, as `best.monitor` names it. More --trials later make the study longer.
+Trials are compared by their best validation, in the metric `best.monitor`. More --trials later extend the study.
 """
 
 from pathlib import Path
@@ -40,7 +39,7 @@ SETTINGS = {
 
 
 def main(argv: list[str]) -> None:
-    """Runs what is left of the study; UserError for bad settings and where trials failed."""
+    """Runs what is left of the study; UserError for bad settings and for failed trials."""
     given = parse("tune", __doc__, SETTINGS, argv)
     from lit_linformer.cli.quick_checks import check_quickly
     from lit_linformer.studies.grid.file import split_words
@@ -85,7 +84,7 @@ def _search(space: Any, fit: list[str], jobs: int, command: str) -> None:
 
 
 def _goal(fit: list[str]) -> tuple[str, str]:
-    """The metric by which checkpoints, and so trials, are compared, and min or max."""
+    """The metric by which checkpoints, and so trials, are compared; and min or max."""
     from lit_linformer.callbacks import best_of
     from lit_linformer.cli.class_paths import check_class_paths, classes_given
     from lit_linformer.cli.given import given_settings

@@ -1,1 +1,1 @@
-"""Models in: RoBERTa and its kin; a Transformer becomes a Linformer; a longer n."""
+"""Converts models: RoBERTa and its kin from Hugging Face, a Transformer to a Linformer, a model to a longer n."""

@@ -1,9 +1,9 @@
-"""A RoBERTa, BERT or DistilBERT in, from its Hugging Face folder: the same model as this project's Transformer.
+"""Reads a RoBERTa, BERT or DistilBERT from its Hugging Face folder: the same model as this project's Transformer.
 
 The folder is read without transformers: config.json, then model.safetensors or pytorch_model.bin (weights only, in one file or
 in shards with an index), its tensors renamed. Position i of a RoBERTa is row pad_token_id + 1 + i of its table. The first
-token type's embedding, which every token of a single text gets, is added to the positions': not to the tokens', for that matrix
-is the output's too.
+token type's embedding, which every token of a single text gets, is added to the position embeddings, not to the token
+embeddings, which are the output matrix as well.
 """
 
 import contextlib
@@ -29,11 +29,11 @@ from lit_linformer.utils.weights import check_finite
 CONFIG = "config.json"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 
-POINTER = b"version https://git-lfs"  # how a file begins that was cloned without Git LFS
+POINTER = b"version https://git-lfs"  # the beginning of a file that was cloned without Git LFS
 
 
 def from_hub(name: str) -> Path:
-    """The folder of a model of the Hugging Face hub, downloaded unless it is there already; ValueError where that fails."""
+    """The folder of a model of the Hugging Face hub, downloaded unless it is there already; ValueError if that fails."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -50,7 +50,7 @@ def from_hub(name: str) -> Path:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a folder's config.json names an architecture, whichever, that is not this project's."""
+    """Whether a folder's config.json names any architecture other than this project's."""
     return (path / CONFIG).is_file() and _json(path / CONFIG, path).get("model_type") not in (None, "lit_linformer")
 
 
@@ -59,9 +59,9 @@ def open_folder(folder: Path, tokenizer: str | None = None) -> tuple[TrainedMode
 
     Args:
         folder: a Hugging Face folder.
-        tokenizer: what `load_tokenizer` reads, where the folder has none.
+        tokenizer: what `load_tokenizer` reads, if the folder has none.
 
-    Raises ValueError, in one line that names `from`, for an architecture, a setting or a file that cannot be taken over.
+    Raises ValueError, in one line that names `from`, for an architecture, a setting or a file that cannot be converted.
     """
     settings = _json(folder / CONFIG, folder)
     family = _family(folder, settings)
@@ -105,7 +105,7 @@ def _json(path: Path, folder: Path) -> dict[str, Any]:
 
 
 def _family(folder: Path, settings: dict[str, Any]) -> Family:
-    """ValueError for anything but an encoder of one of the families."""
+    """A model's family; ValueError for anything but an encoder of one of them."""
     kind, families = settings.get("model_type"), ", ".join(FAMILIES)
     if kind not in FAMILIES:
         raise SettingError("from", folder, families, more=f", whose architecture is {kind!r}")
@@ -122,7 +122,7 @@ def _family(folder: Path, settings: dict[str, Any]) -> Family:
 
 
 def _encoder(folder: Path, settings: dict[str, Any], family: Family) -> tuple[EncoderConfig, int]:
-    """The shape, and the row of the position table that the first token has."""
+    """The encoder's settings, and the row of the position table that is the first token's."""
     try:
         offset = settings.get("pad_token_id", 1) + 1 if settings["model_type"] == "roberta" else 0
         taken = {ours: settings[theirs] for ours, theirs in family.settings.items() if ours != "activation"}
@@ -163,7 +163,7 @@ def _renamed(
             found[ours] = tensor
         elif name not in (TYPES, f"{family.decoder}.bias"):
             left.append(name)
-    if bias is not None and (untied or "head.bias" not in found):  # else both are one, and either may be in the file
+    if bias is not None and (untied or "head.bias" not in found):  # else both are one parameter, and either may be in the file
         found["head.bias"] = bias
     if strange := [name for name in left if not name.startswith(family.spare)]:
         more = f", which holds {strange[0]}: nothing that a {settings['model_type']} has"
@@ -190,7 +190,7 @@ def _our_name(name: str, family: Family) -> str | None:
 
 
 def _modern(name: str) -> str:
-    """TensorFlow's names of a LayerNorm's parameters, which checkpoints of 2018 have."""
+    """Replaces TensorFlow's names for a LayerNorm's parameters, which checkpoints of 2018 have."""
     return re.sub(r"LayerNorm\.(gamma|beta)$", lambda old: f"LayerNorm.{'weight' if old[1] == 'gamma' else 'bias'}", name)
 
 

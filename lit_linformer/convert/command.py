@@ -1,18 +1,18 @@
 """Converts a model: `python run.py convert --from roberta-base/ --attention linformer --source texts/ --name linbert`.
 
-    --from roberta-base/, --from hub:roberta-base     a RoBERTa, BERT or DistilBERT of Hugging Face: this project's Transformer
-    --from runs/transformer --attention linformer     a Transformer: a Linformer with its weights, and new E and F
-    --from runs/linformer --max_length 4096           longer n, of either kind
+    --from roberta-base/, --from hub:roberta-base     a RoBERTa, BERT or DistilBERT of Hugging Face to our Transformer
+    --from runs/transformer --attention linformer     a Transformer to a Linformer with its weights, and new E and F
+    --from runs/linformer --max_length 4096           a model of either kind to a longer n
 
 These can be combined. runs/NAME is written as a run that has not trained yet: other runs start from it with
 --model.pretrained, `validate`, `predict`, `export`, `draw` and `spectrum` read it. conversion.json records what was done.
 
 With --source the perplexity at 15 % masking is printed before and after, on the same text, at the old n and at the new one.
-A converted Linformer first loses much of it, and recovers it by further training: conf/convert/distill.yaml learns from the
+A converted Linformer is much worse at first, and recovers by further training: conf/convert/distill.yaml learns from the
 Transformer, conf/convert/mlm.yaml from text alone.
 
-A Hugging Face folder is read without transformers. Where that is installed, the result is compared with it on random inputs
-with padding; more than 1e-4 of the largest logit is an error.
+A Hugging Face folder is read without transformers. If that is installed, the result is compared with it on random inputs
+with padding; a difference of more than 1e-4 of the largest logit is an error.
 """
 
 import importlib.util
@@ -62,7 +62,7 @@ WITH_LINFORMER = ("projection_dim", "sharing", "projection", "projection_init")
 
 
 def main(argv: list[str]) -> None:
-    """Converts, measures and says so; raises ValueError, in one line, for bad input."""
+    """Converts, measures and prints the results; raises ValueError, in one line, for bad input."""
     given = {key: value for key, value in parse("convert", __doc__, SETTINGS, argv).items() if value is not None}
     if len(given.get("projection_dim", ())) == 1:
         given["projection_dim"] = given["projection_dim"][0]
@@ -87,7 +87,7 @@ def main(argv: list[str]) -> None:
 
 
 def _check(given: dict[str, Any]) -> None:
-    """ValueError for a value that is none, or a setting that does nothing without another."""
+    """ValueError for an invalid value, or a setting that does nothing without another."""
     from lit_linformer.convert.surgery import FILLS
     from lit_linformer.model import ATTENTIONS, PROJECTIONS
     from lit_linformer.model.linformer import SHARINGS
@@ -116,7 +116,7 @@ def _check(given: dict[str, Any]) -> None:
 
 
 def check_output(output: Path, overwrite: bool) -> None:
-    """ValueError where something stands at output that is not to be replaced."""
+    """ValueError if there is something at output that must not be replaced."""
     if output.is_file():
         raise UserError(f"name: {output} is a file", "another --name")
     if not output.is_dir() or not any(output.iterdir()):
@@ -132,7 +132,7 @@ def check_output(output: Path, overwrite: bool) -> None:
 
 
 def open_model(given: dict[str, Any]) -> "tuple[TrainedModel, list[str]]":
-    """What --from names, and lines to print."""
+    """The model that --from names, and lines to print."""
     from lit_linformer.convert import bert
     from lit_linformer.runs.exported import check_format, is_exported
     from lit_linformer.runs.trained_model import open_checkpoint
@@ -168,7 +168,7 @@ def open_model(given: dict[str, Any]) -> "tuple[TrainedModel, list[str]]":
 
 
 def convert(model: "TrainedModel", given: dict[str, Any], folder: Path, device: str) -> list[dict[str, Any]]:
-    """Changes the model as asked, and prints and gives the perplexities on the way, if there is a text."""
+    """Changes the model as asked; prints and returns the perplexities on the way, if there is a text."""
     from lit_linformer.convert import surgery
     from lit_linformer.tasks.evaluation import masked_batches, open_text, perplexity
 
@@ -206,7 +206,7 @@ def convert(model: "TrainedModel", given: dict[str, Any], folder: Path, device: 
         how = [given.get(key, "repeat") for key in ("positions", "projections")]
         model.net = surgery.to_longer(model.net, new, *how)
         model.max_length = new
-        if isinstance(before := model.data.get("batch_size"), int):  # as many tokens a step; data of one's own may have null
+        if isinstance(before := model.data.get("batch_size"), int):  # keeps the tokens a step; a user's own data may have null
             model.data["batch_size"] = now = max(1, before * old // new)
             if model.data.get("global_batch_size"):
                 model.data["global_batch_size"] = model.data["global_batch_size"] // before * now
@@ -216,7 +216,7 @@ def convert(model: "TrainedModel", given: dict[str, Any], folder: Path, device: 
 
 
 def _change_attention(model: "TrainedModel", given: dict[str, Any], blocks: Any) -> None:
-    """A Transformer's weights under another attention. blocks: of the text that is measured on; None if there is none."""
+    """Puts a Transformer's weights under another attention. blocks: those of the text to measure on; None: no text."""
     from lit_linformer.convert import surgery
     from lit_linformer.model import ATTENTIONS
 
@@ -236,7 +236,7 @@ def _change_attention(model: "TrainedModel", given: dict[str, Any], blocks: Any)
 
 
 def _said(encoder: "EncoderConfig", given: dict[str, Any]) -> str:
-    """What it is now: Linformer, k = 16, strided; or, of another projection than linear, dynamic."""
+    """What the model is now: Linformer, k = 16, strided; or dynamic, say, for a projection other than linear."""
     kind = encoder.attention_kind
     words = [kind.title or encoder.attention]
     if kind.slots:

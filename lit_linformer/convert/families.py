@@ -8,12 +8,12 @@ class Family:
     """How one architecture names things.
 
     Args:
-        settings: EncoderConfig's names, and activation, to those of config.json.
-        layer: the modules of a layer, and what they are called here.
-        layers: the layers, by number.
-        head: the same for the masked-language-model head.
+        settings: from EncoderConfig's names, and activation, to those of config.json.
+        layer: from the modules of a layer to their names here.
+        layers: what stands before a layer's number.
+        head: as layer, for the masked-language-model head.
         decoder: the head's output matrix, without .weight and .bias.
-        spare: what a checkpoint may hold and a masked language model has no use for, as the beginnings of names.
+        spare: prefixes of what a checkpoint may hold and a masked language model does not use.
     """
 
     settings: dict[str, str]

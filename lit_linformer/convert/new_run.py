@@ -1,4 +1,4 @@
-"""A model as the folder of a run that has not trained yet: other runs and commands start from it."""
+"""Writes a model as the folder of a run that has not trained yet, from which other runs and commands start."""
 
 from dataclasses import asdict
 from importlib import metadata
@@ -20,8 +20,9 @@ HEAD = """# Written by `convert` (conversion.json). The model as it is:
 
 
 def write(model: TrainedModel, folder: Path, run: Path, conversion: dict[str, Any]) -> None:
-    """run.json, config.yaml, tokenizer.json of a model of texts, conversion.json and checkpoints/last.ckpt; the folder will be
-    called ``run``."""
+    """Writes run.json, config.yaml, conversion.json, checkpoints/last.ckpt and, for a model of texts, tokenizer.json.
+
+    The folder will be renamed to ``run``."""
     data, tokenizer = dict(model.data), model.tokenizer
     class_path = data.pop("class_path", None)
     if tokenizer is not None:

@@ -17,19 +17,19 @@ from lit_linformer.utils.errors import SettingError
 def to_linformer(
     net: MaskedLanguageModel, start: str, rows: Tensor | None, attention: str = EncoderConfig.attention, **settings: Any
 ) -> MaskedLanguageModel:
-    """Another attention with a Transformer's weights, and what the Transformer lacks, E and F say, new.
+    """A model with another attention and a Transformer's weights; what the Transformer lacks, such as E and F, is new.
 
     Args:
-        net: of full attention.
-        start: of E and F: one of EncoderConfig's projection_init, or of FILLS, which look at the Transformer.
-        rows: for FILLS: token ids (S, n) without pads, what the attention maps are of.
+        net: with full attention.
+        start: how E and F are initialised: one of EncoderConfig's projection_init, or of FILLS, which use the Transformer.
+        rows: for FILLS: token ids (S, n) without padding, from which the attention maps are computed.
         attention, settings: EncoderConfig's.
 
     Raises ValueError for settings that no encoder has.
     """
     init = EncoderConfig.projection_init if start in FILLS else start
     if net.encoder.config.position == "rotary":
-        settings = {"order": "project_first", **settings}  # as each key is turned before E mixes it
+        settings = {"order": "project_first", **settings}  # so that each key is rotated before E mixes it
     config = replace(net.encoder.config, attention=attention, projection_init=init, **settings)
     if start in FILLS and not config.attention_kind.slots:
         takes = ", ".join(name for name, kind in ATTENTIONS.items() if kind.slots)
@@ -51,10 +51,10 @@ def to_linformer(
 
 @torch.inference_mode()
 def right_singular_vectors(encoder: Encoder, made: Encoder, rows: Tensor) -> None:
-    """E and F of ``made`` become the K strongest right singular vectors of a Transformer's attention maps of all rows (S, n).
+    """Sets E and F of ``made`` to the K strongest right singular vectors of a Transformer's attention maps for rows (S, n).
 
-    The best projection Vᵀ V of rank K for P ≈ P Vᵀ V (paper, theorem 1), over those maps that share an E: a head's, a
-    layer's, or all. Each vector has a sign and a length so that it is comparable with a mean over tokens: Σ ≥ 0, Σ|·| = 1.
+    The best projection Vᵀ V of rank K for P ≈ P Vᵀ V (paper, theorem 1), over all maps that share an E: a head's, a layer's,
+    or all. Each vector's sign and length make it comparable with a mean over tokens: Σ ≥ 0, Σ|·| = 1.
     """
     total = torch.zeros(())
     for layer in range(len(made.layers)):
@@ -93,14 +93,14 @@ def to_longer(net: MaskedLanguageModel, max_length: int, positions: str, project
     """The same model for longer inputs.
 
     Args:
-        net: of either kind.
+        net: a Transformer, a Linformer, or with another attention.
         max_length: the new n.
-        positions: how their embeddings, if there are any, get from n rows to the new n: interpolate (between neighbours, so
-            that the old ones are spread) | repeat (the old ones, again and again).
-        projections: E and F: interpolate (the same K slots, each over a longer stretch: their columns are spread, and divided
-            so that row sums stay) | repeat (the same slots again for each block of n tokens: K grows as n does).
+        positions: how position embeddings, if any, grow from n to the new n rows: interpolate (the old ones are spread, with
+            new ones in between) | repeat (the old ones, again and again).
+        projections: how E and F grow: interpolate (the same K slots, each over a longer stretch: columns are spread, and
+            divided so that row sums stay) | repeat (the same slots again for each block of n tokens: K grows with n).
 
-    Raises ValueError for an n that is not longer, or no multiple where something is repeated.
+    Raises ValueError for an n that is not longer, or that is no multiple of the old one where something is repeated.
     """
     config = net.encoder.config
     before = config.max_length
@@ -114,7 +114,7 @@ def to_longer(net: MaskedLanguageModel, max_length: int, positions: str, project
     changed = config.attention_kind.lengthened(config, max_length, projections)
     made = MaskedLanguageModel(replace(config, max_length=max_length, **changed))
     weights, old = net.state_dict(), dict(net.named_modules())
-    if net.encoder.positions is not None:  # rotary positions go on by themselves
+    if net.encoder.positions is not None:  # rotary positions have no table
         table = weights["encoder.positions.weight"]
         longer = table.repeat(max_length // before, 1) if positions == "repeat" else stretched(table.T, max_length).T
         weights["encoder.positions.weight"] = longer
@@ -132,5 +132,5 @@ def to_longer(net: MaskedLanguageModel, max_length: int, positions: str, project
 
 
 def has_projections(net: MaskedLanguageModel) -> bool:
-    """Whether there is an E in it."""
+    """Whether the model has an E."""
     return any(isinstance(module, Projection) for module in net.modules())

@@ -9,12 +9,13 @@ from typing import Any
 
 
 def load(folder: str | Path) -> tuple[Any, Any]:
-    """The plain PyTorch module, in evaluation mode, and the tokenizer, if it has one, of a folder that `export` wrote as
-    safetensors or huggingface: (MaskedLanguageModel or SequenceClassifier, lit_linformer.data.tokenizer.Tokenizer or None).
-    ValueError for another."""
+    """The model and tokenizer of a folder that `export` wrote as safetensors or huggingface; ValueError for any other.
+
+    The model is a plain PyTorch module, MaskedLanguageModel or SequenceClassifier, in evaluation mode; the tokenizer a
+    lit_linformer.data.tokenizer.Tokenizer, or None if there is none."""
     from lit_linformer.runs.exported import read_config
     from lit_linformer.runs.trained_model import read_model
 
-    read_config(Path(folder))  # for read_model takes runs and checkpoints as well
+    read_config(Path(folder))  # raises for runs and checkpoints, which read_model takes as well
     stored = read_model(folder, "folder")
     return stored.build(), stored.own_tokenizer

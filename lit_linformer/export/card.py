@@ -1,4 +1,4 @@
-"""The model card: README.md of an exported folder, with the training's curve beside it. Facts only."""
+"""The model card: README.md of an exported folder, with the training's curve. Facts only."""
 
 import csv
 from pathlib import Path
@@ -11,10 +11,10 @@ from lit_linformer.runs.trained_model import COLUMNS, TrainedModel, own_classes
 from lit_linformer.utils.figures import COLOURS, figure_class, open_frame, plain_numbers, rendered, thinned
 from lit_linformer.utils.markdown import plain
 
-OF_WEIGHTS = ("safetensors", "huggingface")  # for which the model's classes are needed; the others are graphs
+OF_WEIGHTS = ("safetensors", "huggingface")  # formats that need the model's classes; the others are graphs
 ROWS = 24  # of the perplexity table; a longer curve is thinned
 FOLDER = "path/to/this/folder"
-PICTURE, FEWEST = "perplexity.png", 3  # points of a curve that is worth a picture
+PICTURE, FEWEST = "perplexity.png", 3  # fewest points of a curve that is worth a picture
 
 USE = {
     "safetensors": """import torch
@@ -62,7 +62,7 @@ TRAINING = {
 
 
 def write(model: TrainedModel, folder: Path, form: str, notes: list[str]) -> None:
-    """README.md, perplexity.csv and perplexity.png; notes: lines that the export adds."""
+    """Writes README.md, perplexity.csv and perplexity.png; notes: lines that the export adds."""
     if model.curve:
         with open(folder / PERPLEXITY, "w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([COLUMNS, *model.curve])
@@ -147,7 +147,7 @@ def _training(model: TrainedModel, pictured: bool) -> list[str]:
     if model.curve:
         lines += ["", f"![Validation perplexity against tokens]({PICTURE})"] if pictured else []
         held_out = "text" if model.tokenizer is not None else "rows"
-        # Other data have masks of their own.
+        # Other data mask in their own way.
         masked = model.tokenizer is not None or of_class(facts.get("data"), "LongRangeData")
         lines += ["", f"Perplexity on held-out {held_out}{', at 15 % masking' * masked}:", ""]
         lines += ["| step | tokens | perplexity |", "|---:|---:|---:|"]
@@ -156,7 +156,7 @@ def _training(model: TrainedModel, pictured: bool) -> list[str]:
 
 
 def _results(model: TrainedModel) -> list[str]:
-    """Of the runs that --results named."""
+    """The table of the runs that --results names."""
     results = model.facts.get("results", [])
     if not results:
         return []
@@ -176,7 +176,7 @@ def _use(model: TrainedModel, form: str) -> list[str]:
         ids = [tokenizer.bos_id, *[tokenizer.mask_id] * 3, tokenizer.eos_id]
         words["PIPELINE"] = _pipeline(model)
         pair = '{"text": "some text", "text_pair": "another"}' if model.pair else '"some text"'
-        # A pipeline cuts nothing unless it is told to; `predict` cuts at the longest row.
+        # A pipeline truncates only if it is told to; `predict` truncates at the longest row.
         words["TEXT"] = f"{pair}, truncation=True" if model.classifies else f'"The {tokenizer.mask_token} of a function."'
         if form in OF_WEIGHTS and not model.classifies:
             command = f'python run.py predict --model.pretrained {FOLDER} --data.text "The {tokenizer.mask_token} of a word."'
@@ -191,7 +191,7 @@ def _use(model: TrainedModel, form: str) -> list[str]:
 
 
 def _rows(model: TrainedModel) -> str:
-    """What the model reads."""
+    """What the model's input rows are."""
     e = model.encoder
     if model.tokenizer is not None:
         names = {i: name for name, i in model.tokenizer.backend.get_vocab(with_added_tokens=True).items()}

@@ -5,14 +5,14 @@
     onnx          model.onnx, any batch and length up to n, checked with onnxruntime: pip install 'lit-linformer[onnx]'
     torch         model.pt2, a torch.export program, any batch and length up to n
 
-Beside it config.json, tokenizer.json (of a model of texts), SHA256SUMS, and README.md, a model card with the training's
+Each comes with config.json, tokenizer.json (for a model of texts), SHA256SUMS, and README.md, a model card with the training's
 numbers, its command and its curve (perplexity.csv, perplexity.png). Every export is loaded again and compared with the
 checkpoint on random inputs with padding; the largest difference of the logits is printed, and more than 1e-4 of the largest
-logit is an error. Until then there is nothing at --output.
+logit is an error. Nothing appears at --output before that.
 
---dtype bfloat16 (safetensors, huggingface) halves the file: what the rounding changes is printed, the comparison is with the
-rounded weights, and computed is in float32. --results puts what runs/sst2, say, scored after fine-tuning this model into the
-card, with the commands.
+--dtype bfloat16 (safetensors, huggingface) halves the file: the effect of the rounding is printed, the comparison is with the
+rounded weights, and the model still computes in float32. --results adds to the card what runs that fine-tuned this model, such
+as runs/sst2, scored, with their commands.
 --quantize int8 (onnx) makes the weights of linear layers 8-bit and prints what it costs: the perplexity, or a classifier's
 changed answers, on the run's validation text or on --source.
 """
@@ -52,7 +52,7 @@ SETTINGS = {
     "quantize": Setting(choice("int8"), "with onnx: 8-bit weights beside the float32 ones, model.int8.onnx"),
     "source": Setting(word("TEXT"), "with quantize: text to measure on, as data.source (default: the run's validation text)"),
 }
-# All that an export may write.
+# All files that an export may write.
 FILES = {"config.json", "tokenizer.json", "README.md", "model.safetensors", "model.onnx", "model.int8.onnx", "model.pt2"}
 FILES |= {"SHA256SUMS", "perplexity.csv", "perplexity.png"}
 FILES |= {"tokenizer_config.json", "special_tokens_map.json", "generation_config.json"}  # by transformers
@@ -62,13 +62,13 @@ NEEDS = {
     "huggingface": (("transformers",), "'lit-linformer[hf]'"),
     "onnx": (("onnx", "onnxscript", "onnxruntime"), "'lit-linformer[onnx]'"),
 }
-# Each has write(model, folder), and logits(model, folder): what was written, as a function of input_ids and attention_mask.
+# Each has write(model, folder), and logits(model, folder): the written model, as a function of input_ids and attention_mask.
 MODULES = {"safetensors": "safetensors_folder", "huggingface": "huggingface_folder", "onnx": "onnx", "torch": "graph"}
 LEFT_OUT = ("train/", "val/loss", "val/score", "test/loss", "test/score")  # of --results; score is the mean of the others
 
 
 def main(argv: list[str]) -> None:
-    """Writes, checks and says so; raises ValueError, in one line, for bad input."""
+    """Writes and checks the export and prints the result; raises ValueError, in one line, for bad input."""
     given = parse("export", __doc__, SETTINGS, argv)
     form = given["format"]
     if given["quantize"] and form != "onnx":
@@ -97,7 +97,7 @@ def main(argv: list[str]) -> None:
 
 
 def write(model: "TrainedModel", form: str, folder: Path, given: dict[str, Any]) -> list[str]:
-    """The folder's files, checked; lines that say how it went. Raises ValueError where what was written differs."""
+    """Writes and checks the folder's files; returns lines on the result. Raises ValueError if the export differs."""
     from lit_linformer.export import card
     from lit_linformer.export.verify import largest_difference
     from lit_linformer.runs.exported import write_sums
@@ -109,7 +109,7 @@ def write(model: "TrainedModel", form: str, folder: Path, given: dict[str, Any])
 
         rounded = [round_weights(model)]
     batches: list = []
-    if given["quantize"]:  # a text that cannot be read is told before the model is written
+    if given["quantize"]:  # a text that cannot be read is reported before the model is written
         from lit_linformer.export import quantize
 
         if model.tokenizer is None:
@@ -161,7 +161,7 @@ def read_results(folder: Path) -> dict[str, Any]:
 
 
 def check_installed(form: str) -> None:
-    """ValueError, with the pip command, where a format's packages are missing."""
+    """ValueError, with the pip command, if a format's packages are missing."""
     packages, extra = NEEDS.get(form, ((), ""))
     if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
         more = f", which needs {' and '.join(missing)}, not installed here"
@@ -169,7 +169,7 @@ def check_installed(form: str) -> None:
 
 
 def check_output(output: Path, overwrite: bool) -> None:
-    """ValueError where something stands at output that is not to be replaced."""
+    """ValueError if there is something at output that must not be replaced."""
     if output.is_dir() and not any(output.iterdir()):
         return
     if output.is_dir():
@@ -187,7 +187,7 @@ def check_output(output: Path, overwrite: bool) -> None:
 
 
 def is_export(folder: Path) -> bool:
-    """By the model card and by config.json, which a model of other origin has not."""
+    """Whether a folder is an export of ours, by its model card and config.json."""
     try:
         card = (folder / "README.md").read_text(encoding="utf-8")
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -199,11 +199,11 @@ def is_export(folder: Path) -> bool:
 
 @contextmanager
 def staged(output: Path, setting: str = "output") -> Iterator[Path]:
-    """A folder beside output that takes its name at the end, complete, or is removed.
+    """A temporary folder next to output, renamed to it when complete, or else removed.
 
-    Raises ValueError, in one line that names the setting, where nothing can be written.
+    Raises ValueError, in one line that names the setting, if nothing can be written.
     """
-    output = output.resolve()  # of a link what it leads to is replaced
+    output = output.resolve()  # replaces a link's target, not the link
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
@@ -228,7 +228,7 @@ def staged(output: Path, setting: str = "output") -> Iterator[Path]:
 
 
 def _is_full(error: Exception, folder: Path) -> bool:
-    """Whether it was the disk: each library says it in another way, torch with the place in its own code."""
+    """Whether the disk was full: each library reports it in another way, torch with the place in its own code."""
     if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(error):
         return True
     by_torch = isinstance(error, OSError | RuntimeError) and re.search("inline_container|PytorchStreamWriter", str(error))
@@ -236,7 +236,7 @@ def _is_full(error: Exception, folder: Path) -> bool:
 
 
 def _open_to_others(folder: Path) -> None:
-    """The permissions that new files have here: mkdtemp's folder, and safetensors' file, would be their owner's alone."""
+    """Gives files the usual permissions: mkdtemp's folder and safetensors' file would be accessible to their owner only."""
     umask = os.umask(0)
     os.umask(umask)
     folder.chmod(0o777 & ~umask)

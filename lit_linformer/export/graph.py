@@ -19,9 +19,9 @@ PROGRAM = "model.pt2"
 
 
 class Graph(nn.Module):
-    """Logits of input_ids and attention_mask, (B, N) int64 each, with nothing in it that depends on N but sizes.
+    """Logits of input_ids and attention_mask, (B, N) int64 each, in which nothing but sizes depends on N.
 
-    input_ids of a model with an input_size are (B, N, input_size) float32.
+    With an input_size, input_ids are (B, N, input_size) float32.
     """
 
     def __init__(self, model: TrainedModel):
@@ -37,7 +37,7 @@ class Graph(nn.Module):
 
 
 def example(model: TrainedModel) -> tuple[tuple[Tensor, Tensor], dict]:
-    """Inputs to trace with, and the sizes that are free: the batch, and the length up to n."""
+    """Inputs to trace with, and the dynamic sizes: the batch, and the length up to n."""
     longest = model.encoder.max_length
     length = max(2, min(longest - 1, longest // 2 + 3))  # not n itself, nor 1, which a trace may take for constants
     ids = random_tokens(model, 2, length, torch.Generator().manual_seed(0))
@@ -49,7 +49,7 @@ def example(model: TrainedModel) -> tuple[tuple[Tensor, Tensor], dict]:
 
 @contextmanager
 def traceable(model: TrainedModel, form: str) -> Iterator[None]:
-    """A user's own class that cannot be traced is reported in one line; one of this project's is an error of ours."""
+    """Reports a user's own class that cannot be traced in one line; with this project's classes it is a bug of ours."""
     try:
         yield
     except Exception as error:
@@ -66,16 +66,16 @@ def traced(model: TrainedModel) -> torch.export.ExportedProgram:
 
 
 def write(model: TrainedModel, folder: Path) -> None:
-    """config.json, tokenizer.json, where there is a tokenizer, and model.pt2."""
+    """Writes config.json, tokenizer.json, if there is a tokenizer, and model.pt2."""
     write_config(model, folder)
     with traceable(model, "torch"):
         program = traced(model)
-    # By way of memory: on a full disk torch's own file would abort the process when it is closed.
+    # Through memory: on a full disk, closing torch's own file would abort the process.
     content = io.BytesIO()
     torch.export.save(program, content)
     (folder / PROGRAM).write_bytes(content.getbuffer())
 
 
 def logits(model: TrainedModel, folder: Path) -> nn.Module:
-    """What was written, as a function of input_ids and attention_mask (B, N)."""
+    """The written model, as a function of input_ids and attention_mask (B, N)."""
     return torch.export.load(folder / PROGRAM).module()

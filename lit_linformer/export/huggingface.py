@@ -6,8 +6,8 @@
     model = AutoModelForMaskedLM.from_pretrained("out/quickstart")
     pipeline("fill-mask", "out/quickstart")("Return the <mask> of the object.")
 
-Thin: the encoder and the heads are those of lit_linformer.model. Tokens must be padded on the right, as the tokenizer does; a
-mask that says otherwise is refused.
+A thin wrapper: the encoder and the heads are those of lit_linformer.model. Rows must be padded on the right, as the tokenizer
+does; any other mask is refused.
 Shapes: B rows, N tokens, D hidden width, V vocabulary, C classes, K slots.
 """
 
@@ -42,13 +42,13 @@ except ImportError as error:
 
 
 class LinformerConfig(PreTrainedConfig):
-    """EncoderConfig's settings under their own names, but max_length, which means something else in transformers.
+    """EncoderConfig's settings under their own names, except max_length, which means something else in transformers.
 
     Args:
         max_position_embeddings: EncoderConfig's max_length.
-        pooling: of classifiers, first or mean.
-        longest_row, pair: TrainedModel's max_length, and of classifiers its pair.
-        lit_linformer: what is known of the training: version, step, tokens, perplexity …
+        pooling: for classifiers, first or mean.
+        longest_row, pair: TrainedModel's max_length, and for classifiers its pair.
+        lit_linformer: what is known about the training: version, step, tokens, perplexity …
     """
 
     model_type = "lit_linformer"
@@ -66,7 +66,7 @@ class LinformerConfig(PreTrainedConfig):
 
 
 def _fresh(config: EncoderConfig, name: str) -> nn.Module:
-    """The encoder's module of that name as it starts: of an encoder of that one layer."""
+    """The encoder's module of that name, newly initialised: from an encoder with only that layer."""
     if name.startswith("layers."):
         _, layer, rest = name.split(".", 2)
         name, config = f"layers.0.{rest}", replace(config, projection_dim=config.projection_dims[int(layer)])
@@ -80,7 +80,7 @@ def _name(setting: str) -> str:
 
 
 class LinformerPreTrainedModel(PreTrainedModel):
-    """What the models share: how weights start, and activation checkpointing."""
+    """What the models share: initialisation and activation checkpointing."""
 
     config_class = LinformerConfig
     base_model_prefix = "linformer"
@@ -89,7 +89,7 @@ class LinformerPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """For what a loaded folder lacks, a classifier's head say; linear, embedding and norm are as transformers has them."""
+        """For what a loaded folder lacks, such as a classifier's head; transformers does linear, embedding and norm."""
         super()._init_weights(module)
         if isinstance(module, MaskedLMHead):
             if module.bias is not None:
@@ -121,7 +121,7 @@ class LinformerPreTrainedModel(PreTrainedModel):
 class LinformerModel(LinformerPreTrainedModel):
     """The encoder alone."""
 
-    # A whole model's folder is read for its encoder. A list, for transformers 5.0 adds one to it.
+    # So that a whole model's folder can be read for its encoder. A list, since transformers 5.0 adds another one to it.
     _keys_to_ignore_on_load_unexpected: ClassVar[list[str]] = [r"^lm_head\.", r"^classifier\."]
 
     def __init__(self, config: LinformerConfig):
@@ -142,9 +142,9 @@ class LinformerModel(LinformerPreTrainedModel):
         Args:
             input_ids: (B, N) int64, or (B, N, input_size) floats, as the encoder's.
             attention_mask: (B, N), 1 at real tokens; None when all are.
-            output_hidden_states: also the embeddings and what each layer gives, (B, N, D) each; of norm="pre" the last is
-                normalised.
-            output_attentions: also each layer's maps, as Encoder's.
+            output_hidden_states: also return the embeddings and each layer's output, (B, N, D) each; with norm="pre" the last
+                one is normalised.
+            output_attentions: also return each layer's maps, as Encoder does.
         """
         output_hidden_states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         output_attentions = self.config.output_attentions if output_attentions is None else output_attentions
@@ -184,7 +184,7 @@ class LinformerForMaskedLM(LinformerPreTrainedModel):
         return MaskedLMOutput(loss=loss, logits=logits, hidden_states=found.hidden_states, attentions=found.attentions)
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
-        """As transformers' own; the head's bias grows with zeros, or is cut."""
+        """As in transformers; the head's bias is extended with zeros, or cut."""
         tokens, bias = super().resize_token_embeddings(*args, **kwargs), self.lm_head.bias
         if bias is None:
             return tokens
@@ -214,7 +214,7 @@ class LinformerForSequenceClassification(LinformerPreTrainedModel):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
     ) -> SequenceClassifierOutput:
-        """Logits (B, C), and the loss if there are labels (B,): cross entropy, or squared error of a regression."""
+        """Logits (B, C), and the loss if there are labels (B,): cross entropy, or squared error for a regression."""
         found = self.linformer(input_ids, attention_mask, output_hidden_states, output_attentions, return_dict=True)
         mask = None if attention_mask is None else attention_mask.bool()
         logits = self.classifier(pool(found.last_hidden_state, mask, self.config.pooling))

@@ -20,8 +20,10 @@ from lit_linformer.utils.files import write_json
 
 
 def write(model: TrainedModel, folder: Path) -> None:
-    """config.json and model.safetensors; where there is a tokenizer, tokenizer.json and tokenizer_config.json; of an encoder
-    then also what Sentence Transformers reads: mean pooling over all tokens, then length 1, as `embed` has it."""
+    """Writes config.json, model.safetensors and, if there is a tokenizer, tokenizer.json and tokenizer_config.json.
+
+    Then, except for a classifier, also what Sentence Transformers reads: mean pooling over all tokens, normalised to length 1,
+    as in `embed`."""
     with transformers_quiet():
         as_transformers(model).save_pretrained(folder)
     if model.tokenizer is None:
@@ -51,7 +53,7 @@ def as_transformers(model: TrainedModel) -> LinformerPreTrainedModel:
         settings |= {"pooling": model.net.pooling, "pair": model.pair, "id2label": dict(enumerate(labels))}
         settings |= {"label2id": {label: i for i, label in enumerate(labels)}}
         if model.num_labels == 1:
-            settings["problem_type"] = "regression"  # or pipelines would squash the value
+            settings["problem_type"] = "regression"  # or pipelines would apply a sigmoid
     made = LinformerForSequenceClassification if model.classifies else LinformerForMaskedLM
     found = made(LinformerConfig(**settings, lit_linformer=model.facts))
     head = "classifier." if model.classifies else "lm_head."
@@ -65,9 +67,9 @@ def as_transformers(model: TrainedModel) -> LinformerPreTrainedModel:
 
 
 def fast_tokenizer(model: TrainedModel) -> Any:
-    """One that puts texts together as this project does: bos A eos, or bos A eos eos B eos; padded on the right.
+    """A tokenizer that builds rows as this project does: bos A eos, or bos A eos eos B eos; padded on the right.
 
-    Of a masked language model names of special tokens in a text become those tokens, as `predict` has it; of a classifier
+    For a masked language model names of special tokens in a text become those tokens, as in `predict`; for a classifier
     they are plain text, and white space around a text is dropped.
     """
     from tokenizers import normalizers, processors
@@ -99,7 +101,7 @@ def fast_tokenizer(model: TrainedModel) -> Any:
 
 
 def logits(model: TrainedModel, folder: Path) -> Callable[[Tensor, Tensor], Tensor]:
-    """What was written, as a function of input_ids and attention_mask (B, N)."""
+    """The written model, as a function of input_ids and attention_mask (B, N)."""
     made = LinformerForSequenceClassification if model.classifies else LinformerForMaskedLM
     with transformers_quiet():
         loaded = made.from_pretrained(folder).eval()

@@ -19,13 +19,13 @@ ROUNDS = 9
 
 
 def write(model: TrainedModel, folder: Path) -> None:
-    """config.json, tokenizer.json and model.onnx.
+    """Writes config.json, tokenizer.json and model.onnx.
 
-    The graph: input_ids and attention_mask, (B, N) int64, to logits (B, N, V), or a classifier's (B, C). input_ids of a model
-    with an input_size are (B, N, input_size) float32.
+    The graph: input_ids and attention_mask, (B, N) int64, to logits (B, N, V), or a classifier's (B, C). With an input_size,
+    input_ids are (B, N, input_size) float32.
     """
     write_config(model, folder)
-    # The exporter tells its progress and notes of the operator set on stdout, stderr and the log.
+    # The exporter prints its progress and notes on the operator set to stdout, stderr and the log.
     with traceable(model, "onnx"), quiet():
         torch.onnx.export(
             traced(model),
@@ -39,7 +39,7 @@ def write(model: TrainedModel, folder: Path) -> None:
 
 
 def logits(model: TrainedModel, folder: Path, file: str = MODEL) -> Callable[[Tensor, Tensor], Tensor]:
-    """What was written, as a function of input_ids and attention_mask (B, N); on one CPU thread."""
+    """The written model, as a function of input_ids and attention_mask (B, N); on one CPU thread."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

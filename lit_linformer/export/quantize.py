@@ -25,12 +25,12 @@ Logits = Callable[[Tensor, Tensor], Tensor]
 
 
 def write(folder: Path) -> None:
-    """model.int8.onnx from model.onnx: weights of linear layers as 8-bit integers a channel, activations at run time."""
+    """Makes model.int8.onnx from model.onnx: linear layers' weights in 8 bits, scaled per channel; activations at run time."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     graph = onnx.load(folder / MODEL)
-    del graph.graph.value_info[:]  # the quantiser transposes a Gemm's weight, and would then find its shape to be wrong
+    del graph.graph.value_info[:]  # the quantiser transposes a Gemm's weight, whose recorded shape would then be wrong
     with quiet():
         quantize_dynamic(
             graph,
@@ -45,7 +45,7 @@ def write(folder: Path) -> None:
 def read_batches(model: TrainedModel, source: str | None, tokenizer: Path) -> list[dict[str, Tensor]]:
     """ROWS rows of the run's validation text, or of another text, as validation reads them: with its masks.
 
-    Raises ValueError where there is no such text.
+    Raises ValueError if there is no such text.
     """
     own = "FineTuningData" if model.classifies else "PretrainingData"
     settings = {key: value for key, value in model.data.items() if key != "class_path"}
@@ -85,7 +85,7 @@ def _texts(settings: dict[str, Any], source: str | None, tokenizer: Path, max_le
 
 @torch.inference_mode()
 def cost(model: TrainedModel, batches: list[dict[str, Tensor]], before: Logits, after: Logits) -> str:
-    """One line: what the second function of input_ids and attention_mask does worse than the first."""
+    """One line: how much worse the second function of input_ids and attention_mask is than the first."""
     rows = sum(len(batch["input_ids"]) for batch in batches)
     if not model.classifies:
         a, b = (perplexity(logits, batches) for logits in (before, after))

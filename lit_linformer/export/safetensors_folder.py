@@ -1,4 +1,4 @@
-"""The safetensors format: model.safetensors, config.json, tokenizer.json; and weights of 16 bits, of huggingface too."""
+"""The safetensors format: model.safetensors, config.json, tokenizer.json; and 16-bit weights, for huggingface too."""
 
 import copy
 import json
@@ -16,20 +16,20 @@ from lit_linformer.runs.trained_model import TrainedModel
 
 
 def write(model: TrainedModel, folder: Path) -> None:
-    """config.json, tokenizer.json, where there is a tokenizer, and model.safetensors."""
+    """Writes config.json, tokenizer.json, if there is a tokenizer, and model.safetensors."""
     write_config(model, folder)
     weights = {name: tensor.contiguous() for name, tensor in model.net.state_dict().items()}
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
 
 
 def logits(model: TrainedModel, folder: Path) -> Callable[[Tensor, Tensor], Tensor]:
-    """What was written, as a function of input_ids and attention_mask (B, N)."""
+    """The written model, as a function of input_ids and attention_mask (B, N)."""
     net, _ = load(folder)
     return lambda ids, mask: net(ids, mask.bool())
 
 
 def write_config(model: TrainedModel, folder: Path) -> None:
-    """config.json and, where there is a tokenizer, tokenizer.json."""
+    """Writes config.json and, if there is a tokenizer, tokenizer.json."""
     text = json.dumps(model.config(), indent=2, ensure_ascii=False)
     (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
     if model.tokenizer is not None:
@@ -38,7 +38,7 @@ def write_config(model: TrainedModel, folder: Path) -> None:
 
 @torch.inference_mode()
 def round_weights(model: TrainedModel) -> str:
-    """In place, the tensors staying float32: so it computes with what will be stored. A line that says what it changes."""
+    """Rounds in place, in float32 tensors, so that the model computes with what will be stored; a line on the effect."""
     before = copy.deepcopy(model.net)
     for tensor in model.net.state_dict().values():
         if tensor.is_floating_point():
@@ -56,6 +56,6 @@ def round_weights(model: TrainedModel) -> str:
 
 
 def store_rounded(folder: Path) -> None:
-    """model.safetensors in bfloat16."""
+    """Rewrites model.safetensors in bfloat16."""
     weights = {name: t.bfloat16() if t.is_floating_point() else t for name, t in load_file(folder / WEIGHTS).items()}
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})

@@ -10,12 +10,13 @@ from torch import Tensor
 from lit_linformer.runs.trained_model import TrainedModel
 from lit_linformer.utils.errors import UserError
 
-TOLERANCE = 1e-4  # of logits, float32, as a share of the largest one where that is more than 1
+TOLERANCE = 1e-4  # of logits, float32, relative to the largest one if that is more than 1
 
 
 def random_inputs(model: TrainedModel) -> Iterator[tuple[Tensor, Tensor]]:
-    """input_ids (B, N) int64, or (B, N, input_size) float32, and attention_mask (B, N) int64: one token, full length, lengths
-    between, rows padded and not."""
+    """input_ids (B, N) int64, or (B, N, input_size) float32, and attention_mask (B, N) int64.
+
+    One token, full length and lengths in between; rows with and without padding."""
     longest = model.encoder.max_length
     draw = torch.Generator().manual_seed(0)
     for rows, length in ((1, 1), (3, 2), (2, min(17, longest)), (3, longest // 2 + 1), (2, longest), (1, longest)):
@@ -26,23 +27,23 @@ def random_inputs(model: TrainedModel) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def random_tokens(model: TrainedModel, rows: int, length: int, draw: torch.Generator) -> Tensor:
-    """(rows, length) int64, or, of a model with an input_size, (rows, length, input_size) float32."""
+    """(rows, length) int64, or, for a model with an input_size, (rows, length, input_size) float32."""
     if model.encoder.input_size:
         return torch.randn(rows, length, model.encoder.input_size, generator=draw)
     return torch.randint(0, model.encoder.vocab_size, (rows, length), generator=draw)
 
 
 def read(model: TrainedModel, logits: Tensor, real: Tensor) -> Tensor:
-    """Those that are read: of a masked language model (B, N, vocab_size) at real tokens (B, N), of a classifier all.
+    """The logits to compare: a masked language model's, (B, N, vocab_size), at real tokens (B, N); all of a classifier's.
 
-    At pads a program that attends to all pairs has others than the model.
+    At padding a program that attends to all pairs has other logits than the model.
     """
     return logits if model.classifies else logits[real]
 
 
 @torch.inference_mode()
 def largest_difference(model: TrainedModel, other: Callable[[Tensor, Tensor], Tensor]) -> float:
-    """Largest absolute difference of the logits that are read; ValueError where it is more than TOLERANCE allows."""
+    """Largest absolute difference of the logits to compare; ValueError if it is more than TOLERANCE allows."""
     worst = 0.0
     for ids, mask in random_inputs(model):
         real = mask.bool()
@@ -53,9 +54,9 @@ def largest_difference(model: TrainedModel, other: Callable[[Tensor, Tensor], Te
 
 @torch.inference_mode()
 def difference_from_transformers(model: TrainedModel, folder: Path) -> float:
-    """Of a converted model and what transformers loads from its folder: the largest difference of logits at real tokens.
+    """Largest difference of logits at real tokens between a converted model and what transformers loads from its folder.
 
-    Of hidden states, where the folder has no head. ValueError where it is more than TOLERANCE allows.
+    Of hidden states, if the folder has no head. ValueError if it is more than TOLERANCE allows.
     """
     from transformers import AutoModelForMaskedLM
 
@@ -64,7 +65,7 @@ def difference_from_transformers(model: TrainedModel, folder: Path) -> float:
     pad, worst = theirs.config.pad_token_id, 0.0
     for ids, mask in random_inputs(model):
         real = mask.bool()
-        ids = ids.where(ids != pad, model.tokenizer.mask_id).where(real, pad)  # RoBERTa counts real tokens only
+        ids = ids.where(ids != pad, model.tokenizer.mask_id).where(real, pad)  # RoBERTa's positions count only real tokens
         if "new_head" in model.facts:
             expected, found = theirs(ids, mask, output_hidden_states=True).hidden_states[-1], model.net.encoder(ids, real)
         else:
@@ -74,7 +75,7 @@ def difference_from_transformers(model: TrainedModel, folder: Path) -> float:
 
 
 def _difference(what: str, expected: Tensor, found: Tensor, ids: Tensor) -> float:
-    """The largest; ValueError, "WHAT by so much", where it is too much."""
+    """The largest absolute difference; ValueError, "WHAT by …", if it is too large."""
     difference = (expected - found).abs().max().item()
     allowed = TOLERANCE * max(1.0, expected.abs().max().item())
     if not difference <= allowed:  # NaN too
@@ -85,7 +86,7 @@ def _difference(what: str, expected: Tensor, found: Tensor, ids: Tensor) -> floa
 
 @contextmanager
 def transformers_quiet() -> Iterator[None]:
-    """Of transformers no progress bars, and of its log errors alone."""
+    """Hides transformers' progress bars, and its log but for errors."""
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

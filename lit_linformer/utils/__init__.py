@@ -1,1 +1,1 @@
-"""What every other part may use, and nothing of them."""
+"""What all other packages may use; it uses nothing of theirs but model/errors.py and model/ranges.py."""

@@ -4,7 +4,7 @@
 def count(number: int) -> str:
     """355, 14.7 k, 1.4 M."""
     for size, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
-        if number >= 0.99995 * size:  # which one decimal rounds to it
+        if number >= 0.99995 * size:  # which one decimal rounds up to it
             return f"{number / size:.1f}{unit}"
     return str(number)
 

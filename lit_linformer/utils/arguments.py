@@ -1,4 +1,4 @@
-"""Settings of the commands that are not the Trainer's: a table, read by argparse without importing torch.
+"""Settings of the commands that are not Lightning's: a table, read by argparse without importing torch.
 
     SETTINGS = {"lengths": Setting(listed(whole("N", 1)), "n, tokens a sequence", [512, 1024]), "overwrite": Setting(FLAG, "…")}
     settings = parse("benchmark", __doc__, SETTINGS, argv)
@@ -22,7 +22,7 @@ Range = without_torch("ranges").Range
 
 @dataclass(frozen=True)
 class Kind:
-    """What values a setting takes.
+    """The values that a setting takes.
 
     Args:
         name: as --help shows it.
@@ -39,7 +39,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Setting:
-    """A line of the table; the command chooses where the default is None."""
+    """A line of the table; a default of None leaves the choice to the command."""
 
     kind: Kind
     help: str
@@ -51,7 +51,7 @@ def parse(command: str, doc: str, settings: dict[str, Setting], argv: list[str])
     """{setting: its value or default}. ValueError, in one line, for bad input; --help prints `doc` and exits."""
     needed = "".join(f"--{name} {setting.kind.name} " for name, setting in settings.items() if setting.required)
     head, _, rest = doc.partition("\n\n")
-    argv = ["--help" if word == "--help_all" else word for word in argv]  # there is no shorter one
+    argv = ["--help" if word == "--help_all" else word for word in argv]  # these commands have one help page
     parser = argparse.ArgumentParser(
         usage=f"python run.py {command} {needed}[--SETTING VALUE …]", description=head, epilog=rest, allow_abbrev=False,
         exit_on_error=False, formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=30),

@@ -1,7 +1,7 @@
-"""Every private name of a dependency that this project uses, on one page: what for, and what would replace it.
+"""All private names of dependencies that this project uses: what for, and what would replace them.
 
-No such name is promised to stay. tests/utils/test_compat.py looks each of them up in the installed versions, and finds
-those that are used elsewhere, so that a new release that drops one fails there, by name, and not in a run.
+None of them is guaranteed to stay. tests/utils/test_compat.py looks each of them up in the installed versions, and finds
+uses elsewhere, so that a new release that drops one fails there, by name, and not in a run.
 """
 
 from typing import Any
@@ -13,15 +13,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = ["EmptyStateDictLoadPlanner", "TorchDispatchMode", "load_state_dict"]
 
-# torch. To see each tensor that is made (the length sweep's memory) there is no public hook but TorchDispatchMode, which
-# torch's notes on extending it describe under this name (pytorch/pytorch#110073).
+# torch. To see each tensor that is made (the length sweep's memory), TorchDispatchMode is the only hook, which torch's notes on
+# extending it describe under this name (pytorch/pytorch#110073).
 # To read a sharded checkpoint without knowing what it holds, torch has dcp_to_torch_save, which unpickles what it reads and
-# writes a file. These two are what it is made of; a function that returns what it reads is asked for in pytorch/pytorch#125528.
+# writes a file. These two are its building blocks; pytorch/pytorch#125528 asks for a function that returns what it reads.
 EmptyStateDictLoadPlanner = _EmptyStateDictLoadPlanner
 load_state_dict = _load_state_dict
 
-# What is overridden, not called: Lightning calls these methods of its classes. Without the first three a run of one's own
-# process would need a copy of LightningCLI and Trainer.
+# Overridden, not called: Lightning calls these methods of its classes. Without the first three this project would need
+# copies of LightningCLI and Trainer.
 OVERRIDDEN = {
     "lightning.pytorch.Trainer._run": "each process begins and ends here: signals, closing the curves, errors in one line",
     "lightning.pytorch.Trainer._run_stage": "the end of fit, while loggers and processes are still there",
@@ -35,7 +35,7 @@ OVERRIDDEN = {
     ),
     "transformers.PreTrainedModel._init_weights": "transformers asks each model for its start there; documented, if private",
 }
-# What is set or called on objects, below, and where it would be missed.
+# Set or called on objects: the function below that does so.
 USED = {
     "lightning.pytorch.loops.training_epoch_loop._TrainingEpochLoop._broadcast_sigterm_tensor": "no_broadcast_of_signals",
     "lightning.pytorch.loops.training_epoch_loop._TrainingEpochLoop._should_check_val_fx": "validation_follows",
@@ -44,7 +44,7 @@ USED = {
     "lightning.pytorch.trainer.connectors.signal_connector._SignalConnector.register_signal_handlers": "own_signal_handlers",
     "torch._dynamo.config.recompile_limit": "many_recompilations",
 }
-# The same of attributes that an object gets when it is made: the class whose source names them.
+# The same for attributes that only instances have: the class whose source names them.
 SET_IN = {
     "torch.optim.AdamW": ("_step_supports_amp_scaling", "clip_before_fused_step"),
     "argparse.ArgumentParser": ("_actions", "actions"),
@@ -60,25 +60,25 @@ SET_IN = {
 
 
 def no_broadcast_of_signals(trainer: Any) -> None:
-    """Lightning asks before every batch whether process 0 has had a signal, and a GPU waits for the answer.
+    """Stops Lightning from asking before every batch whether process 0 has had a signal, for which a GPU waits.
 
-    Callback Preemption asks once a step, beside the GPU's work. No setting turns Lightning's off: its issue is
+    The callback Preemption asks once a step, while the GPU works. No setting turns Lightning's check off: its issue is
     Lightning-AI/pytorch-lightning#21487, and #21640 would add one.
     """
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
 
 
 def validation_follows(trainer: Any) -> bool:
-    """Whether the training batch that has just ended has a validation after it. Lightning does not expose it."""
+    """Whether a validation follows the training batch that has just ended. Lightning does not expose this."""
     loop = trainer.fit_loop
     return loop.epoch_loop._should_check_val_fx(loop._data_fetcher)
 
 
 def count_step_before(trainer: Any) -> None:
-    """The step of the checkpoint that a run goes on from is counted on the loggers' axis, before its first batch.
+    """Counts the step of the checkpoint that a run resumes from on the loggers' axis, before its first batch.
 
-    Lightning does not count it where the checkpoint was written in a validation that is not due again, as the last one of a
-    run that was to end there: each later point would stand a step too early.
+    Lightning does not count it if the checkpoint was written in a validation that is not due again, such as the last one of
+    a run that was to end there: every later point would be a step too early.
     """
     loop = trainer.fit_loop.epoch_loop
     if len(trainer.optimizers) == 1 and loop._batches_that_stepped == trainer.global_step - 1:
@@ -86,21 +86,21 @@ def count_step_before(trainer: Any) -> None:
 
 
 def forget_validation(trainer: Any) -> None:
-    """After one before the first step of a run that goes on: the epoch loop then begins as it does without.
+    """After a validation before the first step of a resumed run: the epoch loop then begins as it does without one.
 
-    At a pass's end it would count as done before it has begun, and so would each later pass, without a step.
+    Otherwise, resumed at a pass's end, it would count as done before it has begun, as would each later pass, without a step.
     """
     trainer.fit_loop.epoch_loop.val_loop._has_run = False
 
 
 def begin_next_pass(trainer: Any) -> None:
-    """A run that goes on from a pass's end begins the next one. Lightning's property can't be made false with max_steps."""
+    """Lets a run resumed at the end of a pass begin the next one. Lightning's property can't be false with max_steps."""
     trainer.fit_loop.epoch_loop.restarting = False
     trainer.fit_loop._restarting = False
 
 
 def end_pass(trainer: Any) -> None:
-    """Ends the pass of whose last batch a run goes on: Lightning would begin the next one, without the hooks of either."""
+    """Ends the pass whose last batch a run resumes after: Lightning would begin the next one, without the hooks of either."""
     loop = trainer.fit_loop
     loop.epoch_loop._batches_that_stepped += 1
     loop.on_advance_end()
@@ -109,50 +109,50 @@ def end_pass(trainer: Any) -> None:
 
 
 def log_train_step_now(trainer: Any) -> None:
-    """A step's metrics reach the loggers before the callbacks' on_train_batch_end, and so before its checkpoint."""
+    """Sends a step's metrics to the loggers before the callbacks' on_train_batch_end, and so before its checkpoint."""
     trainer._logger_connector.update_train_step_metrics()
 
 
 def timeout(strategy: Any) -> Any:
-    """How long its processes wait for each other, as the user has set it; None: as long as torch says."""
+    """How long the processes wait for each other, as the user has set it; None: torch's default."""
     return getattr(strategy, "_timeout", None)
 
 
 def shard_over_all(strategy: Any, processes: int) -> None:
-    """FSDP2 over all processes. The strategy's own setting wants their number before it is known."""
+    """Shards (FSDP2) over all processes. The strategy's own setting needs their number before it is known."""
     strategy._data_parallel_size, strategy._tensor_parallel_size = processes, 1
 
 
 def restore_loaders(trainer: Any) -> None:
-    """Gives loaders their state where they were made before it was read, by a configure_optimizers that asks for the steps."""
+    """Restores loaders made before their state was read, by a configure_optimizers that asks for the number of steps."""
     trainer.fit_loop._load_combined_loader_states()
 
 
 def own_signal_handlers(trainer: Any) -> None:
-    """Signals stay with utils/signals.py. Lightning would put its handlers over them; no setting turns that off."""
+    """Leaves signals to utils/signals.py. Lightning would install its own handlers; no setting turns that off."""
     trainer._signal_connector.register_signal_handlers = lambda: None
 
 
 def clip_before_fused_step(optimizer: torch.optim.Optimizer) -> None:
     """Lets Lightning clip gradients before a fused AdamW's step.
 
-    A fused step can undo the gradient scaler by itself; Lightning then refuses to clip, in bf16-mixed too, which scales
-    nothing (Lightning-AI/pytorch-lightning#21435). Told that it can't, it is given unscaled, clipped gradients in every
-    precision.
+    A fused step can unscale gradients by itself; Lightning then refuses to clip, in bf16-mixed too, which scales nothing
+    (Lightning-AI/pytorch-lightning#21435). If Lightning believes that the step can't, it passes unscaled, clipped gradients
+    in every precision.
     """
     optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
 
 
 def many_recompilations() -> None:
-    """torch.compile gives up on a function after 8 shapes; a benchmark has more models than that, with one code object.
+    """torch.compile gives up on a function after 8 shapes; a benchmark has more models than that, sharing one code object.
 
-    Newer torch has it as torch.compiler.config.recompile_limit, too (pytorch/pytorch#164899).
+    Newer torch also has it as torch.compiler.config.recompile_limit (pytorch/pytorch#164899).
     """
     torch._dynamo.config.recompile_limit = 64
 
 
 def on_one_gpu(arguments: Any) -> None:
-    """transformers' Trainer divides its batches among all GPUs that it sees; no setting of TrainingArguments says otherwise."""
+    """Stops transformers' Trainer from dividing batches among all visible GPUs, which no setting of TrainingArguments does."""
     arguments._n_gpu = min(1, arguments.n_gpu)
 
 
@@ -165,5 +165,5 @@ def actions(parser: Any) -> list[Any]:
 
 
 def type_of(action: Any) -> Any:
-    """The annotation of an argument, which jsonargparse keeps beside the parser made of it; None for a plain one."""
+    """The annotation of an argument, which jsonargparse keeps besides the type made from it; None for a plain one."""
     return getattr(action, "_typehint", None)

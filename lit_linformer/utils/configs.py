@@ -15,20 +15,20 @@ from lit_linformer.utils.sources import first_sentence
 
 FLAGS = ("--config", "-c")
 SETTINGS_FILE = "a file with settings, as conf/quickstart.yaml"
-LARGEST = 20_000  # values in a file, every alias written out: the longest config here has 60
+LARGEST = 20_000  # values in a file, with aliases expanded: the longest config here has 60
 DEEPEST = 50
 TAGS = [f"tag:yaml.org,2002:{kind}" for kind in "null bool int float str seq map timestamp merge value".split()]
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes text that reads as a number, too, for those who read YAML 1.2, as the parser does: the name 1e-3."""
+    """Also quotes text that is a number in YAML 1.2, which the parser reads: the name 1e-3."""
 
 
 _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d[\d_]*[eE][-+]?\d+"), list("-+0123456789"))
 
 
 def as_yaml(content: Any) -> str:
-    """Settings as a --config file that is read as they are."""
+    """Settings as the text of a --config file, from which they are read back unchanged."""
     return yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
@@ -73,7 +73,7 @@ class Head:
 
 
 def head(path: str | Path) -> Head:
-    """Of `# A sentence.`, `# Cost: …`, which goes on to the next line that begins another one, and the first command line."""
+    """Reads `# A sentence.`, `# Cost: …`, up to the next line that begins a paragraph, and the first command line."""
     text = Path(path).read_text(encoding="utf-8", errors="replace")
     lines = itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())
     paragraphs: list[str] = []
@@ -89,7 +89,7 @@ def head(path: str | Path) -> Head:
 
 
 def check_configs(argv: list[str]) -> None:
-    """ValueError, in one line, for a --config that is no file with settings by name, each once, and for endless brackets."""
+    """ValueError, in one line, for a --config that is not a file of settings, each once, and for brackets nested too deep."""
     for setting, value in itertools.pairwise(["", *argv]):
         if _depth(value) > DEEPEST:
             raise SettingError(setting.lstrip("-"), value[:20], "less", more=f"…, nested deeper than {DEEPEST} levels")
@@ -99,12 +99,12 @@ def check_configs(argv: list[str]) -> None:
         read_config(Path(name))
 
 
-# The command that reads a file with such a key at its top.
+# The command that reads a file with this key at its top.
 COMMANDS = {"axes": "grid", "space": "tune --space", "trainer": "fit", "model": "fit", "data": "fit"}
 
 
 def check_command(path: Path, keys: Iterable[str], command: str, what: str) -> None:
-    """UserError for a file of another command, which one of its keys tells."""
+    """UserError for a file of another command, recognised by its keys."""
     of = [COMMANDS[key] for key in keys if key in COMMANDS]
     if of and command not in of:
         raise UserError(f"{path} is a file for `{of[0]}`", what)
@@ -139,7 +139,7 @@ def read_config(path: Path, what: str = SETTINGS_FILE) -> str:
 
 
 def _reason(lines: list[str], at: int) -> str:
-    """In plain words, where it is the indentation or a colon; nothing otherwise."""
+    """The reason in plain words, if it is the indentation or a colon; "" otherwise."""
     line = lines[at] if at < len(lines) else ""
     above = [place for place in range(at) if lines[place].strip() and not lines[place].lstrip().startswith("#")]
     if not line.strip():
@@ -171,7 +171,7 @@ def _measure(node: yaml.Node, path: Path, known: dict[int, int], depth: int) -> 
         return known[id(node)]
     if depth > DEEPEST:
         raise UserError(f"{path} is nested deeper than {DEEPEST} levels at line {node.start_mark.line + 1}", "less")
-    known[id(node)] = LARGEST + 1  # an alias inside what it stands for never ends
+    known[id(node)] = LARGEST + 1  # an alias within its own anchor never ends
     if node.tag not in TAGS:
         raise UserError(f"{path} has the tag {node.tag!r} at line {node.start_mark.line + 1}", "plain YAML")
     children = []

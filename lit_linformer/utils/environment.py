@@ -15,7 +15,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("lightning", "lit-linformer")
-# A slash that begins a word, and folders behind it: /home/someone/texts/a.txt. Not those of an address, nor a/b.
+# The folders of an absolute path: /home/someone/texts/ of /home/someone/texts/a.txt. Not those of a URL, nor a/b.
 _ABSOLUTE = re.compile(r"(?<![\w.:/~…*?-])~?/(?:[^\s,/'\"`|]+/)+")
 
 
@@ -55,30 +55,30 @@ def lacks_bfloat16() -> bool:
 
 
 def cores() -> int:
-    """Those that this process may use."""
+    """The number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def process_memory(key: str) -> int:
-    """Bytes that this process has resident: now (VmRSS), or at its highest (VmHWM). OSError where the system does not tell."""
+    """Resident memory of this process in bytes: now (VmRSS) or at its peak (VmHWM). OSError if the system does not tell."""
     if found := re.search(rf"^{key}:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="utf-8"), re.MULTILINE):
         return int(found[1]) * 1024
     raise OSError(f"/proc/self/status has no {key}")
 
 
 def machine_memory() -> int:
-    """Bytes that this machine has, on Linux."""
+    """This machine's memory in bytes, on Linux."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def give_memory_back() -> None:
-    """Freed memory that glibc keeps goes back to the system; other C libraries are left alone."""
+    """Returns freed memory that glibc keeps to the system; other C libraries are left alone."""
     with contextlib.suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def versions() -> dict[str, str]:
-    """Of Python and packages; torch's own names its build, as in 2.14.1+cu130, where that of its package may not."""
+    """Versions of Python and packages; torch.__version__ names the build, as in 2.14.1+cu130, its package's may not."""
     import torch
 
     found = {"python": platform.python_version(), "torch": str(torch.__version__)}
@@ -93,7 +93,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """Of this checkout, -dirty if a file differs from it; nothing where there is no git or no repository."""
+    """The commit of this checkout, with -dirty if a file differs from it; "" without git or a repository."""
     head = _git("rev-parse", "--short", "HEAD")
     return head and head + ("-dirty" if _git("status", "--porcelain") else "")
 
@@ -101,7 +101,7 @@ def commit() -> str:
 def _git(*words: str) -> str:
     if not (ROOT / ".git").exists() or shutil.which("git") is None:
         return ""
-    # No lock: a status must not get in the way of a commit that is made at the same time.
+    # No lock: a status must not block a commit that is made at the same time.
     command = ["git", "--no-optional-locks", "-C", str(ROOT), *words]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         return subprocess.run(command, capture_output=True, text=True, timeout=20).stdout.strip()
@@ -109,7 +109,7 @@ def _git(*words: str) -> str:
 
 
 def run_command() -> list[str]:
-    """What starts a command of this project in a process of its own: run.py where it is, as a user types it, or the package."""
+    """What starts a command of this project in a new process: the path of run.py, as a user types it, or the package."""
     script = ROOT / "run.py"
     if not script.is_file():
         return [sys.executable, "-m", "lit_linformer"]
@@ -117,7 +117,7 @@ def run_command() -> list[str]:
 
 
 def typed() -> str:
-    """What the user's next command line begins with, from the folder that this one was started in."""
+    """How the user's next command line begins, from the folder that this one was started in."""
     script = Path(sys.argv[0]).name
     if script == "lit-linformer":
         return script
@@ -130,6 +130,6 @@ def command_line(argv: list[str]) -> str:
 
 
 def without_folders(text: str) -> str:
-    """Absolute paths below the working directory become relative, of others only the last part is left: …/texts."""
+    """Makes absolute paths below the working directory relative; others keep only the last part: …/texts."""
     here = rf"(?<![\w.~/-]){re.escape(str(Path.cwd()))}/"
     return _ABSOLUTE.sub("…/", re.sub(here, "", text))

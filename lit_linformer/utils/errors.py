@@ -1,4 +1,4 @@
-"""The errors of model/errors.py for those who refuse a mistake before torch is imported, as its package would."""
+"""The errors of model/errors.py, without importing torch as its package does: for what is refused before that."""
 
 import importlib.util
 import re
@@ -11,7 +11,7 @@ OF_ANOTHER_PROCESS = re.compile(r"^lit_linformer(?:\.\w+)+: (.+)$", re.MULTILINE
 
 
 def without_torch(name: str) -> ModuleType:
-    """A module of model/ that needs nothing but Python; the same one that its package imports later, or has imported."""
+    """A module of model/ that needs nothing but Python; the same object that its package imports later, or has imported."""
     name = f"lit_linformer.model.{name}"
     if name not in sys.modules:
         path = Path(__file__).parents[2].joinpath(*name.split(".")).with_suffix(".py")
@@ -32,7 +32,7 @@ else:
 
 def user_error(error: BaseException | None) -> str | None:
     """The line of the user's mistake behind an error, which a library may have wrapped in its own; None: there is none."""
-    # Of another process torch hands on the traceback's text alone, where a line begins with the name of the class.
+    # From another process torch passes on only the traceback's text, in which a line begins with the name of the class.
     if told := OF_ANOTHER_PROCESS.findall(str(error)):
         return told[-1]
     while error is not None and not isinstance(error, UserError):
@@ -41,7 +41,7 @@ def user_error(error: BaseException | None) -> str | None:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether a device, or the machine, had too little: as torch's allocators and the libraries below them say it."""
+    """Whether a device or the machine ran out of memory, as torch's allocators and the libraries below them report it."""
     import torch
 
     if isinstance(error, MemoryError | torch.OutOfMemoryError):

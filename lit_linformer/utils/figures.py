@@ -5,10 +5,10 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart, and a line style each for those who print.
+# Okabe and Ito's palette, which colour-blind readers can tell apart, and line styles for print without colour.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 STYLES = ("-", "--", "-.", ":")
-MOST_CURVES = 6  # in one panel; of more layers some are drawn, evenly spread
+MOST_CURVES = 6  # in one panel; of more, some are drawn, evenly spread
 EQUAL = "equal curves: thin on thick"
 QUIET = {"color": "0.55", "linewidth": 0.8}
 
@@ -23,7 +23,7 @@ def figure_class() -> Any:
 
 
 def literal(text: str) -> str:
-    """A name that someone chose, as it is: what stands between two dollars matplotlib takes for mathematics."""
+    """A user's name, to be shown as it is: matplotlib takes what is between two dollars for mathematics."""
     return text.replace("$", r"\$")
 
 
@@ -77,7 +77,7 @@ def draw_spectra(
     threshold: float,
     heads: Sequence[int] | None = None,
 ) -> Any:
-    """The paper's figure 1, a row a model: cumulative singular values on the left, layer × head at an index on the right.
+    """The paper's figure 1, one row per model: cumulative singular values on the left, layer × head at an index on the right.
 
     Args:
         figure_class: matplotlib's Figure.
@@ -88,7 +88,7 @@ def draw_spectra(
             range as a band.
     """
     values = [measured.at(index).numpy() for (_, measured), index in zip(named, indices, strict=True)]
-    # One scale for all models, else their colours compare nothing.
+    # One scale for all models, so that their colours can be compared.
     low, high = (float(bound) for bound in (min(v.min() for v in values), max(v.max() for v in values)))
     figure = figure_class(figsize=(10.5, 4.1 * len(named)), layout="constrained")
     panels = figure.subplots(len(named), 2, squeeze=False, width_ratios=(1.15, 1))
@@ -138,24 +138,24 @@ def _curves(axes: Any, measured: Any, index: int, threshold: float, heads: Seque
 
 
 def thinned(items: list, most: int) -> list:
-    """At most so many of the items, evenly spread, the first and the last among them."""
+    """At most ``most`` of the items, evenly spread, including the first and the last."""
     if len(items) <= most:
         return items
     return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]
 
 
 def widths(curves: Sequence[tuple[Sequence[float], Sequence[float]]], share: float) -> tuple[list[float], str | None]:
-    """Line widths of curves (x, y), and a title for their legend, by which equal ones are told apart.
+    """Line widths for curves (x, y), and a title for their legend, that tell equal curves apart.
 
-    Two are equal where, wherever both have a point, y differs by less than ``share`` of the range of all, and that is at more
-    than half of the points of one: not at the common start of two curves against time.
+    Two are equal if y differs by at most ``share`` of the range of all wherever both have a point, and if they share more
+    than half of the points of one: the common start of two curves against time is not enough.
     """
     values = [y for _, ys in curves for y in ys]
     near = share * (max(values, default=0.0) - min(values, default=0.0))
     for one, other in itertools.combinations([dict(zip(*curve, strict=True)) for curve in curves], 2):
         both = one.keys() & other.keys()
         if 2 * len(both) > min(len(one), len(other)) and all(abs(one[x] - other[x]) <= near for x in both):
-            # The later ones lie on top, and are thinner: what they cover is seen beside them.
+            # Later curves lie on top and are thinner, so that those below show at their edges.
             return [1.4 + 3 * (len(curves) - 1 - place) / (len(curves) - 1) for place in range(len(curves))], EQUAL
     return [1.8] * len(curves), None
 

@@ -13,7 +13,7 @@ from lit_linformer.utils.errors import SettingError
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes beside the target, then renames: whoever reads it meanwhile finds the old file or the new one."""
+    """Writes a temporary file, then renames it: whoever reads meanwhile finds the old file or the new one."""
     write_bytes(path, text.encode("utf-8"))
 
 
@@ -23,14 +23,14 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> int:
-    """The same line by line, each with its end; their number. However many there are, it takes the memory of one."""
+    """The same line by line, adding line ends, in the memory of one line; returns their number."""
     with _replacing(path) as file:
         return sum(file.write(f"{line}\n".encode()) > 0 for line in lines)
 
 
 @contextlib.contextmanager
 def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes the path's place when it is whole. OSError with the path, which a full disk does not give by itself."""
+    """A file that takes the path's place when complete. An OSError names the path, which a full disk's alone does not."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -45,9 +45,9 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def check_own(folder: Path, names: Iterable[str], main: str, command: str) -> None:
-    """ValueError, in one line, where a file that a command is about to write into --output is not of that command.
+    """ValueError, in one line, if a file that a command is about to overwrite in --output is not that command's.
 
-    main: the one of its files that begins with the command that wrote them all.
+    main: the one of its files that begins with the command line that wrote them all.
     """
     there = [name for name in names if (folder / name).exists()]
     if not there:
@@ -66,7 +66,7 @@ def write_json(path: Path, content: Any, indent: int | None = None) -> None:
 
 
 def json_text(content: Any, **form: Any) -> str:
-    """JSON as the standard has it, which knows no NaN and no infinity: null stands for them."""
+    """Standard JSON, which has no NaN and no infinity: they become null."""
     return json.dumps(_finite(content), allow_nan=False, ensure_ascii=False, **form)
 
 
@@ -79,7 +79,7 @@ def _finite(content: Any) -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The object that a file holds; None for one that is missing, not whole or of another form."""
+    """The object that a file holds; None if it is missing, incomplete or of another form."""
     with contextlib.suppress(OSError, ValueError):
         content = json.loads(path.read_text(encoding="utf-8"))
         return content if isinstance(content, dict) else None
@@ -87,14 +87,14 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def value_at(content: Any, keys: Iterable[str]) -> Any:
-    """What a mapping of mappings holds by these keys, one after the other; None where there is nothing."""
+    """The value under these keys, one after the other, in nested mappings; None if there is none."""
     for key in keys:
         content = content.get(key) if isinstance(content, dict) else None
     return content
 
 
 def flat(content: Any, prefix: str = "") -> dict[str, Any]:
-    """A mapping of mappings as one, its keys joined by dots."""
+    """Nested mappings as one, their keys joined by dots."""
     if not isinstance(content, dict):
         return {prefix: content}
     found: dict[str, Any] = {}
@@ -104,7 +104,7 @@ def flat(content: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def read_rows(path: Path) -> list[dict[str, float]]:
-    """A CSV file's rows as numbers, those that are whole; none where there is no such file."""
+    """The complete rows of a CSV file, as numbers; none if there is no such file."""
     found = []
     with contextlib.suppress(OSError, UnicodeDecodeError, csv.Error), open(path, newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):

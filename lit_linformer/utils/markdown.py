@@ -6,9 +6,9 @@ from typing import Any
 
 
 def aligned(lines: list[list[str]], right: bool = False, words: int = 0) -> str:
-    """A Markdown table, its first line the head, that reads well on a terminal too.
+    """A Markdown table, its first line the header, that reads well on a terminal too.
 
-    Columns stand at the left, or with ``right`` at the right but for the first ``words``.
+    Columns are left-aligned; with ``right`` all but the first ``words`` are right-aligned.
     """
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     to_right = [right and place >= words for place in range(len(widths))]
@@ -21,12 +21,12 @@ def aligned(lines: list[list[str]], right: bool = False, words: int = 0) -> str:
 
 
 def of_words(lines: Iterable[Sequence[Any]], right: bool = False, words: int = 0) -> str:
-    """`aligned` of words and numbers that may hold the mark between columns."""
+    """`aligned` for words and numbers that may hold the column separator."""
     return aligned([[str(cell).replace("|", "\\|") for cell in line] for line in lines], right, words)
 
 
 def plain(text: str) -> str:
-    """A name that someone chose, so that Markdown and HTML show it as it is, on one line."""
+    """A user's name, escaped so that Markdown and HTML show it as it is, on one line."""
     text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\`*\[\]#|~]|\b_|_\b)", r"\\\1", text)
 
@@ -36,5 +36,5 @@ def code(text: str) -> str:
 
 
 def demoted(text: str, levels: int = 1) -> str:
-    """The same with its headings so many levels deeper."""
+    """The text with its headings ``levels`` deeper."""
     return re.sub(r"^(#+ )", "#" * levels + r"\1", text, flags=re.MULTILINE)

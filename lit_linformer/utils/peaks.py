@@ -1,8 +1,8 @@
-"""What a device can do at most: the denominator of model FLOPs utilisation.
+"""Peak FLOP/s of devices: the denominator of model FLOPs utilisation.
 
-Dense TFLOP/s as the vendors state them, at boost clock, without structured sparsity (data sheets that give "with sparsity"
-alone: half of it), with float32 accumulation. bf16 and fp16 are those of the tensor or matrix cores, as is tf32; fp32 is that
-of the ordinary units, of the matrix cores on AMD. Sources, by name: NVIDIA's data sheets of B200 (HGX), H200, H100 (SXM, PCIe,
+Dense TFLOP/s as the vendors state them, at boost clock, with float32 accumulation, without structured sparsity (half, if a
+data sheet gives only "with sparsity"). bf16, fp16 and tf32 are those of the tensor or matrix cores; fp32 is that of the
+ordinary units, on AMD that of the matrix cores. Sources, by name: NVIDIA's data sheets of B200 (HGX), H200, H100 (SXM, PCIe,
 NVL), GH200, A100, A40, A10, L40S, L40, L4, V100, T4, RTX A6000, RTX 6000 Ada; NVIDIA's white papers GA102 (RTX 3090), Ada
 (RTX 4090) and Blackwell (RTX 5090); AMD's data sheets of MI300X and MI325X.
 """
@@ -10,7 +10,7 @@ NVL), GH200, A100, A40, A10, L40S, L40, L4, V100, T4, RTX A6000, RTX 6000 Ada; N
 import re
 
 PRECISIONS = ("bf16", "fp16", "tf32", "fp32")
-# (what the name that torch gives holds, as a regular expression; bf16, fp16, tf32, fp32). The first that is found counts.
+# (regular expression for torch's device name; bf16, fp16, tf32, fp32). The first that matches counts.
 # V100 and T4 have no bf16 units and no TF32.
 _PEAKS: tuple[tuple[str, tuple[float | None, ...]], ...] = (
     (r"\bB200\b", (2250.0, 2250.0, 1100.0, 75.0)),
@@ -39,7 +39,7 @@ _PEAKS: tuple[tuple[str, tuple[float | None, ...]], ...] = (
 
 
 def peak_flops(name: str, precision: str) -> float | None:
-    """Floating-point operations a second of the device that torch calls ``name``, or None: rather no MFU than a guessed one.
+    """Peak FLOP/s of the device that torch calls ``name``; None if unknown: rather no MFU than a guessed one.
 
     A slice of a GPU (MIG) is unknown too.
 
@@ -69,7 +69,7 @@ def matmul_precision(precision: str) -> str | None:
 
 
 def device_peak(device: str, precision: str) -> float | None:
-    """``peak_flops`` of a device of this machine; None for a CPU, whose peak depends on clocks that it does not tell."""
+    """``peak_flops`` of a device of this machine; None for a CPU, whose peak depends on clocks that it does not report."""
     if not device.startswith("cuda") or (kind := matmul_precision(precision)) is None:
         return None
     import torch

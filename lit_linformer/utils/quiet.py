@@ -1,4 +1,4 @@
-"""Libraries that tell more than a user asked for."""
+"""Silences libraries that print more than a user asked for."""
 
 import contextlib
 import io
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Nothing on stdout, stderr and the log, but errors."""
+    """Hides stdout, stderr, warnings and the log except for its errors."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -1,7 +1,7 @@
 """SIGTERM, SIGHUP, Ctrl-C and Slurm's SIGUSR1, from the first moment of a command to its last.
 
-Before training a signal ends the command at once. While it trains a signal is only noted: callbacks/preemption.py ends all
-processes after the same step. Nothing heavy is imported here, for this is at work while torch is being loaded.
+Before training a signal ends the command at once. During training it is only noted: callbacks/preemption.py ends all
+processes after the same step. Nothing heavy is imported here, since this is active while torch is being loaded.
 """
 
 import multiprocessing
@@ -14,12 +14,12 @@ import threading
 import time
 from typing import Any
 
-# What a signal means, in words, by command, before anything is trained.
+# What a signal before training means, in words, by command.
 BEFORE_TRAINING = {
     "fit": " before training began: nothing was trained in this start; the same command starts it again",
     "prepare": "; the same command goes on where it was",
 }
-TWICE = 0.5  # seconds: `timeout` and srun signal a process and then its group, which is one signal and not two
+TWICE = 0.5  # seconds: `timeout` and srun signal a process and then its group, which counts as one signal
 
 
 class Stopped(SystemExit):
@@ -27,7 +27,7 @@ class Stopped(SystemExit):
 
 
 class Watch:
-    """What signals have asked of this process; ``watch`` below is the only one."""
+    """The signals that this process has received; ``watch`` below is the only instance."""
 
     def __init__(self) -> None:
         self.reset()
@@ -40,16 +40,16 @@ class Watch:
         self._before: dict[int, Any] = {}
 
     def begin(self, command: str) -> None:
-        """Listens, to the end of the process or to ``end``."""
+        """Listens until the process ends, or ``end`` is called."""
         self.reset()
         self._command = command
         if threading.current_thread() is not threading.main_thread():
-            return  # Python lets no other one listen
+            return  # Python lets no other thread listen
         numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
         if command == "fit" and "SLURM_JOB_ID" in os.environ:
             numbers.append(signal.SIGUSR1)
         for number in numbers:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has SIGHUP, and a script's `… &` has Ctrl-C
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup ignores SIGHUP, and a script's `… &` Ctrl-C
                 self._before[number] = signal.signal(number, self._receive)
 
     def end(self) -> None:
@@ -58,7 +58,7 @@ class Watch:
         self._before = {}
 
     def _receive(self, number: int, frame: Any) -> None:
-        if multiprocessing.current_process().daemon:  # a worker, which the process that it works for ends in time
+        if multiprocessing.current_process().daemon:  # a data worker, which its parent process ends in time
             if number == signal.SIGTERM:
                 os._exit(128 + number)
             return
@@ -67,7 +67,7 @@ class Watch:
             return
         if self.received and number == signal.SIGINT:
             if sys.stdout.isatty():
-                os.write(1, b"\x1b[?25h\n")  # the cursor, which a live bar hides
+                os.write(1, b"\x1b[?25h\n")  # shows the cursor, which a live bar hides
             os._exit(128 + number)
         self.received = self.received or number
         # Forked processes that train (ddp_fork): this one waits for them, and ends as they do.
@@ -85,7 +85,7 @@ class Watch:
         raise Stopped(128 + number)
 
     def _say(self, line: str) -> None:
-        """Once, by the first process; not by print, in whose midst the signal may have come."""
+        """Prints a line once, in the first process; not with print, which the signal may have interrupted."""
         if not self._said and is_first_process():
             os.write(2, f"{line}\n".encode())
         self._said = True

@@ -1,11 +1,11 @@
-"""What classes say of their settings, read from their files: to import them takes seconds, for torch and Lightning.
+"""Classes' settings, read from their source files: importing them takes seconds, because of torch and Lightning.
 
     declared = find("lit_linformer.tasks.MLM")
     declared.summary                    # the docstring's first sentence
     declared.settings()["lr"]           # name "lr", default 0.001, words "peak learning rate …", allowed "more than 0, …"
 
-Only what a file says as it stands is known: class and function definitions, imports by name, literals. What cannot be read so
-is left out; the command line's own parser is what decides, and tests compare the two.
+Only what the source states literally is known: class and function definitions, imports by name, literals. All else is left
+out; the command line's parser decides, and tests compare the two.
 """
 
 import ast
@@ -25,12 +25,12 @@ Node = ast.ClassDef | ast.FunctionDef | ast.expr
 
 
 class NotGiven:
-    """The default of a setting that must be given, or whose default is no literal."""
+    """The default of a setting that must be given, or whose default is not a literal."""
 
 
 @dataclass(frozen=True)
 class DeclaredSetting:
-    """A setting as its class declares it: what is allowed in words, where its type says so."""
+    """A setting as its class declares it; ``allowed``: in words, if its type says so."""
 
     name: str
     default: Any
@@ -45,7 +45,7 @@ class Module:
     tree: ast.Module
 
     def find(self, name: str) -> "tuple[Module, Node] | None":
-        """Where a name of this module is defined, followed through imports, and the definition."""
+        """The module that defines a name of this one, followed through imports, and the definition."""
         if name in self._defined:
             return self, self._defined[name]
         for statement, original in self._imported.get(name, ()):
@@ -67,7 +67,7 @@ class Module:
 
     @functools.cached_property
     def _imported(self) -> dict[str, list[tuple[ast.ImportFrom, str]]]:
-        """Inside of functions too: a package may import when it is asked."""
+        """Imports inside functions count, too: a package may import lazily."""
         found: dict[str, list[tuple[ast.ImportFrom, str]]] = {}
         for statement in ast.walk(self.tree):
             if isinstance(statement, ast.ImportFrom):
@@ -104,14 +104,14 @@ class Declared:
         return first_sentence((ast.get_docstring(self.node) or "").partition("\n\n")[0]).rstrip(":")
 
     def settings(self) -> dict[str, DeclaredSetting]:
-        """By name, in the order of its definition; a class that takes **settings has its bases' too."""
+        """All settings by name, in order of definition; a class that takes **settings has its bases' too."""
         found = {setting.name: setting for setting in self.own()}
         for base in self._bases():
             found = {**base.settings(), **found}
         return found
 
     def own(self) -> Iterator[DeclaredSetting]:
-        """Those that it names itself."""
+        """The settings that it declares itself."""
         words = _arguments(ast.get_docstring(self.node) or "")
         function = self._function()
         if function is None:
@@ -146,7 +146,7 @@ class Declared:
         return next((n for n in self.node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"), None)
 
     def _bases(self) -> "Iterator[Declared]":
-        """Those whose settings it takes, too: none of a function, and of a class with an __init__ without **settings."""
+        """The classes whose settings it takes, too: none for a function, or for an __init__ without **settings."""
         function = self._function()
         others = function.args.kwarg if function is not None else None
         if not isinstance(self.node, ast.ClassDef) or (function is not None and others is None):
@@ -175,10 +175,10 @@ def _definition(path: str) -> tuple[Module, Node] | None:
 
 @functools.cache
 def module(name: str) -> Module | None:
-    """None for what is no file of Python in reach."""
+    """The module of that name, parsed; None if no Python file of it is found."""
     top, *rest = name.split(".")
     try:
-        spec = importlib.util.find_spec(top) if top else None  # of a top level nothing is imported
+        spec = importlib.util.find_spec(top) if top else None  # for a top-level name nothing is imported
     except (ImportError, ValueError):
         return None
     if spec is None:
@@ -210,7 +210,7 @@ def registered(registry: str) -> dict[str, Declared]:
 
 
 def keys(path: str) -> list[str]:
-    """The keys of a dictionary, or the values of a tuple, that stands at the top of a module."""
+    """The keys of a dictionary, or the values of a tuple, at the top level of a module."""
     found = _definition(path)
     return _literals(*found) if found else []
 
@@ -222,13 +222,13 @@ def exported(package: str) -> dict[str, Declared]:
 
 
 def first_sentence(text: str) -> str:
-    """Up to a full stop before a capital or the end, on one line, without the stop."""
+    """The text up to a full stop before a capital or the end, on one line, without the stop."""
     text = " ".join(text.split())
     return re.split(r"(?<!e\.g)(?<!i\.e)\.(?= [\"'`(]?[A-Z]|$)", text, maxsplit=1)[0]
 
 
 def _arguments(doc: str) -> dict[str, str]:
-    """{name: what stands behind it} of a docstring's Args."""
+    """{name: description} of a docstring's Args."""
     found, name = {}, None
     for line in doc.partition("Args:\n")[2].splitlines():
         if line and not line.startswith(" "):
@@ -242,7 +242,7 @@ def _arguments(doc: str) -> dict[str, str]:
 
 
 def _literals(place: Module, node: Any) -> list[str]:
-    """Texts of a tuple, a list or a dictionary's keys, names of other ones among them."""
+    """The strings in a tuple, a list or a dictionary's keys, including those of others that it names."""
     if isinstance(node, ast.Name):
         named = place.find(node.id)
         return _literals(*named) if named else []
@@ -255,7 +255,7 @@ def _literals(place: Module, node: Any) -> list[str]:
 
 
 def _allowed(place: Module, kind: Any) -> str:
-    """What a type allows, as the command line says it; nothing where it does not say."""
+    """What a type allows, in the command line's words; "" if it does not say."""
     if isinstance(kind, ast.BinOp):
         return _allowed(place, kind.left) or _allowed(place, kind.right)
     if isinstance(kind, ast.Name):
