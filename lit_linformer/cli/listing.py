@@ -29,7 +29,7 @@ from lit_linformer.utils.configs import head
 from lit_linformer.utils.environment import ROOT
 from lit_linformer.utils.errors import UserError, meant
 
-SETTINGS = {"source": Setting(several(word("FOLDER")), "where runs are looked for, three levels deep", ["runs"])}
+SETTINGS = {"source": Setting(several(word("FOLDER")), "where to look for runs, three levels deep", ["runs"])}
 # Callbacks that every command has or adds by itself, and base classes.
 BY_THEMSELVES = (
     "AtomicCheckpointIO Curves EvaluationWriter Finite LastCheckpoint LastValidation Owed PredictionWriter "

@@ -27,13 +27,15 @@ from lit_linformer.utils.environment import command_line
 from lit_linformer.utils.errors import UserError
 
 SETTINGS = {
-    "config": Setting(several(word("FILE")), "of every trial, as of fit", required=True),
-    "space": Setting(word("FILE"), "what to search, as conf/tune/lr.yaml", required=True),
-    "trials": Setting(whole("N", 1), "how many in all (default: the number in the file, or 20)"),
+    "config": Setting(several(word("FILE")), "config of every trial, as for fit", required=True),
+    "space": Setting(word("FILE"), "what to search, such as conf/tune/lr.yaml", required=True),
+    "trials": Setting(whole("N", 1), "number of trials in all (default: that in the file, or 20)"),
     "jobs": Setting(
         whole("N", 1), "trials at a time, which share the GPUs evenly; share the processor among them with OMP_NUM_THREADS", 1
     ),
-    "arguments": Setting(word('"--SETTING VALUE …"'), "to every trial's command line; the same one each time", ""),
+    "arguments": Setting(
+        word('"--SETTING VALUE …"'), "added to every trial's command line; the same in each start of a study", ""
+    ),
     "name": Setting(word("NAME"), "results go to runs/NAME/ (default: the name in the file)"),
 }
 

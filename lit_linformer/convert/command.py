@@ -38,23 +38,25 @@ SETTINGS = {
         "a Hugging Face or exported folder, a run (its best checkpoint), or a checkpoint",
         required=True,
     ),
-    "name": Setting(word("NAME"), "what is written is runs/NAME", required=True),
+    "name": Setting(word("NAME"), "the new run is runs/NAME", required=True),
     "attention": Setting(word("NAME"), "linformer gives a Transformer E and F; or a class path (default: as it is)"),
     "attention_options": Setting(
         mapping("{NAME: VALUE}"), "as model.encoder.attention_options: with attention=lookup '{window: 32}' (default: none)"
     ),
-    "projection_dim": Setting(listed(whole("K", 1)), "with attention=linformer: k, or one a layer (default: n/4)"),
-    "sharing": Setting(word("HOW"), "which E and F are one and the same, as model.encoder.sharing (default: none)"),
+    "projection_dim": Setting(listed(whole("K", 1)), "with attention=linformer: k, or one for each layer (default: n/4)"),
+    "sharing": Setting(word("HOW"), "which E and F are shared, as model.encoder.sharing (default: none)"),
     "projection": Setting(word("KIND"), "as model.encoder.projection (default: linear)"),
-    "projection_init": Setting(word("START"), "of E and F, as model.encoder.projection_init; or svd (default: strided)"),
-    "max_length": Setting(whole("N", 1), "n, more than the model has (default: as it is)"),
-    "positions": Setting(EXTENSION, "how position embeddings get longer (default: repeat)"),
-    "projections": Setting(EXTENSION, "how E and F get longer; repeat: k grows with n (default: repeat)"),
+    "projection_init": Setting(
+        word("START"), "initialisation of E and F, as model.encoder.projection_init; or svd (default: strided)"
+    ),
+    "max_length": Setting(whole("N", 1), "n, longer than the model's (default: unchanged)"),
+    "positions": Setting(EXTENSION, "how position embeddings are extended (default: repeat)"),
+    "projections": Setting(EXTENSION, "how E and F are extended; repeat: k grows with n (default: repeat)"),
     "source": Setting(
         word("TEXT|validation"), "measure perplexity on this text (as for data.source), or on the run's own; svd needs one"
     ),
-    "num_rows": Setting(whole("ROWS", 1), "how many rows of n tokens to measure on (default: 64)"),
-    "tokenizer": Setting(word("FILE|FOLDER"), "tokenizer of a Hugging Face folder that holds none"),
+    "num_rows": Setting(whole("ROWS", 1), "number of rows of n tokens to measure on (default: 64)"),
+    "tokenizer": Setting(word("FILE|FOLDER"), "tokenizer for a Hugging Face folder without one"),
     "device": Setting(word("auto|cpu|cuda"), "where to measure (default: auto)"),
     "overwrite": Setting(FLAG, "replace an earlier conversion of that name (default: false)"),
 }

@@ -44,12 +44,12 @@ SETTINGS = {
     "format": Setting(choice("safetensors", "huggingface", "onnx", "torch"), "what to write", required=True),
     "output": Setting(word("FOLDER"), "where to write", required=True),
     "overwrite": Setting(FLAG, "replace an earlier export at --output", False),
-    "dtype": Setting(choice("float32", "bfloat16"), "of the weights in model.safetensors", "float32"),
+    "dtype": Setting(choice("float32", "bfloat16"), "dtype of the weights in model.safetensors", "float32"),
     "name": Setting(word("NAME"), "what the card calls the model (default: the run's name)"),
-    "text": Setting(word("WORDS"), "for the card: what it was trained on and under which licence (default: the source's name)"),
-    "license": Setting(word("ID"), "for the card: of the weights, as the Hugging Face hub writes it: mit"),
+    "text": Setting(word("WORDS"), "for the card: the training text and its licence (default: the source's name)"),
+    "license": Setting(word("ID"), "for the card: licence of the weights, as written on the Hugging Face hub: mit"),
     "results": Setting(several(word("RUN")), "for the card: runs that fine-tuned or measured this model", []),
-    "quantize": Setting(choice("int8"), "with onnx: 8-bit weights beside the float32 ones, model.int8.onnx"),
+    "quantize": Setting(choice("int8"), "with onnx: 8-bit weights, too, in model.int8.onnx"),
     "source": Setting(word("TEXT"), "with quantize: text to measure on, as data.source (default: the run's validation text)"),
 }
 # All files that an export may write.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # the help needs no torch
 
 SETTINGS = {
     "ckpt_path": Setting(word("FILE|RUN|FOLDER"), "checkpoint, run (its best checkpoint), or exported folder", required=True),
-    "text": Setting(word("TEXT"), "what the model reads, mask tokens included", required=True),
+    "text": Setting(word("TEXT"), "text for the model, with or without mask tokens", required=True),
     "output": Setting(word("FILE.png"), "also .pdf or .svg", required=True),
     "layers": Setting(listed(whole("LAYER")), "layers to draw, from 0 (default: the first and the last)"),
     "head": Setting(whole("HEAD"), "one head's attention, from 0 (default: the mean of all)"),

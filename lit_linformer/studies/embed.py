@@ -28,10 +28,10 @@ if TYPE_CHECKING:  # the help needs no torch
 SETTINGS = {
     "ckpt_path": Setting(word("FILE|RUN|FOLDER"), "checkpoint, run (its best checkpoint), or exported folder", required=True),
     "text": Setting(several(word("TEXT")), "texts", []),
-    "file": Setting(several(word("FILE")), "texts, one a line; or tables: CSV, TSV, JSON lines, Parquet", []),
-    "column": Setting(word("NAME"), "of a table, the texts", "text"),
+    "file": Setting(several(word("FILE")), "texts, one on each line; or tables: CSV, TSV, JSON lines, Parquet", []),
+    "column": Setting(word("NAME"), "a table's column of texts", "text"),
     "output": Setting(several(word("FILE.npy|FILE.parquet")), "where to write", []),
-    "sts": Setting(word("FOLDER"), "STS-B, to measure on"),
+    "sts": Setting(word("FOLDER"), "folder of STS-B, to evaluate on"),
     "batch_size": Setting(whole("ROWS", 1), "texts at once, of about the same length", 32),
     "device": Setting(word("auto|cpu|cuda"), "where to compute", "auto"),
 }

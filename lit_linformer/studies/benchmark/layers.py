@@ -35,25 +35,25 @@ PASSES = Kind("true|false|both", lambda where, word: WAYS[check_choice(where, wo
 COUNT = whole("N", 1)
 SETTINGS = {
     "what": WHAT,
-    "lengths": Setting(listed(COUNT), "n, tokens a sequence (default 512 1024 2048 4096; on a GPU on to 65536)"),
+    "lengths": Setting(listed(COUNT), "n, tokens in a sequence (default 512 1024 2048 4096; on a GPU up to 65536)"),
     "projection_dims": Setting(
         listed(whole("K", 1)), "k, slots (default 128 256; on a GPU 128 256 512 1024 2048); k > n is left out"
     ),
     "models": Setting(
         listed(MODEL), "some of these, other attention, as window or window:window=64, and yours by class path", list(MODELS)
     ),
-    "tokens": Setting(COUNT, "tokens a batch: it shrinks as n grows, to 1 (default 8192; on a GPU 65536)"),
+    "tokens": Setting(COUNT, "tokens in a batch, of fewer sequences the longer n (default 8192; on a GPU 65536)"),
     "hidden_size": Setting(COUNT, "D, width", 768),
-    "num_heads": Setting(COUNT, "heads a layer", 12),
+    "num_heads": Setting(COUNT, "heads in a layer", 12),
     "num_layers": Setting(COUNT, "layers (default 2; on a GPU 12, the paper's)"),
-    "intermediate_size": Setting(COUNT, "width inside the feed-forward (default 4 D)"),
-    "sharing": Setting(choice("none", "heads", "headwise", "key-value", "layerwise"), "which E and F are one", "layerwise"),
-    "projection": Setting(word("NAME"), "of the Linformer, as model.encoder.projection", "linear"),
+    "intermediate_size": Setting(COUNT, "width of the feed-forward (default 4 D)"),
+    "sharing": Setting(choice("none", "heads", "headwise", "key-value", "layerwise"), "which E and F are shared", "layerwise"),
+    "projection": Setting(word("NAME"), "the Linformer's, as model.encoder.projection", "linear"),
     "order": Setting(choice("compress_first", "project_first"), "W_K (E x) or E (W_K x)", "compress_first"),
-    "local_width": Setting(whole("N"), "odd width of the local convolution, in all models but the peer; 0: none", 0),
-    "peer": Setting(FLAG, "the package `linformer` too, shaped alike, pre-norm and headwise", False),
-    "backward": Setting(PASSES, "with or, as the paper, without backward", False),
-    "precision": Setting(choice("float32", "bf16", "fp16"), "what weights and activations are cast to", "float32"),
+    "local_width": Setting(whole("N"), "odd width of the local convolution, in all models except the peer; 0: none", 0),
+    "peer": Setting(FLAG, "also the package `linformer`, of the same shape, pre-norm and headwise", False),
+    "backward": Setting(PASSES, "with the backward pass or, as in the paper, without", False),
+    "precision": Setting(choice("float32", "bf16", "fp16"), "dtype of weights and activations", "float32"),
     "compile": Setting(FLAG, "torch.compile; not for the largest batch", False),
     "device": DEVICE,
     "threads": THREADS,
@@ -61,11 +61,11 @@ SETTINGS = {
     "warmup": Setting(COUNT, "passes before these (default 1; on a GPU 3)"),
     "memory": Setting(FLAG, "measure peak memory", True),
     "largest_batch": Setting(FLAG, "find the largest batch that fits (GPU only; default true there)"),
-    "batch_memory": Setting(number("GIB", above=0), "memory that it may take, GiB; the paper's V100 has 16", 16.0),
-    "max_batch": Setting(COUNT, "sequences that it may have", 65536),
+    "batch_memory": Setting(number("GIB", above=0), "memory that this batch may take, GiB; the paper's V100 has 16", 16.0),
+    "max_batch": Setting(COUNT, "sequences that this batch may have", 65536),
     "cell_seconds": CELL_SECONDS,
     "output": output("runs/benchmark"),
-    "overwrite": Setting(FLAG, "start anew; else finished cells are not measured again", False),
+    "overwrite": Setting(FLAG, "start over; by default finished cells are not measured again", False),
 }
 DEFAULTS = {  # that depend on the device: (CPU, GPU)
     "lengths": ([512, 1024, 2048, 4096], [512 << i for i in range(8)]),

@@ -18,7 +18,7 @@ from lit_linformer.utils.errors import SettingError
 SETTINGS = {
     "what": WHAT,
     "config": Setting(word("FILE"), "what is trained: MLM on PretrainingData", "conf/quickstart.yaml"),
-    "steps": Setting(whole("N", 2), "of each turn; two more warm up", 40),
+    "steps": Setting(whole("N", 2), "steps in each round; two more for warm-up", 40),
     "rounds": ROUNDS,
     "device": DEVICE,
     "precision": Setting(choice("float32", "bf16"), "bf16: autocast", "float32"),

@@ -24,11 +24,11 @@ from lit_linformer.utils.errors import UserError
 SETTINGS = {
     "what": WHAT,
     "config": Setting(word("FILE"), "what is trained", "conf/quickstart.yaml"),
-    "processes": Setting(whole("N", 2), "P; as many GPUs, where it is one", 2),
+    "processes": Setting(whole("N", 2), "P; on GPUs, one for each", 2),
     "device": DEVICE,
-    "steps": Setting(whole("N", 2), "of each run; a quarter warms up", 60),
-    "rounds": Setting(whole("N", 1), "turns", 5),
-    "arguments": Setting(word('"--SETTING VALUE …"'), "settings of all runs", ""),
+    "steps": Setting(whole("N", 2), "steps of each run, a quarter of them for warm-up", 60),
+    "rounds": Setting(whole("N", 1), "rounds", 5),
+    "arguments": Setting(word('"--SETTING VALUE …"'), "settings for all runs", ""),
     "output": output("runs/benchmark-ddp"),
 }
 

@@ -31,7 +31,7 @@ SETTINGS = {
     "what": WHAT,
     "source": Setting(word("TEXT"), "as data.source", "embedded"),
     "tokenizer": Setting(word("bpe|wordpiece|FILE"), "as data.tokenizer", "bpe"),
-    "megabytes": Setting(number("MB", above=0), "text a turn", 16.0),
+    "megabytes": Setting(number("MB", above=0), "text in each round", 16.0),
     "rounds": ROUNDS,
     "output": output("runs/benchmark-preparation"),
 }

@@ -21,12 +21,12 @@ WHAT = Setting(choice(*SUBJECTS), "; ".join(f"{name}: {what}" for name, what in 
 DEVICE = Setting(word("auto|cpu|cuda|cuda:N"), "where to measure; auto: a GPU if there is one", "auto")
 THREADS = Setting(whole("N", 1), "threads of a CPU (default: torch's)")
 CLOCK = Setting(choice("wall", "cpu"), "cpu: the process's own time, for a shared machine; with --threads 1", "wall")
-ROUNDS = Setting(whole("N", 1), "timed turns of each", 7)
-CELL_SECONDS = Setting(number("SECONDS", above=0), "time limit of one model, of all its passes at one n", 600.0)
+ROUNDS = Setting(whole("N", 1), "timed rounds for each", 7)
+CELL_SECONDS = Setting(number("SECONDS", above=0), "time limit for all passes of one model at one n", 600.0)
 
 
 def output(folder: str) -> Setting:
-    return Setting(word("FOLDER"), "where results go", folder)
+    return Setting(word("FOLDER"), "where to write results", folder)
 
 
 def fill(settings: dict[str, Any], by_device: dict[str, tuple[Any, Any]]) -> dict[str, Any]:

@@ -33,16 +33,16 @@ from lit_linformer.utils.environment import command_line, run_command
 from lit_linformer.utils.errors import UserError
 
 SETTINGS = {
-    "config": Setting(word("FILE"), "the grid file, as conf/paper/table2.yaml", required=True),
+    "config": Setting(word("FILE"), "the grid file, such as conf/paper/table2.yaml", required=True),
     "jobs": Setting(
         whole("N", 1), "cells at a time, which share the GPUs evenly; share the processor among them with OMP_NUM_THREADS", 1
     ),
-    "only": Setting(several(word("AXIS=VALUE")), "run these cells only", []),
+    "only": Setting(several(word("AXIS=VALUE")), "run only these cells", []),
     "arguments": Setting(
         word('"--SETTING VALUE …"'), "to the end of every cell's command line; the same one each time, or another --name", ""
     ),
     "name": Setting(word("NAME"), "results go to runs/NAME/ (default: the name in the file)"),
-    "print_commands": Setting(FLAG, "only print the commands of unfinished cells, a line a cell: for a job array", False),
+    "print_commands": Setting(FLAG, "only print the commands of unfinished cells, one on each line, for a job array", False),
 }
 
 

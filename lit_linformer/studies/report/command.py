@@ -19,7 +19,7 @@ from lit_linformer.utils.environment import command_line, without_folders
 from lit_linformer.utils.errors import SettingError, UserError
 
 SETTINGS = {
-    "source": Setting(several(word("FOLDER")), "what to report; runs/ stands for all that is found in it", ["runs"]),
+    "source": Setting(several(word("FOLDER")), "what to report; runs/ stands for everything in it", ["runs"]),
     "title": Setting(word("TEXT"), "the page's title", "The Linformer, measured"),
     "output": Setting(word("FOLDER"), "where to write", "runs/report"),
 }

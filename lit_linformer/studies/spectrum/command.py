@@ -28,16 +28,16 @@ if TYPE_CHECKING:  # the help needs no torch
     from lit_linformer.studies.spectrum.measured_run import MeasuredRun
 
 SETTINGS = {
-    "run": Setting(several(word("RUN")), "folders of runs that were trained, as runs/small, or exported", required=True),
-    "num_sentences": Setting(whole("N", 1), "rows of text to average over, spread evenly over it", 100),
+    "run": Setting(several(word("RUN")), "folders of trained runs, such as runs/small, or of exported models", required=True),
+    "num_sentences": Setting(whole("N", 1), "rows to average over, spread evenly over the text", 100),
     "source": Setting(word("TEXT"), "text to run on, as for data.source (default: each run's validation text)"),
-    "ckpt_path": Setting(word("best|last|FILE"), "checkpoint (default: best, or last where there is no best)"),
+    "ckpt_path": Setting(word("best|last|FILE"), "checkpoint (default: best, or last if there is no best)"),
     "layers": Setting(listed(whole("LAYER")), "layers to measure, from 0 (default: all)"),
     "heads": Setting(listed(whole("HEAD")), "draw a curve for each of these heads (default: a layer's mean and range)"),
     "index": Setting(
         whole("J", 1), "singular value, from 1, of the heat map, and k of a Transformer's errors (default: below)"
     ),
-    "threshold": Setting(number("SHARE", above=0, most=1), "share that the suggested k holds", 0.9),
+    "threshold": Setting(number("SHARE", above=0, most=1), "cumulative share that the suggested k holds", 0.9),
     "device": Setting(word("auto|cpu|cuda"), "where to compute", "auto"),
     "output": Setting(
         word("FOLDER"), "where to write (default: RUN/spectrum of the first run; runs/pretrained-… of an export)"
