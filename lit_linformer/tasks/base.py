@@ -26,7 +26,7 @@ from lit_linformer.tasks.compiling import check_compiler, compile_training
 from lit_linformer.tasks.muon import MuonAndAdamW
 from lit_linformer.tasks.optim import Optimization, check_shardable, endless, lr_factor, parameter_groups
 from lit_linformer.tasks.pretrained import check_same_tokenizer, pretrained_encoder
-from lit_linformer.tasks.sharding import shard
+from lit_linformer.tasks.sharding import check_whole, shard
 from lit_linformer.utils import compat
 from lit_linformer.utils.errors import SettingError, UserError
 from lit_linformer.utils.weights import check_finite
@@ -140,6 +140,7 @@ class TrainingModule(LightningModule):
     def configure_model(self) -> None:
         if self.device_mesh is not None:
             check_shardable(self.optimization.optimizer)
+            check_whole(self, self.net)
             shard(self.net, self.device_mesh["data_parallel"])
         if self.compiles and self.trainer.state.fn == "fit":
             check_compiler(self.trainer.strategy.root_device)
@@ -161,7 +162,7 @@ class TrainingModule(LightningModule):
         return self.optimization.peak_lr(rows)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        return parameter_groups(self.net, self.peak_lr(), self.optimization)
+        return parameter_groups(self, self.peak_lr(), self.optimization)  # a subclass's own parts beside net, too
 
     def count(self, batch: Batch) -> None:
         """To be called once for each training batch."""

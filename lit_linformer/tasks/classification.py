@@ -122,7 +122,7 @@ class SequenceClassification(TrainingModule):
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         scale = layer_decay(self.hparams.layer_lr_decay, self.net.encoder.config.num_layers)
-        return parameter_groups(self.net, self.peak_lr(), self.optimization, scale)
+        return parameter_groups(self, self.peak_lr(), self.optimization, scale)
 
     def forward(self, batch: Batch) -> Tensor:
         """Logits (B, C) of a batch: input_ids (W, N), attention_mask (W, N) if there are pads, document (W,) if W > B."""

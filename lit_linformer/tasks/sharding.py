@@ -16,6 +16,7 @@ from lit_linformer.runs.checkpoints import TRAINING_WEIGHTS
 from lit_linformer.runs.folder import remove, replace
 from lit_linformer.runs.sharded import Planner, Reader, check_sharded, write_checksums
 from lit_linformer.utils import compat
+from lit_linformer.utils.errors import UserError
 
 
 class ShardedStrategy(ModelParallelStrategy):
@@ -91,6 +92,15 @@ class ShardedStrategy(ModelParallelStrategy):
             raise OSError(
                 f"cannot write the checkpoint {path}: {' '.join(str(error).split())[:200]}; those before it are intact"
             ) from error
+
+
+def check_whole(module: nn.Module, net: nn.Module) -> None:
+    """UserError for weights beside those that are divided: nothing would make their gradients the same on all processes."""
+    inside = set(net.parameters())
+    for name, weight in module.named_parameters():
+        if weight.requires_grad and weight not in inside:
+            divided = "and trainer.strategy divides the weights of `net` alone among the processes"
+            raise UserError(f"the model has {name}, {divided}", "weights inside of `net`, or ddp")
 
 
 def shard(net: nn.Module, mesh: Any) -> None:
