@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from lit_linformer.data.tokenizer import Tokenizer, load_tokenizer
 from lit_linformer.model import ATTENTIONS, PROJECTIONS, EncoderConfig, MaskedLanguageModel, SequenceClassifier
@@ -100,15 +100,24 @@ class StoredModel:
                 net = SequenceClassifier(encoder, self.settings["num_labels"], self.settings["pooling"])
             else:
                 net = MaskedLanguageModel(encoder)
-            if others := sorted(net.state_dict().keys() ^ self.weights.keys()):  # from a user's own task, say
-                has = "it has" if others[0] in self.weights else "it lacks"
-                raise UserError(f"{has} {others[0]}, {len(others)} names differ in all")
-            net.load_state_dict(self.weights)
         except (TypeError, KeyError, ValueError, RuntimeError) as error:
-            more = f", whose weights are of another model ({' '.join(str(error).split())[:200]})"
-            allowed = "a checkpoint of MLM or SequenceClassification"
-            raise SettingError(self.setting, self.path, allowed, more=more) from error
+            raise self._another(error) from error
+        self.fill(net, self.weights)
         return net.float().eval()
+
+    def fill(self, part: nn.Module, weights: dict[str, Tensor]) -> None:
+        """Loads weights into a network or its encoder; SettingError if they do not fit, as those of a user's own task may not."""
+        try:
+            if others := sorted(part.state_dict().keys() ^ weights.keys()):
+                has = "it has" if others[0] in weights else "it lacks"
+                raise UserError(f"{has} {others[0]}, {len(others)} names differ in all")
+            part.load_state_dict(weights)
+        except (ValueError, RuntimeError) as error:
+            raise self._another(error) from error
+
+    def _another(self, error: Exception) -> SettingError:
+        more = f", whose weights are of another model ({' '.join(str(error).split())[:200]})"
+        return SettingError(self.setting, self.path, "a checkpoint of MLM or SequenceClassification", more=more)
 
 
 def read_model(asked: str | Path, setting: str = "model.pretrained") -> StoredModel:

@@ -100,7 +100,7 @@ class SequenceClassification(TrainingModule):
         )
         self.net = SequenceClassifier(encoder, num_labels, pooling)
         if source is not None and load_weights:
-            self.net.encoder.load_state_dict(source.encoder_weights)
+            source.fill(self.net.encoder, source.encoder_weights)
         self.evaluations: dict[str, Scores] = {}
         self.results: dict[str, dict[str, Any]] = {}  # of the last evaluation, by set: from Scores.results
 

@@ -48,7 +48,7 @@ def load_masked_model(net: MaskedLanguageModel, source: StoredModel, setting: st
         its_config = ", or a classifier with its run's config, --config runs/NAME/config.yaml"
         allowed = f"one of MLM{its_config if 'num_labels' in source.settings else ''}"
         raise SettingError(setting, Path(path), allowed, more=", which has no masked-language-model head")
-    net.load_state_dict(source.weights)
+    source.fill(net, source.weights)
 
 
 def check_same_tokenizer(data: Any, own: Tokenizer | None, setting: str = "model.pretrained", allowed: str = "") -> None:

@@ -12,6 +12,7 @@ from lit_linformer.runs.checkpoints import find_checkpoint
 from lit_linformer.runs.trained_model import read_model
 from lit_linformer.tasks import MLM, SequenceClassification
 from lit_linformer.tasks.pretrained import check_same_tokenizer
+from lit_linformer.utils.errors import UserError
 from tests.helpers import TINY, inside, load, run_forked
 
 
@@ -40,6 +41,17 @@ def test_a_checkpoint_file_alone_carries_settings_and_tokenizer(run, tmp_path):
     source = read_model(tmp_path / "elsewhere.ckpt")
     assert source.encoder == MLM.load_from_checkpoint(run / "checkpoints/last.ckpt", weights_only=True).net.encoder.config
     assert source.own_tokenizer.sha256 == load_tokenizer(str(run)).sha256
+
+
+@pytest.mark.parametrize("task", [MLM, SequenceClassification])
+def test_weights_of_a_net_of_ones_own_are_refused_in_one_line(task, run, tmp_path):
+    """Of a subclass of MLM with other feed-forwards, say, whose config is that of an encoder without them."""
+    checkpoint = load(run / "checkpoints/last.ckpt")
+    weights = checkpoint["state_dict"]
+    weights["net.encoder.layers.0.down.0.weight"] = weights.pop("net.encoder.layers.0.down.weight")
+    torch.save(checkpoint, tmp_path / "own.ckpt")
+    with pytest.raises(UserError, match=r"^model\.pretrained is .*/own\.ckpt, whose weights are of another model \(it has"):
+        task(pretrained=str(tmp_path / "own.ckpt"))
 
 
 def test_settings_without_weights(run):
