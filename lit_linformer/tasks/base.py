@@ -162,7 +162,7 @@ class TrainingModule(LightningModule):
         return self.optimization.peak_lr(rows)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        return parameter_groups(self, self.peak_lr(), self.optimization)  # a subclass's own parts beside net, too
+        return parameter_groups(self, self.peak_lr(), self.optimization)  # a subclass's parts outside of net, too
 
     def count(self, batch: Batch) -> None:
         """To be called once for each training batch."""

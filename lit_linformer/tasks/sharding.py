@@ -95,12 +95,12 @@ class ShardedStrategy(ModelParallelStrategy):
 
 
 def check_whole(module: nn.Module, net: nn.Module) -> None:
-    """UserError for weights beside those that are divided: nothing would make their gradients the same on all processes."""
+    """UserError for weights outside of ``net``, which are not sharded: nothing would synchronise their gradients."""
     inside = set(net.parameters())
     for name, weight in module.named_parameters():
         if weight.requires_grad and weight not in inside:
-            divided = "and trainer.strategy divides the weights of `net` alone among the processes"
-            raise UserError(f"the model has {name}, {divided}", "weights inside of `net`, or ddp")
+            sharded = "and trainer.strategy shards the weights of `net` alone"
+            raise UserError(f"the model has {name}, {sharded}", "weights inside `net`, or ddp")
 
 
 def shard(net: nn.Module, mesh: Any) -> None:

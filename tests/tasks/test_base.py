@@ -51,5 +51,5 @@ def test_what_a_subclass_has_beside_its_net_is_trained_too(task):
     trained = [weight for group in module.parameter_groups() for weight in group["params"]]
     assert len(trained) == len(set(trained)) and set(trained) == set(module.parameters())
     check_whole(module.net, module.net)
-    with pytest.raises(UserError, match=r"generator\.positions.weight, and trainer.strategy divides"):
+    with pytest.raises(UserError, match=r"generator\.positions.weight, and trainer.strategy shards"):
         check_whole(module, module.net)
