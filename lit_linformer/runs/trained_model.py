@@ -106,7 +106,7 @@ class StoredModel:
         return net.float().eval()
 
     def fill(self, part: nn.Module, weights: dict[str, Tensor]) -> None:
-        """Loads weights into a network or its encoder; SettingError if they don't fit, as those of a user's own task may not."""
+        """Loads weights into a network or its encoder; SettingError if they don't fit, as in a user's own task."""
         try:
             if others := sorted(part.state_dict().keys() ^ weights.keys()):
                 has = "it has" if others[0] in weights else "it lacks"
