@@ -204,6 +204,12 @@ def test_a_dict_of_loaders_and_no_validation(own, tmp_path):
 def test_a_finder_says_what_it_found(own, tmp_path):
     finder = ["--model.rate", "1e-3", "--trainer.callbacks+", "LearningRateFinder", "--trainer.callbacks.attr_name", "rate"]
     assert "Learning rate set to " in output(["fit", *own, *BEST, *finder], tmp_path)
+    # A run that went on was one that began anew, with the checkpoint's weights.
+    told = "error: trainer.callbacks is 'LearningRateFinder', which would begin at step 0 with the checkpoint's weights"
+    assert told in refused(["fit", *own, *BEST, *finder, "--ckpt_path", "last"], tmp_path)
+    told = "error: trainer.callbacks is 'LearningRateFinder', whose rate the schedule of NumPyRates would replace by its own"
+    scheduled = ["--model", "tests.own_code.NumPyRates", "--name", "scheduled", *finder[2:4]]
+    assert told in refused(["fit", *own, *BEST, *scheduled], tmp_path)
 
 
 def test_a_profile_is_a_file_of_the_run(own, tmp_path):

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import LearningRateFinder
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 
-from lit_linformer.callbacks.observing import out_of_time, stopped_early
+from lit_linformer.callbacks.observing import callback_of, out_of_time, stopped_early
 from lit_linformer.runs.checkpoints import take_training_weights
 from lit_linformer.tasks.base import batches_before, seeds_at
 from lit_linformer.utils import compat
+from lit_linformer.utils.errors import SettingError
 
 Settings = dict[str, Any]  # a parameter group without its parameters
 # Hooks of the module that Lightning calls after those of the callbacks, one of which writes the checkpoint: what they change,
@@ -57,6 +59,10 @@ class Resuming(Callback):
         self._limits = {one.state_key: [one.stopping_threshold, one.divergence_threshold, one.check_finite] for one in stops}
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # before Lightning restores them
+        scheduled = any(hasattr(one, "base_lrs") for one in _schedulers(trainer))
+        if scheduled and callback_of(trainer, LearningRateFinder) is not None:
+            why = f", whose rate the schedule of {type(pl_module).__name__} would replace by its own"
+            raise SettingError("trainer.callbacks", "LearningRateFinder", "`tune` with model.lr in its space", why)
         self._given = [[_settings(group) for group in optimizer.param_groups] for optimizer in trainer.optimizers]
         self._own = {name: getattr(pl_module, name) for name in OWN_HOOKS}
         for name in OWN_HOOKS:
@@ -67,7 +73,7 @@ class Resuming(Callback):
             setattr(pl_module, name, hook)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        parts = [part for config in trainer.lr_scheduler_configs for part in _parts(config.scheduler)]
+        parts = _schedulers(trainer)
         for optimizer, before, now in zip(trainer.optimizers, self._before, self._given, strict=False):
             mine = [part.base_lrs for part in parts if part.optimizer is optimizer and hasattr(part, "base_lrs")]
             for place, group in enumerate(optimizer.param_groups if len(before) == len(now) else ()):
@@ -147,6 +153,10 @@ def _seed(*place: int) -> None:
 def _settings(group: dict[str, Any]) -> Settings:
     """Those of the types that checkpoints are loaded with."""
     return {name: value for name, value in group.items() if isinstance(value, bool | int | float | str | tuple | None)}
+
+
+def _schedulers(trainer: Trainer) -> list[Any]:
+    return [part for config in trainer.lr_scheduler_configs for part in _parts(config.scheduler)]
 
 
 def _parts(scheduler: Any) -> Iterator[Any]:

@@ -34,7 +34,7 @@ from lit_linformer.callbacks import (
 )
 from lit_linformer.callbacks.header import wrapped
 from lit_linformer.cli.carried import carry_over, evaluated, load_exported
-from lit_linformer.cli.checks import check_early, check_machine, check_once, check_settings, takes_encoder
+from lit_linformer.cli.checks import check_callbacks, check_early, check_machine, check_settings, takes_encoder
 from lit_linformer.cli.class_paths import check_class_paths, class_of
 from lit_linformer.cli.closing import closing_lines
 from lit_linformer.cli.given import as_list, for_parser, given_settings
@@ -193,7 +193,7 @@ class LinformerCLI(LightningCLI):
         result = RunResult(best.monitor, best.mode, command_line(self.argv))
         written = {"predict": [PredictionWriter()], "fit": [result]}.get(self.subcommand, [result, EvaluationWriter()])
         config.callbacks = [*as_list(config.callbacks), TrimMemory(), *written]
-        check_once(config.callbacks)
+        check_callbacks(config.callbacks, self.subcommand == "fit" and self.config_init[self.subcommand].ckpt_path is not None)
         self.config[self.subcommand] = self.as_given  # what the run folder's config.yaml holds
         try:
             trainer = super().instantiate_trainer(**kwargs)

@@ -14,7 +14,7 @@ import torch
 from jsonargparse import Namespace
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.accelerators import AcceleratorRegistry, CUDAAccelerator, MPSAccelerator
-from lightning.pytorch.callbacks import ProgressBar, StochasticWeightAveraging
+from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder, ProgressBar, StochasticWeightAveraging
 from lightning.pytorch.strategies import StrategyRegistry
 
 from lit_linformer.cli.class_paths import class_of
@@ -124,14 +124,20 @@ def _check_whole(where: str, hint: Any, value: Any) -> None:
                 raise UserError(f"{where}.{error}") from error
 
 
-def check_once(callbacks: list[Callback]) -> None:
-    """UserError for two stateful callbacks of one name, for StochasticWeightAveraging, and for a second progress bar."""
+def check_callbacks(callbacks: list[Callback], resumes: bool) -> None:
+    """UserError for callbacks that do not work here: two stateful ones of one name, averages that no checkpoint holds, a
+    second progress bar, and finders in a run that resumes."""
     names = [one.state_key for one in callbacks if type(one).state_dict is not Callback.state_dict]
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(f"trainer.callbacks names {twice[0]} twice", "once, for a checkpoint keeps its state by that name")
     if any(isinstance(one, StochasticWeightAveraging) for one in callbacks):
         why = ", whose averages are not in the best checkpoint"
         raise SettingError("trainer.callbacks", "StochasticWeightAveraging", "Averaging", more=why)
+    finders = [type(one).__name__ for one in callbacks if isinstance(one, BatchSizeFinder | LearningRateFinder)]
+    if resumes and finders:
+        # They save and restore a checkpoint of their own, after which Lightning has forgotten the run's.
+        why = ", which would begin at step 0 with the checkpoint's weights"
+        raise SettingError("trainer.callbacks", finders[0], "none; what it found is a setting", why, "with ckpt_path")
     if bars := [type(one).__name__ for one in callbacks if isinstance(one, ProgressBar)]:
         raise UserError(f"trainer.callbacks names {bars[0]}", "one progress bar, Progress, whose settings are --progress.*")
 
