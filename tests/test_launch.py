@@ -205,6 +205,14 @@ def test_more_processes_than_the_settings_say_are_one_line(tiny, tmp_path, monke
     )
 
 
+def test_a_job_without_ntasks_per_node_is_one_line(tiny, tmp_path, monkeypatch):
+    for name, value in {"NTASKS": "2", "PROCID": "0", "LOCALID": "0", "NODEID": "0", "JOB_NAME": "mine"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.delenv("SLURM_NTASKS_PER_NODE", raising=False)
+    line = output(["fit", *tiny], tmp_path, status=2).splitlines()[-1]
+    assert line.startswith("error: SLURM_NTASKS is 2 and the job has no --ntasks-per-node; allowed: sbatch with")
+
+
 def test_slurm_script_starts_the_run(tmp_path):
     srun = tmp_path / "srun"
     srun.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')

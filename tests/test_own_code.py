@@ -212,6 +212,12 @@ def test_a_finder_says_what_it_found(own, tmp_path):
     assert told in refused(["fit", *own, *BEST, *scheduled], tmp_path)
 
 
+def test_lightnings_timer_is_named_without_its_interval(own, tmp_path):
+    timer = ["--trainer.callbacks+", "Timer", "--trainer.callbacks.duration", "01:00:00:00"]
+    output(["fit", *own, *BEST, *timer], tmp_path)
+    assert "interval: step" in Path("runs/own/config.yaml").read_text()
+
+
 def test_a_profile_is_a_file_of_the_run(own, tmp_path):
     output(["fit", *own, *BEST, "--trainer.profiler", "simple"], tmp_path)
     assert "run_training_batch" in Path("runs/own/fit-profile.txt").read_text()

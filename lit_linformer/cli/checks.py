@@ -172,6 +172,11 @@ def check_early(subcommand: str, config: Namespace) -> None:
         if "CPUAccelerator" not in str(error):
             raise
         raise SettingError("trainer.devices", _devices(trainer), "auto, or how many processes", when="on a CPU") from error
+    except RuntimeError as error:
+        if "ntasks-per-node" not in str(error):
+            raise
+        asked = f"SLURM_NTASKS is {os.environ.get('SLURM_NTASKS')} and the job has no --ntasks-per-node"
+        raise UserError(asked, "sbatch with --ntasks-per-node, as in scripts/slurm.sh") from error
     check_machine(built, trainer.precision)
     if subcommand == "validate" and trainer.limit_val_batches == 0:  # as a run's config may have it
         raise SettingError("trainer.limit_val_batches", 0, "null, or more than 0", when="with validate")

@@ -5,6 +5,7 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,14 @@ TAGS = [f"tag:yaml.org,2002:{kind}" for kind in "null bool int float str seq map
 
 
 class _Dumper(yaml.SafeDumper):
-    """Also quotes text that is a number in YAML 1.2, which the parser reads: the name 1e-3."""
+    """Also quotes text that is a number in YAML 1.2, which the parser reads: the name 1e-3.
+
+    Writes an Enum's member as its value: Lightning's Timer has one, Interval.step, as a default.
+    """
 
 
 _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d[\d_]*[eE][-+]?\d+"), list("-+0123456789"))
+_Dumper.add_multi_representer(Enum, lambda dumper, member: dumper.represent_data(member.value))
 
 
 def as_yaml(content: Any) -> str:
