@@ -1,4 +1,4 @@
-"""One thread a process: tests run beside each other, and two ranks on two cores."""
+"""One thread per process, since tests run in parallel, and two ranks on two cores."""
 
 import gc
 import importlib
@@ -16,28 +16,28 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import pytest
 
-# What a Slurm job, torchrun or a terminal has told whoever starts pytest is not meant for the processes that tests start.
+# Variables from a Slurm job, torchrun or terminal around pytest must not reach the processes that tests start.
 STRANGE = ("SLURM_", "TORCHELASTIC_", "MASTER_", "PL_GLOBAL_SEED", "RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK")
 STRANGE += ("WORLD_SIZE", "COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
 for name in [name for name in os.environ if name.startswith(STRANGE)]:
     del os.environ[name]
 CHECKED = tempfile.TemporaryDirectory()
-os.environ["LIT_LINFORMER_CACHE"] = CHECKED.name  # not the home of the one who tests
-# Nor what another session has compiled, for other instructions perhaps: pytest's processes share a cache of their own.
+os.environ["LIT_LINFORMER_CACHE"] = CHECKED.name  # not the user's home
+# Code compiled by another session may use other CPU instructions: pytest's processes share a cache of their own.
 if "PYTEST_XDIST_WORKER" not in os.environ:
     COMPILED = tempfile.TemporaryDirectory()
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = COMPILED.name
-    # Under nohup, or in a shell's background, the tests' processes would ignore these from their start.
+    # With nohup, or in a shell's background, the tests' processes would inherit these signals as ignored.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-# What each forked process of a command would import again, a third of its time.
+# Imported once here; each forked command would spend a third of its time on it.
 IMPORTED = "lit_linformer.cli.app omegaconf attrs fsspec.implementations.chained torch.utils.tensorboard torch.profiler"
 IMPORTED += " torch.distributed.fsdp torch.distributed.checkpoint.state_dict"
 
 
 def pytest_configure(config):
-    """The process that hands tests out imports nothing: those that run them wait for it."""
-    if config.getoption("markexpr", None) != "gpu":  # the others fork after they have imported torch, which CUDA forbids
+    """With pytest-xdist the controller imports nothing, since the workers wait for it."""
+    if config.getoption("markexpr", None) != "gpu":  # other tests fork after importing torch, which CUDA forbids
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if "PYTEST_XDIST_WORKER" in os.environ or not config.getoption("numprocesses", None):
         make_ready()
@@ -45,9 +45,9 @@ def pytest_configure(config):
 
 
 def make_ready():
-    """Does once what each forked process of a command would do again: half of its time."""
+    """Does once what each forked command would repeat, which is half of its time."""
     for name in IMPORTED.split():
-        with suppress(ModuleNotFoundError):  # of another version of a dependency
+        with suppress(ModuleNotFoundError):  # missing in other versions of a dependency
             importlib.import_module(name)
     import torch
 
@@ -56,9 +56,9 @@ def make_ready():
 
     torch.set_num_threads(1)
     # Autograd looks for devices at the first backward pass. With a CUDA build and no GPU it finds none here; once dynamo is
-    # imported it finds some, for which it starts threads, and then no forked process has a backward pass.
+    # imported it finds some and starts threads for them, after which no forked process can run a backward pass.
     torch.zeros((), requires_grad=True).backward()
-    known_settings(["fit"])  # what these two read of classes stays in memory
+    known_settings(["fit"])  # what this and LinformerCLI read of classes stays in memory
     with warnings.catch_warnings(), redirect_stdout(StringIO()), suppress(Exception, SystemExit):
         warnings.simplefilter("ignore")
         LinformerCLI(["fit", "--print_config"])
@@ -68,9 +68,9 @@ def make_ready():
 
 
 def forked():
-    """In each forked process."""
-    gc.freeze()  # a collection would write to all objects that it has of this one, so that their memory is copied
-    forkserver._forkserver.__init__()  # it would wait for this one's, which is not its child: "No child processes"
+    """Runs in each forked process."""
+    gc.freeze()  # a collection would write to all objects inherited from the parent, and so copy their memory
+    forkserver._forkserver.__init__()  # it would wait for the parent's server, which is not its child: "No child processes"
 
 
 @pytest.fixture(scope="session")
@@ -83,13 +83,13 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory):
-    """A data cache that the whole session shares: tokenizer and blocks are made once."""
+    """A data cache shared by the whole session: tokenizer and blocks are made once."""
     return tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture
 def tiny(tmp_path, corpus, cache, monkeypatch):
-    """Arguments of a command on a model that trains in a second, with tmp_path as the working directory."""
+    """Command-line arguments for a model that trains in a second, with tmp_path as the working directory."""
     from tests.helpers import TINY
 
     monkeypatch.chdir(tmp_path)

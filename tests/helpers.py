@@ -1,4 +1,4 @@
-"""What several tests stand on: a tiny config, a corpus, and the command line run in a forked process."""
+"""Shared by many tests: a tiny config, a corpus, and running commands in a forked process."""
 
 import json
 import multiprocessing
@@ -18,7 +18,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 
-# Seconds after which a process that a test has started counts as hung. No test fails because a machine is slow or busy.
+# Seconds after which a process started by a test counts as hung: long, so that no test fails on a slow or busy machine.
 HANGS = 1200.0
 
 TINY = """
@@ -66,7 +66,7 @@ last:
 
 
 def write_corpus(path: Path, documents: int = 120) -> Path:
-    """Documents of 20 to 60 words from a vocabulary of 200, the frequent ones Zipf's."""
+    """Documents of 20 to 60 words from a vocabulary of 200, with Zipf's frequencies."""
     draw = random.Random(0)
     letters = "abcdefghijklmnopqrstuvwxyz"
     words = ["".join(draw.choices(letters, k=draw.randint(2, 8))) for _ in range(200)]
@@ -77,7 +77,7 @@ def write_corpus(path: Path, documents: int = 120) -> Path:
 
 
 def write_reviews(path: Path) -> None:
-    """A table of someone's own: texts of 30 rows, quoted, and their labels."""
+    """A user's own table: 30 rows of quoted texts and their labels."""
     rows = [f'"text {number}, the ""best""",{("negative", "positive")[number % 2]}\n' for number in range(30)]
     path.write_text("text,label\n" + "".join(rows), encoding="utf-8")
 
@@ -94,7 +94,7 @@ def inside(folder: Path) -> Iterator[None]:
 
 
 def run_forked(argv: list[str], log: Path | None = None, timeout: float = HANGS) -> int:
-    """`python run.py ARGV` in a forked process and session of its own; its exit status, -9 after a kill. Output goes to log."""
+    """Runs `python run.py ARGV` in a forked process with its own session; its exit status, -9 if killed. Output goes to log."""
 
     def child() -> None:
         os.setsid()
@@ -106,7 +106,7 @@ def run_forked(argv: list[str], log: Path | None = None, timeout: float = HANGS)
             sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
         from lit_linformer.cli import main
 
-        # A fork has none of its parent's threads: torch makes its pool anew here, before threads of a library race to.
+        # A fork has none of its parent's threads: torch makes its pool anew here, before threads of a library compete to do so.
         torch.set_num_threads(torch.get_num_threads())
         main(argv)
         sys.stdout.flush()
@@ -122,7 +122,7 @@ def run_forked(argv: list[str], log: Path | None = None, timeout: float = HANGS)
 
 
 def output(argv: list[str], tmp_path: Path, status: int = 0) -> str:
-    """What `python run.py ARGV` prints; it must end with that exit status."""
+    """The output of `python run.py ARGV`, which must end with that exit status."""
     log = tmp_path / "output.txt"
     log.unlink(missing_ok=True)
     assert run_forked(argv, log) == status, log.read_text()
@@ -131,7 +131,7 @@ def output(argv: list[str], tmp_path: Path, status: int = 0) -> str:
 
 @contextmanager
 def small_disk(folder: Path, size: str) -> Iterator[Path]:
-    """A file system with so little room; skips the test where none may be mounted."""
+    """A file system of that size; skips the test if none can be mounted."""
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
     if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
@@ -143,7 +143,7 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
 
 
 class BatchLog(Callback):
-    """Appends a JSON line a training batch: what was read, how it was masked, the loss to the last bit."""
+    """Appends a JSON line for each training batch: its ids and labels, and the loss to the last bit."""
 
     def __init__(self, path: str, kill_at: int = -1) -> None:
         self.path, self.kill_at = path, kill_at
@@ -175,7 +175,7 @@ class KillAt(Callback):
 
 
 class SendSignal(Callback):
-    """Once, after batch `at`, sends process `rank` a signal; `marker` is a file that tells that it was sent."""
+    """Sends a signal to process `rank` once, after batch `at`; the file `marker` records that it was sent."""
 
     def __init__(self, marker: str, number: int, at: int, rank: int = 0) -> None:
         self.marker, self.number, self.at, self.rank = Path(marker), number, at, rank
@@ -188,7 +188,7 @@ class SendSignal(Callback):
 
 
 def after(monkeypatch: Any, owner: type, name: str, then: Callable[..., None]) -> None:
-    """Calls then(self, *arguments) whenever owner.name(self, *arguments) has ended, in forked processes too."""
+    """Calls then(self, *arguments) after every owner.name(self, *arguments), in forked processes too."""
     method = getattr(owner, name)
 
     def called(self: Any, *arguments: Any, **settings: Any) -> Any:
@@ -200,7 +200,7 @@ def after(monkeypatch: Any, owner: type, name: str, then: Callable[..., None]) -
 
 
 def read_log(path: Path) -> dict[int, dict[str, Any]]:
-    """{batch: line}; a batch that was done again counts as it was the last time."""
+    """{batch: line}; for a batch that was repeated, the last line."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     return {line["batch"]: line for line in lines}
 
@@ -210,7 +210,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def assert_same(a: Any, b: Any, where: str = "") -> None:
-    """Equal to the last bit, through dictionaries and lists."""
+    """Equal to the last bit, including nested dictionaries and lists."""
     if isinstance(a, dict):
         assert a.keys() == b.keys(), where
         for key in a:
@@ -226,10 +226,10 @@ def assert_same(a: Any, b: Any, where: str = "") -> None:
 
 
 def in_one_process(lines: list[list[str]], folder: Path, hangs_after: float = HANGS) -> list[tuple[int, str]]:
-    """`python run.py LINE` for each line, one after the other in one forked process: (exit status, what was printed).
+    """Runs `python run.py LINE` for each line, one after another in one forked process: (exit status, output) of each.
 
-    Far quicker than a process each. A line that takes longer than ``hangs_after`` seconds has the status -9, and so have
-    those behind it.
+    Much faster than one process for each. A line that takes longer than ``hangs_after`` seconds gets the status -9, and so
+    do the lines after it.
     """
     folder.mkdir(parents=True, exist_ok=True)
 
@@ -274,7 +274,7 @@ def in_one_process(lines: list[list[str]], folder: Path, hangs_after: float = HA
 
 
 def fit(tiny: list[str], name: str, log: Path, *extra: str, kill_at: int = -1) -> int:
-    """A run that writes its batches to LOG.0, LOG.1 … and what it prints to LOG.out; killed in batch `kill_at`."""
+    """Runs `fit`, which writes its batches to LOG.0, LOG.1 … and its output to LOG.out; killed in batch `kill_at`."""
     callback = ["--trainer.callbacks+", "tests.helpers.BatchLog", "--trainer.callbacks.path", str(log)]
     callback += ["--trainer.callbacks.kill_at", str(kill_at)]
     return run_forked(["fit", *tiny, "--name", name, *extra, *callback], log.with_suffix(".out"))

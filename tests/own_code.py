@@ -1,4 +1,4 @@
-"""A module and data as someone who knows Lightning, and not this project, writes them; and mistakes that one makes there."""
+"""A module and data as a Lightning user who does not know this project writes them; and mistakes that users make in them."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from lit_linformer.tasks.base import TrainingModule
 
 
 class Plain(LightningModule):
-    """Keeps its arguments, logs val_loss, and writes down which rows it is given, a file a process."""
+    """Keeps its arguments, logs val_loss, and writes the rows it is given to a file for each process."""
 
     def __init__(self, encoder: EncoderConfig | None = None, rate: float = 1e-2, folder: str = "seen"):
         super().__init__()
@@ -43,7 +43,7 @@ class Plain(LightningModule):
 
 
 class Rows(LightningDataModule):
-    """Sixteen rows to train with, eight to validate with, each begun by its number; plain loaders, several to validate with."""
+    """Sixteen training and eight validation rows, each filled with its number; plain loaders, for validation `sets` of them."""
 
     def __init__(self, sets: int = 1):
         super().__init__()
@@ -64,7 +64,7 @@ class Rows(LightningDataModule):
 
 
 class OfAPass(Plain):
-    """Logs a mean over the pass, which is known at its end."""
+    """Logs the mean over an epoch, which is known only at its end."""
 
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
@@ -73,7 +73,7 @@ class OfAPass(Plain):
 
 
 class TwoMetrics(Plain):
-    """A second one beside the loss, which falls."""
+    """Logs a second metric, which falls."""
 
     def validation_step(self, batch, batch_idx):
         super().validation_step(batch, batch_idx)
@@ -81,7 +81,7 @@ class TwoMetrics(Plain):
 
 
 class TwoSets(Rows):
-    """A batch of each at a time, by name; there are no rows before setup."""
+    """Batches from two loaders at once, by name; there are no rows before setup."""
 
     ready = False
 
@@ -102,7 +102,7 @@ class TwoSets(Rows):
 
 
 class Trains(Plain):
-    """No validation."""
+    """Reads TwoSets; no validation."""
 
     validation_step = LightningModule.validation_step
 
@@ -111,7 +111,7 @@ class Trains(Plain):
 
 
 class Ids(Rows):
-    """The same as `MLM` reads them, without num_tokens and a limit, and with a tokenizer that is none of this project's."""
+    """Batches as `MLM` reads them, without num_tokens and a limit, and with a tokenizer not of this project."""
 
     def __init__(self, largest: int = 15, max_length: int | None = None):
         super().__init__()
@@ -134,7 +134,7 @@ class Bare(Rows):
 
 class Unpacks(Plain):
     def training_step(self, batch, batch_idx):
-        one, two, three = batch  # of a batch of one
+        one, two, three = batch  # the batch has one element
         return self.loss("train", one + two + three)
 
 
@@ -154,7 +154,7 @@ class StopAt(Callback):
 
 
 class TermAt(Callback):
-    """A cluster's signal, after the batch of that step."""
+    """The signal that a cluster sends, after the batch of that step."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -182,7 +182,7 @@ class Manual(Plain):
 
 
 class Autoencoder(Plain):
-    """Its net has an encoder, and that is none of this project's."""
+    """Its net has an encoder, but not one of this project."""
 
     def __init__(self, rate: float = 1e-2, folder: str = "seen"):
         super().__init__(EncoderConfig(), rate, folder)
@@ -193,7 +193,7 @@ class Autoencoder(Plain):
 
 
 class NumPyRates(Plain):
-    """A schedule in NumPy, whose numbers are in each checkpoint, and settings that are no settings of this project's."""
+    """A schedule in NumPy, whose numbers go into every checkpoint, and settings that only share names with this project's."""
 
     def __init__(self, encoder: dict | None = None, pretrained: str = "imagenet", schedule: str = "cosine"):
         super().__init__(EncoderConfig(20, max_length=8, hidden_size=8, num_heads=2, num_layers=1, projection_dim=4))
@@ -207,14 +207,14 @@ class NumPyRates(Plain):
 
 
 class Keeps(Callback):
-    """Its state is no plain value."""
+    """Its state is not a plain value."""
 
     def state_dict(self):
         return {"share": Fraction(1, 3)}
 
 
 class Draws(TrainingModule):
-    """A training_step of its own, which does not count."""
+    """A training_step of its own, which does not count batches."""
 
     headline = ("val_loss", "validation loss", ".4f", min)
 
@@ -232,7 +232,7 @@ class Draws(TrainingModule):
 
 
 class Estimates(Plain):
-    """Asks for the number of steps, for which Lightning makes the loader before a checkpoint is read."""
+    """Reads the number of steps, for which Lightning makes the loader before it loads the checkpoint."""
 
     def configure_optimizers(self):
         assert self.trainer.estimated_stepping_batches > 0
@@ -240,7 +240,7 @@ class Estimates(Plain):
 
 
 class Stateful(DataLoader):
-    """A loader that keeps its place, as torchdata's StatefulDataLoader; after a pass it is the next one's beginning."""
+    """A loader that stores its position, like torchdata's StatefulDataLoader; at the end of an epoch that is the start."""
 
     given = skipped = 0
 
@@ -263,7 +263,7 @@ class StatefulRows(Rows):
 
 
 class Counts(Plain):
-    """Its tokens, in a buffer, which checkpoints keep."""
+    """Counts its tokens in a buffer, which checkpoints keep."""
 
     def __init__(self, encoder: EncoderConfig | None = None, rate: float = 1e-2, folder: str = "seen"):
         super().__init__(encoder, rate, folder)

@@ -1,4 +1,4 @@
-"""A task to fine-tune on, in a second: SST-2 in GLUE's files, of words whose sentiment is told."""
+"""A task that can be learnt in a second: SST-2 in GLUE's files, with words that determine the sentiment."""
 
 import csv
 import json

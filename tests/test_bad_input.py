@@ -1,6 +1,6 @@
 """Every bad input of bad_input.yaml, and six values for each numeric setting of each command: one line, and nothing hangs.
 
-A line begins with `error: `, holds the words of the table, and is the last that is printed; the exit status is 2.
+The line begins with `error: `, contains the words in the table, and is printed last; the exit status is 2.
 """
 
 import importlib
@@ -21,7 +21,7 @@ TABLE = yaml.safe_load(Path(__file__).with_name("bad_input.yaml").read_text())
 VALUES = {"nan": ".nan", "inf": ".inf", "-1": "-1", "0": "0", "2^70": str(2**70), "text": "much"}
 TASKS, DATA, CALLBACKS = "lit_linformer.tasks", "lit_linformer.data", "lit_linformer.callbacks"
 WEIGHTS = tuple(f"model.{name}_weight" for name in ("logits", "hidden", "labels"))
-# What each part of the generated table adds to a command line, and which of the settings it goes through.
+# What each part of the generated table adds to the command line, and which settings it covers.
 PARTS = {
     "MLM": ([], ("model.", "data.", "best.", "last.", "throughput.", "progress.", "seed_everything")),
     "trainer": ([], ("trainer.",)),
@@ -32,7 +32,7 @@ PARTS = {
 
 
 def refusal(status: int, printed: str) -> str | None:
-    """The error line, or None where that is not how the command ended."""
+    """The error line, or None if the command did not end with one."""
     lines = printed.splitlines()
     errors = [line for line in lines if line.startswith("error: ")]
     whole = status == 2 and len(errors) == 1 and lines[-1] == errors[0] and "Traceback" not in printed
@@ -47,7 +47,7 @@ def numeric(hint: Any) -> bool:
 @pytest.mark.parametrize("part", PARTS)
 def test_numbers_of_fit(part, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    # To build the parser anew for each line would take half of the time.
+    # Building the parser anew for each line would take half of the time.
     build, built = LinformerCLI.setup_parser, {}
 
     def once(cli, *args, **kwargs):
@@ -63,7 +63,7 @@ def test_numbers_of_fit(part, tmp_path, monkeypatch):
     keys = [key for key, hint in known.items() if key.startswith(prefixes) and numeric(hint)]
     if part != "MLM":
         keys = [key for key in keys if not key.startswith("model.encoder.")]
-    # A line that is not refused for the number ends at the checkpoint, before anything is built.
+    # A line whose number is not refused fails at the checkpoint, before anything is built.
     check_numbers(["fit", *extra, "--ckpt_path", "nowhere.ckpt"], keys, tmp_path)
 
 
@@ -81,7 +81,7 @@ def check_numbers(command: list[str], keys: list[str], folder: Path, scope: str 
     assert not wrong, f"{len(wrong)} of {len(cases)}\n" + "\n".join(wrong)
 
 
-# They read their settings themselves. A line that is not refused for its number fails at what stands here.
+# Studies read their settings themselves. A line whose number is not refused fails at the settings given here.
 STUDIES = {
     "benchmark --device nowhere": "benchmark",
     "benchmark --what training --device nowhere": "benchmark",
@@ -114,7 +114,7 @@ def test_numbers_of_studies(start, tmp_path, monkeypatch):
     check_numbers(words, keys, tmp_path, f"{command} ")
 
 
-TOGETHER = 60  # lines of a test: one of two hundred would keep one core waiting at the end
+TOGETHER = 60  # lines in one test: one of two hundred would keep a single core busy at the end
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_lines(start, first, tiny, tmp_path):
         (tmp_path / name).write_text(content)
     rows = TABLE["lines"][start][first : first + TOGETHER]
     lines = [shlex.split(f"{start} {line}") for line, *_ in rows]
-    # Refused before data are prepared: a cache that is made here is left behind.
+    # Refused before data are prepared: a cache made here would count as left behind.
     tiny = [*tiny, "--data.cache_dir", "cache"] if start == "fit TINY" else tiny
     lines = [[part for word in line for part in (tiny if word == "TINY" else [word])] for line in lines]
     before = {path for path in tmp_path.rglob("*")}

@@ -1,4 +1,4 @@
-"""Every file in conf/ is complete, says what it is, is parsed and run; golden losses of a seeded run."""
+"""Every file in conf/ is complete, describes itself, and is parsed and run; golden losses of a seeded run."""
 
 import json
 import os
@@ -26,12 +26,12 @@ GRIDS = [path for path in sorted((ROOT / "conf").rglob("*.yaml")) if "axes" in y
 FINETUNE = sorted(set((ROOT / "conf/finetune").glob("*.yaml")) - {*OVERLAYS, *GRIDS})
 RECALL = sorted((ROOT / "conf/recall").glob("*.yaml"))
 LRA = sorted(set((ROOT / "conf/lra").glob("*.yaml")) - {*IMAGES, *GRIDS})
-# What the others are at another size, of other data, with another attention; .ci/run runs them all.
+# The others are variants in size, data or attention; .ci/run runs them all.
 QUICK = ("quickstart", "linformer_base", "small", "sst2", "own", "pretrain")
 SPACES = sorted((ROOT / "conf/tune").glob("*.yaml"))  # run in tests/studies/tune
 CONFIGS = set((ROOT / "conf").rglob("*.yaml")) - {*OVERLAYS, *TRAINERS, *FINETUNE, *GRIDS, *SPACES, *RECALL, *LRA, DISTILL}
 CONFIGS = sorted(CONFIGS)
-# Small enough for a test; everything else stays as the file has it.
+# Small enough for a test; everything else is as in the file.
 SHRINK = (
     "--model.encoder.hidden_size 24 --model.encoder.intermediate_size 48 --model.encoder.max_length 256 --data.vocab_size 300 "
     "--data.batch_size 2 --data.global_batch_size null --data.num_workers 0 --data.validation_fraction 0.1 "
@@ -74,7 +74,7 @@ def test_recall_runs(path, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("path", [*quick_first(LRA), *IMAGES], ids=named)
 def test_long_range_arena_runs(path, tmp_path, monkeypatch):
-    """Two steps of each, then the test, on a few generated rows or small files; n is cut to 512 where rows may be cut."""
+    """Two steps of each, then the test, on a few generated rows or small files; n is cut to 512 if rows may be truncated."""
     monkeypatch.chdir(tmp_path)
     path, overlay = (ROOT / "conf/lra/image.yaml", ["--config", str(path)]) if path in IMAGES else (path, [])
     config = yaml.safe_load(path.read_text())
@@ -89,7 +89,7 @@ def test_long_range_arena_runs(path, tmp_path, monkeypatch):
     assert run_forked(["fit", *argv], log) == 0, log.read_text()
     name = config["name"]
     assert (tmp_path / f"runs/{name}/checkpoints/last.ckpt").is_file()
-    if path.stem == "pretrain":  # and the second command that it tells
+    if path.stem == "pretrain":  # and the second command that its head names
         argv = ["--config", str(ROOT / "conf/lra/listops.yaml"), "--model.pretrained", f"runs/{name}"]
         argv += [*generated, "--data.batch_size", "2", "--trainer.accelerator", "cpu", "--data.cache_dir", "cache"]
         argv += ["--trainer.max_steps", "1", "--trainer.val_check_interval", "1"]
@@ -118,7 +118,7 @@ def test_positions_of_an_image_ask_for_rows_that_are_one(task, length, said, tmp
 
 @pytest.fixture(scope="module")
 def finetuning(tmp_path_factory, corpus, cache):
-    """A folder with a pretrained run, runs/tiny, and data/ with a small set for every task; the session's cache."""
+    """A folder with a pretrained run, runs/tiny, and data/ with a small set for every task; uses the session's cache."""
     root = tmp_path_factory.mktemp("finetuning")
     (root / "tiny.yaml").write_text(TINY)
     os.symlink(ROOT / "conf", root / "conf")
@@ -152,7 +152,7 @@ def source_of(path):
     return {"imdb": "data/IMDB", "agnews": "data/ag_news", "own": "data/reviews.csv"}.get(path.stem, "data")
 
 
-# The others differ in name and data alone, says the test below. Pairs and numbers: tests/data/finetuning/test_own_tasks.py.
+# The others differ only in name and data, as a test below shows. Pairs, numbers: tests/data/finetuning/test_own_tasks.py.
 @pytest.mark.parametrize("path", quick_first(FINETUNE), ids=named)
 def test_finetuning_config_runs(path, finetuning, cache, tmp_path, monkeypatch):
     monkeypatch.chdir(finetuning)
@@ -160,7 +160,7 @@ def test_finetuning_config_runs(path, finetuning, cache, tmp_path, monkeypatch):
     argv = ["--config", str(path), "--data.source", source_of(path), "--data.cache_dir", str(cache)]
     small = ["--model.pretrained", "runs/tiny", "--trainer.accelerator", "cpu", "--trainer.max_epochs", "1"]
     assert run_forked(["fit", *argv, *small], log) == 0, log.read_text()
-    if Path(source_of(path)).is_file():  # whose rows train: other ones are tested
+    if Path(source_of(path)).is_file():  # its rows are trained on, so others are tested
         argv[3] = shutil.copy(source_of(path), tmp_path / "other.csv")
     assert run_forked(["test", *map(str, argv)], log) == 0, log.read_text()
     config = yaml.safe_load(path.read_text())
@@ -288,7 +288,7 @@ def test_paper_configs_are_the_papers_model():
     assert (encoder["norm"], encoder["local_width"], encoder["projection_init"]) == ("post", 0, "xavier")
 
 
-# Losses of the twelve steps of tests/helpers.py's TINY, torch 2.13 on CPU: a refactor that moves numerics is seen here.
+# Losses of the twelve steps of tests/helpers.py's TINY, torch 2.13 on CPU: a refactoring that changes numerics shows here.
 GOLDEN = [5.7243, 5.6886, 5.6291, 5.556, 5.3775, 5.3284, 5.2132, 4.9935, 5.1715, 4.9765, 4.8585, 4.8132]
 
 

@@ -1,4 +1,4 @@
-"""Several processes: gradients, perplexity and token order are those of one; a batch is said once and divided."""
+"""Several processes: gradients, perplexity and token order equal those of one; a batch size is given once and divided."""
 
 import json
 import multiprocessing
@@ -28,10 +28,10 @@ from tests.model.mechanisms import IMAGE, MECHANISMS
 
 ROOT = Path(__file__).parents[1]
 OVERLAY = ROOT / "conf/trainer/ddp.yaml"
-# The overlay as it is, but for where and how its processes start: forks of the test, for quickness.
+# The overlay, except where and how its processes start: forks of the test, for speed.
 FORKED = ["--config", str(OVERLAY), "--trainer.accelerator", "cpu", "--trainer.devices", "2"]
 FORKED += ["--trainer.strategy.init_args.start_method", "fork"]
-# Without dropout, which each process draws for itself, and in float64 the same batch gives the same step.
+# Without dropout, which each process draws for itself, and in float64, the same batch gives the same step.
 EXACT = "--model.encoder.dropout 0 --model.encoder.attention_dropout 0 --trainer.precision 64-true".split()
 GLOBAL = ["--data.global_batch_size", "8"]
 
@@ -71,7 +71,7 @@ MODELS = [{**kind, "activation_checkpointing": on} for kind in KINDS for on in (
 
 
 class Loss(nn.Module):
-    """What DistributedDataParallel wraps: its forward is the loss."""
+    """For DistributedDataParallel to wrap: its forward is the loss."""
 
     def __init__(self, settings: dict):
         super().__init__()
@@ -93,17 +93,17 @@ def batches() -> list[tuple[torch.Tensor, ...]]:
 
 
 class CompiledLoss(Loss):
-    """The same as model.compile runs it, on the compiler's graphs but without its code generator."""
+    """The same as model.compile runs it: the compiler's graphs, but without its code generator."""
 
     def __init__(self, settings: dict):
         super().__init__(settings)
-        torch._dynamo.reset()  # one function, many models
+        torch._dynamo.reset()  # one function for many models
         with patch("torch.compile", partial(torch.compile, backend="aot_eager", fullgraph=True)):
             compile_training(self.net)
 
 
 def two_steps(model: nn.Module, rank: int = 0, world_size: int = 1) -> list[torch.Tensor]:
-    """Gradients of both steps and the weights after them."""
+    """Gradients of both steps, and the weights after them."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     seen = []
     for batch in batches():
@@ -117,7 +117,7 @@ def two_steps(model: nn.Module, rank: int = 0, world_size: int = 1) -> list[torc
 def models_of(kind: type[Loss]) -> list[dict]:
     if kind is Loss:
         return MODELS
-    # aot_eager mistakes the strides of a gradient there; inductor, which compiles for users, does not (tests/tasks)
+    # aot_eager gets the strides of a gradient wrong there; inductor, the users' backend, does not (tests/tasks)
     apart = MECHANISMS["long-short"].items()
     return [settings for settings in MODELS if settings["activation_checkpointing"] and not apart <= settings.items()]
 
@@ -146,7 +146,7 @@ def test_two_processes_have_the_gradients_of_one_with_the_joined_batch(kind, tmp
 
 
 def joined(log: Path, processes: int, accumulate: int) -> list[list[str]]:
-    """The rows of each optimiser step, masked tokens and labels, over all processes; sorted, for ranks take turns."""
+    """For each optimiser step, all processes' rows with masked tokens and labels; sorted, since ranks interleave."""
     logs = [read_log(log.with_name(f"{log.name}.{rank}")) for rank in range(processes)]
     steps: dict[int, list[str]] = {}
     for lines in logs:
@@ -181,14 +181,14 @@ def test_the_same_run_on_one_process_two_and_after_changing_from_one_to_the_othe
     assert fit(exact, "one", tmp_path / "one") == 0  # accumulates 2 × 4
     assert fit([*exact, *FORKED], "two", tmp_path / "two") == 0
     assert_equal_runs(tmp_path, "one", "two")
-    shown = (tmp_path / "two.out").read_text()  # the first process tells for both
+    shown = (tmp_path / "two.out").read_text()  # the first process prints for both
     for once in ("model   ", "step 0  ", "step 12/12  ", "  best  ", "done   "):
         assert shown.count(once) == 1, shown
     steps = joined(tmp_path / "one", 1, 2)
     assert len(steps) == 12 and all(len(step) == 8 for step in steps)
     assert steps == joined(tmp_path / "two", 2, 1)
 
-    # Killed in step 8, after last.ckpt of step 5; the fork's parent stays, so the exit status is not the kill's.
+    # Killed in step 8, after last.ckpt of step 5; the fork's parent survives, so the exit status is not the kill's.
     assert fit([*exact, *FORKED], "down", tmp_path / "down", kill_at=8) != 0
     assert fit(exact, "down", tmp_path / "down1", "--ckpt_path", "last") == 0
     assert steps[5:] == joined(tmp_path / "down1", 1, 2)
@@ -242,7 +242,7 @@ def test_what_does_not_fit_is_one_line(extra, told, tiny, tmp_path):
     assert [line for line in lines if line.startswith("error: ")] == lines[-1:] and told in lines[-1]
 
 
-# Overlays and what else is checked at the start
+# Overlays and other checks at the start
 
 
 @pytest.mark.parametrize("name", ["ddp", "ddp_nodes", "gpu"])  # fsdp and slurm run in other tests
@@ -256,7 +256,7 @@ def test_overlay_runs_with_one_process(name, tiny, tmp_path, monkeypatch):
 
 
 class Keys(Dataset):
-    """Twelve rows: instead of a batch the numbers of its rows."""
+    """Twelve rows: a batch is the numbers of its rows."""
 
     def __len__(self) -> int:
         return 12
@@ -283,7 +283,7 @@ def test_loaders_of_ones_own_data_divide_the_rows_without_being_told_the_rank(tm
 def prepare_other_data(rank: int, folder: Path, corpus: Path, report) -> None:
     source = folder / f"text{rank}.txt"
     source.write_bytes(corpus.read_bytes())
-    os.utime(source, (rank, rank))  # copied without its time
+    os.utime(source, (rank, rank))  # copied with another modification time
     settings = {"validation_fraction": 0.1, "test_fraction": 0.1, "vocab_size": 300, "max_length": 32}
     data = PretrainingData(str(source), cache_dir=str(folder / f"cache{rank}"), **settings)
     try:

@@ -1,7 +1,7 @@
-"""Commands and code of README.md and docs/, as they stand: run, on a model shrunk by what a test appends.
+"""Commands and code of README.md and docs/, as written: run on a model shrunk by what a test appends.
 
 A ``bash`` block is run, after README's ``fit``s; an ``sh`` block (several GPUs, hours, the reader's own files) is parsed.
-``python`` runs by itself, ``py`` on what the page's commands have left.
+``python`` runs by itself, ``py`` with what the page's commands have left.
 """
 
 import os
@@ -28,7 +28,7 @@ TEXT = {page: (ROOT / page).read_text(encoding="utf-8") for page in PAGES}
 
 
 def blocks(page, language):
-    """Without excerpts of the package, which begin with their file's name."""
+    """Skips excerpts of the package, which begin with their file's name."""
     return re.findall(rf"```{language}\n(?!# lit_linformer/)(.*?)```", TEXT[page], re.DOTALL)
 
 
@@ -43,7 +43,7 @@ def trains(command):
 
 
 def check(command, folder, cache):
-    """Runs it in the working directory, small; it must succeed."""
+    """Runs it in the working directory, made small; it must succeed."""
     extra = []
     if command[0] == "benchmark":
         extra = "--hidden_size 32 --num_heads 2 --num_layers 1 --tokens 2048 --rounds 1 --memory false".split()
@@ -53,7 +53,7 @@ def check(command, folder, cache):
             extra += ["--trainer.max_epochs", "1", "--trainer.accelerator", "cpu"]
         elif "convert" in command[2]:
             extra += ["--trainer.max_steps", "2", "--trainer.val_check_interval", "2", "--data.validation_fraction", "0.1"]
-        elif "--model.pretrained" in command:  # which has its encoder's settings, too
+        elif "--model.pretrained" in command:  # it determines the encoder's settings
             extra += ["--trainer.max_steps", "2", "--trainer.val_check_interval", "2", "--data.validation_fraction", "0.1"]
             extra += ["--model.warmup_steps", "1", "--data.batch_size", "2", "--data.global_batch_size", "null"]
         elif command[0] == "fit" and command[2].startswith("runs/"):
@@ -66,7 +66,7 @@ def check(command, folder, cache):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, cache):
-    """A folder in which README's models were trained, beside a text and a task."""
+    """A folder in which README's models were trained, with a text and a task."""
     folder = tmp_path_factory.mktemp("reader")
     for name in ("conf", "models"):
         os.symlink(ROOT / name, folder / name)
@@ -88,7 +88,7 @@ def trained(tmp_path_factory, cache):
 @pytest.mark.parametrize(
     "page",
     [
-        page if page == "README.md" else pytest.param(page, marks=pytest.mark.slow)  # whose commands have tests of their own
+        page if page == "README.md" else pytest.param(page, marks=pytest.mark.slow)  # their commands have tests of their own
         for page in PAGES
         if any(blocks(page, kind) for kind in ("bash", "python", "py"))
     ],
@@ -142,7 +142,7 @@ def test_two_install_commands_are_the_ones_that_ci_runs():
 
 def test_readme_is_short_and_the_index_is_complete():
     assert TEXT["README.md"].count("\n") <= 150
-    told = {Path(page).name for page in PAGES} | {"LOG.md"}  # README.md is both README and index
+    told = {Path(page).name for page in PAGES} | {"LOG.md"}  # README.md is both the README and the index
     assert {path.name for path in (ROOT / "docs").glob("*.md")} == told
 
 

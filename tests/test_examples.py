@@ -1,4 +1,4 @@
-"""examples/, each copied into a clean folder as a file of your own: trained, killed, resumed, validated; and a plain module."""
+"""examples/, each copied to a clean folder as a user's own file: trained, killed, resumed, validated; and a plain module."""
 
 import json
 import multiprocessing
@@ -47,7 +47,7 @@ BROKEN = "from lightning.pytorch import Callback\n\n\nclass Watch(Callback):\n  
 
 @pytest.fixture(scope="module")
 def clean(tmp_path_factory, corpus, cache):
-    """A folder with the examples, and what each line printed; the runs of two of them were killed in step 9, and go on."""
+    """A folder with the examples, and the output of each line; two of the runs were killed in step 9, and resumed."""
     folder = tmp_path_factory.mktemp("clean")
     for example in EXAMPLES.glob("*.py"):
         shutil.copy(example, folder)
@@ -172,7 +172,7 @@ def test_a_class_that_cannot_be_found_is_told_with_its_reason(clean, tmp_path, m
 
 
 def test_sliding_window_is_attention_to_those_near():
-    """In a process of its own: a CUDA build initialises CUDA when it compiles, and then no process may be forked that forks."""
+    """In its own process: in a CUDA build compiling initialises CUDA, and then no process may be forked that forks."""
     process = multiprocessing.get_context("fork").Process(target=compare_sliding_windows)
     process.start()
     process.join()
@@ -180,7 +180,7 @@ def test_sliding_window_is_attention_to_those_near():
 
 
 def compare_sliding_windows():
-    """FlexAttention's blocks and the mask that training takes on a CPU, at the edges too; a window of all is full attention."""
+    """FlexAttention's blocks against the mask used in training on a CPU, also at the edges; a full window is full attention."""
     from examples import sliding_window
     from lit_linformer.model import SelfAttention
 

@@ -1,4 +1,4 @@
-"""Fine-tuning through the command line: learns, resumes bit for bit, scores alike on two processes, carries over."""
+"""Fine-tuning from the command line: learns, resumes bit for bit, scores equally on two processes, takes over settings."""
 
 import json
 import re
@@ -48,7 +48,7 @@ def test_learns_a_task_and_leaves_what_scripts_and_people_read(learnt):
 def test_killed_run_resumes_bit_for_bit(extra, task, tmp_path):
     accumulate = 2 if "--trainer.accumulate_grad_batches" in extra else 1
     assert fit(task, "whole", tmp_path / "whole", *extra) == 0
-    # After the checkpoint at step 5, then after that at an epoch's end, in the middle of the next one.
+    # After the checkpoint at step 5; then after that at the end of an epoch, in the middle of the next.
     assert fit(task, "killed", tmp_path / "killed", *extra, kill_at=9 * accumulate - accumulate // 2) == -9
     assert fit(task, "killed", tmp_path / "killed", *extra, "--ckpt_path", "last", kill_at=18 * accumulate) == -9
     assert fit(task, "killed", tmp_path / "killed", *extra, "--ckpt_path", "last") == 0
@@ -61,7 +61,7 @@ def test_killed_run_resumes_bit_for_bit(extra, task, tmp_path):
 
 
 def test_another_layer_decay_wins_on_resume(task, tmp_path):
-    """With it the rate, the weight decay and the betas of all groups."""
+    """And so do the learning rate, weight decay and betas of all parameter groups."""
     words = ["fit", *task, "--trainer.max_steps", "4", "--model.schedule", "constant", "--model.warmup_fraction", "0"]
     output([*words, "--model.layer_lr_decay", "0.9"], tmp_path)
     changed = "--model.layer_lr_decay 0.5 --model.lr 0.001 --model.weight_decay 0.3 --trainer.max_steps 6".split()
@@ -85,7 +85,7 @@ def test_a_schedule_that_is_over_on_other_data_says_so(task, tmp_path):
 @pytest.mark.slow
 def test_two_processes_train_and_score_like_one(task, tmp_path):
     still = ["--model.dropout", "0", "--model.attention_dropout", "0", "--trainer.max_epochs", "2"]
-    still += ["--trainer.precision", "64-true"]  # in float32 AdamW's first steps enlarge what rounding does to small gradients
+    still += ["--trainer.precision", "64-true"]  # in float32 AdamW's first steps amplify rounding errors of small gradients
     assert run_forked(["fit", *task, "--name", "one", *still]) == 0
     two = ["--trainer.strategy", "ddp_fork", "--trainer.devices", "2", "--data.batch_size", "4"]
     shown = output(["fit", *task, "--name", "two", *still, *two], tmp_path)

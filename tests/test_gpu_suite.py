@@ -32,7 +32,7 @@ def suite():
 
 @pytest.mark.slow
 def test_gpu_suite_rehearsed_on_a_cpu(suite, tiny, tmp_path, corpus, cache):
-    """Every part; then the same command has only training to go on with."""
+    """Every part; then the same command has only training left to continue."""
     output(["fit", *tiny, "--name", "tokenizer", "--trainer.max_steps", "1"], tmp_path)
     words = ["--source", corpus, "--tokenizer", "runs/tokenizer/tokenizer.json", "--output", "suite", "--device", "cpu"]
     words += ["--minutes", "60", "--piece_mb", "0.02"]
@@ -68,11 +68,11 @@ def test_a_part_of_the_gpu_suite_may_fail_or_take_too_long(suite, tmp_path):
         assert status == expected and seconds < HANGS
     (tmp_path / "speed").mkdir()
     (tmp_path / "speed/training.json").write_text('{"models": {"linformer 512": {"mfu": 0.52}}')
-    assert suite.results("speed", tmp_path) is None  # not whole
+    assert suite.results("speed", tmp_path) is None  # truncated
 
 
 def test_the_next_call_of_the_gpu_suite_does_what_is_left(suite, tmp_path, monkeypatch, capsys):
-    """Done parts are skipped, failed ones tried once more, what a part has measured stays when the next fails."""
+    """Finished parts are skipped, failed ones tried once more, and what a part has measured stays if the next try fails."""
     code = "import pathlib; pathlib.Path('{0}').mkdir(exist_ok=True); pathlib.Path('{0}/training.json').write_text('{1}')"
     told = json.dumps({"models": {"linformer 512": {"status": "ok", "mfu": 0.412}}, "ratios": {}})
     works, fails = [sys.executable, "-c", code.format("speed", told)], [sys.executable, "-c", "exit('error: no')"]

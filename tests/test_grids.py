@@ -1,4 +1,4 @@
-"""The grids of conf/ that pretrain: mechanisms, long n, figure 3; test_conf.py parses the cells of all of them."""
+"""The grids in conf/ that pretrain: mechanisms, long n, figure 3; test_conf.py parses the cells of all grids."""
 
 import itertools
 import json
@@ -40,7 +40,7 @@ def test_every_mechanism_of_a_grid_trains_and_all_it_measures_is_there(path, tmp
     for cell, (status, printed) in zip(grid.cells, in_one_process(lines, tmp_path / "printed"), strict=True):
         assert status == 0, f"{cell}: {printed[-500:]}"
         there = {name: measure.read(cell.run_dir) for name, measure in grid.measures.items()}
-        # Two steps are far from a perplexity after millions of tokens, and their validation may lack one of CopySlices' slices.
+        # Two steps do not reach a perplexity after millions of tokens, and their validation may lack one of CopySlices' slices.
         later = {name for name in there if name.endswith(" M tokens") or name.startswith("nll ")}
         assert {name for name, value in there.items() if value is None} <= later, str(cell)
         assert Measure.parse("", f"perplexity.csv perplexity tokens={2 * 2 * length}").read(cell.run_dir) > 1
@@ -62,7 +62,7 @@ def test_short_rows_first_then_long_ones_by_one_command(path, tmp_path, corpus, 
     encoders = [yaml.safe_load((of / "hparams.yaml").read_text())["encoder"] for of in (cell.pretraining.run_dir, cell.run_dir)]
     n = int(cell.values["n"])
     assert [encoder["max_length"] for encoder in encoders] == [512, n]
-    assert [encoder["projection_dim"] for encoder in encoders] == [16, n // 32]  # as many tokens a slot
+    assert [encoder["projection_dim"] for encoder in encoders] == [16, n // 32]  # equally many tokens for each slot
     assert 1 < cell.value() < 1000
     assert None not in [measure.read(cell.run_dir) for measure in grid.measures.values()]
 
@@ -70,7 +70,7 @@ def test_short_rows_first_then_long_ones_by_one_command(path, tmp_path, corpus, 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", list(yaml.safe_load(TABLE.read_text())["axes"]["task"]))
 def test_long_range_arena_is_pretrained_on_and_scored_by_one_command(task, tmp_path, monkeypatch):
-    """Each task's lookup from its own weights, at a step or two of a few rows; n is cut where rows may be cut."""
+    """Each task's lookup from its own weights, for a step or two on a few rows; n is cut if rows may be truncated."""
     monkeypatch.chdir(tmp_path)
     os.symlink(ROOT / "conf", "conf")
     cell = next(cell for cell in read_grid(TABLE).cells if cell.values == {"model": "lookup, self-pretrained", "task": task})

@@ -1,4 +1,4 @@
-"""Starting and ending: torchrun on two nodes, Lightning's own start, Slurm; a killed process, SIGTERM and SIGUSR1."""
+"""Starting and ending: torchrun on two nodes, Lightning's own launcher, Slurm; a killed process, SIGTERM and SIGUSR1."""
 
 import os
 import signal
@@ -18,13 +18,13 @@ RUN = str(ROOT / "run.py")
 
 
 def clean_environment(**extra: str) -> dict[str, str]:
-    """Without what an earlier test, or whoever started pytest, may have left of other processes."""
+    """The environment without variables set for other processes by an earlier test or whoever started pytest."""
     names = "MASTER_ADDR MASTER_PORT RANK LOCAL_RANK GROUP_RANK NODE_RANK WORLD_SIZE PL_GLOBAL_SEED".split()
     return {name: value for name, value in os.environ.items() if name not in names} | extra
 
 
 def send(tmp_path: Path, number: int, at: int, rank: int = 0) -> list[str]:
-    """Settings that make a process of the run get a signal, once."""
+    """Settings that send a signal to a process of the run, once."""
     settings = {"marker": tmp_path / f"sent-{number}-{at}", "number": int(number), "at": at, "rank": rank}
     callback = ["--trainer.callbacks+", "tests.helpers.SendSignal"]
     return callback + [word for name, value in settings.items() for word in (f"--trainer.callbacks.{name}", str(value))]
@@ -39,9 +39,9 @@ def ip(*words: str) -> bool:
 
 @contextmanager
 def two_nodes():
-    """For each of two nodes: its address, what commands on it begin with, and its network interface.
+    """For each of two nodes: its address, the prefix of commands on it, and its network interface.
 
-    Network namespaces with a cable between them, where that is permitted; else two names for this machine.
+    Two network namespaces connected by a virtual cable, if permitted; otherwise two names for this machine.
     """
     names = [f"node{number}-{os.getpid()}" for number in range(2)]
     made = all([ip("netns", "add", name) for name in names])
@@ -68,14 +68,14 @@ def test_two_nodes_under_torchrun_end_with_a_killed_process_and_go_on(tiny, tmp_
     overlay += ["--trainer.num_nodes", "2", "--ckpt_path", "auto"]
 
     def start(nodes, name: str, *options: str) -> tuple[list[int], str]:
-        """Exit statuses and output of the same command on both nodes; a process is killed in the 7th batch, once a name."""
+        """Exit statuses and output of the same command on both nodes; kills a process in the 7th batch, once for each name."""
         port, started, logs = str(free_port()), [], [tmp_path / f"node{number}.txt" for number in range(2)]
         killed = send(tmp_path / name, signal.SIGKILL, 7, rank=1)
         (tmp_path / name).mkdir(exist_ok=True)
         for number, (address, prefix, interface) in enumerate(nodes):
             torchrun = [sys.executable, *"-m torch.distributed.run --nnodes 2 --nproc_per_node 1 --rdzv_id 1".split()]
             torchrun += ["--rdzv_backend", "c10d", "--rdzv_endpoint", f"{nodes[0][0]}:{port}", "--local_addr", address]
-            # Its own name leads nowhere within a namespace: the first node must be told that it is the endpoint.
+            # Its own name does not resolve within a namespace: the first node must be told that it is the endpoint.
             torchrun += ["--rdzv_conf", f"is_host={'false' if number else 'true'}", *options]
             environment = clean_environment(
                 GLOO_SOCKET_IFNAME=interface, PYTHONPATH=str(ROOT), TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1"
@@ -107,7 +107,7 @@ def test_a_killed_process_ends_a_run_that_lightning_started(tiny, tmp_path):
     command += send(tmp_path, signal.SIGKILL, 7, rank=1)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANGS)
     assert done.returncode != 0
-    # This process hears of it by the broken connection, or from Lightning's watch over its processes, which then ends it.
+    # This process notices by the broken connection, or Lightning notices, which watches its processes and then ends this one.
     lost = "lost another one of this run" in done.stderr and "process 1 of this machine was ended by SIGKILL" in done.stderr
     assert lost or "terminated with code -9" in done.stderr, done.stderr
     assert load(tmp_path / "runs/run/checkpoints/last.ckpt")["global_step"] == 5
@@ -117,7 +117,7 @@ def test_a_killed_process_ends_a_run_that_lightning_started(tiny, tmp_path):
 
 
 def assert_whole(tmp_path: Path, name: str, processes: int = 1) -> None:
-    """The run that was stopped and went on is the one that was not, to the last bit."""
+    """The stopped and resumed run equals the uninterrupted one, to the last bit."""
     for rank in range(processes):
         assert read_log(tmp_path / f"whole.{rank}") == read_log(tmp_path / f"{name}.{rank}")
     whole, stopped = (load(tmp_path / f"runs/{run}/checkpoints/last.ckpt") for run in ("whole", name))
@@ -127,12 +127,12 @@ def assert_whole(tmp_path: Path, name: str, processes: int = 1) -> None:
 
 
 def curve(tmp_path: Path, name: str) -> list[dict[str, float]]:
-    """All but what clocks told."""
+    """Everything except times."""
     rows = read_rows(tmp_path / f"runs/{name}/perplexity.csv")
     return [{key: value for key, value in row.items() if "seconds" not in key} for row in rows]
 
 
-# In the middle of an accumulation; in the step that a validation follows.
+# In the middle of an accumulation; in a step followed by a validation.
 @pytest.mark.parametrize("at, step", [(10, 4), (19, 7)], ids=["accumulating", "validation"])
 def test_sigterm_saves_the_step_and_the_run_goes_on_exactly(at, step, tiny, tmp_path):
     tiny = [*tiny, "--trainer.accumulate_grad_batches", "3", "--trainer.max_steps", "9"]
@@ -180,7 +180,7 @@ def test_slurms_sigusr1_saves_and_requeues(status, told, put, tiny, tmp_path, mo
         assert_whole(tmp_path, "job")
 
 
-# What goes wrong at the start
+# Errors at the start
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""models/small, as it comes with the clone: whole, small, told in its card, and answering."""
+"""models/small, as cloned: complete, small, described in its card, and answering."""
 
 import json
 import re

@@ -49,7 +49,7 @@ def test_what_save_hyperparameters_keeps_is_loaded_again(own, tmp_path):
 
 
 def test_scores_under_ones_own_names_are_results(own, tmp_path):
-    """val_loss and test_loss, as most people write them, in result.json, test.json, report and grid."""
+    """Named val_loss and test_loss, as in most code, they appear in result.json, test.json, report and grid."""
     grid = {
         "name": "rates",
         "arguments": shlex.join([*own, *BEST]),
@@ -102,7 +102,7 @@ def test_each_batch_draws_anew_without_a_count(own, tmp_path):
 
 @pytest.mark.parametrize("ends", [("--trainer.max_steps", "8"), ("--trainer.max_steps", "16"), ("--trainer.max_epochs", "1")])
 def test_a_plain_loader_goes_on_at_a_pass_s_end(ends, own, tmp_path):
-    """With the rows of a run that was not interrupted, 8 batches a pass."""
+    """With the rows of an uninterrupted run, 8 batches an epoch."""
     longer = ["--trainer.max_epochs", "4"]
     output(["fit", *own, *BEST, *longer, "--name", "whole", "--model.folder", "whole"], tmp_path)
     output(["fit", *own, *BEST, *longer, *ends], tmp_path)
@@ -164,7 +164,7 @@ def test_an_early_stop_by_what_is_not_logged_is_refused_before_training(own, tmp
 
 
 def test_an_early_stop_by_what_training_logs(own, tmp_path):
-    """At a pass's end; after a validation within one it is not known yet."""
+    """Known at the end of an epoch, but not after a validation within one."""
     stop = ["--model", "tests.own_code.OfAPass", "--trainer.callbacks+", "EarlyStopping", "--trainer.callbacks.monitor"]
     output(["fit", *own, *BEST, *stop, "train_loss"], tmp_path)
     within = ["--name", "within", "--trainer.val_check_interval", "4"]
@@ -187,7 +187,7 @@ def test_a_run_that_goes_on_by_another_metric_tells_of_that_one_alone(own, tmp_p
     accuracy = [*words, "val_accuracy", "--best.mode", "max", "--ckpt_path", "last"]
     shown = output([*accuracy, "--trainer.max_epochs", "4"], tmp_path)
     assert re.findall(r"^  (\w+) +\S+ \(step (\d+)\)$", shown, re.M) == [("first", "24"), ("best", "24"), ("last", "32")], shown
-    assert json.loads(Path("runs/own/result.json").read_text())["best_step"] == 24  # whose checkpoint there is
+    assert json.loads(Path("runs/own/result.json").read_text())["best_step"] == 24  # the step whose checkpoint exists
     assert [path.name[:13] for path in Path("runs/own/checkpoints").glob("best-*")] == ["best-00000024"]
 
 
@@ -195,8 +195,8 @@ def test_a_dict_of_loaders_and_no_validation(own, tmp_path):
     shown = output(["fit", *own, "--model", "tests.own_code.Trains", "--data", "tests.own_code.TwoSets"], tmp_path)
     assert "\ntraining    2 epochs\n" in shown and "step 16/16" in shown
     assert "tensorboard" in shown and "run.py" not in shown  # nothing to validate
-    assert not Path("early").exists()  # rows are asked for when there are rows
-    for limit, proposed in (("1", True), ("0", False)):  # which `validate` would take from the run's config, and refuse
+    assert not Path("early").exists()  # asks for rows only when there are some
+    for limit, proposed in (("1", True), ("0", False)):  # `validate` would use the run's limit, and refuse it
         shown = output(["fit", *own, *BEST, "--trainer.limit_val_batches", limit, "--overwrite", "true"], tmp_path)
         assert ("run.py validate" in shown) is proposed
 
@@ -204,7 +204,7 @@ def test_a_dict_of_loaders_and_no_validation(own, tmp_path):
 def test_a_finder_says_what_it_found(own, tmp_path):
     finder = ["--model.rate", "1e-3", "--trainer.callbacks+", "LearningRateFinder", "--trainer.callbacks.attr_name", "rate"]
     assert "Learning rate set to " in output(["fit", *own, *BEST, *finder], tmp_path)
-    # A run that went on was one that began anew, with the checkpoint's weights.
+    # A resumed run would start over, with the checkpoint's weights.
     told = "error: trainer.callbacks is 'LearningRateFinder', which would begin at step 0 with the checkpoint's weights"
     assert told in refused(["fit", *own, *BEST, *finder, "--ckpt_path", "last"], tmp_path)
     told = "error: trainer.callbacks is 'LearningRateFinder', whose rate the schedule of NumPyRates would replace by its own"
@@ -251,7 +251,7 @@ def test_a_mistake_in_own_code_says_where_it_is(extra, what, where, own, tmp_pat
 
 
 def test_the_schedule_ends_where_epochs_do(tiny, tmp_path):
-    """Of max_steps and max_epochs the one that comes first: the rate's last value is that of the last step."""
+    """max_steps or max_epochs, whichever comes first: the last learning rate of the schedule is that of the last step."""
     ends = ["--trainer.max_steps", "1000", "--trainer.max_epochs", "1", "--trainer.check_val_every_n_epoch", "1"]
     ends += ["--trainer.val_check_interval", "1.0", "--model.schedule", "linear"]
     assert fit(tiny, "own", tmp_path / "log", *ends) == 0
@@ -263,7 +263,7 @@ def test_a_module_that_optimises_by_itself(own, tmp_path):
     shown = output(["fit", *own, *BEST, "--model", "tests.own_code.Manual", "--progress.every_n_steps", "4"], tmp_path)
     assert "step 4/16" in shown and "loss" not in shown.partition("step 4/16")[2].partition("\n")[0]
     several = ["--model", "tests.own_code.Manual", "--model.optimizers", "2", "--overwrite", "true"]
-    assert "step 32/32" in output(["fit", *own, *BEST, *several], tmp_path)  # of both
+    assert "step 32/32" in output(["fit", *own, *BEST, *several], tmp_path)  # counted for both
     shown = output(["fit", *own, *BEST, *several[:4], "--ckpt_path", "last", "--trainer.max_epochs", "3"], tmp_path)
     assert "step 48/48" in shown
     shown = output(["fit", *own, *BEST, *several, "--trainer.max_steps", "20"], tmp_path)
@@ -281,7 +281,7 @@ def test_of_several_optimizers_a_line_and_a_checkpoint_come_with_the_batch_that_
 
 
 def test_several_optimizers_beyond_max_steps_end_with_a_validation(own, tmp_path):
-    """Three steps a batch: 21 of 20, in the middle of a pass; a signal in that batch does not stop what is about to end."""
+    """Three steps per batch: 21 of 20, in mid-epoch; a signal in that batch does not interrupt a run that is about to end."""
     words = ["--model", "tests.own_code.Manual", "--model.optimizers", "3", "--trainer.max_steps", "20"]
     words += ["--trainer.callbacks+", "tests.own_code.TermAt", "--trainer.callbacks.step", "21"]
     output(["fit", *own, *BEST, *words], tmp_path)

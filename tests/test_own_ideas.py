@@ -1,4 +1,4 @@
-"""docs/extending.md: a projection, an attention and data in files of the user's own, through every command."""
+"""docs/extending.md: a projection, an attention and data in a user's own files, with every command."""
 
 import json
 import re
@@ -29,7 +29,7 @@ SAID = {
 }
 
 
-# A forward of its own leaves `flops` behind: the operations are not known then, and not guessed. Its mask is in checkpoints.
+# With a forward of its own, inherited `flops` do not count: they are unknown, not guessed. Checkpoints contain its mask.
 UNCOUNTED = """
 
 class Uncounted(Window):
@@ -47,7 +47,7 @@ def words(text):
 
 @pytest.fixture(scope="module")
 def ideas(tmp_path_factory, corpus, cache):
-    """A folder with the page's file and a run of each idea; what they printed."""
+    """A folder with the page's file and a run of each idea; their output."""
     folder = tmp_path_factory.mktemp("ideas")
     (folder / "my_ideas.py").write_text(re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)[1] + UNCOUNTED)
     (folder / "tiny.yaml").write_text(TINY)
@@ -97,7 +97,7 @@ def test_the_pages_lines_show_that_padding_does_not_matter(setting, here, monkey
 
 @pytest.mark.parametrize("setting", ["attention", "projection"])
 def test_the_pages_ideas_compute_in_float16(setting, here, monkeypatch):
-    """As 16-mixed does: scores are then float16, and the norm's output, which they are made of, float32."""
+    """As with 16-mixed: scores are then float16, but the norm's output, from which they are computed, is float32."""
     monkeypatch.syspath_prepend(here)
     idea = {"attention": "my_ideas.Window", "projection": "my_ideas.Salient"}[setting]
     shape = {"vocab_size": 50, "max_length": 16, "hidden_size": 8, "num_heads": 2, "num_layers": 2, "projection_dim": 4}
@@ -206,7 +206,7 @@ data: {class_path: my_sensors.Sensors}
 
 
 def test_tokens_of_numbers(tmp_path, monkeypatch):
-    """The page's readings of sensors, classified by this project's own module; tokens of another size are refused."""
+    """The page's sensor readings, classified by this project's own module; tokens of another size are refused."""
     monkeypatch.chdir(tmp_path)
     Path("my_sensors.py").write_text(re.search(r"`my_sensors.py`:\n\n```py\n(.*?)```", PAGE, re.DOTALL)[1])
     Path("sensors.yaml").write_text(SENSORS)
@@ -222,7 +222,7 @@ def test_tokens_of_numbers(tmp_path, monkeypatch):
         assert rows[0].items() >= (first | told).items() and [row["index"] for row in rows] == list(range(48, 64))
         assert rows[1]["prediction"] == "odd" and rows[1]["probabilities"]["odd"] > 0.5
     assert not Path("runs/sensors/submission").exists()
-    assert read_model("runs/sensors").labels == ("even", "odd")  # which its checkpoint says
+    assert read_model("runs/sensors").labels == ("even", "odd")  # from its checkpoint
     line = complaint(["fit", "--config", "sensors.yaml", "--model.encoder.input_size", "4", "--name", "four"], tmp_path)
     assert line == "error: model.encoder.input_size is 4; allowed: 3, the numbers in a token of the data"
     Path("my_sensors.py").write_text(
@@ -237,7 +237,7 @@ def test_tokens_of_numbers(tmp_path, monkeypatch):
 
 
 class Unnamed(LightningDataModule):
-    """Rows of numbers with a class, or with a value; two sets to validate on."""
+    """Rows of numbers with a class, or with a value; two validation sets."""
 
     input_size, evaluation_names = 2, ("", "again")
 
@@ -265,7 +265,7 @@ class Unnamed(LightningDataModule):
     test_dataloader = val_dataloader
 
 
-@pytest.mark.parametrize(("values", "first"), [("false", "2"), ("true", 2002.0)])  # bfloat16 has 2000 and 2008
+@pytest.mark.parametrize(("values", "first"), [("false", "2"), ("true", 2002.0)])  # bfloat16 only has 2000 and 2008
 def test_scores_and_rows_of_classes_without_names_and_of_values_in_bfloat16(values, first, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("sensors.yaml").write_text(

@@ -1,7 +1,7 @@
-"""A rehearsal of 64 processes on one processor: the order of the data, shapes, gradients, checkpoints.
+"""A rehearsal of 64 processes on one processor: data order, shapes, gradients, checkpoints.
 
-Where data must really pass from one to the other, the processes are threads: torch's own tests are run so. Where shapes are
-enough, one process is one of 64 whose others do not exist.
+If data must really be exchanged, the processes are threads, as in torch's own tests. If shapes suffice, one process is a
+rank of 64 whose others do not exist.
 """
 
 import copy
@@ -39,14 +39,14 @@ def make_net() -> MaskedLanguageModel:
 
 
 def make_batch(number: int) -> dict[str, torch.Tensor]:
-    """12 rows; equally many for 1, 2, 3, 4, 6 or 12 processes."""
+    """12 rows, which divide evenly among 1, 2, 3, 4, 6 or 12 processes."""
     ids = torch.randint(1, 50, (12, 16), generator=torch.Generator().manual_seed(number))
     positions = torch.arange(0, 16, 3).repeat(12, 1)
     return {"input_ids": ids, "positions": positions, "labels": ids.gather(1, positions)}
 
 
 def in_threads(count: int, work) -> list:
-    """work(rank) in as many threads as there are processes, each a rank of one group; what they return."""
+    """Runs work(rank) in that many threads, each a rank of one group; returns their results."""
     from torch.testing._internal.distributed import multi_threaded_pg as threaded
 
     found, errors, store = [None] * count, [], dist.HashStore()
@@ -94,9 +94,9 @@ def whole(net) -> dict[str, torch.Tensor]:
 
 
 def test_sharded_steps_and_checkpoints_of_four_three_and_one_process_are_the_same(tmp_path):
-    """Two steps on four, written by four, one more on three that have read it; and all three on one.
+    """Two steps and a checkpoint on four processes, one more step on three that read it; and all three steps on one.
 
-    In float64: AdamW's first steps divide a gradient by its own size, and so enlarge what rounding does to the small ones.
+    In float64, as AdamW's first steps divide a gradient by its own size, and so amplify rounding errors of small ones.
     """
     one, batches, base = make_net().double(), [make_batch(number) for number in range(3)], make_net().double()
     optimizer = torch.optim.AdamW(one.parameters(), lr=1e-2)
@@ -127,7 +127,7 @@ def test_sharded_steps_and_checkpoints_of_four_three_and_one_process_are_the_sam
 
 
 def write_checksums_without_meta(folder: Path) -> None:
-    (folder / "meta.pt").touch()  # Lightning's, with all but the tensors
+    (folder / "meta.pt").touch()  # Lightning's has all except tensors
     write_checksums(folder)
 
 
@@ -146,7 +146,7 @@ def pretend(rank: int, connection) -> None:
 
 
 def test_of_64_processes_each_holds_its_rows_of_each_weight_or_none():
-    """Most weights here have fewer rows than there are processes: some hold nothing of them, and step all the same."""
+    """Most weights here have fewer rows than there are processes: some hold none of them, and step all the same."""
     found = {}
     for rank in (0, 7, 15, 63):
         here, there = multiprocessing.Pipe()
@@ -196,7 +196,7 @@ def test_64_processes_validate_each_row_once_in_as_many_batches():
 
 def test_64_processes_share_batches_of_rows_of_like_length():
     lengths = torch.randint(4, 512, (3000,), generator=torch.Generator().manual_seed(0)).numpy()
-    orders = [BucketOrder(lengths, len(lengths), 4, 22, 0, rank, MANY) for rank in range(MANY)]  # nearly two passes
+    orders = [BucketOrder(lengths, len(lengths), 4, 22, 0, rank, MANY) for rank in range(MANY)]  # nearly two epochs
     seen = [key for order in orders for batch in order for key in batch]
     assert len(seen) == len(set(seen)) == 22 * 4 * MANY
     assert {index for epoch, index in seen if epoch == 0} == set(range(3000))

@@ -1,4 +1,4 @@
-"""kill -9 at any step, --ckpt_path last, and the run goes on as if nothing had been: bit for bit."""
+"""kill -9 at any step, --ckpt_path last, and the run continues as if nothing had happened: bit for bit."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ from tests.model.mechanisms import MECHANISMS
 ROOT = Path(__file__).parents[1]
 MODERN = ["--config", str(ROOT / "conf/model/modern.yaml"), "--trainer.callbacks+", "Averaging"]
 CASES = {
-    # 20 rows of 32 tokens make some 30 batches of 4 a pass: kills fall in the middle of it and of an accumulation.
+    # 20 rows of 32 tokens make some 30 batches of 4 an epoch: kills fall in the middle of it and of an accumulation.
     "plain": [],
     "accumulate": ["--trainer.accumulate_grad_batches", "3"],
     "workers": ["--data.num_workers", "2"],
@@ -43,7 +43,7 @@ def test_killed_run_resumes_bit_for_bit(case, tiny, tmp_path):
     extra = CASES[case]
     accumulate = int(dict(zip(extra[::2], extra[1::2], strict=True)).get("--trainer.accumulate_grad_batches", 1))
     assert fit(tiny, "whole", tmp_path / "whole", *extra) == 0
-    # After the checkpoint at step 5, and again after that at step 10, in the middle of an accumulation.
+    # After the checkpoint at step 5, and again after the one at step 10, in the middle of an accumulation.
     assert fit(tiny, "killed", tmp_path / "killed", *extra, kill_at=7 * accumulate - 1) == -9
     assert fit(tiny, "killed", tmp_path / "killed", *extra, "--ckpt_path", "last", kill_at=11 * accumulate) == -9
     assert fit(tiny, "killed", tmp_path / "killed", *extra, "--ckpt_path", "last") == 0
@@ -54,7 +54,7 @@ def test_killed_run_resumes_bit_for_bit(case, tiny, tmp_path):
     whole, killed = (load(tmp_path / f"runs/{name}/checkpoints/last.ckpt") for name in ("whole", "killed"))
     for part in ("state_dict", "training_weights", "optimizer_states", "lr_schedulers", "seen", "global_step"):
         assert_same(whole.get(part), killed.get(part), part)
-    assert ("training_weights" in whole) == ("modern" in case)  # where state_dict holds averages
+    assert ("training_weights" in whole) == ("modern" in case)  # then state_dict holds averages
 
 
 @pytest.mark.slow
@@ -95,7 +95,7 @@ def test_command_line_wins_on_resume_and_says_so(tiny, tmp_path):
     constant = [*tiny, "--model.schedule", "constant", "--model.warmup_steps", "0"]
     assert fit(constant, "run", log, "--trainer.max_steps", "5") == 0
     changes = ["--model.lr", "0.003", "--model.weight_decay", "0.5", "--trainer.max_steps", "9"]
-    checkpoint = tmp_path / "runs/run/checkpoints/last.ckpt"  # by path: Lightning's own CLI would bring back the old lr here
+    checkpoint = tmp_path / "runs/run/checkpoints/last.ckpt"  # as a path: Lightning's own CLI would restore the old lr then
     assert fit(constant, "run", log, *changes, "--ckpt_path", str(checkpoint)) == 0
     lines = read_log(tmp_path / "run.0")
     assert [line["lr"] for line in lines.values()] == [0.01] * 5 + [0.003] * 4
@@ -119,8 +119,8 @@ def test_a_warm_up_longer_than_training_is_told(tiny, tmp_path):
     ids=" ".join,
 )
 def test_a_run_continues_with_other_rows_a_step(change, tiny, tmp_path):
-    """Each step has all of its rows, though it was begun in the middle of a pass, and more than half of one."""
-    # Its checkpoint is from after a validation: one from before it Lightning takes for a pass's end.
+    """Each step has all of its rows, though the run resumes within an epoch, more than half of which is done."""
+    # The checkpoint was written after a validation: Lightning takes one from before it for the end of an epoch.
     constant = [*tiny, "--data.batch_size", "16", "--model.schedule", "constant", "--model.warmup_steps", "0"]
     constant += ["--trainer.val_check_interval", "20"]
     assert fit(constant, "run", tmp_path / "run", "--trainer.max_steps", "20") == 0
@@ -134,7 +134,7 @@ def test_a_run_continues_with_other_rows_a_step(change, tiny, tmp_path):
 
 
 def test_a_run_of_passes_is_not_continued_with_other_rows_a_step(tiny, tmp_path):
-    """Half of a pass is no whole number of its steps, and the rate falls by steps."""
+    """Half an epoch is not a whole number of new steps, and the learning rate decays by steps."""
     passes = [*tiny, "--trainer.max_steps", "-1", "--trainer.max_epochs", "1"]
     assert fit(passes, "run", tmp_path / "run", kill_at=7) == -9
     again = ["fit", *passes, "--name", "run", "--ckpt_path", "last", "--data.batch_size"]
@@ -158,7 +158,7 @@ ENDS = {
 @pytest.mark.parametrize("first", ENDS)
 @pytest.mark.parametrize("max_steps", ["1000", "-1"])
 def test_a_run_that_has_ended_goes_on_in_its_pass(max_steps, first, tiny, tmp_path):
-    """After two passes of six steps, and within the second, to the end of the third."""
+    """After two epochs of six steps, and within the second, to the end of the third."""
     then = [*tiny, "--data.batch_size", "64", "--trainer.check_val_every_n_epoch", "1", "--trainer.val_check_interval", "1.0"]
     then += ["--model.schedule", "constant", "--trainer.max_epochs", "3", "--trainer.max_steps", max_steps]
     assert fit(then, "whole", tmp_path / "whole") == 0
@@ -186,7 +186,7 @@ def test_good_previous_outlives_a_save_that_fails_after_a_fall_back(put, tiny, t
     good = (folder / "previous.ckpt").read_bytes()
     (folder / "last.ckpt").write_bytes(good[:3000])
     for name in ("new", "last"):
-        (folder / f"{name}.ckpt.tmp").mkdir()  # where the next checkpoint would be written
+        (folder / f"{name}.ckpt.tmp").mkdir()  # in place of the next checkpoint's temporary file
         (folder / f"{name}.ckpt.tmp/note.txt").write_text("not the run's own, so it stays")
     assert fit(tiny, "run", tmp_path / "run", "--ckpt_path", "last", "--trainer.max_steps", "14") == 2
     assert (folder / "previous.ckpt").read_bytes() == good
@@ -207,7 +207,7 @@ def test_perplexity_file_of_a_resumed_run_is_that_of_a_whole_one(saved_every, ti
 
 @pytest.fixture(scope="module")
 def saved_at_every_step(tmp_path_factory, corpus, cache):
-    """Arguments, and the folder of a run that was left alone: validated after steps 7 and 14, the last."""
+    """Arguments, and the folder of an uninterrupted run: validated after steps 7 and 14, the last."""
     folder = tmp_path_factory.mktemp("whole")
     (folder / "tiny.yaml").write_text(TINY)
     tiny = ["--config", str(folder / "tiny.yaml"), "--data.source", str(corpus), "--data.cache_dir", str(cache)]
@@ -255,13 +255,13 @@ def test_last_save_that_was_killed_is_finished(put, tiny, tmp_path):
     folder = put("run") / "checkpoints"
     names = {path.name for path in folder.iterdir()}
     (best,) = folder.glob("best-*.ckpt")
-    # As it lies there between two renames of the last save, the beaten best not yet gone.
+    # As between two renames of the last save, with the former best not yet deleted.
     (folder / "last.ckpt").rename(folder / "new.ckpt")
     shutil.copy(best, folder / "best-00000003-900.0000.ckpt")
     assert fit(tiny, "run", tmp_path / "run", "--ckpt_path", "auto") == 0
     assert {path.name for path in folder.iterdir()} == names
     assert check_checkpoint(folder / "last.ckpt")["global_step"] == 12
-    # The same where the step's checkpoint is written a second time, after its validation.
+    # The same when the step's checkpoint is written a second time, after its validation.
     shutil.copy(folder / "last.ckpt", folder / "new.ckpt")
     assert fit(tiny, "run", tmp_path / "run", "--ckpt_path", "auto") == 0
     assert {path.name for path in folder.iterdir()} == names

@@ -15,7 +15,7 @@ from torch.utils.tensorboard import SummaryWriter
 from tests.helpers import HANGS
 from tests.test_gpu_suite import ROOT, script
 
-# Which files of a run that was killed are damaged, how, and what is to be found of it.
+# Ways to damage files of a killed run, and what must be found for each.
 RUN = "runs/torture"
 
 
@@ -67,7 +67,7 @@ DAMAGES = {
 
 
 def phases(output: Path) -> set[str]:
-    """In which runs were killed; all of them have to have gone on, to the same bits and curves."""
+    """The phases in which runs were killed; all must have resumed, to the same bits and curves."""
     rounds = json.loads((output / "torture.json").read_text())["rounds"]
     assert not any(done[part] for done in rounds for part in ("went on", "bits", "curves"))
     return {kill["phase"] for done in rounds for kill in done["kills"]}
@@ -96,7 +96,7 @@ def test_two_sharded_processes_killed(tmp_path):
     script("torture.py", "--cases", "sharded-2", "--kills", 3, "--output", tmp_path)
     assert "files of a checkpoint" in phases(
         tmp_path
-    )  # whether a start that goes on passes the third point depends on the first two
+    )  # whether a resumed start reaches the third point depends on the first two
 
 
 STUCK = """

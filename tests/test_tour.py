@@ -1,4 +1,4 @@
-"""docs/tour.md names what there is: each file, each class and function in the file that it is said to be in, each excerpt."""
+"""docs/tour.md names what exists: each file, each class and function in the file it is said to be in, each excerpt."""
 
 import ast
 import re
@@ -14,7 +14,7 @@ NAMES = sorted(set(re.findall(r"`((?:[A-Z]\w+\.)?[a-z]\w*)\(\)`|`([A-Z]\w+)`", T
 
 
 def defined(file):
-    """Names of its classes, functions and methods, these with and without their class."""
+    """Names of its classes, functions and methods, methods both with and without their class."""
     names = set()
     for node in ast.parse((ROOT / file).read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ClassDef):

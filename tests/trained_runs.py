@@ -1,4 +1,4 @@
-"""Small trained runs, through the real command, once a session."""
+"""Small trained runs, made by the real command, once per session."""
 
 import shutil
 
@@ -12,9 +12,9 @@ from tests.sst2 import CONFIG, write_sst2
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory, corpus, cache):
-    """A folder with a run of 12 steps that was left alone, runs/tiny; tiny.0 has its batches, tiny.out what it printed."""
+    """A folder with an uninterrupted run of 12 steps, runs/tiny; tiny.0 has its batches, tiny.out its output."""
     folder = tmp_path_factory.mktemp("finished")
-    log = BatchLog(str(folder / "tiny"))  # not as a callback, which the run's config would hold
+    log = BatchLog(str(folder / "tiny"))  # not as a callback, which would be in the run's config
     with inside(folder), pytest.MonkeyPatch.context() as patched:
         (folder / "tiny.yaml").write_text(TINY)
         after(patched, MLM, "on_train_batch_end", lambda module, *of: log.on_train_batch_end(module.trainer, module, *of))
@@ -25,7 +25,7 @@ def finished(tmp_path_factory, corpus, cache):
 
 @pytest.fixture
 def put(finished, tmp_path):
-    """put("whole"): a copy of that run is runs/whole of the working directory, its batches are in whole.0."""
+    """put("whole") copies that run to runs/whole in the working directory, and its batches to whole.0."""
 
     def put(name):
         shutil.copyfile(finished / "tiny.0", tmp_path / f"{name}.0")
@@ -36,7 +36,7 @@ def put(finished, tmp_path):
 
 @pytest.fixture(scope="session")
 def pretrained(tmp_path_factory, corpus, cache):
-    """A run of two steps; its weights are made less tame, or differences would not show."""
+    """A pretraining run of 8 steps; noise is added to its weights, so that differences show."""
     folder = tmp_path_factory.mktemp("pretrained")
     with inside(folder):
         (folder / "tiny.yaml").write_text(TINY)
@@ -60,7 +60,7 @@ def finetune(folder, cache, epochs):
 
 @pytest.fixture(scope="session")
 def finetuned(tmp_path_factory, cache):
-    """The same of a classifier of SST-2's labels."""
+    """The same for a classifier with SST-2's labels."""
     run = finetune(tmp_path_factory.mktemp("finetuned"), cache, 1)
     roughen(run)
     return run
@@ -68,7 +68,7 @@ def finetuned(tmp_path_factory, cache):
 
 @pytest.fixture(scope="session")
 def learnt(tmp_path_factory, cache):
-    """A folder in which a classifier has learnt its task: glue/, runs/task, and output.txt with what was printed."""
+    """A folder in which a classifier has learnt its task: glue/, runs/task, and output.txt with the command's output."""
     folder = tmp_path_factory.mktemp("learnt")
     finetune(folder, cache, 8)
     return folder
@@ -76,7 +76,7 @@ def learnt(tmp_path_factory, cache):
 
 @pytest.fixture
 def task(tmp_path, cache, monkeypatch):
-    """Arguments of a command that fine-tunes a tiny encoder from scratch on files in GLUE's layout."""
+    """Command-line arguments to fine-tune a tiny encoder from scratch on files in GLUE's layout."""
     monkeypatch.chdir(tmp_path)
     write_sst2(tmp_path / "glue/SST-2")
     (tmp_path / "task.yaml").write_text(CONFIG)

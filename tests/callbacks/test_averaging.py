@@ -1,4 +1,4 @@
-"""The average of the weights: what it is, that training does not see it, and that everything else does."""
+"""Averaged weights: their values, that training does not use them, and that everything else does."""
 
 from types import SimpleNamespace
 
@@ -32,7 +32,7 @@ def test_the_average_is_that_of_the_weights_after_each_step():
     torch.testing.assert_close(module.weight.detach(), expected, rtol=1e-12, atol=1e-12)
     averaging.on_validation_end(trainer, module)
     assert torch.equal(module.weight, own)
-    for inside in (averaging.on_validation_end, averaging.on_train_end):  # whichever the module holds
+    for inside in (averaging.on_validation_end, averaging.on_train_end):  # whichever weights the module holds
         inside(trainer, module)
         checkpoint = {"state_dict": dict(module.state_dict())}
         averaging.on_save_checkpoint(trainer, module, checkpoint)
@@ -48,7 +48,7 @@ def test_the_average_of_half_precision_is_float32():
     module.weight.data.fill_(1.5)
     for trainer.global_step in range(1, 2001):
         averaging.on_train_batch_end(trainer, module, None, None, trainer.global_step)
-        if trainer.global_step % 500 == 0:  # a validation loses nothing of it
+        if trainer.global_step % 500 == 0:  # a validation loses none of its precision
             averaging.on_validation_epoch_start(trainer, module)
             assert module.weight.dtype == torch.bfloat16 and module.weight[0] > 1
             averaging.on_validation_end(trainer, module)
@@ -69,7 +69,7 @@ def test_a_weight_that_two_modules_share_has_one_average():
     averaging.on_fit_start(trainer, module)
     module.one.weight.data.add_(1.0)
     averaging.on_train_batch_end(trainer, module, None, None, 0)
-    for inside in (averaging.on_validation_end, averaging.on_train_end):  # whichever the module holds
+    for inside in (averaging.on_validation_end, averaging.on_train_end):  # whichever weights the module holds
         inside(trainer, module)
         checkpoint = {"state_dict": dict(module.state_dict())}
         averaging.on_save_checkpoint(trainer, module, checkpoint)
@@ -79,7 +79,7 @@ def test_a_weight_that_two_modules_share_has_one_average():
 
 @pytest.mark.slow
 def test_training_is_the_same_and_what_reads_the_run_sees_the_average(tiny, tmp_path):
-    # Perplexity at the run's end, of the average, is that of last.ckpt as validate, export and predict read it.
+    # With averaging, the perplexity at the end of a run is that of last.ckpt as validate, export and predict read it.
     tiny = [*tiny, "--last.validation", "true"]
     averaging = ["--trainer.callbacks+", "Averaging", "--trainer.callbacks.decay", "0.9"]
     assert fit(tiny, "plain", tmp_path / "plain") == 0
@@ -94,9 +94,9 @@ def test_training_is_the_same_and_what_reads_the_run_sees_the_average(tiny, tmp_
     assert f"{float(found['run']['perplexity']):.2f}" in shown
     weights = open_checkpoint(
         tmp_path / "runs/run/checkpoints/last.ckpt"
-    ).net.state_dict()  # export, predict, --model.pretrained
+    ).net.state_dict()  # as for export, predict and --model.pretrained
     assert_same(dict(weights), {name: averaged["state_dict"][f"net.{name}"] for name in weights})
-    # Without the callback the run goes on from its own weights; one that has it from now on begins with what is there.
+    # Without the callback the run continues from its own weights; if it is added now, the average starts from the current ones.
     more = ["--ckpt_path", "last", "--trainer.max_steps", "14"]
     assert fit(tiny, "plain", tmp_path / "plain", *more, *averaging) == 0
     assert fit([*tiny], "run", tmp_path / "run", *more, "--trainer.callbacks", "null") == 0

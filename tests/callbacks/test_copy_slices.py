@@ -1,4 +1,4 @@
-"""Slices by what can be copied: each is what its definition says, they add up to the perplexity, training does not notice."""
+"""Slices by what can be copied: each fits its definition, they add up to the perplexity, and training is not affected."""
 
 import csv
 import math
@@ -72,14 +72,14 @@ def test_a_row_without_targets_and_edges():
     ids = torch.tensor([[1, 7, 8, 9, 7, MASK]])
     found = copy_slices(ids, torch.tensor([[0, 5]]), torch.tensor([[-100, 8]]), MASK, near=1, frequent=0)
     assert found.tolist() == [[-100, SLICES.index("beside_rare")]]
-    ids = torch.tensor([[MASK, MASK, MASK, 5, MASK, 10, MASK]])  # what lies beyond the ends is no neighbour, and no mask is
+    ids = torch.tensor([[MASK, MASK, MASK, 5, MASK, 10, MASK]])  # beyond the ends there is no neighbour, nor is a mask one
     found = copy_slices(ids, torch.tensor([[0, 1]]), torch.tensor([[10, 10]]), MASK, near=1, frequent=50)
     assert found.tolist() == [[SLICES.index("elsewhere_frequent"), SLICES.index("elsewhere_frequent")]]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, corpus, cache):
-    """One run without slices, one with them, and one that was killed and went on, of the same settings."""
+    """Runs with the same settings: without slices, with them, and with them but killed and resumed."""
     folder = tmp_path_factory.mktemp("slices")
     (folder / "tiny.yaml").write_text(TINY)
     tiny = ["--config", str(folder / "tiny.yaml"), "--data.source", str(corpus), "--data.cache_dir", str(cache)]

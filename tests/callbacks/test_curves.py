@@ -1,4 +1,4 @@
-"""TensorBoard's curves, read back as TensorBoard reads them: every point once, whatever ended a process."""
+"""TensorBoard's curves, read back as TensorBoard reads them: every point once, however a process ended."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from tests.utils.test_signals import send
 
 
 def curves(run):
-    """{tag: [(step, value), …]} of what two equal runs have in common."""
+    """{tag: [(step, value), …]} for the curves that two equal runs share."""
     found = {}
     for folder in (run, run / "by_tokens"):
         events = EventAccumulator(str(folder)).Reload()
@@ -26,7 +26,7 @@ def curves(run):
 
 
 def kill(step):
-    """What kills the process at that step, with all points that were told by then in the file."""
+    """A hook that kills the process at that step, after writing all points so far to the file."""
 
     def then(_, trainer, *arguments):
         if trainer.global_step == step:
@@ -79,13 +79,13 @@ def test_validations_within_an_accumulation_have_one_point_each_step(tiny, tmp_p
     within = ["--trainer.accumulate_grad_batches", "3", "--trainer.val_check_interval", "4", "--trainer.max_steps", "6"]
     output(["fit", *tiny, *within], tmp_path)
     found = curves(tmp_path / "runs/tiny")
-    # Before training, and after batches 4, 8, 12 and 16, of which each third ends a step; what is measured within a step stands
-    # there where the step will.
+    # Before training, and after batches 4, 8, 12 and 16; every third batch ends a step, and what is measured within a step is
+    # plotted at that step.
     assert (
         [step for step, _ in found["val/perplexity"]] == [step for step, _ in found["val/perplexity_best"]] == [0, 2, 3, 4, 6]
     )
     killed = [*within, "--name", "killed", "--ckpt_path", "auto", "--last.every_n_steps", "1"]
-    with monkeypatch.context() as patched:  # in step 3, which has had its validation
+    with monkeypatch.context() as patched:  # in step 3, whose validation is done
         after(patched, MLM, "on_train_batch_start", send(signal.SIGKILL, lambda module, *_: module.batches_seen == 8))
         assert run_forked(["fit", *tiny, *killed], tmp_path / "log") == -9
     assert run_forked(["fit", *tiny, *killed], tmp_path / "log") == 0
@@ -98,7 +98,7 @@ def test_validations_within_an_accumulation_have_one_point_each_step(tiny, tmp_p
 
 
 def test_the_page_opens_on_loss_and_perplexity(whole, tmp_path):
-    """TensorBoard shows the first two groups of tags in their alphabet, and folds the others."""
+    """TensorBoard shows the first two groups of tags in alphabetical order, and folds the others."""
     events = EventAccumulator(str(tmp_path / "runs/whole")).Reload()
     tags = sorted(events.Tags()["scalars"])
     assert list(dict.fromkeys(tag.partition("/")[0] for tag in tags)) == ["train", "val", "watch"]

@@ -1,4 +1,4 @@
-"""A loss that is not finite ends the run within a step, and no checkpoint, best or file holds what came of it."""
+"""A loss that is not finite ends the run within a step, and leaves no trace in a checkpoint, best value or file."""
 
 import json
 import math
@@ -21,7 +21,7 @@ CHECKPOINTS = "runs/tiny/checkpoints"
 
 
 def spoil(monkeypatch, batch, rank=0, by=math.nan):
-    """From that batch on the loss of a process is not finite."""
+    """Makes the loss of one process non-finite from that batch on."""
     method = MLM.training_loss
 
     def loss(module, *arguments):
@@ -32,7 +32,7 @@ def spoil(monkeypatch, batch, rank=0, by=math.nan):
 
 
 def strict(path):
-    """JSON that any reader takes."""
+    """Reads JSON that any reader accepts."""
 
     def refuse(word):
         raise ValueError(word)
@@ -75,7 +75,7 @@ def test_what_is_wrong_from_the_first_step_on_is_not_put_down_to_the_optimiser(t
 
 
 def test_a_learning_rate_that_is_too_high_leaves_no_checkpoint(tiny, tmp_path):
-    # Weights grow a million times a step: AdamW multiplies them with 1 - lr · weight_decay.
+    # Weights grow a million-fold in each step: AdamW multiplies them by 1 - lr · weight_decay.
     words = ["--model.lr", "1e4", "--model.weight_decay", "100", "--trainer.max_steps", "100", "--last.every_n_steps", "100"]
     error = output(["fit", *tiny, *words, "--trainer.val_check_interval", "100"], tmp_path, status=2).splitlines()[-1]
     assert re.search(r"the loss is (nan|inf) at step \d+; no checkpoint was written before it", error)
@@ -84,7 +84,7 @@ def test_a_learning_rate_that_is_too_high_leaves_no_checkpoint(tiny, tmp_path):
 
 
 def test_gradients_that_are_infinite_reach_no_checkpoint(tiny, tmp_path, monkeypatch):
-    """The loss is still finite when their step is to be saved."""
+    """The loss is still finite when their step is about to be saved."""
 
     def overflow(module):
         if module.batches_seen == 9:
@@ -136,7 +136,7 @@ class Overflowing(LightningModule):
 
 @pytest.mark.parametrize("losses, gradients, ends", [((3,), (5, 6, 7), 8), ((3, 4), (), 5)], ids=["skips", "stays"])
 def test_with_a_gradient_scaler_only_a_loss_that_stays_infinite_ends_the_run(losses, gradients, ends, tmp_path):
-    """16-mixed leaves out a step whose gradients overflow, and those of a loss that did."""
+    """16-mixed skips a step whose loss or gradients overflow."""
     module = Overflowing(losses, gradients)
     scaled = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
     trainer = Trainer(

@@ -1,4 +1,4 @@
-"""The sweep over lengths: the perplexities that `validate` gives, on one process and two; training does not notice."""
+"""The length sweep: the perplexities equal those of `validate`, on one and two processes; training is not affected."""
 
 import csv
 import json
@@ -19,7 +19,7 @@ from lit_linformer.utils.figures import draw_sweep, figure_class
 from tests.helpers import assert_same, load, read_log, run_forked
 
 TWO = ["--trainer.strategy", "ddp_fork", "--trainer.devices", "2"]
-# Rows a batch differ between what is compared, and with them, on some processors, the order of a float32 sum.
+# The compared runs have different batch sizes, and so, on some processors, another order of float32 sums.
 EXACT = ["--trainer.precision", "64-true"]
 
 
@@ -39,7 +39,7 @@ def read(path):
 
 
 def validate(tiny, tmp_path, *extra):
-    """Perplexities by length of a sweep over the checkpoint of runs/run."""
+    """{length: row} of a length sweep over the checkpoint of runs/run."""
     log = tmp_path / "validate.out"
     assert run_forked(["validate", *tiny, "--name", "run", *extra], log) == 0, log.read_text()
     return {int(row["length"]): row for row in read(tmp_path / "runs/run/validate_length_sweep.csv")}
@@ -87,7 +87,7 @@ def test_limit_bounds_the_cost(trained, tmp_path):
     ids=["plain", "workers, bf16", "two processes"],
 )
 def test_training_does_not_notice(extra, tiny, tmp_path):
-    """Both callbacks, after each validation and at the end: batches, masks, losses, weights and optimiser to the last bit."""
+    """Both callbacks, after each validation and at the end: equal batches, masks, losses, weights, optimiser, bit for bit."""
     watched = [*sweep([8, 32], at_end="true"), "--trainer.callbacks+", "Spectrum"]
     for name, callbacks in (("without", []), ("with", watched)):
         log = tmp_path / f"{name}.out"
@@ -118,7 +118,7 @@ def test_modes_and_random_states_are_restored():
 
 
 def measured(path):
-    """All but what a clock tells."""
+    """All columns except timings."""
     return [(row["step"], row["tokens"], row["length"], row["perplexity"]) for row in read(path)]
 
 
@@ -131,7 +131,7 @@ def test_resumed_run_has_the_rows_of_a_whole_one(tiny, tmp_path):
     assert run_forked(["fit", *tiny, "--name", "killed", *callback, "--ckpt_path", "last"]) == 0
     whole, killed = (measured(tmp_path / f"runs/{name}/length_sweep.csv") for name in ("whole", "killed"))
     assert whole == killed and [row[0] for row in whole] == [6, 6, 12, 12]
-    # What was measured at the end is younger than last.ckpt, and stays when training goes on.
+    # The rows measured at the end are newer than last.ckpt, and stay when training is resumed.
     end = sweep([8], every_n_validations=0, at_end="true")
     assert run_forked(["fit", *tiny, "--name", "end", *end]) == 0
     more = ["--trainer.max_steps", "14", "--ckpt_path", "last"]
@@ -151,7 +151,7 @@ def test_tensorboard_and_figure(tiny, tmp_path):
     }
     assert "watch_sweep/by_length" in events.Tags()["images"]
     assert (tmp_path / "runs/run/length_sweep.png").read_bytes()[1:4] == b"PNG"
-    # At the model's own length it is the validation's own perplexity.
+    # At the model's own length it equals the validation perplexity.
     with open(tmp_path / "runs/run/perplexity.csv") as file:
         assert row["perplexity"] == pytest.approx(float(list(csv.DictReader(file))[-1]["perplexity"]), rel=1e-9)
 
@@ -166,7 +166,7 @@ def test_counts_what_lives_at_once():
         c = b * 2
         d = c[:100]
         del b, c
-    assert allocated.peak == 4000 and allocated.live == 2000 and len(d) == 100  # c's storage lives on in d
+    assert allocated.peak == 4000 and allocated.live == 2000 and len(d) == 100  # c's storage is still used by d
 
 
 def test_figure_leaves_no_pyplot_state_and_matplotlib_is_optional(tmp_path, monkeypatch):

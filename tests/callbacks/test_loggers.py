@@ -1,4 +1,4 @@
-"""Several loggers at once, in the run's folder: the same points in all of them, whatever ended a process."""
+"""Several loggers at once, in the run folder: all of them get the same points, however a process ended."""
 
 import csv
 import importlib.util
@@ -27,7 +27,7 @@ ALWAYS = {"run.json", "config.yaml", "tokenizer.json", "perplexity.csv", "result
 
 
 class Lines(Logger):
-    """A logger in a file of the user's own."""
+    """A user's own logger, which writes a file."""
 
     name, version = "lines", "0"
 
@@ -46,7 +46,7 @@ class Lines(Logger):
 
 
 def installed():
-    """The overlay with all loggers, without those whose package is absent; those that are left."""
+    """The overlay with all loggers except those whose package is not installed, and the names of those kept."""
     config = yaml.safe_load((OVERLAYS / "all.yaml").read_text())
     loggers = config["trainer"]["logger"]
     for kind, package in (("WandbLogger", "wandb"), ("MLFlowLogger", "mlflow"), ("MLFlowLogger", "alembic")):
@@ -57,7 +57,7 @@ def installed():
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, corpus, cache):
-    """A run with all loggers that was killed after step 8 and went on from step 5: (folder, loggers, what was said)."""
+    """A run with all loggers, killed after step 8 and resumed from step 5: (folder, loggers, output)."""
     pytest.importorskip("matplotlib")
     folder = tmp_path_factory.mktemp("loggers")
     config, kinds = installed()
@@ -83,7 +83,7 @@ def run(tmp_path_factory, corpus, cache):
 
 
 def points(rows):
-    """{tag: [(step, value), …]} but for what the clock has measured."""
+    """{tag: [(step, value), …]} without timings."""
     found = {}
     for tag, step, value in rows:
         if not tag.startswith(("throughput/", "sweep/tokens_per_second", "sweep/peak", "epoch")):
@@ -145,13 +145,13 @@ def test_mlflow_goes_on_with_its_run(run):
 
 
 def wandb_records(path):
-    """LevelDB's log: a header of 7 bytes, then blocks of 32 KB with pieces of (checksum 4, length 2, kind 1) bytes and data."""
+    """LevelDB's log: a header of 7 bytes, then 32 KB blocks of pieces: checksum (4 bytes), length (2), kind (1), data."""
     content, at, record = path.read_bytes(), 7, b""
     while at + 7 <= len(content):
         length, kind = struct.unpack_from("<HB", content, at + 4)
         if kind:  # 0: the rest of the block is empty
             record += content[at + 7 : at + 7 + length]
-            if kind in (1, 4):  # the whole of it, or its last piece
+            if kind in (1, 4):  # a whole record, or its last piece
                 yield record
                 record = b""
         at += 7 + length
@@ -179,7 +179,7 @@ def test_wandb_goes_on_with_its_run_offline(run):
             at = "tokens" if "tokens" in items else "trainer/global_step"
             rows += [(tag, items.get(at), value) for tag, value in items.items()]
     board = curves(folder / "runs/tiny")
-    # Of the first start W&B has written, when it was killed, what it had got round to.
+    # When it was killed, W&B had written only part of the first start's points.
     for tag, from_here in (("train/loss", 6), ("val/perplexity", 5), ("val/perplexity_by_tokens", 5 * 128)):
         found, right = {step: value for name, step, value in rows if name == tag}, dict(board[tag])
         assert found == {step: pytest.approx(right[step]) for step in found}, tag

@@ -1,4 +1,4 @@
-"""Training ends with a validation, wherever its interval ends; what comes after is as if there had been none."""
+"""Training ends with a validation, whatever its interval; a resumed run continues as if that had not taken place."""
 
 import json
 import re
@@ -16,7 +16,7 @@ TERM = int(signal.SIGTERM)
 
 @pytest.fixture
 def ending(tiny, tmp_path):
-    """A run of 9 steps with validations after 7, and after the last one; its learning rate does not depend on its length."""
+    """A run of 9 steps with validations after 7 and after the last one; its learning rate does not depend on max_steps."""
     config = yaml.safe_load(TINY)
     del config["last"]["validation"]
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(config))
@@ -56,7 +56,7 @@ def test_killed_within_its_last_validation_it_does_that(ending, tmp_path):
     assert [step for step, _ in curves(tmp_path / "runs/tiny")["val/perplexity"]] == [0, 7, 9]
 
 
-PASS = {  # of 6 steps here; by steps there is a validation in its middle, too
+PASS = {  # an epoch has 6 steps; by steps there is a validation in its middle, too
     "by epochs": "--trainer.max_steps -1 --trainer.max_epochs 3 --trainer.val_check_interval 1.0",
     "by steps": "--trainer.max_steps 15 --trainer.val_check_interval 3",
 }
@@ -91,7 +91,7 @@ def test_an_end_by_epochs_too_unless_told(ending, tmp_path):
 
 
 def test_an_end_by_time_comes_after_a_step_and_is_validated(ending, tmp_path):
-    """Whatever passes are validated, and within an accumulation not before its step; then the time is over for good."""
+    """Whichever epochs are validated, and with accumulation only after a whole step; then no time is left in later starts."""
     ends = ["--trainer.max_steps", "1000000", "--trainer.max_time", "00:00:00:01", "--trainer.accumulate_grad_batches", "20"]
     ends += ["--trainer.check_val_every_n_epoch", "1000", "--trainer.val_check_interval", "1.0"]
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""PerplexityCurve: what its seconds count, and a headline beside the perplexity."""
+"""PerplexityCurve: what its seconds count, and a headline next to the perplexity."""
 
 import json
 import math
@@ -22,7 +22,7 @@ RECALL = (
 
 
 def test_training_seconds_are_those_of_the_steps_also_after_resuming(tiny, tmp_path, monkeypatch):
-    """By a clock that a training step moves by 1 second, 0.5 of them the processor's, and a validation batch by 100."""
+    """The clock advances 1 s in a training step, 0.5 s of it processor time, and 100 s in a validation batch."""
     clock = SimpleNamespace(now=0.0, cpu=0.0)
     fake = SimpleNamespace(perf_counter=lambda: clock.now, process_time=lambda: clock.cpu)
     monkeypatch.setattr(throughput, "time", fake)
@@ -59,7 +59,7 @@ def test_training_seconds_are_those_of_the_steps_also_after_resuming(tiny, tmp_p
 
 
 def test_a_headline_beside_the_perplexity_is_a_column_of_its_own(tmp_path, monkeypatch):
-    """So that `tune` has something to prune recall by."""
+    """This lets `tune` prune recall runs."""
     (tmp_path / "conf").symlink_to(Path(__file__).parents[2] / "conf")
     monkeypatch.chdir(tmp_path)
     output([*RECALL, "--name", "recall"], tmp_path)

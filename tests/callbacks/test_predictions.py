@@ -16,7 +16,7 @@ from tests.sst2 import written
 
 @pytest.fixture
 def learnt(task, learnt, tmp_path):
-    """Arguments, in a folder with a copy of the run."""
+    """Command-line arguments, in a folder with a copy of the run."""
     shutil.copytree(learnt / "runs", tmp_path / "runs")
     return task
 
@@ -72,19 +72,19 @@ def test_one_process_and_two_submit_the_same(learnt, tmp_path):
     for row, other in zip(rows, written(tmp_path), strict=True):
         assert row.pop("probabilities") == pytest.approx(other.pop("probabilities"), rel=1e-5) and row == other
     shown = output(["validate", *learnt, "--trainer.strategy", "ddp_fork", "--trainer.devices", "2"], tmp_path)
-    assert "val/score" in shown and "sync_dist" not in shown  # Lightning's doubt that each process has its own
+    assert "val/score" in shown and "sync_dist" not in shown  # Lightning's warning that each process may have its own value
 
 
 def test_small_values_of_a_regression_keep_their_digits():
     values = torch.tensor([1.25e-5, 12345.5], dtype=torch.float64)
     assert submission(values, own_task(["text"])) == ["1.25e-05", "12345.5"]
-    assert submission(values, find_task("STS-B")) == ["0.000", "5.000"]  # as GLUE's site has them
+    assert submission(values, find_task("STS-B")) == ["0.000", "5.000"]  # in the format of GLUE's site
     *_, column = _table([{"text": "so", "value": value} for value in values.tolist()]).columns
     assert [str(cell) for cell in column.cells] == ["1.25e-05", "12345.5"]
 
 
 def test_labels_of_a_regression_are_told_as_the_table_has_them(task, tmp_path):
-    """They are stored in 32 bits: 0.2 was 0.20000000298023224."""
+    """Stored in 32 bits, 0.2 was shown as 0.20000000298023224."""
     ratings = [0.2, 4.4, 2.25, 1e-7, 3.3, 1.1] * 5
     lines = [f"{'so good' if rating > 2 else 'so bad'} {i},{rating}\n" for i, rating in enumerate(ratings)]
     (tmp_path / "rated.csv").write_text("text,label\n" + "".join(lines))

@@ -1,4 +1,4 @@
-"""What `fit` shows: on a terminal of 80 columns, as plain lines, and after a run went on."""
+"""What `fit` shows: on a terminal 80 columns wide, as plain lines, and after a run was resumed."""
 
 import fcntl
 import io
@@ -30,7 +30,7 @@ SHORT = ["--trainer.max_steps", "60", "--progress.every_n_steps", "20"]
 
 
 def on_a_terminal(argv: list[str], columns: int) -> str:
-    """What `python run.py ARGV` writes to a terminal of that width, without what moves the cursor and colours."""
+    """What `python run.py ARGV` writes to a terminal of that width, without cursor movements and colours."""
     ours, its = pty.openpty()
     fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     read: list[bytes] = []
@@ -69,7 +69,7 @@ def test_on_a_terminal_of_80_columns_no_line_is_wrapped(tiny, monkeypatch):
     ]
     assert all(text in head for text in told), head
     assert re.search(r"train +━+\S* +60/60", shown) and re.search(r"\d left", shown)
-    assert re.search(r"validate +━+\S* +0/[1-9]\d* ", shown)  # batches of the validation, not steps of the training
+    assert re.search(r"validate +━+\S* +0/[1-9]\d* ", shown)  # validation batches, not training steps
     assert any(re.fullmatch(r"loss \d.*  perplexity \d+\.\d\d  .*tokens/s.*", line) for line in lines)
 
 
@@ -87,7 +87,7 @@ def test_a_run_without_an_end_is_back_at_its_steps_after_a_validation():
 
 def test_plain_lines_are_short_and_the_table_at_the_end_tells_what_the_curve_has(tiny, tmp_path):
     shown = output(["fit", *tiny, *SHORT], tmp_path)
-    shown = shown[shown.index("model  ") :]  # before it the data's path, as long as that is
+    shown = shown[shown.index("model  ") :]  # before it comes the data's path, of any length
     assert not [line for line in shown.splitlines() if len(line) > 80]
     left = r"loss \d+\.\d{3}  [\d.]+k? tokens/s(?:  data wait [\d.]+%)?"
     assert re.findall(rf"^step (\d+)/60  {left}  \d+:\d\d left$", shown, re.M) == ["20", "40"]
@@ -98,7 +98,7 @@ def test_plain_lines_are_short_and_the_table_at_the_end_tells_what_the_curve_has
     assert re.search(r"^time        \d+:\d\d, [\d.]+k? tokens/s, 7\.7 k tokens$", shown, re.M)
     for start, argument in (("done", "runs/tiny/ holds"), ("next", "tensorboard --logdir runs")):
         assert f"{start:<12}{argument}" in shown
-    # It goes on, in a new process: first and best are the run's, not those of this start; time is added up.
+    # Resumed in a new process: first and best are those of the whole run, not of this start; time adds up.
     before = json.loads(Path("runs/tiny/result.json").read_text())["seconds"]
     again = output(["fit", *tiny, *SHORT, "--trainer.max_steps", "70", "--ckpt_path", "last"], tmp_path)
     assert rows[0] == re.findall(r"^  (first) +([\d.]+) \(step (\d+)\)$", again, re.M)[0]
@@ -119,7 +119,7 @@ def test_the_loss_of_a_line_is_the_mean_since_the_one_before(tiny, tmp_path):
     assert len(re.findall(r"^estimated ", again, re.M)) == 1  # and not one for each micro-batch
     halves = [value for _, value in curves(Path("runs/accumulated"))["train/loss"]]
     (first, *_) = re.findall(r"^step 4/12  loss (\S+)", again, re.M)
-    assert float(first) == pytest.approx(statistics.mean(halves[:4]), abs=0.2)  # those are each step's last batch
+    assert float(first) == pytest.approx(statistics.mean(halves[:4]), abs=0.2)  # the last micro-batch of each step
 
 
 def test_a_command_longer_than_a_line_is_one_that_a_shell_takes(tiny, tmp_path):
@@ -131,7 +131,7 @@ def test_a_command_longer_than_a_line_is_one_that_a_shell_takes(tiny, tmp_path):
 
 
 class Running:
-    """What Pace asks a Trainer for."""
+    """What Pace reads of a Trainer."""
 
     enable_validation, accumulate_grad_batches = True, 2
 
@@ -219,5 +219,5 @@ def test_times_counts_and_lines():
     assert [count(355), count(14_710), count(1_400_000), count(2.5e9)] == ["355", "14.7 k", "1.4 M", "2.5 G"]
     assert [count(999), count(999_949), count(999_960)] == ["999", "999.9 k", "1.0 M"]
     assert wrapped([("a", "one, two, three")], 22) == [("a           ", "one, two,"), ("            ", "three")]
-    assert wrapped([("run", "x" * 99)]) == [("run         ", "x" * 99)]  # a path stays whole
+    assert wrapped([("run", "x" * 99)]) == [("run         ", "x" * 99)]  # a path is not split
     assert _fitting(["loss 1", "perplexity 2", "3 tokens/s"], 22) == "loss 1  perplexity 2"

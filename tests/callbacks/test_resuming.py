@@ -1,4 +1,4 @@
-"""A module of one's own goes on as it would have, with the optimiser's settings that are given now."""
+"""A user's own module resumes exactly, and its optimiser takes the settings given now."""
 
 import copy
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.test_own_code import BEST, own, rows_seen  # noqa: F401
 
 
 class Noisy(Plain):
-    """With dropout of its own, and schedules by the name that torch has for them."""
+    """With its own dropout, and schedules by their names in torch."""
 
     def __init__(
         self, encoder: EncoderConfig | None = None, rate: float = 1e-2, decay: float = 0.0, schedule: str | None = None
@@ -83,7 +83,7 @@ def test_a_run_out_of_patience_stays_ended(own, tmp_path):  # noqa: F811
     argv = ["fit", *own, *BEST, "--trainer.max_epochs", "9", "--ckpt_path", "auto", "--trainer.callbacks+", "EarlyStopping"]
     argv += ["--trainer.callbacks.monitor", "val_loss", "--trainer.callbacks.min_delta", "1e9", "--trainer.callbacks.patience"]
     first = ""
-    for patience, steps in (("1", 16), ("1", 16), ("2", 24)):  # nothing counts as an improvement but the first
+    for patience, steps in (("1", 16), ("1", 16), ("2", 24)):  # no validation after the first counts as an improvement
         shown = output([*argv, patience], tmp_path)
         first = first or shown
         why = f"val_loss has not improved in {patience} validation{'s' * (patience != '1')}"
@@ -144,7 +144,7 @@ def test_what_the_module_s_own_hooks_change_is_in_the_checkpoint(ends, status, o
 
 
 class ByThePass(Plain):
-    """Its own optimisation, with a schedule that is stepped at a pass's end, as Lightning's documentation has it."""
+    """Manual optimisation, with a schedule stepped at the end of an epoch, as in Lightning's documentation."""
 
     def __init__(self, encoder: EncoderConfig | None = None, rate: float = 1e-2):
         super().__init__(encoder, rate)
@@ -189,7 +189,7 @@ def test_early_stopping_looks_again_after_the_pass_of_which_the_mean_is_lost(eve
     argv = ["fit", *own, *BEST, "--model", "tests.callbacks.test_resuming.ByThePass", "--trainer.max_epochs", "4"]
     argv += ["--trainer.check_val_every_n_epoch", every, "--last.every_n_steps", "8", "--trainer.callbacks+", "EarlyStopping"]
     argv += ["--trainer.callbacks.monitor", "train_loss", "--trainer.callbacks.check_on_train_epoch_end", "true"]
-    argv += ["--trainer.callbacks.divergence_threshold", "0"]  # any loss that it looks at ends training
+    argv += ["--trainer.callbacks.divergence_threshold", "0"]  # any loss checked ends training
     kill = ["--trainer.callbacks+", "tests.helpers.KillAt", "--trainer.callbacks.hook", hook, "--trainer.callbacks.step", "8"]
     output([*argv, "--trainer.callbacks.divergence_threshold", "1e9", *kill], tmp_path, status=-9)
     shown = output([*argv, "--ckpt_path", "last"], tmp_path)

@@ -1,4 +1,4 @@
-"""The spectrum while a model trains. That training does not notice is shown in test_length_sweep.py, for both."""
+"""The spectrum while a model trains; test_length_sweep.py shows, for both callbacks, that training is not affected."""
 
 import json
 
@@ -12,7 +12,7 @@ from lit_linformer.studies.spectrum.command import main
 from tests.helpers import run_forked
 
 TWO = ["--trainer.strategy", "ddp_fork", "--trainer.devices", "2"]
-WIDE = ["--model.encoder.initializer_range", "0.4"]  # maps of a rank above one, at once
+WIDE = ["--model.encoder.initializer_range", "0.4"]  # gives maps with a rank above one from the start
 
 
 def spectrum(**settings):
@@ -70,7 +70,7 @@ def test_rows_are_full_spread_and_few_enough(corpus, cache):
     data = PretrainingData(source=str(corpus), cache_dir=str(cache), vocab_size=300, validation_fraction=0.1, max_length=32)
     data.setup("validate")
     blocks = data.blocks["validation"]
-    assert blocks.full < len(blocks)  # the last one has pads
+    assert blocks.full < len(blocks)  # the last one is padded
     for most in (1, 2, blocks.full, 10_000):
         rows = blocks.full_rows(most)
         assert rows.shape == (min(most, blocks.full), 32) and rows.dtype == np.int64

@@ -8,7 +8,7 @@ from lit_linformer.utils.figures import figure_class
 
 
 def test_classes_may_be_named_by_dollars(tmp_path):
-    pytest.importorskip("matplotlib")  # which takes what stands between two of them for mathematics
+    pytest.importorskip("matplotlib")  # which reads text between two dollars as mathematics
     draw_confusion_matrix(figure_class(), torch.eye(3).long(), ("$", "$$", "$$$")).savefig(tmp_path / "matrix.png")
 
 

@@ -1,4 +1,4 @@
-"""Throughput: what counts as time, what it writes, and that training does not notice it."""
+"""Throughput: what counts as time, what it writes, and that training is not affected."""
 
 import json
 from types import SimpleNamespace
@@ -40,7 +40,7 @@ def test_validation_and_checkpoints_are_no_training_time(monkeypatch):
         callback.on_train_batch_end(trainer, module, None, batch, 0)
 
     callback.on_train_start(trainer, module)
-    step(50.0, 1.0)  # the first wait is for what starts up
+    step(50.0, 1.0)  # the first wait is for start-up
     step(0.5, 1.0)
     assert [place for place, _ in logged] == [2]
     assert logged[0][1]["throughput/tokens_per_second"] == pytest.approx(2 * 2 * 32 / 2.5)
@@ -54,7 +54,7 @@ def test_validation_and_checkpoints_are_no_training_time(monkeypatch):
     step(0.0, 0.75)
     spent = logged[1][1]
     assert spent["throughput/samples_per_second"] == pytest.approx(2 * 2 * 4 / 2.0)
-    assert spent["throughput/gflops_per_second"] == pytest.approx(2 / 2.0)  # of each of the two devices
+    assert spent["throughput/gflops_per_second"] == pytest.approx(2 / 2.0)  # for each of the two devices
     assert spent["throughput/mfu"] == pytest.approx(1 / 2)
     assert spent["throughput/data_wait"] == 0.0  # before a validation no batch is fetched
     callback.on_train_end(trainer, module)
@@ -81,7 +81,7 @@ def test_training_s_peak_of_memory_stays_where_a_sweep_counts_anew(monkeypatch):
     trainer.global_step += 1
     callback.on_train_batch_end(trainer, module, None, batch, 0)
     callback.on_validation_start(trainer, module)
-    memory.now = 2**30  # LengthSweep's, after its last length
+    memory.now = 2**30  # from LengthSweep, after its last length
     callback.on_train_end(trainer, module)
     assert callback.summary()["peak_memory_gib"] == 5
 

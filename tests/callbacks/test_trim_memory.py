@@ -1,4 +1,4 @@
-"""What a process has resident, before and after it has trained."""
+"""A process's resident memory, before and after training."""
 
 import platform
 
@@ -13,7 +13,7 @@ MIB = 2**20
 
 
 class Fragmenting(LightningModule):
-    """Each step makes blocks of 100 kB and frees all but each tenth of them."""
+    """Each step makes blocks of 100 kB and frees nine out of ten."""
 
     automatic_optimization = False
 
@@ -34,7 +34,7 @@ def test_freed_memory_goes_back(monkeypatch, tmp_path):
     monkeypatch.setattr(trim_memory, "process_memory", lambda key: process_memory(key) - before)
     grown = {}
     for callbacks in ((), (TrimMemory(),)):
-        give_memory_back()  # what other tests have left
+        give_memory_back()  # frees what other tests have left behind
         before = process_memory("VmRSS")
         module = Fragmenting()
         trainer = Trainer(
@@ -44,6 +44,6 @@ def test_freed_memory_goes_back(monkeypatch, tmp_path):
         trainer.fit(module, torch.utils.data.DataLoader(torch.zeros(2, 1)))
         grown[bool(callbacks)] = process_memory("VmRSS") - before
         del module, trainer
-    # Of 191 MiB a step a tenth is kept.
+    # A tenth of the 191 MiB of each step is kept.
     assert grown[False] > 150 * MIB
     assert grown[True] < 80 * MIB

@@ -1,6 +1,6 @@
-"""What a checkpoint settles for the command that continues or evaluates it: its tokenizer, its pooling, its classes.
+"""Settings that a checkpoint determines for the command that resumes or evaluates it: tokenizer, pooling, classes.
 
-At the end, `validate`, `test` and `predict` of what --model.pretrained names: an exported folder, or a run, without its config.
+At the end: `validate`, `test` and `predict` on what --model.pretrained names, an exported folder or a run, without its config.
 """
 
 import json
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def grown(put, tmp_path, cache, monkeypatch):
-    """A copy of a run whose text has grown since: arguments that read the new text."""
+    """A copy of a run whose text has grown since; returns arguments that read the new text."""
     monkeypatch.chdir(tmp_path)
     put("tiny")
     text = write_corpus(tmp_path / "text.txt")
@@ -38,14 +38,14 @@ def tokenizer_of(run):
 
 @pytest.mark.parametrize("command", ["validate", "test"])
 def test_a_text_that_has_grown_is_read_with_the_runs_tokenizer(command, grown, tmp_path):
-    """A new one would give the old weights other words' numbers."""
+    """A newly trained one would give tokens other ids than the weights know."""
     run = tmp_path / "runs/tiny"
     output([command, *grown], tmp_path)
     measured = json.loads((run / f"{command}.json").read_text())["metrics"]
     output([command, *grown, "--data.tokenizer", str(run / "tokenizer.json")], tmp_path)
     named = json.loads((run / f"{command}.json").read_text())["metrics"]
     assert measured == named
-    # Of a checkpoint alone, too.
+    # The same with the checkpoint alone.
     shutil.copy(find_checkpoint(run, "best"), tmp_path / "alone.ckpt")
     output([command, *grown, "--ckpt_path", "alone.ckpt", "--name", "alone"], tmp_path)
     assert json.loads((run.with_name("alone") / f"{command}.json").read_text())["metrics"] == measured
@@ -63,7 +63,7 @@ def test_a_run_continues_with_its_tokenizer(grown, tmp_path):
 
 @pytest.mark.parametrize("command", ["fit", "validate"])
 def test_another_tokenizer_is_refused(command, grown, tmp_path):
-    """It would not be made, and weights of one tokenizer mean nothing to another."""
+    """It would not be trained, and the weights work with their own tokenizer only."""
     argv = [command, *grown, "--ckpt_path", "last"]
     line = complaint([*argv, "--data.vocab_size", "200"], tmp_path)
     assert "data.vocab_size is 200; allowed: 300, as runs/tiny/checkpoints/last.ckpt was trained; or a run of another" in line
@@ -89,7 +89,7 @@ def test_a_module_of_ones_own_starts_from_a_model_without_an_encoder_setting(gro
     data = Namespace(class_path="lit_linformer.data.PretrainingData", init_args=Namespace(tokenizer="bpe", max_length=None))
     carry_over("fit", [], Namespace(ckpt_path=None, model=model, data=data))
     assert data.init_args.max_length == 32 and data.init_args.tokenizer.startswith("runs/tiny/checkpoints/best-")
-    model.init_args.pretrained = True  # a flag of its own
+    model.init_args.pretrained = True  # a flag in the user's own class
     carry_over("fit", [], Namespace(ckpt_path=None, model=model, data=data))
 
 
@@ -127,7 +127,7 @@ def test_predict_asks_the_checkpoints_tokenizer_not_the_folders(grown, tmp_path)
 
 @pytest.mark.parametrize("command", ["validate", "predict"])
 def test_a_classifier_is_used_as_it_was_trained(command, finetuned, cache, tmp_path, monkeypatch):
-    shutil.copytree(finetuned.parents[1], tmp_path / "copy")  # validate.json is written beside the run
+    shutil.copytree(finetuned.parents[1], tmp_path / "copy")  # as validate.json is written to the run folder
     monkeypatch.chdir(tmp_path / "copy")
     text = ["--data.text", "a good film"] if command == "predict" else []
     argv = [command, "--config", "runs/task/config.yaml", "--data.cache_dir", str(cache), *text]
@@ -137,13 +137,13 @@ def test_a_classifier_is_used_as_it_was_trained(command, finetuned, cache, tmp_p
     line = complaint([*argv, *own, "[positive, negative]"], tmp_path)
     assert "data.labels is ['positive', 'negative']; allowed: ['negative', 'positive'], the classes of " in line
     output([*argv, *own, "[negative, positive]"], tmp_path)
-    shown = output([*argv, *own, "[neg, pos]"], tmp_path)  # another task of the same meaning
+    shown = output([*argv, *own, "[neg, pos]"], tmp_path)  # another task with the same meaning
     assert "was trained with the classes ['negative', 'positive']; here they stand for ['neg', 'pos']" in shown
     assert "data.labels is ['a', 'b', 'c']; allowed: ['neg" in complaint([*argv, *own, "[a, b, c]"], tmp_path)
     if command == "validate":
         words = ["validate", "--config", str(ROOT / "conf/pretrain/small.yaml"), "--ckpt_path", "runs/task"]
         assert "which is a classifier; allowed: one of MLM (a classifier" in complaint(words, tmp_path)
-    # Where it only starts another one, both are free.
+    # A new classifier that starts from it is free in both.
     words = ["--model.pooling", "first", "--trainer.max_steps", "1", "--model.pretrained", "runs/task"]
     assert (
         run_forked(
@@ -155,7 +155,7 @@ def test_a_classifier_is_used_as_it_was_trained(command, finetuned, cache, tmp_p
 
 @pytest.fixture(scope="module")
 def folders(pretrained, finetuned, tmp_path_factory):
-    """Both runs as safetensors."""
+    """Both runs, exported as safetensors."""
     from lit_linformer.export import safetensors_folder
 
     made = {"mlm": tmp_path_factory.mktemp("mlm"), "task": tmp_path_factory.mktemp("task")}
@@ -175,10 +175,10 @@ def test_a_folder_answers_as_its_run_does(folders, pretrained, finetuned, tmp_pa
         output(["predict", "--model.pretrained", str(source), *text], tmp_path)
         found.append(records(tmp_path / f"runs/pretrained-{source.stem}"))
     assert found[0] == found[1] == found[2] and len(found[0]) == 1
-    shutil.copytree(folders["mlm"], "my model-0.5")  # whose name is none for a run
+    shutil.copytree(folders["mlm"], "my model-0.5")  # not a valid name for a run
     output(["predict", "--model.pretrained", "my model-0.5", *text], tmp_path)
     assert records(tmp_path / "runs/pretrained-my-model-0.5") == found[0]
-    # In the place of a run, whose own checkpoint is not asked for.
+    # In a run's folder, with its name: the run's own checkpoint is not used.
     monkeypatch.chdir(finetuned.parents[1])
     argv = ["--config", str(pretrained / "config.yaml"), "--name", "task", "--model.pretrained", str(folders["mlm"])]
     output(["predict", *argv, *text], tmp_path)

@@ -25,7 +25,7 @@ def trained(put, tiny, finished):
 
 
 def test_a_name_that_is_a_number_is_a_name(tiny, tmp_path):
-    """In config.yaml, too, which the parser reads as YAML 1.2."""
+    """Also in config.yaml, which the parser reads as YAML 1.2."""
     fit = ["fit", *tiny, "--trainer.max_steps", "1", "--trainer.num_sanity_val_steps", "0"]
     names = ["1e-3", "2024", "1.5"]
     lines = [[*fit, "--name", name] for name in names]
@@ -111,7 +111,7 @@ def test_predict_fills_every_mask(trained, tiny, tmp_path):
 
 
 def test_predict_from_a_run_directory_alone(trained, tmp_path):
-    """Neither the corpus nor the cache is needed."""
+    """Needs neither the corpus nor the cache."""
     elsewhere = ["--data.source", "gone.txt", "--data.cache_dir", "empty"]
     argv = ["predict", "--config", "runs/tiny/config.yaml", *elsewhere, "--data.text", "one <mask> here"]
     assert "1 mask → runs/tiny/predictions.jsonl" in output(argv, tmp_path)
@@ -169,7 +169,7 @@ def test_config_of_a_run_starts_another_one(tiny, tmp_path):
 @pytest.mark.slow
 def test_training_imports_nothing_that_it_does_not_use(tiny, tmp_path):
     names = ["datasets", "pyarrow", "pandas"]
-    if find_spec("transformers") is None:  # which torchmetrics imports where it is installed, and it the hub
+    if find_spec("transformers") is None:  # torchmetrics imports it if it is installed, and it the hub
         names.append("huggingface_hub")
     code = (
         "import sys; from lit_linformer.cli import main; from lit_linformer.data import FineTuningData; "
@@ -206,7 +206,7 @@ def test_two_processes_launched_by_lightning(tiny, tmp_path):
 )
 def test_what_is_printed_may_be_cut_short(argv, tmp_path):
     read, write = os.pipe()
-    os.close(read)  # as head does when it has enough
+    os.close(read)  # as head does once it has enough
     command = [sys.executable, "run.py", *argv.format(runs=tmp_path).split()]
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, cwd=ROOT, timeout=HANGS)
     os.close(write)
@@ -220,7 +220,7 @@ def test_console_command_works_in_any_directory(tmp_path):
 
 
 def test_a_whole_number_of_batches_is_one_whatever_another_package_has_written(tmp_path):
-    """typing gives Lightning's Optional[Union[int, float]] as it was first written, by whichever package: float before int."""
+    """typing returns Optional[Union[int, float]] in the order in which a package first wrote it, maybe float before int."""
     script = (
         "from lightning.pytorch import Trainer\n"
         "for name in ('limit_train_batches', 'limit_val_batches'):\n"

@@ -1,6 +1,6 @@
-"""Bad input: one line that names the setting, what it was and what is allowed; exit status 2; nothing half-written.
+"""Bad input: one line that names the setting, its value and what is allowed; exit status 2; nothing half-written.
 
-What a command line or a file alone can show is in tests/bad_input.yaml; here is what takes more than that.
+Cases that need only a command line or a file are in tests/bad_input.yaml; here are those that need more.
 """
 
 import os
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def complaint(argv, tmp_path):
-    """What a command prints when it fails: exactly one line that begins with `error: `, no traceback."""
+    """What a failing command prints: exactly one line beginning with `error: `, and no traceback."""
     log = tmp_path / "complaint.txt"
     log.unlink(missing_ok=True)
     assert run_forked(argv, log) == 2
@@ -132,11 +132,11 @@ def test_traceback_only_when_asked_for(tiny, tmp_path):
     (status, plain), (raised, asked), (failed, bug) = in_one_process(lines, tmp_path / "printed")
     assert status == 2 and plain.splitlines() == ["error: model.encoder.norm is 'both'; allowed: post, pre"]
     assert raised == 1 and "Traceback" in asked
-    assert failed == 1 and "Traceback" in bug and "TypeError: unsupported operand" in bug  # of the user's class, or of ours
+    assert failed == 1 and "Traceback" in bug and "TypeError: unsupported operand" in bug  # in the user's class or in ours
 
 
 def test_a_python_without_the_packages_is_one_line():
-    # Neither site-packages nor what PYTHONPATH names, which is where some clusters have torch.
+    # Without site-packages and PYTHONPATH, where some clusters keep torch.
     command = [sys.executable, "-S", "-E", str(ROOT / "run.py"), "fit", "--config", "conf/quickstart.yaml"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1

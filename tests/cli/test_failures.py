@@ -1,4 +1,4 @@
-"""Too little memory and a loader's process that is killed: one line each, and the run goes on exactly."""
+"""Running out of memory, and a data loader's process that is killed: one line each, and the run resumes exactly."""
 
 import multiprocessing
 import os
@@ -29,7 +29,7 @@ def test_a_killed_worker_is_one_line_and_the_run_goes_on_exactly(tiny, tmp_path,
     shown = (tmp_path / "killed.out").read_text()
     assert status == 2, shown
     line = shown.splitlines()[-1]
-    how = r"(was ended by the signal 'Killed' \(out of memory\?\)|has ended)"  # its pipe may break before torch sees its end
+    how = r"(was ended by the signal 'Killed' \(out of memory\?\)|has ended)"  # its pipe may break before torch notices the end
     assert re.match(rf"error: a process that loads data {how} in step \d+; ", line), shown
     assert line.endswith("data.num_workers is 2; allowed: fewer, or 0; --ckpt_path last goes on") and "Traceback" not in shown
     assert fit(tiny, "killed", tmp_path / "killed", "--ckpt_path", "last") == 0
@@ -71,7 +71,7 @@ def test_what_the_allocators_say_is_known(error, said):
 
 
 KILLED = RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
-BROKEN = RuntimeError("release unlocked lock")  # what the code says in which torch's handler raised
+BROKEN = RuntimeError("release unlocked lock")  # raised in the code that torch's signal handler interrupted
 BROKEN.__context__ = KILLED
 EXITED = RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly")
 EXITED.__cause__ = KILLED

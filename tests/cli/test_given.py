@@ -1,4 +1,4 @@
-"""What --config files and a command line give together."""
+"""How settings of --config files and the command line combine."""
 
 import shlex
 from pathlib import Path
@@ -36,7 +36,7 @@ OPTIONS = "model.encoder.attention_options"
     ],
 )
 def test_options_of_an_attention_go_with_it(line, options, tmp_path):
-    """An attention of the command line's, or of a later file's, does not get those that earlier files give another one."""
+    """An attention of the command line, or of a later file, does not get the options that earlier files give another one."""
     first = _written(tmp_path / "window.yaml", {"attention": "lookup", "attention_options": {"window": 16}})
     later = {"chunk": {"attention_options": {"chunk": 8}}, "lsh": {"attention": "lsh"}}
     for name, encoder in later.items():
@@ -44,7 +44,7 @@ def test_options_of_an_attention_go_with_it(line, options, tmp_path):
     argv = ["fit", "--config", "conf/pretrain/small.yaml", "--config", first, *shlex.split(line)]
     found = yaml.safe_load(output([*argv, "--print_config"], tmp_path))
     assert (found["model"]["init_args"]["encoder"]["attention_options"] or {}) == options
-    known = given_settings(argv)  # the same, read without the parser
+    known = given_settings(argv)  # as read without the parser
     nested = {name.removeprefix(f"{OPTIONS}."): value for name, value in known.items() if name.startswith(f"{OPTIONS}.")}
     assert (known.get(OPTIONS) or {}) | nested == options
 
@@ -133,13 +133,13 @@ def test_a_typed_setting_that_nothing_reads_is_told_once(tiny, tmp_path):
         "model.power is ignored: model.schedule is linear",
         "model.encoder.projection, model.encoder.projection_dim are ignored: model.encoder.attention is full",
     ]
-    # The config says k for every attention. What is read is not told.
+    # No warning for k from a config, nor for settings that are used.
     assert told(*full) == []
     assert told("--model.schedule", "wsd", "--model.decay_share", "0.2", f"{encoder}.projection_init", "strided") == []
     assert told(f"{encoder}.projection", "mean", f"{encoder}.projection_init", "split", f"{encoder}.local_width", "5") == [
         "model.encoder.projection_init is ignored: model.encoder.projection is mean"
     ]
-    # One of the user's own reads what the base gives it, and more only where it looks at the config itself.
+    # A user's own class reads what its base class passes to it, and more only if it looks at the config itself.
     own, slots = "examples.sliding_window.SlidingWindow", [f"{encoder}.projection_dim", "4"]
     assert told(f"{encoder}.attention", own, *slots) == [
         f"model.encoder.projection_dim is ignored: model.encoder.attention is {own}"

@@ -1,4 +1,4 @@
-"""The short --help: held to the real parser, a screen a section, nothing heavy imported; --help_all beside it."""
+"""The short --help: its values are the real parser's, a section fits a screen, nothing heavy is imported; and --help_all."""
 
 import shlex
 import subprocess
@@ -40,7 +40,7 @@ def shown(line):
 
 @pytest.fixture(scope="module")
 def parsed(tmp_path_factory):
-    """{line: what the real parser makes of it}"""
+    """{line: the config that the real parser makes of it}"""
     lines = [[*shlex.split(line), "--print_config"] for line in LINES]
     found = in_one_process(lines, tmp_path_factory.mktemp("parsed"))
     assert all(status == 0 for status, _ in found), found
@@ -50,7 +50,7 @@ def parsed(tmp_path_factory):
 @pytest.mark.parametrize("line", LINES)
 def test_values_are_those_of_the_real_parser(line, parsed):
     for name, one in shown(line).items():
-        if name == "ckpt_path":  # the parser prints none for prepare and no command's is given here
+        if name == "ckpt_path":  # the parser prints none for prepare, and none is given here
             continue
         if name in ("model", "data"):
             path = parsed[line][name]["class_path"]
@@ -58,7 +58,7 @@ def test_values_are_those_of_the_real_parser(line, parsed):
             continue
         found = parsed[line]
         if name.startswith("model.encoder.") and found["model"]["init_args"]["encoder"] is None:
-            continue  # --model.encoder is yet to be given; the page shows what there is to give
+            continue  # --model.encoder is not given yet; the page shows what can be given
         for part in name.split("."):
             found = found["init_args"] if "init_args" in found else found
             found = found[part]

@@ -1,4 +1,4 @@
-"""`python run.py list`: names that the registries know, configs with their heads, runs with their state."""
+"""`python run.py list`: names in the registries, configs with their first lines, runs with their state."""
 
 import json
 import os
@@ -86,7 +86,7 @@ def test_runs_with_best_value_and_state(put, tiny, capsys):
     lock = RunLock(place / "more/busy")
     found = listed(capsys, "runs", "--source", "runs/more")
     lock.release()
-    assert "stopped at step 12 of 12" in found["runs/more/killed"]  # from its checkpoint
+    assert "stopped at step 12 of 12" in found["runs/more/killed"]  # as its checkpoint says
     assert re.search(r"\d\.\d\d perplexity", found["runs/more/killed"])
     assert "ended at step 5 of 12" in found["runs/more/short"]
     assert "stopped before its first checkpoint" in found["runs/more/begun"]
@@ -100,7 +100,7 @@ def test_runs_with_best_value_and_state(put, tiny, capsys):
 
 
 def test_a_run_that_was_stopped_is_listed_with_its_best_checkpoint(tmp_path, monkeypatch, capsys):
-    """Not with its latest; its time rounded to whole seconds; k only where attention has slots."""
+    """Not its latest; the time is in whole seconds, and k is shown only if the attention has slots."""
     monkeypatch.chdir(tmp_path)
     for name, attention in (("stopped", "lsh"), ("own", "lookup")):
         folder = Path("runs", name)

@@ -1,4 +1,4 @@
-"""What is refused before torch is imported; nothing is that the parser would take."""
+"""What is refused before torch is imported; it includes nothing that the parser accepts."""
 
 import shlex
 import subprocess

@@ -1,4 +1,4 @@
-"""convert, and what it refuses."""
+"""Runs `convert`, and checks what it refuses."""
 
 import re
 
@@ -11,6 +11,6 @@ def convert(source, tmp_path, *extra, name="new", status=0):
 
 
 def refused(argv, tmp_path, pattern):
-    """The command ends with one line that matches, and has written nothing."""
+    """The command ends with one line that matches, and writes nothing."""
     line = complaint(argv, tmp_path)
     assert re.search(pattern, line), line

@@ -1,4 +1,4 @@
-"""Hugging Face folders of random weights."""
+"""Hugging Face folders with random weights."""
 
 import shutil
 
@@ -21,7 +21,7 @@ def here(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory, pretrained):
-    """A function that makes a Hugging Face folder of random weights, with the tokenizer of the tiny run (300 tokens)."""
+    """A function that makes a Hugging Face folder with random weights and the tiny run's tokenizer (300 tokens)."""
     transformers = pytest.importorskip("transformers")
 
     def make(family, kind="ForMaskedLM", vocab_size=300, **settings):
@@ -47,5 +47,5 @@ def roberta(made):
 
 @pytest.fixture
 def copied(roberta, tmp_path):
-    """The RoBERTa's folder, to be damaged."""
+    """A copy of the RoBERTa folder, to be damaged."""
     return shutil.copytree(roberta, tmp_path / "model")

@@ -1,4 +1,4 @@
-"""What is read of a BERT's folder: hidden states and logits are its own; layouts of weights; what is no such model."""
+"""Reading a BERT's folder: hidden states and logits equal BERT's; layouts of weights; what is refused."""
 
 import importlib.util
 import json
@@ -50,7 +50,7 @@ def test_every_layout_of_weights_gives_the_same(form, roberta, copied, tmp_path)
 
     weights = load_file(copied / "model.safetensors")
     (copied / "model.safetensors").unlink()
-    if form == "old names":  # TensorFlow's
+    if form == "old names":  # from TensorFlow
         weights = {
             name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
             for name, tensor in weights.items()
@@ -58,9 +58,9 @@ def test_every_layout_of_weights_gives_the_same(form, roberta, copied, tmp_path)
     if form == "untied, but equal":
         weights["lm_head.decoder.weight"] = weights["roberta.embeddings.word_embeddings.weight"].clone()
         weights["lm_head.decoder.bias"] = weights["lm_head.bias"].clone()
-        weights["lm_head.bias"] = torch.zeros(300)  # of no use where it is not tied to the decoder's
+        weights["lm_head.bias"] = torch.zeros(300)  # not used unless it is tied to the decoder's
         change(copied, tie_word_embeddings=False)
-    if form == "base":  # what RobertaModel saves, with a pooler beside it
+    if form == "base":  # what RobertaModel saves, including a pooler
         weights = {name.removeprefix("roberta."): tensor for name, tensor in weights.items() if not name.startswith("lm_head")}
         weights["pooler.dense.weight"] = torch.zeros(24, 24)
     if form.startswith("shards"):
@@ -85,7 +85,7 @@ def test_every_layout_of_weights_gives_the_same(form, roberta, copied, tmp_path)
 
 
 def convert_alone(folder, tmp_path):
-    """As where transformers is not installed; it does not read every layout that is read here."""
+    """Converts as if transformers were not installed; it reads fewer layouts than we do."""
     found = importlib.util.find_spec
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "transformers" else found(name, *more))
@@ -110,7 +110,7 @@ def test_a_model_of_the_hub_is_found_where_it_was_downloaded(weights, copied, tm
     if weights.endswith(".bin"):
         torch.save(load_file(copied / "model.safetensors"), copied / weights)
         (copied / "model.safetensors").unlink()
-    cache = tmp_path / "hub/models--someone--small"  # the hub's own layout
+    cache = tmp_path / "hub/models--someone--small"  # the layout of the hub's cache
     (cache / "refs").mkdir(parents=True)
     (cache / "refs/main").write_text("0" * 40)
     (cache / "snapshots").mkdir()
@@ -174,7 +174,7 @@ def test_weights_that_are_others(copied, tmp_path):
         refused(["convert", "--from", str(copied), "--name", "new"], tmp_path, message)
 
     file = copied / "model.safetensors"
-    weights = {name: tensor.clone() for name, tensor in load_file(file).items()}  # not what the file is mapped to
+    weights = {name: tensor.clone() for name, tensor in load_file(file).items()}  # not mapped to the file, which is overwritten
     save_file(weights | {"lm_head.decoder.weight": torch.zeros(300, 24)}, file)
     damaged(r"whose output matrix is not its token embedding \(tie_word_embeddings is true, but they differ\); allowed: tied")
     save_file(weights | {"roberta.encoder.layer.0.crossattention.self.query.weight": torch.zeros(24, 24)}, file)

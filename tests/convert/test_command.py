@@ -1,4 +1,4 @@
-"""`convert` as a user runs it: what it writes, what other commands make of it, and what it refuses."""
+"""`convert` as a user runs it: what it writes, how other commands use that, and what it refuses."""
 
 import json
 import re
@@ -25,7 +25,7 @@ def test_the_run_predicts_validates_exports_and_trains_on(roberta, tmp_path, cor
     shown = output(["fit", *config, *words, *data, "--model.warmup_steps", "0"], tmp_path)
     assert f"step 0  validation perplexity {before:.2f}  (before training)" in shown
     resumed = ["fit", *config, *words, "--trainer.max_steps", "4", *data, "--ckpt_path", "last"]
-    shutil.rmtree(tmp_path / "runs/new/checkpoints")  # a run's own checkpoint holds all of it
+    shutil.rmtree(tmp_path / "runs/new/checkpoints")  # the run's own checkpoint holds everything
     assert "resuming at step 2" in output(resumed, tmp_path)
 
 
@@ -35,7 +35,7 @@ def test_a_run_that_has_trained_nothing_is_not_resumed(roberta, tmp_path, corpus
     words += ["--trainer.max_steps", "2"]
     argv = ["fit", "--config", "runs/new/config.yaml", *words]
     refused([*argv, "--ckpt_path", "last"], tmp_path, "a model that has trained nothing yet; allowed: .* model.pretrained")
-    # It would delete what it starts from.
+    # It would delete the model that it starts from.
     refused(
         [*argv, "--overwrite", "true"], tmp_path, "model.pretrained is runs/new, which --overwrite true would delete; allowed"
     )
@@ -65,7 +65,7 @@ def test_a_transformer_becomes_a_linformer_and_longer_in_one_command(pretrained,
     assert model.encoder.projection_dim == 32 and model.max_length == model.encoder.max_length == 64
     assert model.facts["converted_from"] == "full"
     assert (model.data["batch_size"], model.data["global_batch_size"]) == (2, 6)
-    # The perplexities are those of validate.
+    # The perplexities equal those of validate.
     output(
         ["validate", "--config", "runs/full/config.yaml", "--data.batch_size", "4", "--trainer.limit_val_batches", "1"],
         tmp_path,

@@ -1,4 +1,4 @@
-"""What conversions do to weights, each against an independent computation."""
+"""What conversions do to weights, each checked against an independent computation."""
 
 from dataclasses import replace
 
@@ -43,7 +43,7 @@ def test_a_modern_transformer_is_converted_and_gets_longer(sharing):
     assert torch.allclose(made(rows()), net(rows()), atol=1e-5) and made.encoder.config.order == "project_first"
     twice = to_longer(net, 24, "repeat", "repeat")(rows(length=24))
     longer = to_longer(made, 24, "repeat", "repeat")
-    assert torch.allclose(longer(rows(length=24)), twice, atol=1e-5)  # a token a slot, as before
+    assert torch.allclose(longer(rows(length=24)), twice, atol=1e-5)  # still one token for each slot
 
 
 def test_lookup_that_finds_nothing_is_the_transformer_and_gets_longer():
@@ -105,7 +105,7 @@ def test_svd_is_numpys_of_the_maps_that_share_a_matrix(sharing, names):
             for matrix, group in zip(E if sharing == "none" else [E], groups, strict=True):
                 V = np.linalg.svd(group.reshape(-1, 12), full_matrices=False)[2][: len(matrix)]
                 mine = matrix / np.linalg.norm(matrix, axis=1, keepdims=True)
-                assert np.allclose(mine.T @ mine, V.T @ V, atol=1e-5)  # the same projection
+                assert np.allclose(mine.T @ mine, V.T @ V, atol=1e-5)  # the same orthogonal projection
 
 
 @pytest.mark.parametrize("of_image", IMAGE.items())
@@ -141,7 +141,7 @@ def test_interpolated_positions_and_columns():
     made = to_longer(net, 30, "interpolate", "interpolate")
     assert made.encoder.config == replace(net.encoder.config, max_length=30)
     old, new = net.state_dict(), made.state_dict()
-    # Between the centres of neighbours, as numpy has it.
+    # Interpolates between the centres of neighbours, with numpy.
     places = (np.arange(30) + 0.5) * 12 / 30 - 0.5
 
     def spread(row):

@@ -44,7 +44,7 @@ def text_file(documents, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def imdb(tmp_path_factory):
-    """IMDB's layout: 203 training rows of 1 to 40 words, sorted by class; 60 for the test, 7 of them training rows too."""
+    """IMDB's layout: 203 training rows of 1 to 40 words, sorted by class; 60 test rows, 7 of which are also training rows."""
     root = tmp_path_factory.mktemp("imdb")
     texts = [" ".join(text.split()[: 1 + i % 40]) + f" {i}" for i, text in enumerate(make_documents(260, 5))]
     train, test = texts[:203], texts[200:]
@@ -62,7 +62,7 @@ def imdb_cache(tmp_path_factory):
 
 @pytest.fixture
 def make_data(imdb, imdb_cache):
-    """Makes the data module of fine-tuning, on IMDB unless told otherwise."""
+    """Makes the fine-tuning data module, by default on IMDB."""
     from lit_linformer.data import FineTuningData
 
     def make(**settings):
@@ -79,7 +79,7 @@ def corpus_cache(tmp_path_factory):
 
 @pytest.fixture
 def make(text_file, corpus_cache):
-    """Makes the data module of pretraining, on a small corpus."""
+    """Makes the pretraining data module, on a small corpus."""
     from lit_linformer.data import PretrainingData
 
     def make(**settings):

@@ -1,4 +1,4 @@
-"""What Lightning hands to a module, written down."""
+"""Records what Lightning passes to a module."""
 
 import json
 
@@ -7,7 +7,7 @@ from lightning.pytorch import LightningModule, Trainer
 
 
 class Recorder(LightningModule):
-    """Writes down what it is given: a line a batch and stage, a file a rank."""
+    """Records each batch as a line with its stage, in one file per rank."""
 
     def __init__(self, folder):
         super().__init__()

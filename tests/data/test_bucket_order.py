@@ -1,4 +1,4 @@
-"""Batches by length: the same stream of samples, few pads, and still one sequence for any ranks and interruptions."""
+"""Batches by length: the same stream of samples, little padding, and one sequence for any number of ranks and interruptions."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from tests.data.test_loader import Keys, rows, take
 
 
 def lengths_of(size, seed=0):
-    """Lengths of sentences: lognormal, 20 tokens in the middle, from 3 to 128."""
+    """Sentence lengths: lognormal, with a median of 20 tokens, clipped to 3 … 128."""
     return np.clip(np.random.default_rng(seed).lognormal(3, 0.6, size).astype(int), 3, 128)
 
 
@@ -22,14 +22,14 @@ def test_a_pass_has_every_sample_once_and_batches_are_never_short(size, batch_si
     batches = take(loader(size, batch_size), 4 * max(1, size // batch_size) + 3 * WINDOW)
     assert all(len(batch) == batch_size for batch in batches)
     seen = rows(batches)
-    whole = len(seen) // size - 1  # a pass ends within a window, which may not be over
+    whole = len(seen) // size - 1  # an epoch may end within a window that is not finished
     assert len(set(seen)) == len(seen)
     for epoch in range(min(whole, 3)):
         assert sorted(index for e, index in seen if e == epoch) == list(range(size))
 
 
 def test_a_window_is_no_longer_than_a_pass():
-    """Sorted together, one sample of many passes would fill a batch by itself."""
+    """Otherwise sorting would fill a batch with one sample, from several epochs."""
     for batch in take(loader(100, 32), 50):
         assert torch.unique(batch[:, 1], return_counts=True)[1].max() <= 2
 
@@ -41,7 +41,7 @@ def test_consecutive_batches_are_of_any_length():
 
 @pytest.mark.parametrize("batch_size", [16, 32])
 def test_few_tokens_are_pads(batch_size):
-    """Of 20,000 sentences less than 10 %; in the stream's own order it is more than half."""
+    """For 20,000 sentences less than 10 % is padding; in the stream's own order it is more than half."""
     lengths, waste = lengths_of(20_000), {}
     for name, given in {"sorted": lengths, "unsorted": None}.items():
         batches = [lengths[b[:, 1]] for b in ResumableLoader(Keys(20_000), batch_size, lengths=given)]
@@ -77,7 +77,7 @@ def test_ranks_share_what_one_process_would_read():
 def test_a_steps_rows_depend_on_their_number_alone(settings):
     """Not on how ranks and micro-batches share them: as data.global_batch_size promises."""
     batch_size, ranks, accumulate = settings
-    expected = [set(rows([batch])) for batch in take(loader(900, 16), 150)]  # nearly three passes
+    expected = [set(rows([batch])) for batch in take(loader(900, 16), 150)]  # nearly three epochs
     of_ranks = [
         take(loader(900, batch_size, accumulate=accumulate, rank=r, world_size=ranks), 150 * accumulate) for r in range(ranks)
     ]
@@ -91,7 +91,7 @@ def test_a_steps_rows_depend_on_their_number_alone(settings):
     for each in other:
         each.load_state_dict(one.state_dict())
     rest = [row for each in other for row in rows(take(each, (112 - 70) * accumulate))]
-    assert len(set(rows(first) + rest)) == 112 * 16  # no row of the two passes twice
+    assert len(set(rows(first) + rest)) == 112 * 16  # no row of the two epochs twice
 
 
 @pytest.mark.parametrize("world_size, batches", [(1, 0), (1, 1), (1, 63), (1, 64), (1, 65), (1, 130), (2, 70), (2, 128)])
@@ -117,7 +117,7 @@ def test_a_batch_depends_on_its_number_alone():
         assert order().batch(number).tolist() == batches[number]
     assert BucketOrder(lengths_of(900), 900, 6, 10, 4, 0, 1).batch(0).tolist() != batches[0]
     tiny = BucketOrder(np.array([5, 3, 9, 4, 7, 1]), 6, 2, 3, 0, 0, 1)
-    # as it always was: resumed runs depend on it
+    # must never change: resumed runs depend on it
     assert [tiny.batch(number).tolist() for number in range(4)] == [
         [[0, 3], [0, 0]], [[0, 4], [0, 2]], [[0, 5], [0, 1]], [[1, 5], [1, 1]],
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Checksums: a byte that changed is told, with the file and the shard; what is whole is read once a machine."""
+"""Checksums: a changed byte is reported, with its file and shard; intact files are read once on each machine."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from tests.helpers import output
 
 @pytest.fixture
 def folder(tmp_path, text_file, tokenizer, monkeypatch):
-    """Token files in shards of 3 kB of text, that no machine has checked."""
+    """Token files in shards of 3 kB of text, not yet checked on any machine."""
     monkeypatch.setenv("LIT_LINFORMER_CACHE", str(tmp_path / "home"))
     for name, value in {"pretraining.token_files.SHARD_BYTES": 3000, "pieces.BATCH_BYTES": 1000}.items():
         monkeypatch.setattr(f"lit_linformer.data.{name}", value)
@@ -33,7 +33,7 @@ def folder(tmp_path, text_file, tokenizer, monkeypatch):
 
 @pytest.fixture
 def read(monkeypatch):
-    """The files of which checksums are computed."""
+    """Names of the files whose checksums are computed."""
     seen = []
     checksum = checksums._checksum
     monkeypatch.setattr(checksums, "_checksum", lambda path, *args: seen.append(path.name) or checksum(path, *args))
@@ -45,7 +45,7 @@ def check(folder, when="once", splits=("train", "validation", "test")):
 
 
 def change(path, start, new):
-    """Keeps the size and the time of change."""
+    """Keeps the size and the modification time."""
     stat = path.stat()
     with open(path, "r+b") as file:
         file.seek(start)
@@ -104,14 +104,14 @@ def test_a_machine_checks_a_file_once_unless_it_was_touched(folder, tokenizer, r
     check(folder)
     assert set(read) == {"validation.bin"}
     read.clear()
-    copy = shutil.copytree(folder, folder.with_name("copied") / folder.name)  # with its times, but other inodes
+    copy = shutil.copytree(folder, folder.with_name("copied") / folder.name)  # same times, other inodes
     check(copy, splits=["train"])
     assert set(read) == {"train.bin"}
 
 
 def test_damage_that_was_found_once_is_found_by_the_next_start(folder, tokenizer):
     check(folder)
-    change(folder / "train.bin", 0, b"??")  # as a disk does: neither size nor time tell
+    change(folder / "train.bin", 0, b"??")  # as a faulty disk does: size and time stay the same
     check(folder)
     for when in ("always", "once"):
         with pytest.raises(ValueError, match=r"train.bin is damaged: shard 1 of "):

@@ -1,4 +1,4 @@
-"""Loaders: the order is one sequence whatever the ranks, workers and interruptions."""
+"""Loaders: the order is the same sequence for any number of ranks, workers and interruptions."""
 
 import multiprocessing
 import sys
@@ -26,7 +26,7 @@ def dataset(tmp_path_factory, tokenizer, text_file):
 
 
 class Keys(torch.utils.data.Dataset):
-    """Instead of batches their keys (epoch, index)."""
+    """A data set whose batches are their keys (epoch, index)."""
 
     def __init__(self, size):
         self.size = size
@@ -39,7 +39,7 @@ class Keys(torch.utils.data.Dataset):
 
 
 class Stuck(Keys):
-    """Reads nothing after the first batches of each worker, as a file system does that has gone away."""
+    """Blocks after the first batches of each worker, like a file system that is no longer reachable."""
 
     def __getitem__(self, keys):
         if keys[0][1] >= 4:
@@ -94,7 +94,7 @@ def test_shuffles_put_everything_everywhere_equally_often(size):
     passes = 400 * size
     places, epochs = np.tile(np.arange(size), passes), np.repeat(np.arange(passes), size)
     orders = shuffled(places, epochs, size, 0).reshape(passes, size)
-    pairs = np.bincount(orders[:, 0] * size + orders[:, 1], minlength=size**2)  # neighbours hang together in no way
+    pairs = np.bincount(orders[:, 0] * size + orders[:, 1], minlength=size**2)  # neighbours are independent
     assert not pairs.reshape(size, size).diagonal().any()
     different = pairs[np.flatnonzero(np.eye(size) == 0)]
     for counts in (*(np.bincount(column, minlength=size) for column in orders.T), different):
@@ -118,7 +118,7 @@ def test_large_batches_are_looked_up_one_by_one():
     try:
         batch = next(iter(StreamOrder(5_000_000, 100_000, 10, seed=0, rank=0, world_size=1)))
         assert len(set(batch)) == 100_000
-        assert tracemalloc.get_traced_memory()[1] < 60_000_000  # 64 of them took a gigabyte
+        assert tracemalloc.get_traced_memory()[1] < 60_000_000  # 64 batches at once took a gigabyte
     finally:
         tracemalloc.stop()
 
@@ -126,7 +126,7 @@ def test_large_batches_are_looked_up_one_by_one():
 def test_order_is_the_seeds():
     assert rows(take(ResumableLoader(Keys(50), 5), 20)) == rows(take(ResumableLoader(Keys(50), 5), 20))
     assert rows(take(ResumableLoader(Keys(50), 5), 20)) != rows(take(ResumableLoader(Keys(50), 5, seed=1), 20))
-    assert order(8, 0, 0).tolist() == [2, 5, 3, 1, 6, 7, 0, 4]  # as it always was: resumed runs depend on it
+    assert order(8, 0, 0).tolist() == [2, 5, 3, 1, 6, 7, 0, 4]  # must never change: resumed runs depend on it
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
@@ -197,7 +197,7 @@ def test_validation_is_fixed_and_in_order(dataset, num_workers):
     first, second = list(loader), list(loader)
     assert len(loader) == len(first) == -(-len(dataset) // 8)
     assert all(map(equal, first, second))
-    # unmasked again, it is the file
+    # unmasked, it equals the file
     whole = torch.cat([b["input_ids"].scatter(1, b["positions"], b["labels"].clamp_min(0)) for b in first])
     real = torch.cat([b["labels"] for b in first]) != IGNORED
     assert real[:-1].all()

@@ -1,4 +1,4 @@
-"""Lines, rows and files that are too long to be read at once: in parts, nothing lost, in little memory."""
+"""Lines, rows and files too long to be read at once: read in parts, nothing lost, in little memory."""
 
 import json
 import lzma
@@ -20,7 +20,7 @@ from lit_linformer.data.pretraining.corpus import Corpus
 
 @pytest.fixture
 def short(monkeypatch):
-    """Lines of more than 100 bytes are long."""
+    """Counts lines of more than 100 bytes as long."""
     for module in ("reading", "finetuning.labelled_rows"):
         monkeypatch.setattr(f"lit_linformer.data.{module}.LONGEST_LINE", 100)
     monkeypatch.setattr("lit_linformer.data.pretraining.corpus.PARSED_AT_ONCE", 50)
@@ -49,7 +49,7 @@ def test_a_long_line_is_cut_into_documents(short, tmp_path, name, end):
 
 
 def test_a_long_line_behind_a_byte_order_mark(short, tmp_path):
-    (tmp_path / "a.txt").write_bytes(("\ufeff" + LONG["one word"]).encode())  # the first part is cut within a character
+    (tmp_path / "a.txt").write_bytes(("\ufeff" + LONG["one word"]).encode())  # the first part ends within a character
     assert "".join(Corpus(str(tmp_path))) == LONG["one word"]
 
 
@@ -94,7 +94,7 @@ def test_long_rows_are_whole_documents_up_to_the_longest(short, tmp_path, monkey
     assert "".join(parts) == "".join(texts) and len(parts) > 4
 
 
-# JSON that is too long to be parsed at once
+# JSON too long to be parsed at once
 
 
 def random_row(draw: random.Random) -> dict:
@@ -193,7 +193,7 @@ print(next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) *
 @pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="needs /proc")
 def test_no_text_takes_a_gigabyte(tmp_path, tokenizer):
-    """With all that a command imports, 440 MB. Zeros and emoji take a tokenizer 130 bytes a byte, lists a parser 24."""
+    """440 MB with a command's imports. Per byte, a tokenizer needs 130 bytes for zeros and emoji, a parser 24 for lists."""
     tokenizer.save(tmp_path / "tokenizer.json")
     (tmp_path / "texts").mkdir()
     with lzma.open(tmp_path / "texts/zeros.txt.xz", "wb", preset=0) as file:

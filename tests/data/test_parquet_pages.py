@@ -14,7 +14,7 @@ TEXTS = [f"{i} " + "word " * (i % 50) for i in range(5_000)]
 @pytest.mark.parametrize("dictionary", [True, False])
 @pytest.mark.parametrize("compression", ["none", "snappy", "zstd"])
 def test_headers_are_read_to_the_end_of_each_column(version, dictionary, compression, tmp_path):
-    """The pages of a column, one behind the other, fill it; the largest is as large as the writer was told to make it."""
+    """The pages of a column follow each other and fill it; the largest is as large as the writer was told to make it."""
     table = pyarrow.table({"id": list(range(5_000)), "text": TEXTS, "more": [[{"a": text[:9]}] * 3 for text in TEXTS]})
     path = tmp_path / "a.parquet"
     options = {"use_dictionary": dictionary, "compression": compression, "data_page_version": version}
@@ -34,7 +34,7 @@ def test_headers_are_read_to_the_end_of_each_column(version, dictionary, compres
             assert parquet_pages._largest(path, part) == largest
             if part.path_in_schema == "text" and not dictionary:
                 assert pages > 5 and 10_000 < largest < 40_000
-    with open(path, "r+b") as file:  # the pages are nonsense: Arrow tells that, and nothing hangs
+    with open(path, "r+b") as file:  # pages of random bytes: Arrow reports them, and nothing hangs
         file.seek(4)
         file.write(random.Random(0).randbytes(30_000))
     parquet_pages._largest(path, pyarrow.parquet.ParquetFile(path).metadata.row_group(0).column(0))

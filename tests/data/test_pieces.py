@@ -1,4 +1,4 @@
-"""Pieces: whatever the text, none is too long, together they are the text, and they have its tokens."""
+"""Pieces: for any text, none is too long, together they are the text, and they have its tokens."""
 
 import json
 import random
@@ -104,7 +104,7 @@ def test_distinct_words_are_counted_once_and_spaces_too():
 
 
 def test_distinct_words_are_counted_alike_in_every_process():
-    """Some of so many words have the same checksum: which of them counts must not depend on Python's hashes."""
+    """Some of so many words have equal checksums: which of them counts must not depend on Python's hash seed."""
     draw, words = random.Random(0), DistinctWords(WORDS)
     words.add(" ".join(f"{draw.randrange(10 ** draw.randrange(1, 10))}-x{draw.randrange(10**6)}" for _ in range(60_000)))
     assert words.bytes == 677_041

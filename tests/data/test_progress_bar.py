@@ -1,4 +1,4 @@
-"""The bar of a preparation, on a terminal."""
+"""The progress bar of a preparation, on a terminal."""
 
 import io
 import sys
@@ -15,6 +15,6 @@ def test_a_pattern_is_shown_as_it_is(monkeypatch):
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setenv("TERM", "xterm")
-    with Preparing("Tokenising texts/[ab]*.txt"):  # not a style of rich's, called ab
+    with Preparing("Tokenising texts/[ab]*.txt"):  # must not be read as a rich style named ab
         pass
     assert "texts/[ab]*.txt" in screen.getvalue()

@@ -1,4 +1,4 @@
-"""Texts whose masks are to be filled: which are taken, which are skipped and told, and what is refused."""
+"""Texts whose masks are to be filled: which are accepted, which are skipped and reported, and which are refused."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def test_predict_through_lightning_builds_no_token_files(make, tmp_path):
     given = ["the <mask> of", "of <mask> attention", "the matrix is <mask> and <mask> of the sequence"]
     batches = recorded(tmp_path, "other")
     assert sorted(text for batch in batches for text in batch["texts"]) == sorted(given)
-    assert batches[0]["texts"] == given[2:]  # from the longest down
+    assert batches[0]["texts"] == given[2:]  # longest first
     for batch in batches:
         assert [given[number] for number in batch["index"]] == [batch["texts"][row] for row in batch["rows"]]
         masked = [(r, c) for r, ids in enumerate(batch["input_ids"]) for c, i in enumerate(ids) if i == tokenizer.mask_id]

@@ -1,4 +1,4 @@
-"""Recall's rows: each masked value stands behind its key elsewhere, and nothing else tells it; accuracy counts those found."""
+"""Recall's rows: each masked value follows its key elsewhere, and nothing else reveals it; accuracy counts those found."""
 
 import json
 import pickle
@@ -33,7 +33,7 @@ def test_a_row_tells_each_value_that_it_asks_for(distance, gap):
             assert positions.tolist() == sorted(positions.tolist()) and all(ids[place + 1 + gap] == MASK for place in asked)
             assert len({ids[place] for place in asked}) == 6
             for place, value in zip(asked, labels, strict=True):
-                assert 3 <= ids[place] < 22 <= value < 41  # a third of the 57 each
+                assert 3 <= ids[place] < 22 <= value < 41  # a third of the 57 for each
                 (told,) = (other for other, token in enumerate(ids) if token == ids[place] and other != place)
                 assert ids[told + 1 + gap] == value and place - (told + 1 + gap) > distance
             noise = [ids[place] for place in range(1, 64) if place not in {p + shift for p in asked for shift in (0, 1 + gap)}]
@@ -86,7 +86,7 @@ def test_accuracy_is_the_share_of_values_found(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_trains_resumes_and_tests(tmp_path, monkeypatch):
-    """conf/recall/small.yaml, made shorter; on the same rows whether it was interrupted or not."""
+    """conf/recall/small.yaml, shortened; an interrupted run and an uninterrupted one see the same rows."""
     from pathlib import Path
 
     config = Path(__file__).parents[2] / "conf/recall/small.yaml"
@@ -115,7 +115,7 @@ def test_a_run_trains_resumes_and_tests(tmp_path, monkeypatch):
 def test_rows_go_to_processes_that_are_not_forked():
     made = data()
     made.trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
-    made.trainer.hook = lambda: None  # what no process can be sent
+    made.trainer.hook = lambda: None  # which cannot be pickled
     rows = made.datasets["train"]
     again = pickle.loads(pickle.dumps(rows))
     assert all(torch.equal(one, other) for one, other in zip(rows[[(0, 3)]].values(), again[[(0, 3)]].values(), strict=True))

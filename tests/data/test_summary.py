@@ -1,4 +1,4 @@
-"""The summary of the data: counts that are those of the rows themselves, how it is shown, and what it advises."""
+"""The summary of the data: its counts equal those of the rows, how it is shown, and what it advises."""
 
 import numpy as np
 import pytest
@@ -37,7 +37,7 @@ def test_a_fine_tuning_run(make_data):
     assert first.split("  ")[-1] == f"neg: {train['labels']['neg']}, pos: {train['labels']['pos']}"
     assert first.index("tokens") == second.index("tokens") and f"{train['cut']:.1%} cut at 16" in first
     assert label == "note" and "data.max_length up to the model's 512 cuts fewer" in hint
-    assert "data.max_windows" not in hint  # data.window_overlap leaves no room for any
+    assert "data.max_windows" not in hint  # data.window_overlap leaves no room for windows
     data = make_data(max_length=16, window_overlap=2)
     data.setup("validate")
     assert data.summary_hints(16)[0].endswith(
@@ -93,7 +93,7 @@ def test_a_label_that_no_row_has(labels, tmp_path):
 def test_a_label_that_no_held_out_row_has(tmp_path):
     from lit_linformer.data import FineTuningData
 
-    rows = [f"a text, {i} of them\t{('bad', 'good')[i == 7]}\n" for i in range(30)]  # row 7 trains
+    rows = [f"a text, {i} of them\t{('bad', 'good')[i == 7]}\n" for i in range(30)]  # row 7 is for training
     (tmp_path / "rows.tsv").write_text("".join(["text\tlabel\n", *rows]))
     own = {"columns": ["text"], "labels": ["bad", "good"], "tokenizer": "bpe", "vocab_size": 280, "cache_dir": str(tmp_path)}
     data = FineTuningData(source=str(tmp_path / "rows.tsv"), **own)

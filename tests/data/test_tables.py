@@ -25,7 +25,7 @@ PACK = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}
 
 
 def write(folder, name, rows=ROWS, newline="\r\n"):
-    """A table with a column before the text and one behind the label."""
+    """Writes a table with a column before the text and one after the label."""
     heads = ["id", "text", "label", "more"]
     full = [[i, text, label, ""] for i, (text, label) in enumerate(rows)]
     kind = name.split(".")[1]
@@ -165,7 +165,7 @@ def test_a_row_with_several_labels_and_a_class_with_an_apostrophe(tmp_path):
     with pytest.raises(ValueError) as refused:
         list(LabelledSource(str(path), own_task(["text"])).rows("train"))
     told = str(refused.value).partition(", here ")[2]
-    assert shlex.split(told) == ["--data.labels", """["it's","no"]"""]  # what a shell makes of it
+    assert shlex.split(told) == ["--data.labels", """["it's","no"]"""]  # as a shell splits it
 
 
 def test_a_stray_table_in_a_folder_of_texts(tmp_path):

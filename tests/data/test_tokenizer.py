@@ -67,7 +67,7 @@ def test_as_text_it_is_the_same(tokenizer):
 
 
 def test_truncation_and_padding_of_a_file_are_switched_off(tokenizer, tmp_path, documents):
-    """tokenizer.json of a sentence encoder carries both: blocks would lose the text behind token 128."""
+    """A sentence encoder's tokenizer.json has both: blocks would lose the text after token 128."""
     config = json.loads(tokenizer.backend.to_str())
     config["truncation"] = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
     config["padding"] = {"strategy": {"Fixed": 99}, "direction": "Right", "pad_to_multiple_of": None, "pad_id": 1,
@@ -77,7 +77,7 @@ def test_truncation_and_padding_of_a_file_are_switched_off(tokenizer, tmp_path, 
 
 
 def test_roberta_folder(tokenizer, tmp_path, documents):
-    """vocab.json and merges.txt, special tokens in the vocabulary, as the fairseq conversion left them."""
+    """vocab.json and merges.txt, with the special tokens in the vocabulary, as converted from fairseq."""
     config = json.loads(tokenizer.backend.to_str())["model"]
     (tmp_path / "vocab.json").write_text(json.dumps(config["vocab"]))
     merges = [" ".join(pair) for pair in config["merges"]]
@@ -172,7 +172,7 @@ def test_word_tables_of_wordpiece(tmp_path):
 def test_word_tables_of_byte_level_bpe():
     from tokenizers import Tokenizer as Backend
 
-    backend: Backend = train_tokenizer("bpe", ["nothing"], 261).backend  # bytes only: every character is a token
+    backend: Backend = train_tokenizer("bpe", ["nothing"], 261).backend  # bytes only: each one is a token
     found = continuation(Tokenizer(backend, "bytes"), "ab c-d é!")
     assert found == [("b", True), ("Ġ", False), ("c", False), ("-", False), ("d", False), ("Ġ", False), ("Ã", False),
                      ("©", True), ("!", False)]  # fmt: skip

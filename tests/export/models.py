@@ -1,4 +1,4 @@
-"""A command that exports, and models of every kind, of random weights."""
+"""A command that exports, and models of every kind with random weights."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from tests.model.mechanisms import IMAGE, MECHANISMS, MODERNS
 
 NEEDED = {"safetensors": "safetensors", "huggingface": "transformers", "onnx": "onnxruntime", "torch": "torch"}
 SHAPE = {"vocab_size": 50, "max_length": 16, "hidden_size": 8, "num_layers": 1, "num_heads": 2, "intermediate_size": 16}
-# Of logits of equal weights: memory mapped from a file lies at other addresses than torch's own, where sums are added up in
+# For logits of equal weights: memory mapped from a file has other addresses than torch's own, so sums are computed in
 # another order. 16 float32 roundings of numbers up to 4.
 ROUNDING = 16 * 4 * 2**-24
 VARIANTS = [
@@ -42,7 +42,7 @@ def export(run, form, folder, tmp_path, *extra, status=0):
 
 
 def model_of(settings, classes=None):
-    """A model of random weights, as `open_checkpoint` gives a trained one."""
+    """A model with random weights, as `open_checkpoint` returns a trained one."""
     torch.manual_seed(0)
     config = EncoderConfig(**{**SHAPE, "projection_dim": 4, **settings})
     net = MaskedLanguageModel(config) if classes is None else SequenceClassifier(config, classes, "mean")

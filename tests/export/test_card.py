@@ -1,4 +1,4 @@
-"""What config.json and the card tell of an exported model."""
+"""What config.json and the card say about an exported model."""
 
 import json
 import re
@@ -34,7 +34,7 @@ def test_a_name_in_a_card_is_only_a_name():
 
 
 def test_card_has_what_the_user_and_other_runs_say(pretrained, finetuned, tmp_path):
-    """Words given for it, the training's command and machine, results of other runs, a picture; again from the folder."""
+    """Text given for it, the training command and machine, results of other runs, a picture; the same again from the folder."""
     told = ["--name", "small", "--license", "mit", "--text", "Wikipedia (CC BY-SA)", "--results", str(finetuned)]
     export(pretrained, "huggingface", tmp_path / "out", tmp_path, *told)
     result = json.loads((finetuned / "result.json").read_text())

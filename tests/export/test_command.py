@@ -1,4 +1,4 @@
-"""`export` as a user runs it: every format, what it prints and leaves, and what it refuses."""
+"""`export` as a user runs it: every format, what it prints and leaves behind, and what it refuses."""
 
 import hashlib
 import importlib
@@ -59,7 +59,7 @@ def test_folder_comes_back_as_plain_pytorch_and_starts_a_fine_tuning(form, kind,
     source = read_model(tmp_path / "out")
     assert asdict(source.encoder) == asdict(model.encoder) and source.own_tokenizer.sha256
     assert all(torch.equal(tensor, model.net.encoder.state_dict()[name]) for name, tensor in source.encoder_weights.items())
-    again = open_checkpoint(tmp_path / "out")  # what export, convert and draw read
+    again = open_checkpoint(tmp_path / "out")  # as export, convert and draw read it
     assert again.facts.pop("exported").startswith(f"python run.py export --ckpt_path …/{run.name} --format {form}")
     assert again.labels == model.labels and again.facts == model.facts and again.curve == model.curve
 
@@ -89,7 +89,7 @@ def test_a_folder_knows_its_longest_row_and_whether_a_row_has_two_texts(form, fi
     assert (again.max_length, again.encoder.max_length, again.pair) == (24, 32, True)
     path = tmp_path / "config.json"
     earlier = {key: value for key, value in json.loads(path.read_text()).items() if key not in ("longest_row", "pair")}
-    path.write_text(json.dumps(earlier))  # as it was written before there were these keys
+    path.write_text(json.dumps(earlier))  # as written before these keys existed
     again = open_checkpoint(tmp_path)
     assert (again.max_length, again.pair) == (32 if form == "huggingface" else 24, False)
 
@@ -227,7 +227,7 @@ def test_missing_extra_names_the_pip_command(form, missing, expected, monkeypatc
 
 def test_overwrite_replaces_an_export(pretrained, tmp_path):
     export(pretrained, "safetensors", tmp_path / "out", tmp_path)
-    (tmp_path / "out/model.onnx").touch()  # of an export before
+    (tmp_path / "out/model.onnx").touch()  # from an earlier export
     (tmp_path / "link").symlink_to(tmp_path / "out")
     export(pretrained, "safetensors", tmp_path / "link", tmp_path, "--overwrite", "true")
     assert not (tmp_path / "out/model.onnx").exists() and (tmp_path / "out/model.safetensors").is_file()
@@ -242,7 +242,7 @@ def test_overwrite_leaves_what_no_export_wrote(pretrained, tmp_path):
     (tmp_path / "out/notes.txt").touch()
     assert "out, which holds notes.txt, and no export wrote that" in complaint(argv, tmp_path)
     (tmp_path / "out/notes.txt").unlink()
-    # A model of ours that was trained on elsewhere, and a foreign one.
+    # A model of ours that was trained further elsewhere, and a foreign one.
     card = (tmp_path / "out/README.md").read_text()
     (tmp_path / "out/README.md").write_text("# Fine-tuned")
     assert "which holds no export" in complaint(argv, tmp_path)
@@ -273,6 +273,6 @@ def test_folder_that_is_no_export(tmp_path):
     foreign = r"another project's; allowed: what export wrote, or .* run\.py convert"
     with pytest.raises(ValueError, match=foreign):
         load(tmp_path)
-    (tmp_path / "pytorch_model.bin").touch()  # as older models of the hub have it
+    (tmp_path / "pytorch_model.bin").touch()  # as in older models on the hub
     with pytest.raises(ValueError, match=foreign):
         open_checkpoint(tmp_path)

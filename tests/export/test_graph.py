@@ -19,7 +19,7 @@ def test_one_program_for_every_length_whatever_the_model(settings, tmp_path):
 
 
 def test_lookup_is_one_program_for_rows_that_it_reads_by_pairs_of_heads(tmp_path, monkeypatch):
-    """Which it does to save memory: of more than LONG tokens, here 8 of up to 16."""
+    """To save memory it does so for rows of more than LONG tokens, here 8 of up to 16."""
     monkeypatch.setattr(lookup, "LONG", 8)
     model = model_of(MECHANISMS["lookup, window"] | {"num_layers": 2})
     graph.write(model, tmp_path)
@@ -28,7 +28,7 @@ def test_lookup_is_one_program_for_rows_that_it_reads_by_pairs_of_heads(tmp_path
 
 @pytest.mark.parametrize("name", ["lsh", "sparse"])
 def test_a_masked_model_whose_program_has_other_logits_at_pads(name, tmp_path):
-    """It attends to all pairs, the model in chunks: they agree at tokens, and pads are nothing that is read."""
+    """The program attends to all pairs, the model in chunks: logits agree at tokens, and those of padding are never read."""
     model = model_of(MECHANISMS[name])
     graph.write(model, tmp_path)
     written = graph.logits(model, tmp_path)

@@ -19,7 +19,7 @@ AutoModelForMaskedLM, AutoTokenizer = transformers.AutoModelForMaskedLM, transfo
 
 @pytest.fixture(scope="module")
 def folders(pretrained, finetuned, tmp_path_factory):
-    """The huggingface format of both runs."""
+    """Both runs, exported in the huggingface format."""
     made = {}
     for name, run in (("mlm", pretrained), ("task", finetuned)):
         made[name] = tmp_path_factory.mktemp(name)
@@ -106,7 +106,7 @@ def test_encoder_alone_hidden_states_and_maps(folders):
     logits = model(ids, mask, return_dict=False)[0]
     assert torch.allclose(logits, found.logits, atol=1e-4)
     assert torch.equal(model(ids, mask.bool()).logits, logits)
-    assert torch.allclose(model(ids[1:, :3]).logits, logits[1:, :3], atol=1e-4)  # pads don't matter
+    assert torch.allclose(model(ids[1:, :3]).logits, logits[1:, :3], atol=1e-4)  # padding does not matter
 
 
 def test_loss_is_that_of_this_project(folders, pretrained):
@@ -133,7 +133,7 @@ def test_a_masked_language_model_starts_a_classifier(folders):
 
 
 def test_what_a_folder_lacks_starts_as_in_a_new_model(folders, tmp_path):
-    """Settings changed on the way in: weights that the folder has not start as the encoder's own, not as noise."""
+    """With settings changed on loading, weights missing in the folder are initialised as the encoder does, not as noise."""
     settings = {"local_width": 5, "sharing": "headwise", "projection_dim": 4}
     model = AutoModelForMaskedLM.from_pretrained(folders["task"], **settings, ignore_mismatched_sizes=True)
     fresh = LinformerForMaskedLM(model.config)

@@ -1,4 +1,4 @@
-"""Every kind of model as one of transformers: the same weights, the same logits."""
+"""Every kind of model as a transformers model: the same weights, the same logits."""
 
 import pytest
 

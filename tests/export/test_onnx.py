@@ -1,4 +1,4 @@
-"""ONNX: one graph for every length; eight bits, and what they cost."""
+"""ONNX: one graph for every length; int8 quantisation, and what it costs."""
 
 import re
 
@@ -25,7 +25,7 @@ def test_onnx_graph_for_every_length(settings, tmp_path):
     written = onnx.logits(model, tmp_path)
     assert largest_difference(model, written) < 1e-5
     ids, mask = list(random_inputs(model))[3]
-    other = ids.masked_fill(mask == 0, 7)  # what stands at pads never matters
+    other = ids.masked_fill(mask == 0, 7)  # the ids of padding never matter
     assert torch.equal(written(ids, mask)[mask.bool()], written(other, mask)[mask.bool()])
 
 
@@ -55,7 +55,7 @@ def test_int8_of_a_classifier(finetuned, tmp_path):
 
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_int8_perplexity_is_the_projects_own(elsewhere, pretrained, corpus, tmp_path):
-    """Of the run's validation text, or another text: what `validate` computes from the same rows."""
+    """On the run's validation text, or on another text: the same as `validate` on the same rows."""
     pytest.importorskip("onnxruntime")
     from lit_linformer.export import quantize
 

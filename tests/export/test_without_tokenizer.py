@@ -1,4 +1,4 @@
-"""Models whose tokens are no pieces of text: ids of other things, and numbers."""
+"""Models whose tokens are not pieces of text: ids of other things, and vectors of numbers."""
 
 import importlib
 import re
@@ -28,7 +28,7 @@ CONF = Path(__file__).parents[2] / "conf/lra"
 
 @pytest.fixture(scope="module")
 def listops(tmp_path_factory, cache):
-    """A folder with runs/masked, and runs/classes that begins with it."""
+    """A folder with runs/masked, and runs/classes, which starts from it."""
     folder = tmp_path_factory.mktemp("listops")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -39,7 +39,7 @@ def listops(tmp_path_factory, cache):
 
 
 def shown_code(folder):
-    """The logits that the card's own code computes."""
+    """The logits computed by the code on the card."""
     (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
     names = {}
     exec(code.replace("path/to/this/folder", str(folder)), names)
@@ -49,7 +49,7 @@ def shown_code(folder):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("numbers", [0, 3])
 def test_every_format_and_its_card(form, numbers, tmp_path):
-    """Held against the module at every length; the code in the card computes what the module does."""
+    """Compared with the module at every length; the code on the card computes the same."""
     pytest.importorskip(NEEDED[form])
     model = model_of({"input_size": numbers}, classes=3)
     model.facts = {"version": "0", "step": 1, "data": "my_sensors.Sensors"}

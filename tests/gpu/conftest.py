@@ -1,4 +1,4 @@
-"""Tests that need a GPU; skipped where there is none. GPU_TESTS_ON=cpu rehearses them on a CPU."""
+"""Tests that need a GPU; skipped without one. GPU_TESTS_ON=cpu runs them on a CPU as a rehearsal."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""On a GPU: compiled bf16 against plain float32, fused attention against the written-out one, padding, DDP, resuming."""
+"""On a GPU: compiled bf16 against plain float32, fused attention against unfused, padding, DDP, resuming."""
 
 import json
 import subprocess
@@ -67,7 +67,7 @@ def test_a_padded_row_is_the_unpadded_one(kind, device):
 
 
 def fit(tiny, tmp_path, name, *extra, kill_at=-1, status=0):
-    """The log of a run on the GPU: {batch: line}."""
+    """Runs `fit` on the GPU; its log: {batch: line}."""
     log = ["--trainer.callbacks+", "tests.helpers.BatchLog", "--trainer.callbacks.path", str(tmp_path / name)]
     log += ["--trainer.callbacks.kill_at", str(kill_at), "--trainer.accelerator", "gpu" if ON == "cuda" else "cpu"]
     command = [sys.executable, RUN, "fit", *tiny, "--name", name, "--trainer.precision", "bf16-mixed", *extra, *log]
@@ -82,7 +82,7 @@ def losses(log):
 
 def test_resumed_and_ddp_runs_are_the_whole_one(tiny, tmp_path):
     whole, again = (fit(tiny, tmp_path, name) for name in ("whole", "again"))
-    # Some of a GPU's kernels add in any order: as near as a second run comes, a resumed one must come. 0 where none does.
+    # Some GPU kernels add in any order: a resumed run must come as near as a second one does, exactly if those are equal.
     noise = max(abs(a - b) for a, b in zip(losses(whole), losses(again), strict=True))
     assert noise < 1e-2
     fit(tiny, tmp_path, "killed", kill_at=8, status=-9)
@@ -95,7 +95,7 @@ def test_resumed_and_ddp_runs_are_the_whole_one(tiny, tmp_path):
     assert result["throughput"]["tokens_per_second"] > 0 and result["throughput"]["peak_memory_gib"] > 0
 
 
-# Last, for each kind compiles for some seconds.
+# Last, as each kind compiles for several seconds.
 @pytest.mark.parametrize("kind", KINDS)
 def test_compiled_bf16_is_plain_float32_but_for_rounding(kind, device):
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Every mechanism but linformer, plain lookup and full, for the tests that hold for all of them: EncoderConfig's settings."""
+"""EncoderConfig settings of every mechanism except linformer, plain lookup and full, for tests that apply to all."""
 
 MECHANISMS = {
     "sparse": {"attention": "sparse", "attention_options": {"stride": 4, "reach": 3}},
@@ -20,10 +20,10 @@ MECHANISMS = {
     "coarse, gated": {"attention": "coarse", "projection": "gated", "order": "project_first"},
 }  # fmt: skip
 
-# Pixels as tokens, for tests whose n is a square (or n + 2), and k as many squares as tile it.
+# Pixels as tokens, for tests where n is a square (or n + 2) and k squares tile it.
 IMAGE = {"position": "image", "projection_init": "squares"}
 
-# The parts of conf/model/modern.yaml, under every attention and projection that rotary positions go with.
+# The parts of conf/model/modern.yaml, with every attention and projection that supports rotary positions.
 MODERN = {"norm": "pre", "norm_type": "rms", "position": "rotary", "feed_forward": "geglu", "bias": False, "head_bias": False}
 MODERN |= {"order": "project_first", "local_width": 3}
 MODERNS = {

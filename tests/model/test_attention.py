@@ -33,7 +33,7 @@ def shared_for(sharing, kind="linear", order="compress_first", short_rows="zeros
 
 
 def by_the_paper(attention, x, E, F):
-    """Equation 7, a head at a time, written out: E (H, K, N) applied to K = x W_K + b."""
+    """Equation 7, one head at a time: E (H, K, N) applied to K = x W_K + b."""
     heads = []
     d = D // H
     for h in range(H):
@@ -83,7 +83,7 @@ def test_padded_equals_unpadded(sharing, kind, order, short):
     attention = make(sharing, order, projection=kind, **short)
     extra = shared_for(sharing, kind, order, short.get("short_rows", "zeros"))
     x = torch.randn(B, 7, D, dtype=torch.float64)
-    padded = torch.cat([x, torch.full((B, 4, D), 1e6, dtype=torch.float64)], 1)  # whatever stands at pads
+    padded = torch.cat([x, torch.full((B, 4, D), 1e6, dtype=torch.float64)], 1)  # any values in the padding
     mask = torch.arange(11)[None].expand(B, -1) < 7
     torch.testing.assert_close(attention(padded, mask, **extra)[0][:, :7], attention(x, **extra)[0], rtol=1e-10, atol=1e-10)
 
@@ -127,7 +127,7 @@ def test_maps_are_a_distribution_over_slots_and_give_the_same_output(sharing):
 @pytest.mark.parametrize(("sharing", "order"), [("none", "project_first"), ("headwise", "compress_first")])
 def test_gradients_are_right(sharing, order):
     attention = make(sharing, order)
-    # At full length: the bias of short rows goes by |E|, but as a mask, without a gradient.
+    # At full length: the bias of short rows depends on |E|, but as a mask, without a gradient.
     x = torch.randn(1, N, D, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(
         lambda x, E: torch.func.functional_call(attention, {"E.weight": E}, (x,))[0],
@@ -137,12 +137,12 @@ def test_gradients_are_right(sharing, order):
 
 @pytest.mark.parametrize(("sharing", "kind", "order"), ALL)
 def test_every_parameter_gets_a_gradient(sharing, kind, order):
-    # An unused parameter is what makes DDP fail without find_unused_parameters.
+    # DDP fails on unused parameters without find_unused_parameters.
     attention, extra = make(sharing, order, projection=kind), shared_for(sharing, kind, order)
     attention(torch.randn(B, N, D, dtype=torch.float64), **extra)[0].square().sum().backward()
     for name, parameter in attention.named_parameters():
         assert parameter.grad is not None, name
-    # A key bias shifts all of a row's scores alike: its gradient is zero by the softmax's invariance, so it is left out here.
+    # A key bias shifts all scores of a row equally, to which softmax is invariant: its gradient is zero, so it is left out.
     assert all(p.grad.abs().sum() > 0 for n, p in attention.named_parameters() if n != "key.bias")
 
 
@@ -193,7 +193,7 @@ def test_local_convolution_is_the_same_compiled(length):
 @pytest.mark.parametrize("sharing", ["headwise", "key-value", "layerwise"])
 @pytest.mark.parametrize("projection", ["linear", "gaussian", "mean", "max", "conv"])
 def test_fewer_tokens_than_slots_give_what_the_formula_says(sharing, projection):
-    """Where N < K the order of the products may change, for speed, and nothing else: W (E x) + b, slot by slot."""
+    """If N < K, the order of the products may change, for speed, but not the result: W (E x) + b, one slot at a time."""
     torch.manual_seed(0)
     layer = LinformerAttention(8, 2, 16, 8, sharing="headwise" if sharing == "layerwise" else sharing, projection=projection)
     layer = layer.double().eval()

@@ -1,4 +1,4 @@
-"""Slots and the best windows in one softmax, held against both written out, a window and a token at a time."""
+"""Slots and the best windows in one softmax, compared with both written out, one window and token at a time."""
 
 import math
 
@@ -19,7 +19,7 @@ def make(**options):
 
 
 def written_out(attention, x):
-    """One row without pads, (N, D) → (N, D) and the maps, (H, N, K + N)."""
+    """One row without padding, (N, D): the output (N, D) and the maps (H, N, K + N)."""
     width, heads, maps = LONGEST // K, [], []
     for h, rows in enumerate(torch.arange(D).split(D // H)):
         q, k, v = (x @ part.weight[rows].T + part.bias[rows] for part in (attention.query, attention.key, attention.value))

@@ -1,4 +1,4 @@
-"""The dynamic projection against its formula, a token and a slot at a time."""
+"""The dynamic projection compared with its formula, one token and slot at a time."""
 
 import pytest
 import torch

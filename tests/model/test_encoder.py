@@ -1,4 +1,4 @@
-"""The encoder: counts against the authors', exact masks in every combination, maps, checkpointing, refusals."""
+"""The encoder: the authors' parameter counts, exact masks in every combination, maps, checkpointing, what is refused."""
 
 import itertools
 import statistics
@@ -29,7 +29,7 @@ def tiny(**options):
 
 
 def randomised(config, seed=0):
-    """An encoder whose every parameter is random, so that nothing is equal by being zero."""
+    """An encoder with all parameters random, so that nothing agrees by being zero."""
     torch.manual_seed(seed)
     encoder = Encoder(config).double().eval()
     for parameter in encoder.parameters():
@@ -39,7 +39,7 @@ def randomised(config, seed=0):
 
 def test_parameter_count_is_the_authors():
     model = MaskedLanguageModel(EncoderConfig(vocab_size=50_000, sharing="headwise"))
-    # Theirs has 514 positions, two of them never used (fairseq counts from pad + 1).
+    # The authors' has 514 positions, two of them never used (fairseq counts from pad + 1).
     assert count_parameters(model) + 2 * 768 == 126_065_744
 
 
@@ -134,19 +134,19 @@ def test_the_state_dict_holds_all_that_a_run_continues_from(options):
     assert torch.equal(first(ids), second(ids))
 
 
-# Of a Reformer's tokens some fall into another bucket, which ones depends on the processor: it is the median over five encoders
-# that tells whether rounding is all that sets two apart.
+# In a Reformer some tokens fall into another bucket, which ones depends on the processor: the median over five encoders shows
+# whether rounding is the only difference.
 SEEDS = range(5)
 
 
 def median_distance(rounded, exact):
-    """Of tokens, as a share of the exact ones' length."""
+    """The median over tokens, relative to the exact norm."""
     return ((rounded.float() - exact).norm(dim=-1) / exact.norm(dim=-1)).median().item()
 
 
 @pytest.mark.parametrize("options", [*MECHANISMS.values(), *MODERNS.values()], ids=[*MECHANISMS, *MODERNS])
 def test_weights_of_half_precision(options):
-    """bf16-true: no part of it may be float32."""
+    """With bf16-true no part may be float32."""
     apart = []
     for seed in SEEDS:
         encoder = randomised(tiny(**{"norm": "pre", "local_width": 3, **options}), seed).float()
@@ -185,7 +185,7 @@ def test_bfloat16_is_near_float32(options):
     ids=[*SHARINGS, "lookup", "image", *MECHANISMS, "modern lookup"],
 )
 def test_checkpointing_changes_no_gradient_and_takes_masks(options, monkeypatch):
-    for name in ("encoder.PIECE", "lookup.LONG"):  # so that rows are long ones
+    for name in ("encoder.PIECE", "lookup.LONG"):  # so that these rows count as long
         monkeypatch.setattr(f"lit_linformer.model.{name}", 5)
     ids, mask = torch.randint(0, 50, (2, 12)), torch.arange(12)[None].expand(2, -1) < 9
     gradients = []
@@ -199,7 +199,7 @@ def test_checkpointing_changes_no_gradient_and_takes_masks(options, monkeypatch)
 
 
 def peak_memory(config, length):
-    """Bytes of the weights, and at most of what forward and backward make beside them, by shapes alone: nothing is computed."""
+    """Bytes of the weights plus the peak of what forward and backward allocate, on the meta device: nothing is computed."""
     with torch.device("meta"):
         encoder, ids = Encoder(config).train(), torch.zeros(1, length, dtype=torch.int64)
     with AllocatedTensors(encoder.parameters()) as allocated:
@@ -212,18 +212,18 @@ def peak_memory(config, length):
 def test_a_row_of_65536_tokens_fits_into_8_gib(options):
     shape = {"max_length": 65536, "projection_dim": 256, "norm": "pre", "local_width": 5}
     config = EncoderConfig(**shape, **options, dropout=0.0, attention_dropout=0.0, activation_checkpointing=True)
-    assert peak_memory(config, 65536) < 7.5 * 2**30  # torch itself has 0.4
+    assert peak_memory(config, 65536) < 7.5 * 2**30  # torch itself needs 0.4
 
 
 LINEAR = {"lookup": {"attention": "lookup"}, "image": IMAGE, **{kind: {"projection": kind} for kind in PROJECTIONS}}
 LINEAR |= {f"sharing {sharing}": {"sharing": sharing} for sharing in SHARINGS} | MECHANISMS
-LINEAR |= {name: {"attention": name} for name in ("sparse", "lsh")}  # with strides and chunks that suit a long row
+LINEAR |= {name: {"attention": name} for name in ("sparse", "lsh")}  # with default strides and chunks, for long rows
 ROOT = ("sparse", "coarse", "coarse, gated")  # N √N by their docstrings; coarse where k grows as √n
 
 
 @pytest.mark.parametrize("name", LINEAR)
 def test_memory_grows_with_the_length_and_not_with_its_square(name):
-    """Of a padded row, forward and backward: what four times as many tokens take, in real tensors."""
+    """Forward and backward on a padded row: peak memory with four times as many tokens, in real tensors."""
     peaks = []
     for root in (32, 64):
         length = root**2

@@ -1,4 +1,4 @@
-"""The formulas of model/flops.py against torch's own count on the real model."""
+"""The formulas of model/flops.py compared with torch's own count on the real model."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def config(**settings):
 
 
 def counted(action):
-    # Of the fused CPU kernel torch counts nothing; the same products, unfused, it counts.
+    # Torch does not count the fused CPU kernel; it does count the same products unfused.
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         action()
     return counter.get_total_flops()
@@ -69,7 +69,7 @@ def test_counts_of_the_convolutions():
     c = config(local_width=3)  # forward alone: of a grouped convolution's backward pass torch counts every pair of channels
     encoder = Encoder(c)
     assert counted(lambda: encoder(ids)) == B * forward_flops(encoder, 20)
-    # A convolutional E is written with a product and a sum, which torch does not count: 2 n D a layer.
+    # A convolutional E is computed as a product and a sum, which torch does not count: 2 n D per layer.
     encoder = Encoder(config(projection="conv"))
     assert counted(lambda: encoder(ids)) == B * (forward_flops(encoder, 20) - 2 * 2 * N * 16)
 
@@ -80,5 +80,5 @@ def test_studies_count_the_same():
     assert forward_flops(encoder, 1024) == 1024 * operations("linformer 128", settings, 1024)
     with torch.device("meta"):
         base = Encoder(EncoderConfig(vocab_size=50000, attention="full"))
-    # By hand: 12 layers of 24 D² + 4 n D a token, and the head at 77 of 512 tokens.
+    # By hand: 12 layers of 24 D² + 4 n D per token, and the head at 77 of 512 tokens.
     assert forward_flops(base, 512, 77) == 12 * 512 * (24 * 768**2 + 4 * 512 * 768) + 77 * (2 * 768**2 + 2 * 768 * 50000)

@@ -1,4 +1,4 @@
-"""Pooling by a gate against its formula, a window, a head and a channel at a time."""
+"""Pooling by a gate compared with its formula, one window, head and channel at a time."""
 
 import math
 

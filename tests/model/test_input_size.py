@@ -9,7 +9,7 @@ from tests.model.test_encoder import randomised, tiny
 
 @pytest.mark.parametrize("settings", [{}, {"attention": "full"}, {"position": "rotary", "order": "project_first"}])
 def test_a_token_of_numbers_is_a_linear_layers(settings):
-    """Ids as vectors of zeros with a one: the embedding is the linear layer, and pads, whatever they hold, don't count."""
+    """With ids as one-hot vectors the linear layer is the embedding; padding does not matter, whatever it holds."""
     of_ids = randomised(tiny(**settings))
     of_numbers = Encoder(tiny(**settings, input_size=50)).double().eval()
     weights = of_ids.state_dict()

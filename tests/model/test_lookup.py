@@ -1,4 +1,4 @@
-"""Lookup: one softmax over slots and tokens beside the same neighbour, held against that written out; pads, gradients."""
+"""Lookup: one softmax over slots and tokens next to the same neighbour, compared with that written out; padding, gradients."""
 
 import math
 
@@ -21,7 +21,7 @@ def make(**options):
 
 
 def same_neighbours(ids, mask, head):
-    """(B, N, N): whether t stands beside the same neighbour as i, token by token; no limit to how many do."""
+    """(B, N, N): whether t is next to the same neighbour as i, one token at a time, without a limit on their number."""
     shift = -1 if head < H // 2 else 1
     length = ids.shape[1]
     found = torch.zeros(len(ids), length, length, dtype=torch.bool)
@@ -35,7 +35,7 @@ def same_neighbours(ids, mask, head):
 
 
 def rare_tokens(ids, mask, count):
-    """(B, N): whether t is the first of its id in its row, and that id among the highest, token by token."""
+    """(B, N): whether t is the first with its id in its row, and the id among the highest, one token at a time."""
     found = torch.zeros(ids.shape, dtype=torch.bool)
     for b, row in enumerate(ids.tolist()):
         row = row if mask is None else row[: int(mask[b].sum())]
@@ -81,15 +81,13 @@ def test_is_what_is_written_out(length, padded, rare):
 
 
 def test_of_many_the_nearest_are_within_reach():
-    ids = torch.tensor([[7, 1] * 12])  # 12 tokens stand right of a 7, 11 right of a 1
+    ids = torch.tensor([[7, 1] * 12])  # 12 tokens have a 7 on their left, 11 have a 1
     sorted_by = neighbours(ids, None, 4)
     attention = make(chunk=4)
     maps = attention(torch.randn(1, 24, D, dtype=torch.float64), None, True, neighbours=sorted_by)[1]
     seen = (maps[0, 0, :, K:] > 0).nonzero().tolist()
     assert all((i - t) % 2 == 0 and i != t for i, t in seen)
-    for i in range(
-        1, 24, 2
-    ):  # the four before it and the four after it, if there are so many, and none beyond its three chunks
+    for i in range(1, 24, 2):  # the four before and the four after it, if there are so many, and none outside its three chunks
         near = {t for i_, t in seen if i_ == i}
         assert near >= {t for t in range(i - 8, i + 9, 2) if 0 < t < 24 and t != i} and len(near) <= 11
 
@@ -102,10 +100,10 @@ def test_padding_and_what_stands_there_never_matter():
 
     x, ids = torch.randn(B, 13, D, dtype=torch.float64), torch.randint(0, 4, (B, 13))
     padded = torch.cat([x, torch.full((B, 8, D), torch.nan, dtype=torch.float64)], 1)
-    longer = torch.cat([ids, torch.randint(0, 9, (B, 8))], 1)  # rarer ones among them
+    longer = torch.cat([ids, torch.randint(0, 9, (B, 8))], 1)  # some of them rarer
     mask = torch.arange(21)[None].expand(B, -1) < 13
     alone = attention(x, **given(ids, None))[0]
-    attention.query.register_forward_pre_hook(lambda module, inputs: (inputs[0].nan_to_num(5.0),))  # a pad asks what it likes
+    attention.query.register_forward_pre_hook(lambda module, inputs: (inputs[0].nan_to_num(5.0),))  # any query at a pad
     found = attention(padded, mask, **given(longer, mask))[0][:, :13]
     torch.testing.assert_close(found, alone, rtol=1e-10, atol=1e-10)
 
@@ -165,7 +163,7 @@ def test_the_other_layers_see_a_window_where_one_is_asked_for(padded):
 
 
 def test_the_other_layers_see_the_rarest_too():
-    """With a chunk of all tokens and no strength a lookup without its neighbours is a window without its tokens."""
+    """With one chunk for all tokens and no strength, a lookup without neighbours equals a window without tokens."""
     ids, x = torch.randint(0, 8, (B, 20)), torch.randn(B, 20, D, dtype=torch.float64)
     mask = torch.arange(20) < torch.tensor([[20], [11], [1]])
     given = {
@@ -186,10 +184,10 @@ def test_the_other_layers_see_the_rarest_too():
 
 
 def test_all_layers_share_an_E_and_a_copied_token_is_found():
-    """An encoder whose weights say no more than "read the token's value" gives each masked token what followed before."""
+    """With weights that only mean "read the token's value", each masked token gets what followed the same neighbour before."""
     attention = make(sharing="layerwise")
     shared = make_projection("linear", LONGEST, K, channels=D).double()
-    ids = torch.tensor([[9, 3, 8, 1, 9, 0, 2, 5]])  # 0 stands right of the second 9; 3 of the first
+    ids = torch.tensor([[9, 3, 8, 1, 9, 0, 2, 5]])  # 0 has the second 9 on its left, 3 the first
     x = torch.nn.functional.one_hot(ids, D).double()
     torch.nn.init.zeros_(attention.query.weight)
     torch.nn.init.zeros_(attention.query.bias)
@@ -201,7 +199,7 @@ def test_all_layers_share_an_E_and_a_copied_token_is_found():
     found = attention(x, shared=shared, neighbours=neighbours(ids, None, 4))[0]
     half = D // 2
     torch.testing.assert_close(found[0, 5, :half], x[0, 1, :half])
-    assert found[0, 5, half:].max() < 0.5  # no other token stands left of a 2
+    assert found[0, 5, half:].max() < 0.5  # no other token has a 2 on its right
 
 
 def test_a_long_row_gives_the_same_by_one_pair_of_heads_at_a_time(monkeypatch):
@@ -223,7 +221,7 @@ def test_a_long_row_gives_the_same_by_one_pair_of_heads_at_a_time(monkeypatch):
 
 
 def test_gradients_of_rows_in_another_order():
-    """As those of in_order, bit for bit; their own gradients are right, and vmap takes them."""
+    """Equal to those of in_order, bit for bit; its second derivatives are right, and vmap works."""
     generator = torch.Generator().manual_seed(0)
     order = torch.rand(2, 3, 7, generator=generator).argsort(-1)
     x = torch.randn(2, 3, 7, 4, dtype=torch.float64, generator=generator, requires_grad=True)
@@ -241,7 +239,7 @@ def test_gradients_of_rows_in_another_order():
 
 
 def test_no_gradient_of_a_layer_is_a_sum_over_rows_read():
-    """Which on a GPU adds them number by number, in any order, and slowly."""
+    """On a GPU such a sum is slow, and adds in any order."""
     attention, ids = make(), torch.randint(0, 3, (B, LONGEST))
     x = torch.randn(B, LONGEST, D, dtype=torch.float64, requires_grad=True)
     attended, _ = attention(x, neighbours=neighbours(ids, None, 4))

@@ -1,4 +1,4 @@
-"""Singular values and approximations of attention: against numpy, against the theory, and against the model's own maps."""
+"""Singular values and approximations of attention, compared with numpy, with theory, and with the model's own maps."""
 
 import math
 
@@ -18,7 +18,7 @@ SHAPE = {
     "num_layers": 3,
     "num_heads": 2,
     "intermediate_size": 32,
-    "initializer_range": 0.5,  # as a trained model's: at 0.02 attention is uniform and of rank one
+    "initializer_range": 0.5,  # as in a trained model: at 0.02 attention is uniform and has rank one
 }
 MODELS = {
     "transformer": {"attention": "full"},
@@ -38,7 +38,7 @@ def build(**settings):
     encoder = Encoder(EncoderConfig(**SHAPE, **settings)).double().eval()
     for layer in encoder.layers:
         for linear in (layer.attention.query, getattr(layer.attention, "key", layer.attention.value), layer.attention.value):
-            torch.nn.init.normal_(linear.bias)  # before or after compression it makes a difference
+            torch.nn.init.normal_(linear.bias)  # so that it matters whether compression is before or after
     return encoder
 
 
@@ -72,7 +72,7 @@ def test_curves_are_numpys_of_the_models_own_maps(settings, length):
 
 
 def test_each_sentence_is_normalised_before_the_mean():
-    values = torch.tensor([[8.0, 2.0], [0.6, 0.4]])  # pooled, the first would outweigh the second
+    values = torch.tensor([[8.0, 2.0], [0.6, 0.4]])  # the first would dominate a pooled sum
     assert cumulative(values).mean(0).tolist() == pytest.approx([0.7, 1.0])
 
 
@@ -93,7 +93,7 @@ def test_rank_holding():
 
 
 def test_truncated_svd_is_eckart_and_youngs_and_none_is_better():
-    """With V the identity every stand-in is a matrix of rank k that stands for P itself."""
+    """With the identity as V, every stand-in is itself a matrix of rank k that approximates P."""
     q, k, _ = attention_inputs()
     identity = torch.eye(24, dtype=torch.float64).expand(2, 2, 24, 24)
     _, P = attend(q, k, identity, None, 0.0, True)
@@ -114,11 +114,11 @@ def test_every_stand_in_is_exact_where_it_has_to_be():
     found = approximations(q, k, v, torch.linalg.svd(P, full_matrices=False), 24)
     assert torch.allclose(found["svd"], exact, atol=1e-12)
     assert torch.allclose(found["block_mean"], exact, atol=1e-12)  # E is the identity
-    # Keys and values that are the same within each window lose nothing by its mean.
+    # Keys and values that are constant within each window lose nothing by averaging over it.
     k, v = (x[:, :, ::3].repeat_interleave(3, 2) for x in (k, v))
     exact, P = attend(q, k, v, None, 0.0, True)
     found = approximations(q, k, v, torch.linalg.svd(P, full_matrices=False), 8)
-    assert torch.allclose(found["block_mean"], exact, atol=1e-7)  # a third starts in float32
+    assert torch.allclose(found["block_mean"], exact, atol=1e-7)  # a third is initialised in float32
 
 
 def test_random_projection_is_the_theorems():
@@ -147,7 +147,7 @@ def test_learned_error_is_that_of_the_layers_own_output(settings):
     own = context.unflatten(-1, (2, -1)).transpose(1, 2)
     assert torch.allclose(merge_heads(own), context)
     expected = (norm(own - exact) / norm(exact)).mean(0)
-    found = measure(encoder, rows, [1], rank=3)  # a Linformer's rank is its own k
+    found = measure(encoder, rows, [1], rank=3)  # the rank for a Linformer is its own k
     kind, columns = encoder.config.attention_kind, encoder.config.attention_kind.columns(encoder.config, 1, rows.shape[1])
     assert torch.allclose(found.errors["learned"][0], expected, atol=1e-10)
     assert found.ranks == [min(columns, rows.shape[1]) if kind.slots else 3]
@@ -169,7 +169,7 @@ def test_batches_devices_and_processes_do_not_matter():
     total, curves, errors = (a + b for a, b in zip(*parts, strict=True))
     assert total == 6 and torch.allclose(curves / 6, whole.curves, atol=1e-12)
     assert torch.allclose(errors / 6, torch.stack(list(whole.errors.values())), atol=1e-12)
-    empty = measure(encoder, rows[:0], [0], reduce=lambda summed: summed + 1)  # a rank without a sentence
+    empty = measure(encoder, rows[:0], [0], reduce=lambda summed: summed + 1)  # a rank (process) without sentences
     assert empty.sentences == 1 and (empty.curves == 1).all()
     for attention in ("lookup", "coarse"):
         assert (
@@ -209,7 +209,7 @@ def test_suggestion_is_a_config(settings, share):
 
 
 class HandsOn(Attention):
-    """Attention that gives its output to the next layer, with the ``compress`` that all have."""
+    """Attention that passes its output to the next layer, with the ``compress`` that all attention has."""
 
     handed_on = ("before",)
 

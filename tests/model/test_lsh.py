@@ -1,4 +1,4 @@
-"""The Reformer's attention, held against one softmax over the union of all rounds, token by token."""
+"""The Reformer's attention, compared with one softmax over the union of all rounds, one token at a time."""
 
 import math
 
@@ -19,7 +19,7 @@ def make(**options):
 
 
 def sets_of(attention, q, h):
-    """For each token of one head's q (N, d), those of P_r(i) for any round r, by the definition."""
+    """For each token in one head's q (N, d), the set of tokens in P_r(i) for any round r, by the definition."""
     found = [set() for _ in q]
     for r in range(attention.rounds):
         R = attention.rotations[h, :, r]  # (d, 2, p/2)
@@ -37,7 +37,7 @@ def sets_of(attention, q, h):
 
 
 def written_out(attention, x):
-    """One row without pads, (N, D) → (N, D), and the maps."""
+    """One row without padding, (N, D): the output, (N, D), and the maps."""
     heads, maps = [], []
     for h, rows in enumerate(torch.arange(D).split(D // H)):
         q, v = (x @ part.weight[rows].T + part.bias[rows] for part in (attention.query, attention.value))
@@ -73,7 +73,7 @@ def test_it_finds_what_is_alike_however_far():
     x[0, 37] = x[0, 2] + 1e-3 * torch.randn(D, dtype=torch.float64)
     maps = attention(x, need_weights=True)[1]
     assert (maps[0, :, 2, 37] > 0).all() and (maps[0, :, 37, 2] > 0).all()
-    assert (maps[0] > 0).double().mean() < 0.7  # and not everything
+    assert (maps[0] > 0).double().mean() < 0.7  # but not everywhere
 
 
 def test_the_same_seed_gives_the_same_buckets():

@@ -1,4 +1,4 @@
-"""Luna's two attentions written out, a head at a time, over two layers: the second goes on from the first's latents."""
+"""Luna's two attentions written out, one head at a time, over two layers; the second continues from the first's latents."""
 
 import math
 
@@ -21,13 +21,13 @@ def make(count=1):
 
 
 def attended(asked, keys, values):
-    """softmax(q kᵀ/√d) v of each head, side by side, and the mean of their maps."""
+    """softmax(q kᵀ/√d) v of each head, concatenated, and the mean of their maps."""
     maps = [(asked[:, rows] @ keys[:, rows].T / math.sqrt(D // H)).softmax(-1) for rows in ROWS]
     return torch.cat([P @ values[:, rows] for P, rows in zip(maps, ROWS, strict=True)], -1), torch.stack(maps)
 
 
 def written_out(layer, x, latents):
-    """One row without pads, (N, D): what the layer gives, its maps, and the latents that it hands on, not yet normed."""
+    """One row without padding, (N, D): the layer's output, its maps, and the latents that it passes on, not yet normed."""
     P = torch.nn.functional.layer_norm(latents, (D,), layer.latent_norm.weight, layer.latent_norm.bias)
     packed, _ = attended(layer.pack_query(P), layer.pack_key(x), layer.pack_value(x))
     context, maps = attended(layer.query(x), layer.key(packed), layer.value(packed))
@@ -63,7 +63,7 @@ def test_gradients_are_right():
 
 
 def test_an_encoder_hands_its_latents_on():
-    """The second layer's latents are the first's: without them what the first packs would count for nothing there."""
+    """The second layer gets the first's latents: otherwise what the first packs would have no effect."""
     config = EncoderConfig(50, 16, D, 2, H, 32, "luna", projection_dim=K, dropout=0.0)
     encoder, ids = Encoder(config), torch.randint(50, (2, 16))
     encoder.layers[0].attention.out.requires_grad_(False).weight.zero_()  # the tokens read nothing in the first layer

@@ -1,4 +1,4 @@
-"""The Nyströmformer's three matrices written out, row by row, on the landmarks that a row has."""
+"""The Nyströmformer's three matrices written out, row by row, with the landmarks of each row."""
 
 import math
 
@@ -19,7 +19,7 @@ def make(**options):
 
 
 def written_out(attention, x, inverse):
-    """One row without pads, (N, D): a head at a time; the landmarks are means over windows of n/K tokens."""
+    """One row without padding, (N, D), one head at a time; the landmarks are means over windows of n/K tokens."""
     heads = []
     for rows in torch.arange(D).split(D // H):
         q, k, v = (x @ part.weight[rows].T + part.bias[rows] for part in (attention.query, attention.key, attention.value))

@@ -1,4 +1,4 @@
-"""Parts of the encoder that a setting chooses: rotary positions and what they mean for slots, norms, feed-forward, biases."""
+"""Optional parts of the encoder: rotary positions and what they mean for slots, norms, feed-forward, biases."""
 
 import pytest
 import torch
@@ -43,7 +43,7 @@ def test_scores_know_only_how_far_apart_tokens_are():
     attention = SelfAttention(D, H, N, rotary_base=BASE).double()
     x = torch.randn(1, N, D, dtype=torch.float64)
     q, k, _ = attention.heads(x)
-    later_q, later_k, _ = attention.heads(x[:, 5:])  # the same tokens, five places earlier
+    later_q, later_k, _ = attention.heads(x[:, 5:])  # the same tokens, five positions earlier
     torch.testing.assert_close(later_q @ later_k.mT, (q @ k.mT)[..., 5:, 5:], rtol=1e-12, atol=1e-12)
     attention.rotary_base = None
     assert not torch.allclose(attention.heads(x)[0] @ attention.heads(x)[1].mT, q @ k.mT)
@@ -106,7 +106,7 @@ WITHOUT_BIASES = {"full": {"attention": "full"}, "linformer": {"sharing": "headw
 def test_without_biases_there_are_none(options):
     net = MaskedLanguageModel(config(**options, norm="pre", bias=False, head_bias=False))
     assert not [name for name in net.state_dict() if name.endswith("bias")]
-    ids = torch.randint(0, 50, (2, 2))  # fewer than slots, where W_K and W_V come first
+    ids = torch.randint(0, 50, (2, 2))  # fewer than slots: W_K and W_V come first
     assert net(ids).shape == (2, 2, 50) and net.nll(ids, ids[:, :1] % 2, ids[:, :1]).isfinite().all()
 
 
@@ -125,8 +125,8 @@ def test_headers_tell_the_parts():
 
 @pytest.mark.parametrize("attention", ["lookup", "window", "coarse", "lsh"])
 def test_a_compiled_model_is_not_taken_for_an_exported_one(attention, monkeypatch):
-    """Of which one program serves every length by scores of all pairs. In torch 2.11 is_exporting() is True for torch.compile,
-    too, as it is for a newer one with this flag."""
+    """An exported program computes scores of all pairs, to serve every length. In torch 2.11, is_exporting() is also True in
+    torch.compile, and with this flag in newer versions."""
     options = {"window": {"window": 4}, "coarse": {"best": 2}}.get(attention, {"chunk": 4})
     shape = {"vocab_size": 50, "max_length": 64, "hidden_size": 16, "num_heads": 2, "num_layers": 2, "intermediate_size": 24}
     encoder = Encoder(EncoderConfig(**shape, projection_dim=16, attention=attention, attention_options=options)).eval()

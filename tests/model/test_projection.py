@@ -1,4 +1,4 @@
-"""E alone: counts, starts, windows, errors, and what is kept in the state dict."""
+"""E alone: counts, initialisation, windows, errors, and what the state dict contains."""
 
 import pytest
 import torch
@@ -47,7 +47,7 @@ def test_short_rows_go_on_with_their_mean(kind, num_heads, width):
 
 @pytest.mark.parametrize("kind", ["conv", "mean", "max", "gated"])
 def test_windows_that_do_not_tile_n_are_refused(kind):
-    # A peer's convolution yields 10 slots where k = 8 was asked at n = 30.
+    # Another implementation's convolution yields 10 slots for k = 8 at n = 30.
     with pytest.raises(ValueError, match=r"projection_dim \(k\) is 8.*divisors of max_length = 30"):
         make_projection(kind, max_length=30, projection_dim=8)
 
@@ -102,7 +102,7 @@ def test_squares_are_means_of_squares_of_an_image(side, across, around):
         for column in range(across)
     ]
     found = make_projection("linear", n, across**2, init="squares").double()
-    torch.testing.assert_close(found(x), torch.stack(expected, 1), rtol=1e-7, atol=1e-7)  # weights start in float32
+    torch.testing.assert_close(found(x), torch.stack(expected, 1), rtol=1e-7, atol=1e-7)  # weights are initialised in float32
     assert not around or not found.weight[:, [0, -1]].any()  # bos and eos
     mask = torch.arange(n)[None] < n - around - 1  # without the last pixel
     mass = found.mass(x, mask)[0, 0]

@@ -1,4 +1,4 @@
-"""Numbers that a setting allows."""
+"""Ranges that settings allow for numbers."""
 
 import pytest
 

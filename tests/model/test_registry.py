@@ -1,4 +1,4 @@
-"""Kinds by name and by class path: what is found, what is refused and never called, what a class of one's own inherits."""
+"""Kinds by name and class path: what is found, what is refused without being called, what a user's own class inherits."""
 
 import re
 import shutil
@@ -19,49 +19,49 @@ SHAPE = {"vocab_size": 50, "max_length": 16, "hidden_size": 8, "num_layers": 2, 
 
 
 class Plain(Projection):
-    """No more than has to be there."""
+    """Only what is required."""
 
     def forward(self, x, mask=None):
         return x.new_zeros(*x.shape[:-2], self.projection_dim, x.shape[-1]) + x.mean(-2, keepdim=True)
 
 
 class Doubled(Linear):
-    """Another forward than the one that its base's methods tell of."""
+    """A forward other than the one that its base's methods describe."""
 
     def forward(self, x, mask=None):
         return 2 * super().forward(x, mask).tanh()
 
 
 class Alone(SelfAttention):
-    """A forward that gives nothing but its result."""
+    """A forward that returns only its result."""
 
     def forward(self, x, attention_mask=None):
         return self.value(x)
 
 
 class Few(Projection):
-    """A slot too few."""
+    """One slot too few."""
 
     def forward(self, x, mask=None):
         return x[..., : self.projection_dim - 1, :]
 
 
 class Short(Alone):
-    """Of the first token alone, which adding would spread over all."""
+    """Only for the first token, which addition would broadcast to all."""
 
     def forward(self, x, attention_mask=None):
         return self.value(x[:, :1])
 
 
 class Silent(Alone):
-    """No return."""
+    """Returns nothing."""
 
     def forward(self, x, attention_mask=None):
         x = self.value(x)
 
 
 class Bare(Alone):
-    """Without **shape."""
+    """No **shape."""
 
     def __init__(self, reach: int = 3):
         super().__init__(8, 2, 16)
@@ -75,7 +75,7 @@ class Needy(Alone):
 
 
 class Dilated(WindowAttention):
-    """One setting more than the class that it derives from."""
+    """One setting more than its base class."""
 
     def __init__(self, *shape, dilation: int = 1, **more):
         super().__init__(*shape, **more)
@@ -211,7 +211,7 @@ def test_what_a_class_tells_of_its_forward_is_not_inherited_by_another_forward()
     assert Linear.commutes and not Doubled.commutes and Doubled.flops is Projection.flops
     assert Doubled.matrix is Projection.matrix and Doubled.any_length is Projection.any_length
     made = encoder(projection=path(Doubled), sharing="key-value")
-    short = made.layers[0].attention(torch.randn(1, 2, 8))[0]  # fewer tokens than slots: no formula of the linear one
+    short = made.layers[0].attention(torch.randn(1, 2, 8))[0]  # fewer tokens than slots: Linear's formula for these is not used
     assert short.shape == (1, 2, 8) and forward_flops(made, 2) is None
     assert forward_flops(encoder(attention=path(Alone)), 9) is None
 
@@ -254,7 +254,7 @@ def test_weights_of_the_layers_input_are_computed_once_and_pads_do_not_matter(or
 
 
 def lifted_out(code, folder):
-    """What the code prints beside a copy of lit_linformer/model/ under another name, without lit_linformer."""
+    """What the code prints next to a copy of lit_linformer/model/ under another name, without lit_linformer."""
     shutil.copytree(Path(lit_linformer.model.__file__).parent, folder / "lifted_out")
     code = "import sys, torch; sys.modules['lit_linformer'] = None; from lifted_out import Encoder, EncoderConfig\n" + code
     done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""The Sparse Transformer's pattern, held against a softmax over all pairs that are in it."""
+"""The Sparse Transformer's pattern, compared with a softmax over all pairs in it."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What every kind's weights are called and how they start, as of the commit before the kinds became classes of their own."""
+"""Names and initialisation of every kind's weights, as of the commit before the kinds became classes of their own."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ STORED = json.loads(Path(__file__).with_name("starts.json").read_text())
 
 
 def number(tensor):
-    """Of all values and their order."""
+    """A checksum of all values and their order."""
     flat = tensor.detach().double().flatten()
     return float((flat * torch.linspace(1, 2, len(flat), dtype=torch.float64)).sum())
 

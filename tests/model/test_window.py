@@ -1,4 +1,4 @@
-"""Slots and a window in one softmax, held against both written out for all tokens; the Long-Short Transformer's model."""
+"""Slots and a window in one softmax, compared with both written out for all tokens; the Long-Short Transformer's model."""
 
 import math
 
@@ -20,7 +20,7 @@ def make(**options):
 
 
 def written_out(attention, x, mask, window):
-    """(B, N, D) and the maps: one softmax over slots, and all tokens of which those beyond the window are masked."""
+    """(B, N, D) and the maps: one softmax over slots and all tokens, with those outside the window masked."""
     tokens = [linear(x) for linear in (attention.key, attention.value)]
     if attention.token_norm is not None:
         tokens = [layer_norm(t, (D,), attention.token_norm.weight, attention.token_norm.bias) for t in tokens]
@@ -31,7 +31,7 @@ def written_out(attention, x, mask, window):
     slots = [E.for_input(x, mask)(k, mask), F.for_input(x, mask)(v, mask)]
     if attention.slot_norm is not None:
         for number, part in enumerate(slots):
-            whole = torch.cat(part.unbind(1), -1)  # heads side by side
+            whole = torch.cat(part.unbind(1), -1)  # concatenated heads
             whole = layer_norm(whole, (D,), attention.slot_norm.weight, attention.slot_norm.bias)
             slots[number] = torch.stack(whole.split(D // H, -1), 1)
     place = torch.arange(x.shape[1])

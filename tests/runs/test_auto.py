@@ -1,4 +1,4 @@
-"""--ckpt_path auto goes on, or starts anew, from whatever a kill leaves; and the best checkpoint is the history's."""
+"""--ckpt_path auto resumes or starts over, whatever a kill leaves; and the best checkpoint is that of the run's history."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ PARTS = ("state_dict", "optimizer_states", "seen", "global_step")
 
 @pytest.fixture
 def whole(put):
-    """The folder of a run that was left alone; last.ckpt is of step 12, previous.ckpt of 10, the best of 7."""
+    """The folder of an uninterrupted run: last.ckpt is from step 12, previous.ckpt from 10, the best from 7."""
     return put("whole")
 
 
@@ -93,13 +93,13 @@ def test_last_and_new_names_say_what_to_do(tiny, tmp_path):
 
 @pytest.mark.slow
 def test_best_of_a_dead_history_is_dropped_and_the_living_ones_kept(tiny, tmp_path):
-    """A best at 14, killed, and gone on from 12 with a learning rate with which step 14 is worse than step 7."""
+    """Killed after a best at step 14, then resumed from 12 with a learning rate that makes step 14 worse than step 7."""
     tiny = [*tiny, "--trainer.max_steps", "16", "--last.every_n_steps", "6", "--model.schedule", "constant"]
     assert fit(tiny, "run", tmp_path / "run", kill_at=15) == -9
     folder = tmp_path / "runs/run"
     best = {path.name[:13] for path in (folder / "checkpoints").glob("best-*")}
-    assert best == {"best-00000007", "best-00000014"}  # 7 is what last.ckpt, of step 12, calls the best
-    # A start that is refused throws nothing away.
+    assert best == {"best-00000007", "best-00000014"}  # last.ckpt, of step 12, names 7 as the best
+    # A start that is refused deletes nothing.
     wrong = ["--model.lr", "5", "--ckpt_path", "auto", "--trainer.accumulate_grad_batches", "0"]
     assert fit(tiny, "run", tmp_path / "run", *wrong) != 0
     assert {path.name[:13] for path in (folder / "checkpoints").glob("best-*")} == best

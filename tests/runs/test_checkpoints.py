@@ -1,4 +1,4 @@
-"""Checkpoints by name: the newest that is whole, the best of the history that the curve tells; checksums."""
+"""Checkpoints by name: the newest intact one, the best of the history in the curve; checksums."""
 
 import functools
 import subprocess
@@ -28,14 +28,14 @@ def write_whole(run, name, step=1):
 
 
 def flip(path, at=None):
-    """One bit of the weights, or of another place."""
+    """Flips a bit of the weights, or one elsewhere."""
     content = bytearray(path.read_bytes())
     content[content.find(WEIGHTS[5:9].numpy().tobytes()) if at is None else at] ^= 1
     path.write_bytes(content)
 
 
 def test_torch_writes_checksums_and_does_not_look_at_them(tmp_path):
-    """What this rests on: with a torch that wrote none, or that checked by itself, runs/checkpoints.py would be another."""
+    """runs/checkpoints.py relies on this: with a torch that wrote none, or that checked by itself, it would be different."""
     path = write_whole(tmp_path, "last.ckpt")
     with zipfile.ZipFile(path) as content:
         assert all(part.CRC for part in content.infolist() if part.file_size) and content.testzip() is None
@@ -64,7 +64,7 @@ def test_flipped_bits_everywhere_are_noticed_or_harmless(tmp_path):
             checkpoint = check_checkpoint(path)
         except ValueError as error:
             assert "\n" not in str(error)
-        else:  # of what fills up to 64 bytes, say
+        else:  # in alignment padding, for example
             assert torch.equal(checkpoint["state_dict"]["w"], WEIGHTS) and checkpoint["global_step"] == 1
         path.write_bytes(content)
 
@@ -101,10 +101,10 @@ def test_half_a_sharded_new_one_is_left_out(tmp_path, capsys):
 
 
 def test_best_is_what_the_curve_tells(tmp_path):
-    """Killed after a best at step 14, and gone on from 12 with another learning rate, with which step 14 was worse."""
+    """Killed after a best at step 14, then resumed from 12 with another learning rate, which made step 14 worse."""
     best = functools.partial(write, tmp_path / "checkpoints")
     seven, stale = best("best-00000007-20.0000.ckpt"), best("best-00000014-9.0000.ckpt")
-    assert find_checkpoint(tmp_path, "best") == stale  # no curve: what the names say
+    assert find_checkpoint(tmp_path, "best") == stale  # no curve: the file names decide
     curve = "step,tokens,seconds,perplexity,best\n7,1,1,20.00001,20.0\n14,2,2,{},20.0\n"
     (tmp_path / "perplexity.csv").write_text(curve.format(33.3))
     assert find_checkpoint(tmp_path, "best") == seven

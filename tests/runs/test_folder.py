@@ -1,4 +1,4 @@
-"""Runs' folders: only runs are overwritten, only what a run wrote goes, and a start that is refused leaves nothing."""
+"""Run folders: only runs are overwritten, only their own files deleted, and a start that is refused leaves nothing."""
 
 import re
 import subprocess
@@ -74,9 +74,9 @@ def test_no_command_takes_such_a_name(name, tiny, tmp_path):
 
 def test_what_a_run_is(tmp_path):
     assert not is_run(tmp_path)
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"model": {}, "data": {}}))  # another project's
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"model": {}, "data": {}}))  # from another project
     assert not is_run(tmp_path)
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(CONFIG))  # as it was before there was a marker
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(CONFIG))  # as it was before the marker existed
     assert is_run(tmp_path)
     (tmp_path / "config.yaml").unlink()
     write_marker(tmp_path)
@@ -102,7 +102,7 @@ FOREIGN = ("notes.txt", "checkpoints/pytorch_model.bin", "checkpoints/previous.c
 
 
 def test_what_callbacks_write_is_a_runs_own(tmp_path):
-    """By the names in their code; what a callback of the project leaves out of OURS would stay in an overwritten run."""
+    """Takes the names from the callbacks' code: a file missing from OURS would stay in an overwritten run."""
     code = "".join(path.read_text() for path in (Path(__file__).parents[2] / "lit_linformer/callbacks").glob("*.py"))
     names = set(re.findall(r'"(\w+\.(?:csv|jsonl?|png))"', code))
     names |= {f"validate_{name}" for name in re.findall(r'self\.file\(trainer, "(\S+)"\)', code)}
@@ -180,7 +180,7 @@ def test_a_start_that_is_refused_leaves_no_trace(tmp_path):
 
 
 def test_what_a_killed_start_left_half_written_stops_no_other_and_goes(tmp_path):
-    # Killed before the marker was in place; then in the middle of training.
+    # Killed before the marker was in place; then during training.
     run = make(tmp_path / "run", "run.json.17.tmp", "events.out.tfevents.1.host.17.0")
     claim = Claim(run)
     claim.start_anew(overwrite=False, goes_on=True)
@@ -217,11 +217,11 @@ def test_overwrite_and_refusals_of_fit(tiny, tmp_path):
     events = {path.name for path in folder.glob("events.*")}
     before = files(folder)
 
-    # A typo in another setting: the run that was to be overwritten is still there, and nothing new.
+    # Typos in other settings: the run to be overwritten is unchanged, and there is nothing new.
     for wrong in (["--model.encoder.hidden_size", "17"], ["--data.source", "nowhere.txt"], ["--data.max_length", "4096"]):
         complaint([*short, "--overwrite", "true", *wrong], tmp_path)
         assert files(folder) == before
-    # Starting from the run that would go.
+    # Starting from the run to be overwritten.
     line = complaint([*short, "--overwrite", "true", "--model.pretrained", "runs/tiny"], tmp_path)
     assert "model.pretrained is runs/tiny, which --overwrite true would delete; allowed: another --name" in line
     assert "holds config.yaml, but no run of this project" in complaint(
@@ -231,13 +231,13 @@ def test_overwrite_and_refusals_of_fit(tiny, tmp_path):
 
     assert run_forked([*short, "--overwrite", "true"]) == 0
     assert "notes.txt" in files(folder) and not events & files(folder) and {".lock"}.isdisjoint(files(folder))
-    # A new name that is refused leaves no folder, hence no empty run in TensorBoard.
+    # A new name whose start is refused leaves no folder, hence no empty run in TensorBoard.
     complaint([*short, "--name", "refused", "--data.max_length", "4096"], tmp_path)
     assert not (tmp_path / "runs/refused").exists()
 
 
 def test_a_run_of_548a2f2_goes_on_and_is_overwritten(put, tiny, tmp_path):
-    """Such a run has no marker, and perhaps the versions of a best checkpoint that kills left behind."""
+    """Such a run has no marker, and may have versions of a best checkpoint left behind by kills."""
     folder = put("tiny")
     (folder / "run.json").unlink()
     best = next((folder / "checkpoints").glob("best-*.ckpt"))
@@ -251,13 +251,13 @@ def test_a_run_of_548a2f2_goes_on_and_is_overwritten(put, tiny, tmp_path):
 
 
 def read_only(folder: Path) -> None:
-    """What is open for writing stays so, as where a network's file system changes its mind."""
+    """Open files stay writable, as when a network file system becomes read-only."""
     subprocess.run(["mount", "--bind", str(folder), str(folder)], check=True)
     subprocess.run(["mount", "-o", "remount,bind,ro", str(folder)], check=True)
 
 
 class BecomesReadOnly(Callback):
-    """After two batches."""
+    """Makes runs/ read-only after two batches."""
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
         if pl_module.batches_seen == 2:

@@ -1,4 +1,4 @@
-"""One process at a time trains in a run's folder, and a killed one leaves no lock."""
+"""Only one process at a time trains in a run folder, and a killed one leaves no lock."""
 
 import errno
 import fcntl
@@ -29,7 +29,7 @@ def test_second_is_told_who_holds_it(tmp_path):
 
 def hold(folder, ready, children):
     lock = RunLock(folder)
-    for _ in range(children):  # what a DataLoader does
+    for _ in range(children):  # as a DataLoader does
         FORK.Process(target=signal.pause).start()
     ready.send(lock.path.exists())
     signal.pause()

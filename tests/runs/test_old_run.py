@@ -1,4 +1,4 @@
-"""A run that an earlier commit wrote is still read: by every command that takes a run."""
+"""A run written by an earlier commit can still be read, by every command that takes a run."""
 
 import re
 import shutil
@@ -15,7 +15,7 @@ OLD = Path(__file__).with_name("old_run")
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Where it was: runs/old, with its text beside runs/."""
+    """In its original place: runs/old, with its text next to runs/."""
     write_corpus(tmp_path / "text.txt")
     shutil.copytree(OLD, tmp_path / "runs/old", ignore=shutil.ignore_patterns("README.md"))
     monkeypatch.chdir(tmp_path)
@@ -27,7 +27,7 @@ def test_it_is_validated_and_goes_on(run, tmp_path):
     printed = output(["validate", "--config", "runs/old/config.yaml"], tmp_path)
     assert "best-00000010" in printed
     now = float(re.findall(r"perplexity\D+([\d.]+)", printed)[-1])
-    assert now == pytest.approx(then, rel=1e-3)  # another processor's sums
+    assert now == pytest.approx(then, rel=1e-3)  # sums on another processor
     words = ["fit", "--config", "runs/old/config.yaml", "--ckpt_path", "last", "--trainer.max_steps", "15"]
     told = output(words, tmp_path)
     assert "resuming at step 10" in told and "(step 15)\n" in told

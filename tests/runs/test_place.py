@@ -1,4 +1,4 @@
-"""Where a run lives: every command finds it beside its config.yaml, from any working directory and after it was moved."""
+"""Where a run is: every command finds it next to its config.yaml, from any working directory and after it was moved."""
 
 import json
 import shutil
@@ -16,7 +16,7 @@ from tests.helpers import in_one_process, inside
 
 @pytest.fixture
 def moved(pretrained, tmp_path, monkeypatch):
-    """A trained run under another path, with a blank in it, and an empty working directory."""
+    """A trained run at another path, which contains a space, and an empty working directory."""
     folder = tmp_path / "my runs" / "a copy"
     shutil.copytree(pretrained, folder)
     (tmp_path / "elsewhere").mkdir()
@@ -27,7 +27,7 @@ def moved(pretrained, tmp_path, monkeypatch):
 def test_every_command_that_takes_a_config_finds_the_run_beside_it(moved, tmp_path):
     config = ["--config", str(moved / "config.yaml")]
     lines = [
-        ["predict", "--data.text", "a <mask>", *config],  # the settings that are typed hold wherever --config stands
+        ["predict", "--data.text", "a <mask>", *config],  # typed settings override the config, wherever --config is
         ["validate", *config],
         ["test", *config],
         ["fit", "--ckpt_path", "last", *config, "--trainer.max_steps", "9"],
@@ -55,7 +55,7 @@ def test_every_command_that_takes_a_folder_finds_it(moved, tmp_path):
     ]
     found = in_one_process(lines, tmp_path / "logs")
     assert [status for status, _ in found] == [0] * 5, found
-    shutil.move("runs/longer", "moved")  # its config.yaml names runs/longer as what it starts from
+    shutil.move("runs/longer", "moved")  # its config.yaml names runs/longer as its start
     with inside(tmp_path):
         words = ["predict", "--config", "elsewhere/moved/config.yaml", "--data.text", "a <mask>"]
         assert in_one_process([words], tmp_path / "again")[0][0] == 0
@@ -63,7 +63,7 @@ def test_every_command_that_takes_a_folder_finds_it(moved, tmp_path):
 
 
 def test_paths_of_a_run_are_found_where_it_began(moved, tmp_path):
-    # What was typed as texts/a.txt beside runs/ is found from there; what is found here is taken from here.
+    # A path typed as texts/a.txt next to runs/ is found there; a path that exists here is taken from here.
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts/a.txt").touch()
     run = tmp_path / "runs/group/one"

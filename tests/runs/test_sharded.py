@@ -1,4 +1,4 @@
-"""Sharded checkpoints: read without running what they say, and every byte of them checked."""
+"""Sharded checkpoints: read without executing what they contain, and every byte of them checked."""
 
 import io
 import json
@@ -47,7 +47,7 @@ def folder(whole, tmp_path):
 
 
 class Evil:
-    """Makes a folder when it is unpickled as torch unpickles."""
+    """Makes a folder when it is unpickled in torch's way."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -94,7 +94,7 @@ def test_code_in_a_pickle_is_not_run(place, folder, tmp_path):
 
 
 class ByName:
-    """Pickled as Python 3.11.0 to 3.11.3 pickles a member of an Enum: by getattr."""
+    """Pickled as Python 3.11.0 to 3.11.3 pickles an Enum member: by getattr."""
 
     def __init__(self, kind, name):
         self.kind, self.name = kind, name
@@ -148,7 +148,7 @@ def test_flipped_bytes_anywhere_are_noticed(whole, folder):
                 checkpoint = check_checkpoint(folder)
             except ValueError:
                 continue
-            # Not noticed: then nothing that is read has changed (what fills a file up to 64 bytes, say).
+            # Not noticed: then no value has changed (it was alignment padding, for example).
             assert_same(checkpoint["state_dict"], STATE["state_dict"])
             assert_same(checkpoint["optimizer_states"][0]["state"][0], STATE["optimizer_0"]["state"]["net.a"])
             assert checkpoint["global_step"] == 5

@@ -1,4 +1,4 @@
-"""What several tests of the studies stand on."""
+"""Helpers that several tests of the studies share."""
 
 import json
 
@@ -11,7 +11,7 @@ SMALL = "--lengths 32 64 --projection_dims 8 64 --hidden_size 16 --num_heads 2 -
 
 
 def settings_of(*argv):
-    """Of a benchmark that takes a moment."""
+    """Settings of a benchmark that takes a moment."""
     return read_settings([*SMALL, *argv])
 
 
@@ -22,7 +22,7 @@ def tables(text):
 
 
 def write_run(folder, points, attention="linformer", finished=True, log=None, seconds=(), threads=1, **settings):
-    """A pretraining run as fit leaves it: points are (step, tokens, perplexity), seconds those of training at each."""
+    """A pretraining run as fit leaves it: points are (step, tokens, perplexity), seconds the training time at each."""
     folder.mkdir(parents=True)
     encoder = {"attention": attention, "max_length": settings.get("n", 512), "num_layers": 2, "hidden_size": 16, "num_heads": 2}
     data = {"class_path": "lit_linformer.data.PretrainingData", "init_args": {"source": settings.get("source", "text.txt")}}
@@ -31,7 +31,7 @@ def write_run(folder, points, attention="linformer", finished=True, log=None, se
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     lines = [f"{step},{tokens},{step / 10},{value},{value}\n" for step, tokens, value in points]
     head = "step,tokens,seconds,perplexity,best"
-    if seconds:  # others had the processor for a part of the time
+    if seconds:  # wall-clock time exceeds processor time, which was shared
         head += ",training_seconds,cpu_seconds"
         lines = [f"{line.strip()},{2 * spent + 7},{spent}\n" for line, spent in zip(lines, seconds, strict=True)]
     (folder / "perplexity.csv").write_text(f"{head}\n{''.join(lines)}")

@@ -1,4 +1,4 @@
-"""`draw`: the maps are the model's own, the picture is one, bad input is one line."""
+"""`draw`: the maps are the model's own, the output is a picture, bad input is one line."""
 
 import pytest
 import torch

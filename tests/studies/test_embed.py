@@ -1,4 +1,4 @@
-"""`embed`: what a vector is, what is written, Sentence Transformers' arithmetic, STS-B, bad input."""
+"""`embed`: what a vector is, what is written, the same computation as Sentence Transformers, STS-B, bad input."""
 
 import json
 
@@ -53,7 +53,7 @@ def test_files_hold_them_in_order(model, pretrained, tmp_path, monkeypatch):
 
 
 def test_sentence_transformers_finds_the_same(model, tmp_path):
-    """By what its modules.json asks for: the encoder, the mean where attention_mask is 1, length 1."""
+    """Follows its modules.json: the encoder, the mean where attention_mask is 1, length 1."""
     transformers = pytest.importorskip("transformers")
     from lit_linformer.export import huggingface_folder
 
@@ -104,15 +104,15 @@ def test_a_blank_text_is_refused(pretrained, tmp_path, monkeypatch):
     argv = ["embed", "--ckpt_path", str(pretrained), "--file", "texts.csv", "--output", "a.npy", "--column", "review"]
     assert "file: " in (line := complaint(argv, tmp_path)) and "texts.csv, line 3" in line
     assert "texts.csv has no column 'text'" in (line := complaint(argv[:-2], tmp_path)) and "'id', 'review'" in line, line
-    assert "data." not in line  # no settings of this command
+    assert "data." not in line  # not a setting of this command
     assert not (tmp_path / "a.npy").exists()
     (tmp_path / "texts.csv").write_text("id,label\n1,one\n2,two\n")
-    output([*argv[:-1], "label"], tmp_path)  # a column like any other: no labels are read
+    output([*argv[:-1], "label"], tmp_path)  # an ordinary column: no labels are read
     assert np.load(tmp_path / "a.npy").shape[0] == 2
 
 
 def test_an_error_names_the_setting_that_was_typed(pretrained, tmp_path, monkeypatch):
-    """Not data.source and data.tokenizer, as what reads them has it for fit."""
+    """Not data.source and data.tokenizer, which the code that reads them uses for fit."""
     monkeypatch.chdir(tmp_path)
     run = str(pretrained)
     assert "error: sts is 'nowhere/', which" in complaint(["embed", "--ckpt_path", run, "--sts", "nowhere/"], tmp_path)

@@ -1,4 +1,4 @@
-"""docs/extending.md: a study in a module of the user's own, as a command."""
+"""docs/extending.md: a study in a user's own module, as a command."""
 
 import re
 from pathlib import Path

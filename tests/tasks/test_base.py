@@ -44,7 +44,7 @@ def test_what_a_subclass_has_beside_its_net_is_trained_too(task):
         def __init__(self, encoder, **more):
             super().__init__(encoder=encoder, **more)
             self.generator = Encoder(encoder)
-            self.generator.tokens = self.net.encoder.tokens  # one table for both
+            self.generator.tokens = self.net.encoder.tokens  # shared embeddings
 
     more = {"num_labels": 2} if task is SequenceClassification else {}
     module = Own(encoder=EncoderConfig(vocab_size=9, max_length=8, **SHAPE), **more)

@@ -1,4 +1,4 @@
-"""torch.compile as a setting: the same training, the same checkpoints, few graphs, and one line where there is no compiler."""
+"""torch.compile as a setting: the same training and checkpoints, few graphs, and one line if there is no compiler."""
 
 import copy
 import functools
@@ -24,7 +24,7 @@ SHAPE = {"vocab_size": 60, "max_length": 32, "hidden_size": 16, "num_layers": 1,
 
 @pytest.fixture
 def traced(monkeypatch):
-    """torch.compile that traces and guards as ever, and then runs what it traced without a compiler: exact and quick."""
+    """torch.compile that traces and guards as usual, but runs the traced graph without a compiler: exact and fast."""
     torch._dynamo.reset()
     counters.clear()
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager", fullgraph=True))
@@ -51,7 +51,7 @@ def loss_of(model, batch):
 
 @pytest.mark.slow
 def test_compiled_training_is_the_same_to_rounding(tiny, tmp_path):
-    # In processes of their own: what the compiler leaves behind in this one, no later test could fork from.
+    # In processes of their own: a later test could not fork from this one with what the compiler leaves behind.
     small = "--model.encoder.num_layers 1 --model.encoder.dropout 0 --model.encoder.attention_dropout 0 --trainer.max_steps 4"
     logs = {}
     for name in ("true", "false"):
@@ -89,7 +89,7 @@ def test_a_layers_rows_of_one_length_are_one_graph_and_those_with_pads_another(s
         loss = loss_of(model, batch)
         loss.backward()
         assert torch.equal(loss, plain.loss(**batch))
-    assert traced() == 2 + 1  # the loss over the vocabulary
+    assert traced() == 2 + 1  # the third is the loss over the vocabulary
 
 
 @pytest.mark.parametrize(
@@ -169,16 +169,16 @@ def test_for_unequal_rows_nothing_is_made_anew_for_each_length(equal, attention,
     steps = {"max_steps": 10, "max_epochs": -1, "limit_val_batches": 0, "use_distributed_sampler": False}
     trainer(**steps, callbacks=[watch]).fit(module, data)
     assert (len(watch.lengths) == 1) == equal and (equal or len(watch.lengths) > 5)
-    assert traced() <= 1 + 2 + 2  # a compiler is looked for; a layer, and the loss
+    assert traced() <= 1 + 2 + 2  # the check for a compiler; a layer; the loss
     assert watch.cudnn == {equal} and torch.backends.cuda.cudnn_sdp_enabled()
 
 
 @pytest.mark.slow
 def test_runs_go_on_compiled_or_not(tiny, tmp_path, traced):
     words = {True: ["--model.compile", "true"], False: []}
-    tiny = [*tiny, "--model.encoder.local_width", "0"]  # exact: compiled, the local convolution adds in another order
+    tiny = [*tiny, "--model.encoder.local_width", "0"]  # to be exact: compiled, the local convolution adds in another order
     for name, first, then in (("plain", False, False), ("off", True, False), ("on", False, True)):
-        if name == "on":  # the first part of plain was the same
+        if name == "on":  # its first part equals plain's
             shutil.copytree("runs/before", "runs/on")
         else:
             output(["fit", *tiny, "--name", name, *words[first], "--trainer.max_steps", "3"], tmp_path)
@@ -201,7 +201,7 @@ def test_a_model_without_an_encoder_is_refused():
 
 def test_without_a_compiler_it_says_so(tiny, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
-    # What CXX=no-such-compiler does; by its own patch, for pytest's would leave the setting deleted.
+    # Like CXX=no-such-compiler; with the config's own patch, as pytest's would leave the setting deleted.
     with torch._inductor.config.patch({"cpp.cxx": (None, "no-such-compiler")}):
         shown = output(["fit", *tiny, "--model.compile", "true"], tmp_path, status=2).splitlines()[-1]
     assert shown.startswith("error: model.compile is true, but torch.compile fails here: ")

@@ -21,7 +21,7 @@ SHAPE = {"vocab_size": 40, "max_length": 12, "hidden_size": 8, "num_layers": 2, 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, corpus, cache):
-    """A folder with runs/teacher, a Transformer of a few steps, and runs/student, a Linformer made of it."""
+    """A folder with runs/teacher, a Transformer of a few steps, and runs/student, a Linformer converted from it."""
     folder = tmp_path_factory.mktemp("teacher")
     with inside(folder):
         (folder / "tiny.yaml").write_text(TINY)
@@ -241,7 +241,7 @@ def test_another_tokenizer_is_refused(distill, tmp_path, trained):
 
 
 def test_a_teacher_of_another_tokenizer_is_refused(distill, tmp_path, corpus):
-    """Of as many tokens, which are other words."""
+    """With equally many tokens, which are other words."""
     other = corpus.read_text().translate(str.maketrans("abcdefghijklm", "nopqrstuvwxyz"))
     (tmp_path / "other.txt").write_text(other)
     (tmp_path / "tiny.yaml").write_text(TINY)
@@ -259,7 +259,7 @@ def test_a_teacher_of_another_tokenizer_is_refused(distill, tmp_path, corpus):
 
 
 def test_an_export_of_the_pretrained_model_has_its_tokenizer(distill, tmp_path):
-    """The huggingface format puts bos and eos into tokenizer.json, which turns texts into the same ids."""
+    """The huggingface format adds bos and eos to tokenizer.json, which still encodes texts to the same ids."""
     output("export --ckpt_path runs/student --format huggingface --output exported".split(), tmp_path)
     assert (tmp_path / "exported/tokenizer.json").read_text() != (tmp_path / "runs/student/tokenizer.json").read_text()
     words = ["--model.pretrained", "exported", "--data.tokenizer", "runs/student/tokenizer.json", "--trainer.max_steps", "1"]

@@ -1,4 +1,4 @@
-"""Parameter groups, the learning rate, and gradients of 16 bits."""
+"""Parameter groups, the learning rate, and 16-bit gradients."""
 
 import copy
 import itertools
@@ -68,7 +68,7 @@ def test_muon_is_for_the_layers_matrices():
 
 
 def stepped(model, optimizers, seeds):
-    """Some steps with gradients that are functions of the seeds, in another order of magnitude each."""
+    """Takes a step for each seed, with gradients that depend on it, each of another order of magnitude."""
     for seed in seeds:
         torch.manual_seed(seed)
         for parameter in model.parameters():
@@ -89,7 +89,7 @@ def test_muon_and_adamw_are_one_optimiser_and_torchs_two():
     two = stepped(model, [muon, torch.optim.AdamW(rest, betas=(0.9, 0.98), eps=1e-6, fused=True)], range(3))
     muons = {id(parameter) for parameter in own["params"]}
     for parameter, a, b, before in zip(model.parameters(), one, two, start, strict=True):
-        if id(parameter) in muons:  # torch's rounds to bfloat16, which sets them 0.014 apart here
+        if id(parameter) in muons:  # torch's rounds to bfloat16, so the two are 0.014 apart here
             assert not torch.equal(b, before) and (a - b).norm() < 0.04 * (b - before).norm()
         else:
             assert torch.equal(a, b)
@@ -104,7 +104,7 @@ def test_newton_schulz_changes_singular_values_alone(shape):
     for _ in range(5):
         s = QUINTIC[0] * s + QUINTIC[1] * s**3 + QUINTIC[2] * s**5
     torch.testing.assert_close(orthogonalized(matrices), u * s[:, None] @ v)
-    torch.testing.assert_close(orthogonalized(matrices)[:1], orthogonalized(matrices[:1]))  # together as alone
+    torch.testing.assert_close(orthogonalized(matrices)[:1], orthogonalized(matrices[:1]))  # in a batch as alone
     assert orthogonalized(torch.zeros(shape)).eq(0).all()
 
 
@@ -121,7 +121,7 @@ def test_muon_goes_on_from_its_state():
     second = MuonAndAdamW(groups, (0.9, 0.98), 1e-6)
     second.load_state_dict(state)
     assert all(torch.equal(a, b) for a, b in zip(whole, stepped(again, [second], range(2, 4)), strict=True))
-    for group in second.param_groups:  # what a schedule sets is what is stepped with
+    for group in second.param_groups:  # a step uses the rate that a schedule sets
         group["lr"] = 0.0
     stepped(again, [second], [4])
     assert all(torch.equal(a, b) for a, b in zip(whole, again.parameters(), strict=True))
@@ -156,7 +156,7 @@ def test_warm_up_stable_decay():
     assert all(a > b for a, b in itertools.pairwise(factors[75:]))
     assert factors[75 + 9] == pytest.approx(0.1 + 0.9 * (1 - 0.6)) and factors[100] == pytest.approx(0.1)
     whole = [lr_factor(step, "wsd", 10, 100, decay_share=1.0) for step in (9, 10, 11)]
-    assert whole[1] == 1.0 and whole[2] < 1.0  # the warm-up comes first
+    assert whole[1] == 1.0 and whole[2] < 1.0  # warm-up takes precedence
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine", "polynomial"])
@@ -199,7 +199,7 @@ def test_without_layer_decay_there_are_three_groups():
 
 
 def gradient_norms(precision: list, tmp_path: Path, corpus: Path) -> tuple[list[float], dict]:
-    """Norms that the optimiser is given in four steps with gradient_clip_val=0.05, and the weights."""
+    """Gradient norms that reach the optimiser in four steps with gradient_clip_val=0.05, and the weights."""
     from lightning.pytorch import Callback, Trainer, seed_everything
 
     norms = []
@@ -231,7 +231,7 @@ def test_sixteen_bits_scale_gradients_clip_them_unscaled_and_skip_a_step_that_ov
     whole, weights = gradient_norms([], tmp_path, corpus)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
     half, same = gradient_norms([MixedPrecision("16-mixed", "cpu", scaler)], tmp_path, corpus)
-    # Clipped after the scale is taken out: else all would be 0.05 / 1,024.
+    # Clipped after unscaling: otherwise all would be 0.05 / 1,024.
     assert half == pytest.approx(whole, rel=0.02) and max(half) == pytest.approx(0.05, rel=0.02)
     for name, tensor in weights.items():
         torch.testing.assert_close(same[name], tensor, rtol=0, atol=2e-3)

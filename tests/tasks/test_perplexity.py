@@ -35,9 +35,9 @@ def test_a_million_small_batches_lose_nothing():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_module_of_half_precision_sums_as_exactly(dtype):
-    """As bf16-true and 16-true make one."""
+    """Modules converted as by bf16-true and 16-true."""
     module = torch.nn.ModuleDict({"perplexity": Perplexity(), "mean": Mean(), "scores": Scores(["accuracy"], 2)}).to(dtype)
-    for _ in range(2):  # again after the reset, which takes the defaults
+    for _ in range(2):  # again after a reset, which restores the defaults
         for _ in range(300):
             module["perplexity"].update(torch.full((1, 100), 7.7), torch.ones(1, 100, dtype=torch.int64))
             module["mean"].update(torch.ones(100), torch.full((100,), 1.0))
@@ -53,8 +53,8 @@ def test_nothing_seen_is_nan():
     assert Perplexity().compute().isnan()
 
 
-# What one process and two do to the same rows: in float32 AdamW's first steps, which divide a gradient by its own size, enlarge
-# what rounding does to the small ones, and some processors round a row otherwise beside other ones.
+# One process and two agree in float64; in float32 AdamW's first steps, which divide a gradient by its own size, amplify
+# rounding errors of small ones, and some processors round a row differently next to other rows.
 EXACT = ["--trainer.precision", "64-true"]
 
 
@@ -64,7 +64,7 @@ def perplexities(path):
 
 
 def test_equal_on_one_and_two_processes(tiny, tmp_path):
-    """Before training the two runs are the same model: the curve's first value is a sum over one or two ranks."""
+    """Before training both runs have the same model: the curve's first value is a sum over one rank or two."""
     odd = [*EXACT, "--data.batch_size", "3", "--trainer.max_steps", "1", "--trainer.val_check_interval", "1"]
     assert run_forked(["fit", *tiny, "--name", "one", *odd]) == 0
     two = ["--trainer.strategy", "ddp_fork", "--trainer.devices", "2"]
@@ -83,7 +83,7 @@ def test_two_processes_train_like_one_on_the_joined_batch(tiny, tmp_path):
 
 
 def test_bf16_true_has_the_perplexity_of_bf16_mixed(tiny, tmp_path):
-    """Of one model, which has not trained yet: the first value of either curve."""
+    """For one model, before training: the first value of each curve."""
     for precision in ("bf16-true", "bf16-mixed"):
         argv = ["fit", *tiny, "--name", precision, "--trainer.precision", precision, "--trainer.max_steps", "1"]
         assert run_forked(argv) == 0

@@ -18,7 +18,7 @@ from tests.helpers import TINY, inside, load, run_forked
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, corpus, cache):
-    """A pretraining run's directory."""
+    """A pretraining run's folder."""
     folder = tmp_path_factory.mktemp("pretrained")
     (folder / "tiny.yaml").write_text(TINY)
     with inside(folder):
@@ -45,7 +45,7 @@ def test_a_checkpoint_file_alone_carries_settings_and_tokenizer(run, tmp_path):
 
 @pytest.mark.parametrize("task", [MLM, SequenceClassification])
 def test_weights_of_a_net_of_ones_own_are_refused_in_one_line(task, run, tmp_path):
-    """Of a subclass of MLM with other feed-forwards, say, whose config is that of an encoder without them."""
+    """For example, from a subclass of MLM with other feed-forwards, whose config describes an encoder without them."""
     checkpoint = load(run / "checkpoints/last.ckpt")
     weights = checkpoint["state_dict"]
     weights["net.encoder.layers.0.down.0.weight"] = weights.pop("net.encoder.layers.0.down.weight")

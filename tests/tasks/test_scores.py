@@ -1,4 +1,4 @@
-"""Scores against scikit-learn's and SciPy's; whole over batches, ranks and filler rows."""
+"""Scores compared with scikit-learn's and SciPy's; the same for any batches, ranks and filler rows."""
 
 import multiprocessing
 import socket
@@ -27,7 +27,7 @@ EXPECTED = {
 
 
 def random_set(num_labels, rows=301, seed=0):
-    """Logits and labels of which about half agree."""
+    """Logits and labels, about half of which agree."""
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(rows, num_labels, generator=generator)
     if num_labels == 1:  # ties as in STS-B, whose targets have few distinct values
@@ -59,7 +59,7 @@ def test_one_class_for_all_scores_as_scikit_learn_has_it(constant):
 
 
 def test_own_tables_score_does_not_depend_on_the_order_of_labels():
-    """val/score chooses the best checkpoint: `[spam, ham]` and `[ham, spam]` are to choose the same one."""
+    """val/score chooses the best checkpoint: `[spam, ham]` and `[ham, spam]` must choose the same one."""
     metrics = yaml.safe_load(Path("conf/finetune/own.yaml").read_text())["data"]["init_args"]["metrics"]
     predictions, labels = torch.tensor([0, 0, 0, 1, 1]), torch.tensor([0, 0, 0, 0, 1])
     both = {name: [score(name, predictions, labels, 2), score(name, 1 - predictions, 1 - labels, 2)] for name in metrics}
@@ -67,7 +67,7 @@ def test_own_tables_score_does_not_depend_on_the_order_of_labels():
 
 
 def fill(scores, logits, labels, rows):
-    """Batches of 8 as a loader hands them to one rank; the last is filled up with rows that count for nothing."""
+    """Batches of 8 as a loader gives them to one rank; the last is filled up with rows that do not count."""
     for start in range(0, len(rows), 8):
         index = torch.tensor(rows[start : start + 8])
         filler = 8 - len(index)
@@ -109,7 +109,7 @@ def one_rank(rank, port, rows, queue):
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     logits, labels = random_set(3, rows=rows)
     scores = Scores(CLASSIFICATION, 3)
-    # A rank without rows of its own still has a batch: a filler.
+    # A rank without rows of its own still gets a batch: a filler.
     fill(scores, logits, labels, list(range(rank, rows, 2)) or [])
     if rank >= rows:
         scores.update(logits[:1], labels[:1], torch.tensor([-1]))

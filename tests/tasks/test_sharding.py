@@ -1,4 +1,4 @@
-"""FSDP2: a run in two processes is the plain one, and either goes on from the other's checkpoint."""
+"""FSDP2: a run in two processes equals the plain one, and each resumes from the other's checkpoint."""
 
 import json
 import multiprocessing
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def fit_sharded(argv: list[str], name: str, log: Path, *extra: str) -> None:
-    """fit in two processes that were started outside, as torchrun does."""
+    """Runs `fit` in two processes started from outside, as torchrun does."""
     port, processes = str(free_port()), []
     overlay = ["--config", str(ROOT / "conf/trainer/fsdp.yaml"), "--trainer.accelerator", "cpu", "--trainer.devices", "2"]
     overlay += ["--trainer.precision", "32-true"]
@@ -49,11 +49,11 @@ def test_a_sharded_model_is_compiled_layer_by_layer(tiny, tmp_path):
 
 @pytest.mark.slow
 def test_sharded_run_is_the_plain_one_and_either_goes_on_from_the_others_checkpoint(tiny, tmp_path):
-    tiny = [*tiny, *EXACT[:4], *GLOBAL, "--model.schedule", "constant"]  # which does not know where 5 of 12 steps end
+    tiny = [*tiny, *EXACT[:4], *GLOBAL, "--model.schedule", "constant"]  # does not depend on max_steps
     assert fit(tiny, "plain", tmp_path / "plain") == 0
     fit_sharded(tiny, "down", tmp_path / "down", "--trainer.max_steps", "5")
     assert fit(tiny, "down", tmp_path / "down", "--ckpt_path", "last") == 0
-    averaging = ["--trainer.callbacks+", "Averaging", "--trainer.callbacks.decay", "0.9"]  # it goes on from its own weights
+    averaging = ["--trainer.callbacks+", "Averaging", "--trainer.callbacks.decay", "0.9"]  # resuming uses the run's own weights
     assert fit(tiny, "up", tmp_path / "up", "--trainer.max_steps", "5", *averaging) == 0
     fit_sharded(tiny, "up", tmp_path / "up", "--ckpt_path", "last")
     checkpoints = tmp_path / "runs/up/checkpoints"
@@ -67,7 +67,7 @@ def test_sharded_run_is_the_plain_one_and_either_goes_on_from_the_others_checkpo
     for checkpoint in found:
         assert checkpoint["global_step"] == 12
         torch.testing.assert_close(dict(checkpoint["state_dict"]), dict(plain["state_dict"]), rtol=1e-3, atol=1e-4)
-    opened = open_checkpoint(checkpoints / "last.ckpt")  # what export, convert and draw read
+    opened = open_checkpoint(checkpoints / "last.ckpt")  # as export, convert and draw read it
     assert all(torch.equal(tensor, found[0]["state_dict"][f"net.{name}"]) for name, tensor in opened.net.state_dict().items())
     mine, theirs = (checkpoint["optimizer_states"][0] for checkpoint in (found[0], plain))
     assert [group["params"] for group in mine["param_groups"]] == [group["params"] for group in theirs["param_groups"]]

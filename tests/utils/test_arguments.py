@@ -1,4 +1,4 @@
-"""The parser of the commands that are not the Trainer's: its forms, its errors, and the help of every command."""
+"""The parser of the commands other than the Trainer's: its forms, its errors, and the help of every command."""
 
 import subprocess
 import sys
@@ -67,7 +67,7 @@ def test_errors(argv, expected):
 
 
 def test_help_of_every_command_is_quick():
-    """It lists every setting and imports none of what takes seconds; all in one process, for that is what costs time."""
+    """It lists every setting and imports nothing slow; all in one process, since starting processes is what takes time."""
     code = """
 import importlib, sys
 from lit_linformer.cli import COMMANDS, LIGHTNING, main

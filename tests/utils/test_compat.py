@@ -1,4 +1,4 @@
-"""Private names of dependencies: they are there, and used nowhere but on their page."""
+"""Private names of dependencies: they exist, and are used only in utils/compat.py."""
 
 import ast
 import importlib
@@ -12,11 +12,11 @@ import lit_linformer
 from lit_linformer.utils import compat
 
 PACKAGE = Path(lit_linformer.__file__).parent
-DOCUMENTED = {"_replace"}  # of a named tuple
+DOCUMENTED = {"_replace"}  # a method of namedtuple
 
 
 def resolve(name):
-    """The module's attribute, of a class's attribute, and so on; AttributeError where a part is missing."""
+    """An attribute of a module, of its class, and so on; AttributeError if a part is missing."""
     parts = name.split(".")
     for length in range(len(parts), 0, -1):
         try:
@@ -53,7 +53,7 @@ def test_every_use_has_a_function_that_says_why():
 
 
 def private_names(tree):
-    """(line, name) of each private name that is not the code's own: of another object than self, cls and super()."""
+    """(line, name) of each private name of other code: of an object other than self, cls and super()."""
     for node in ast.walk(tree):
         names = []
         if isinstance(node, ast.Attribute):

@@ -1,4 +1,4 @@
-"""Where a number comes from: a commit where there is one, and no folder of the machine."""
+"""Where a number comes from: a commit if there is one, and no path of the machine."""
 
 import importlib.metadata
 import platform
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_environment_fails_gracefully_without_git_or_repository(tmp_path, monkeypatch):
-    if (ROOT / ".git").exists() and shutil.which("git"):  # not in an unpacked archive, nor where git is not installed
+    if (ROOT / ".git").exists() and shutil.which("git"):  # false in an unpacked archive, or without git
         head = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout
         assert environment.commit().removesuffix("-dirty") == head.strip()
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -70,7 +70,7 @@ def test_a_clone_that_is_not_installed_knows_its_version(tmp_path, monkeypatch):
 
     monkeypatch.setattr(importlib.metadata, "version", version)
     assert environment.versions()["lit-linformer"] == told
-    monkeypatch.setattr(environment, "ROOT", tmp_path)  # the folder alone, copied into another project
+    monkeypatch.setattr(environment, "ROOT", tmp_path)  # only the package folder, copied into another project
     assert "lit-linformer" not in environment.versions()
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "theirs"\nversion = "3"\n')
     assert "lit-linformer" not in environment.versions()

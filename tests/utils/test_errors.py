@@ -1,4 +1,4 @@
-"""The error of a user's mistake: its line, in another process too, and found behind what libraries make of it."""
+"""The error of a user's mistake: its line, from another process too, and found within the errors that libraries make of it."""
 
 import copy
 import pickle
@@ -51,7 +51,7 @@ def test_it_is_found_behind_what_is_raised_from_it():
             return error
 
     assert {user_error(each) for each in (told, wrapped(True), wrapped(False))} == {str(told)}
-    assert user_error(ValueError("lr is -1; allowed: more than 0")) is None  # its words alone say nothing
+    assert user_error(ValueError("lr is -1; allowed: more than 0")) is None  # its text alone is not enough
 
 
 class Rows(torch.utils.data.Dataset):

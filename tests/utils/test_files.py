@@ -1,4 +1,4 @@
-"""Files that a command writes into a folder of the user's: its own are replaced, others never."""
+"""Files that a command writes into a user's folder: its own are replaced, others never."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def test_only_what_a_command_wrote_is_replaced(tmp_path):
     names = ("table.json", "figure.png")
     check_own(tmp_path / "new", names, "table.json", "study")
     write_text(tmp_path / "other.txt", "mine")
-    check_own(tmp_path, names, "table.json", "study")  # nothing of theirs is there
+    check_own(tmp_path, names, "table.json", "study")  # its own files are not there
     write_text(tmp_path / "figure.png", "mine")
     with pytest.raises(ValueError, match=r"which holds figure.png, and `study` did not write that; allowed: another folder"):
         check_own(tmp_path, names, "table.json", "study")

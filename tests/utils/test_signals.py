@@ -1,4 +1,4 @@
-"""Signals, wherever they come: the exit status is theirs, one line tells how to go on, and nothing done is lost."""
+"""Signals at any moment: the exit status is theirs, one line tells how to resume, and no finished work is lost."""
 
 import multiprocessing.connection
 import os
@@ -21,7 +21,7 @@ BEFORE = "before training began: nothing was trained in this start; the same com
 
 
 def send(number, when=lambda *_: True, group=False):
-    """What sends this process, or all of the run's, a signal, once."""
+    """A hook that sends a signal to this process, or to all of the run, once."""
     sent = []
 
     def then(*arguments):
@@ -92,7 +92,7 @@ def test_ctrl_c_reaches_all_processes_and_their_workers_at_once(tiny, tmp_path, 
         after(patched, MLM, "on_train_batch_start", first)
         assert fit(tiny, "run", tmp_path / "run") == 130
     shown = (tmp_path / "run.out").read_text()
-    # Of the other process the signal may find the step before, or the one after.
+    # The signal may reach the other process a step earlier or later.
     assert "Traceback" not in shown and len(re.findall("stopped by SIGINT at step [3456];", shown)) == 1
     assert fit(tiny, "run", tmp_path / "run", "--ckpt_path", "last") == 0
     assert len(read_log(tmp_path / "run.1")) == 12
@@ -169,7 +169,7 @@ def test_other_commands_end_at_once_with_a_line(command, tiny, tmp_path, monkeyp
 
 
 def test_what_is_ignored_stays_ignored():
-    """nohup has SIGHUP ignored, a script's `… &` Ctrl-C."""
+    """nohup ignores SIGHUP; in a script, `… &` ignores Ctrl-C."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         signals.watch.begin("fit")
@@ -182,7 +182,7 @@ def test_what_is_ignored_stays_ignored():
 
 
 def test_a_signal_that_no_exception_told_of_ends_the_run_before_its_first_step(tiny, tmp_path, monkeypatch):
-    """As one that comes within a destructor, which lets none out."""
+    """As one that arrives in a destructor, which lets no exception out."""
 
     def unheard(*_):
         signals.watch.received = signal.SIGTERM

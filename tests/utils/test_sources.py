@@ -1,4 +1,4 @@
-"""Settings read from files are those of the imported classes; what cannot be read is left out."""
+"""Settings read from source files equal those of the imported classes; what cannot be read is left out."""
 
 import dataclasses
 import inspect

@@ -1,4 +1,4 @@
-"""A model whose weights are not finite is refused, in one line that names it, wherever it would be used."""
+"""A model with weights that are not finite is refused in one line that names it, wherever it would be used."""
 
 import math
 
@@ -50,7 +50,7 @@ def test_an_exported_model_is_looked_at_too(tiny, tmp_path):
     weights = load_file(tmp_path / "out/model.safetensors")
     weights[NAME][0, 0] = -math.inf
     save_file(weights, tmp_path / "out/model.safetensors")
-    (tmp_path / "out/SHA256SUMS").unlink()  # which would tell that first
+    (tmp_path / "out/SHA256SUMS").unlink()  # which would report it first
     line = output(["fit", *tiny, "--name", "next", "--model.pretrained", "out"], tmp_path, status=2).splitlines()[-1]
     assert line.startswith(f"error: model.pretrained is out, whose weights are not finite ({NAME}); allowed: ")
 

@@ -1,10 +1,10 @@
-"""GLUE's nine tasks as their own files are: the headers are the real ones, the rows small."""
+"""GLUE's nine tasks in the format of their own files: the headers are the real ones, the rows few."""
 
 from pathlib import Path
 
 from lit_linformer.data.finetuning.labelled_rows import LabelledRow
 
-QUOTED = 'He said " the " film\'s "best'  # a reader that knows quoting loses its way here
+QUOTED = 'He said " the " film\'s "best'  # a reader that interprets quotes fails here
 TEXTS = [
     ("A fine film.", "It is good."),
     (QUOTED, '"Unbalanced'),
@@ -14,7 +14,7 @@ TEXTS = [
 MNLI = "index promptID pairID genre sentence1_binary_parse sentence2_binary_parse sentence1_parse sentence2_parse"
 STSB = "index genre filename year old_index source1 source2 sentence1 sentence2"
 
-# task: (columns of the texts, of the label, labels as they are written, header of train, dev, test)
+# task: (text columns, label column, labels as written, header of train, dev, test)
 FILES = {
     "CoLA": ("sentence", "label", "01", None, None, "index sentence"),
     "SST-2": ("sentence", "label", "01", "sentence label", "sentence label", "index sentence"),
@@ -54,7 +54,7 @@ def write_glue(root: Path, task: str) -> dict[str, list[LabelledRow]]:
         }
     for (split, files), header in zip(names.items(), headers, strict=True):
         for at, file in enumerate(files):
-            # sets differ by their order, so that none can stand for another
+            # the order differs from set to set, so that none can pass for another
             texts = TEXTS[at:] + TEXTS[:at] if split != "validation" else (TEXTS[at:] + TEXTS[:at])[::-1]
             lines, rows = [] if header is None else [words(header)], []
             for number, pair in enumerate(texts):

@@ -1,4 +1,4 @@
-"""The data module of fine-tuning: what is read, held out and learnt from, and what it refuses."""
+"""The fine-tuning data module: what is read, held out and trained on, and what is refused."""
 
 import json
 import re
@@ -22,7 +22,7 @@ def ready(data, stage="fit"):
 
 
 def numbers(rows):
-    """The rows of a set, as numbers in the file."""
+    """The numbers in the file of a set's rows."""
     return rows.rows.tolist()
 
 
@@ -190,13 +190,13 @@ def test_other_data_on_resume_is_announced(make_data):
 
 def test_validating_rows_that_a_checkpoint_trained_on_is_announced(make_data, tmp_path):
     ready(make_data()).tokenizer.save(tmp_path / "tokenizer.json")
-    own = {"tokenizer": str(tmp_path / "tokenizer.json")}  # a trained one depends on what trains
+    own = {"tokenizer": str(tmp_path / "tokenizer.json")}  # a trained one depends on the training rows
     trained = ready(make_data(validation_fraction=0.1, **own)).state_dict()
     same, more = (ready(make_data(validation_fraction=fraction, **own), "validate") for fraction in (0.1, 0.5))
     assert same.sets.keys() == more.sets.keys() == {"validation"} and same.state_dict()["held_out"] == trained["held_out"]
     with pytest.warns(UserWarning, match="saw other data .* it may have trained on what is held out here"):
         more.load_state_dict(trained)
-    # How many rows train says nothing of those that are held out, and may be more than there are here.
+    # The number of training rows does not affect which rows are held out, and may exceed those here.
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         same.load_state_dict(trained)
@@ -247,7 +247,7 @@ def test_an_unlabelled_test_of_ones_own_cannot_be_scored(tmp_path, make_data, im
     write_json(tmp_path / "test.jsonl", [{"text": "fine"}, {"text": "bad"}])
     (tmp_path / "train.jsonl").write_text((imdb / "train.jsonl").read_text())
     data = make_data(source=str(tmp_path), cache_dir=str(tmp_path / "cache"), drop_leaked=True)
-    data.prepare_data()  # texts without labels do to look for leaks
+    data.prepare_data()  # texts without labels suffice to look for leaks
     with pytest.raises(ValueError, match=r"whose test split has no labels; allowed: .*`predict` with data.file classifies"):
         data.setup("test")
 
@@ -279,7 +279,7 @@ def test_the_table_that_a_model_was_trained_on_is_no_test(make_data, tmp_path):
     ready(make_data(**other), "test").load_state_dict(state)
     (tmp_path / "tokenizer.json").write_text(again.tokenizer.to_str())
     kept = {"tokenizer": str(tmp_path / "tokenizer.json"), "limit_train": 30}
-    few = make_data(**reviews(tmp_path / "few.csv", ["so it is"]) | kept)  # which could not be divided so
+    few = make_data(**reviews(tmp_path / "few.csv", ["so it is"]) | kept)  # too few to be split
     few.setup("test")
     few.load_state_dict(state)
     assert len(few.sets["test"]) == 1

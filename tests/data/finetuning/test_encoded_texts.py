@@ -1,4 +1,4 @@
-"""Tokenised rows: what is in the files comes out again, and they are made once."""
+"""Tokenised rows: reading returns what was written, and they are made once."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Labelled texts: every layout gives the same rows, and what is broken is named by file and row."""
+"""Labelled texts: every layout gives the same rows, and errors name the file and the row."""
 
 import json
 import lzma
@@ -28,7 +28,7 @@ def write_json(path, rows, compress=bytes):
 
 
 def as_dicts(rows, task):
-    """Rows as the hub has them: its column names, its class numbers, -1 for no label."""
+    """Rows as on the hub: its column names, its class numbers, -1 for no label."""
     names = [aliases[0] for aliases in task.columns]
     return [dict(zip(names, row.texts, strict=True)) | {"label": -1 if row.label is None else row.label, "idx": i}
             for i, row in enumerate(rows)]  # fmt: skip
@@ -39,7 +39,7 @@ def test_glues_own_files(tmp_path, name):
     expected, task = write_glue(tmp_path, name), find_task(name)
     assert len(expected) == (5 if name == "MNLI" else 3)
     assert read(LabelledSource(str(tmp_path), task), task) == expected
-    assert read(LabelledSource(str(tmp_path / name), task), task) == expected  # the folder itself
+    assert read(LabelledSource(str(tmp_path / name), task), task) == expected  # given the task's own folder
 
 
 def test_mnlis_two_development_sets_differ(tmp_path):

@@ -1,4 +1,4 @@
-"""Tasks of two texts, of numbers, of two dev sets, of one's own columns; and rows and settings that are refused."""
+"""Tasks with two texts, with numbers, with two dev sets, with a user's own columns; rows and settings that are refused."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""Rows of tokens: what is cut of a pair, windows of a long text, pads and masks, to the token."""
+"""Rows of tokens, exact to the token: truncation of pairs, windows of a long text, padding and masks."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def text(length, start=10):
 
 
 def one_by_one(first, second, capacity):
-    """longest_first as it is defined: a token at a time off the longer text, off the second if they are as long."""
+    """The definition of longest_first: drops one token at a time from the longer text, or from the second if they are equal."""
     while first + second > capacity:
         first, second = (first - 1, second) if first > second else (first, second - 1)
     return [first, second]
@@ -70,7 +70,7 @@ def test_one_text_is_cut_at_its_end():
 
 
 def test_windows_by_hand():
-    windows = layout(8, max_windows=3, window_overlap=2)  # 6 tokens of text a row, 4 new ones each
+    windows = layout(8, max_windows=3, window_overlap=2)  # rows of 6 text tokens, 4 of them new
     rows = {length: windows.rows([text(length)]) for length in (6, 7, 10, 11, 14, 40)}
     assert rows[6] == [[BOS, *range(10, 16), EOS]]
     assert rows[7] == [[BOS, *range(10, 14), EOS], [BOS, *range(12, 17), EOS]]
@@ -85,9 +85,9 @@ def test_lengths_are_those_of_the_rows(max_windows, overlap):
     lengths = np.arange(80)[:, None]
     rows = [windows.rows([text(length)]) for (length,) in lengths.tolist()]
     assert windows.lengths(lengths).tolist() == [sum(map(len, each)) for each in rows]
-    assert all(max(map(len, each)) - min(map(len, each)) <= 1 for each in rows)  # so batches need hardly a pad
+    assert all(max(map(len, each)) - min(map(len, each)) <= 1 for each in rows)  # so batches need hardly any padding
     assert all(len(row) <= 12 for each in rows for row in each) and max(map(len, rows)) <= max_windows
-    for length, each in zip(lengths[:, 0].tolist(), rows, strict=True):  # every token that is reached is in a row
+    for length, each in zip(lengths[:, 0].tolist(), rows, strict=True):  # every token that the windows cover is in a row
         seen = {token for row in each for token in row} - {BOS, EOS}
         assert seen == set(range(10, 10 + min(length, 10 + (max_windows - 1) * (10 - overlap))))
 

@@ -1,4 +1,4 @@
-"""The data module of fine-tuning under Lightning: resumed, on two processes, each stage alone; and predicting."""
+"""The fine-tuning data module under Lightning: resumed, on two processes, each stage alone; and predicting."""
 
 import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -80,7 +80,7 @@ def test_predict_texts_from_a_string_a_list_and_a_file(make_data, tmp_path):
     assert texts == ["the first", "second text", "  third  "]
     encode, tokenizer = data.tokenizer.encode, data.tokenizer
     rows = [[tokenizer.bos_id, *encode(text.strip()), tokenizer.eos_id] for text in texts]
-    # the longest first, so that rows of about the same length stand together; index tells which text it is
+    # longest first, so that rows of similar length are batched together; index is the number of the text
     places = [text for batch in batches for text in batch["index"].tolist()]
     assert places == sorted(range(3), key=lambda text: -len(rows[text]))
     assert [ids for batch in batches for ids in batch["input_ids"].tolist()] == [rows[text] for text in places]

@@ -1,4 +1,4 @@
-"""The table of tasks, and tasks that are not in it."""
+"""The table of tasks, and tasks not in it."""
 
 import pytest
 
@@ -84,23 +84,23 @@ STARS = own_task(["text"], labels=["1", "2", "3", "4", "5"])
         (find_task("SST-2"), -1, None),
         (find_task("SST-2"), "-1", None),
         (find_task("SST-2"), None, None),
-        (STARS, 5, 4),  # a name, not a number
+        (STARS, 5, 4),  # a label's name, not its number
         (STARS, "1", 0),
-        (STARS, "4.0", 3),  # as pandas writes a column of numbers in which one is missing
+        (STARS, "4.0", 3),  # as pandas writes a column of numbers with missing values
         (STARS, "-1.0", None),
         (find_task("SST-2"), "1.0", 1),
         (find_task("SST-2"), "-1.0", None),
         (own_task(["text"], labels=["1.0", "2.0"]), "2.0", 1),
         (own_task(["text"], labels=["1.0", "2.0"]), 2.0, 1),
-        (own_task(["text"], labels=["1.0", "2.0"]), 1, 0),  # not class number 1
+        (own_task(["text"], labels=["1.0", "2.0"]), 1, 0),  # the label, not the class number
         (own_task(["text"], labels=["1.0", "0.0"]), "0", 1),
         (own_task(["text"], labels=["-1", "1"]), "-1", 0),
-        (own_task(["text"], labels=["true", "false"]), True, 0),  # JSON's, which Python writes True
+        (own_task(["text"], labels=["true", "false"]), True, 0),  # from JSON; Python writes it True
         (own_task(["text"], labels=["False", "True"]), True, 1),
         (own_task(["text"], labels=["bad", "good"]), True, 1),
         (find_task("STS-B"), "3.800", 3.8),
         (find_task("STS-B"), -1.0, None),
-        (own_task(["text"]), -1.0, -1.0),  # a value like any other
+        (own_task(["text"]), -1.0, -1.0),  # an ordinary value
         (own_task(["text"]), None, None),
         (own_task(["text"]), -3.4e38, -3.4e38),
     ],

@@ -9,7 +9,7 @@ SPLITS = {"train": 8, "validation": 4, "test": 4}
 
 
 def write_long_range(root: Path, task: str) -> Path:
-    """root/files with all splits of a task that is read; nothing for one that is generated."""
+    """root/files, with all splits of a task that is read from files; empty for one that is generated."""
     folder, draw = root / "files", np.random.default_rng(0)
     folder.mkdir(exist_ok=True)
     for split, rows in SPLITS.items():
@@ -23,7 +23,7 @@ def write_long_range(root: Path, task: str) -> Path:
         if task == "image" and split != "validation":
             images = draw.integers(0, 256, (rows, 3073), np.uint8)
             images[:, 0] = np.arange(rows) % 10
-            for number in range(1, 3 if split == "train" else 2):  # half of the rows in each of two files
+            for number in range(1, 3 if split == "train" else 2):  # two training files, each with half of the rows
                 part = images[number - 1 :: 2] if split == "train" else images
                 name = f"data_batch_{number}.bin" if split == "train" else "test_batch.bin"
                 (folder / name).write_bytes(part.tobytes())

@@ -90,7 +90,7 @@ def test_processes_draw_the_rows_that_one_draws_in_order(monkeypatch):
     assert [(tokens.tolist(), label) for (tokens,), label in together] == [
         (tokens.tolist(), label) for (tokens,), label in alone
     ]
-    assert (torch.get_rng_state() == state).all()  # whether rows were found or made, a model starts from the same numbers
+    assert (torch.get_rng_state() == state).all()  # so a model's initialisation does not depend on whether rows were cached
 
 
 def test_masks_leave_the_rest_of_a_row_alone(cache):
@@ -98,7 +98,7 @@ def test_masks_leave_the_rest_of_a_row_alone(cache):
     whole = {tuple(symbols) for symbols, _ in rows_of(plain.val_dataloader()).values()}
     again = [batch["input_ids"].tolist() for batch in masked.val_dataloader()]
     for batch, ids in zip(masked.val_dataloader(), again, strict=True):
-        assert batch["input_ids"].tolist() == ids  # the same in every pass
+        assert batch["input_ids"].tolist() == ids  # the same in every epoch
         restored, targets = batch["input_ids"].clone(), batch["labels"] >= 0
         for row, positions, labels, real in zip(restored, batch["positions"], batch["labels"], targets, strict=True):
             assert (labels[real] >= SPECIAL).all()
@@ -236,7 +236,7 @@ def test_validating_rows_that_a_checkpoint_trained_on_is_announced(cache, tmp_pa
 
 
 def masks_of(made, batch_size):
-    """{symbols and masks of a row before its pads: (positions, labels)}."""
+    """{symbols and masks of a row, without padding: (positions, labels)}."""
     made.eval_batch_size, found = batch_size, {}
     for batch in made.val_dataloader():
         for ids, positions, labels in zip(batch["input_ids"], batch["positions"], batch["labels"], strict=True):

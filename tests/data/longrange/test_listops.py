@@ -1,4 +1,4 @@
-"""ListOps: every generated expression has the value that a second way of computing it gives."""
+"""ListOps: every generated expression has the value that Python's own evaluation gives."""
 
 import statistics
 
@@ -11,7 +11,7 @@ PYTHON = {"[MIN": "min([", "[MAX": "max([", "[MED": "med([", "[SM": "sm([", "]":
 
 
 def by_python(tokens: np.ndarray) -> int:
-    """The expression written as one of Python's, and left to its parser."""
+    """Translates the expression to Python, whose parser evaluates it."""
     words = [listops.SYMBOLS[token] for token in tokens]
     text = "".join(PYTHON.get(word, f"{word},") for word in words)
     names = {"min": min, "max": max, "med": lambda n: int(statistics.median(n)), "sm": lambda n: sum(n) % 10}
@@ -44,13 +44,13 @@ def test_a_row_depends_on_its_number_and_the_split_alone(made):
     (again,), label = listops.row("train", 2)
     assert again.tolist() == made[2][0].tolist() and label == made[2][1]
     assert listops.row("validation", 0)[0][0].tolist() != made[0][0].tolist()
-    # Python promises that random() stays as it is, so this row is the same everywhere.
+    # Python guarantees that random() does not change, so this row is the same everywhere.
     tokens, label = made[0]
     assert (len(tokens), label, tokens[:12].tolist()) == (622, 1, [10, 9, 12, 12, 4, 8, 5, 7, 10, 0, 11, 12])
 
 
 def test_the_authors_files_are_read(made, tmp_path):
-    """Source has round brackets around each step of an operator's arguments, which say nothing."""
+    """In Source, round brackets enclose each step of an operator's arguments, with no effect on the value."""
     words = [" ".join(listops.SYMBOLS[token] for token in tokens) for tokens, _ in made[:3]]
     lines = ["Source\tTarget", *(f"( ( {text} ) )\t{label}" for text, (_, label) in zip(words, made[:3], strict=True))]
     (tmp_path / "basic_train.tsv").write_text("\r\n".join(lines) + "\r\n")

@@ -1,4 +1,4 @@
-"""Pathfinder: labels are what one finds who follows the line from one dot on, dash by dash."""
+"""Pathfinder: labels are what one finds by following the line from one dot, dash by dash."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from lit_linformer.data.longrange.pathfinder import DASH, GAP, SIDE, TURN
 
 
 def follow(lines: list[np.ndarray], dots: np.ndarray) -> int:
-    """Knows the dashes, but not which belong together: goes on where the next one begins a gap away, straight enough."""
+    """Does not know which dashes belong together: continues with the one that begins a gap away, roughly straight ahead."""
     dashes = np.concatenate(lines)[np.random.default_rng(0).permutation(sum(map(len, lines)))]
     ends = np.concatenate([dashes, dashes[:, ::-1]])  # each in both directions
     (here,) = np.flatnonzero(np.linalg.norm(ends[:, 0] - dots[0], axis=1) < 1e-9)  # the dash that begins at the first dot

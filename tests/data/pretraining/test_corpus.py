@@ -1,4 +1,4 @@
-"""Sources of text: every format gives the same documents, and what is broken is said in one line."""
+"""Sources of text: every format gives the same documents, and errors are one line."""
 
 import gzip
 import itertools
@@ -22,7 +22,7 @@ def zstd(data: bytes) -> bytes:
 
 
 def halves(compress):
-    """Two frames, one after the other, as `cat a.gz b.gz` makes them."""
+    """Two concatenated frames, as from `cat a.gz b.gz`."""
     return lambda data: compress(data[: len(data) // 2]) + compress(data[len(data) // 2 :])
 
 

@@ -1,4 +1,4 @@
-"""The data module: with Lightning and without, resumed, on two processes, and what it says about bad settings."""
+"""The data module: with Lightning and without, resumed, on two processes, and errors for bad settings."""
 
 import os
 
@@ -64,7 +64,7 @@ def test_each_trainer_divides_the_global_batch_once(make):
 
 
 def test_two_processes_read_what_one_reads(make, tmp_path, monkeypatch):
-    """Also with Lightning's use_distributed_sampler left on: it must leave our samplers alone."""
+    """Also with Lightning's use_distributed_sampler left on, which must not replace our samplers."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -149,7 +149,7 @@ def test_held_out_text_that_is_trained_on_is_refused(make, tmp_path, documents, 
             trainer(max_steps=1).fit(Recorder(tmp_path), data)
         with pytest.raises(ValueError, match=message):
             _ = make(**settings).tokenizer  # before it is trained
-        getattr(trainer(), "validate" if split == "validation" else "test")(Recorder(tmp_path), data)  # which train on nothing
+        getattr(trainer(), "validate" if split == "validation" else "test")(Recorder(tmp_path), data)  # these do not train
     make(source=str(folder / "0.txt"), **{f"{split}_source": str(folder / "1.txt")}).prepare_data()
 
 
@@ -235,7 +235,7 @@ def test_a_batch_of_far_more_rows_than_there_are_is_refused(make):
     rows = len(data.blocks["train"])
     with pytest.raises(ValueError, match=rf"^data.batch_size is 50000; allowed: up to 4096, with {rows} training rows$"):
         data.train_dataloader()
-    few = make(batch_size=rows + 10, max_length=32)  # as one tries things out: some rows come twice
+    few = make(batch_size=rows + 10, max_length=32)  # as in a quick trial: some rows occur twice
     few.setup("fit")
     assert len(next(iter(few.train_dataloader()))["input_ids"]) == rows + 10
 

@@ -1,4 +1,4 @@
-"""Masks: counts, shares, what is never chosen, whole words, and that nothing but (seed, epoch, index) matters."""
+"""Masks: counts, shares, tokens never chosen, whole words; and that they depend on (seed, epoch, index) alone."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ VOCABULARY, SPECIAL, MASK = 1000, [0, 1, 2, 3, 4], 4
 
 
 def make_rows(rows: int, length: int, seed: int = 0) -> np.ndarray:
-    """bos, then ordinary tokens with an eos here and there."""
+    """bos, then ordinary tokens with an occasional eos."""
     rng = np.random.default_rng(seed)
     ids = rng.integers(5, VOCABULARY, (rows, length))
     ids[rng.random(ids.shape) < 0.05] = 2
@@ -23,7 +23,7 @@ def keys(rows: int, epoch: int = 0):
 
 
 def check(ids: np.ndarray, batch: dict) -> None:
-    """What holds for every batch."""
+    """Checks what holds for every batch."""
     positions, labels = batch["positions"], batch["labels"]
     real = labels != IGNORED
     originals = np.take_along_axis(ids, positions, axis=1)
@@ -94,15 +94,15 @@ def test_masks_depend_on_seed_epoch_and_index_and_on_nothing_else():
 
 
 def test_random_numbers_are_as_they_always_were():
-    """A resumed run must draw what the interrupted one would have drawn, also after an upgrade of this project."""
+    """A resumed run must draw the numbers that the interrupted one would have drawn, even after an upgrade of this project."""
     assert random_numbers(1, 3, 2, 3).tolist() == pytest.approx([0.36046836, 0.09025063, 0.20810978], abs=1e-8)
 
 
 def test_whole_words_are_whole():
-    """Words of one to five tokens: every one is masked or left as a whole, but for the last, which is cut to the count."""
+    """Words of one to five tokens: each is masked as a whole or not at all, except the last, cut to fit the count."""
     rng = np.random.default_rng(0)
     joins, ends_word = np.zeros(VOCABULARY, dtype=bool), np.ones(VOCABULARY, dtype=bool)
-    joins[500:] = True  # 5 … 499 start a word, the others go on with it
+    joins[500:] = True  # tokens 5 … 499 start a word, the others continue one
     ends_word[SPECIAL] = False
     ids = np.where(rng.random((200, 128)) < 0.4, rng.integers(5, 500, (200, 128)), rng.integers(500, 1000, (200, 128)))
     ids[:, 0], ids[:, 60] = 0, 2
@@ -125,5 +125,5 @@ def test_whole_words_are_whole():
 def test_word_starts():
     joins = np.array([False, False, True, True])
     ends_word = np.array([False, True, True, False])
-    ids = np.array([[0, 2, 2, 1, 2, 3, 2, 1]])  # after 0 and 3 nothing goes on
+    ids = np.array([[0, 2, 2, 1, 2, 3, 2, 1]])  # after 0 and 3 a new word begins
     assert word_starts(ids, joins, ends_word).tolist() == [[0, 1, 1, 3, 3, 3, 6, 7]]

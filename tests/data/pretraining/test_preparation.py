@@ -1,4 +1,4 @@
-"""Long preparations: killed at any shard they go on, and the files are those of one that was not."""
+"""Long preparations: killed at any shard they continue, and the files equal those of an uninterrupted one."""
 
 import multiprocessing
 import os
@@ -17,7 +17,7 @@ from tests.helpers import HANGS
 
 @pytest.fixture(autouse=True)
 def small_shards(monkeypatch):
-    """A batch of 2 kB, a shard of 5, and pieces of 300 characters, so that shards end within documents too."""
+    """Batches of 2 kB, shards of 5 kB and pieces of 300 characters, so that shards also end within documents."""
     monkeypatch.setattr(blocks, "SHARD_BYTES", 5000)
     for name, value in {"BATCH_BYTES": 2000, "PIECE_CHARACTERS": 300}.items():
         monkeypatch.setattr(pieces, name, value)
@@ -35,7 +35,7 @@ def make(cache, corpora, tokenizer):
 
 
 def make_until_shard(cache, corpora, tokenizer, number, end):
-    """In a process of its own, which at the end of shard `number` calls `end`; its exit status."""
+    """Runs in a process of its own, which calls `end` after shard `number`; returns its exit status."""
 
     def process():
         finish, seen = blocks._finish_shard, []
@@ -72,7 +72,7 @@ def test_killed_again_and_again_it_goes_on_and_repeats_no_shard(corpora, tokeniz
         read.append(sum(blocks.read_progress(progress.parent)["read"].values()))
         torn = progress.with_name("train.bin")
         torn.write_bytes(torn.read_bytes() + b"half a shard")
-    assert kills >= 3 and read == sorted(set(read)) and read[-1] > 200  # into the validation source, after 200 documents
+    assert kills >= 3 and read == sorted(set(read)) and read[-1] > 200  # in the validation source, after 200 documents
     assert contents(make(tmp_path / "killed", corpora, tokenizer)) == expected
     assert not list((tmp_path / "killed").glob("*.tmp"))
 

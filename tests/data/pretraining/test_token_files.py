@@ -21,7 +21,7 @@ from tests.helpers import HANGS
 
 
 def stream_of(blocks: TokenBlocks) -> list[int]:
-    """The tokens of all rows without bos and pads."""
+    """The tokens of all rows, without bos and padding."""
     rows = blocks.rows(range(len(blocks)))
     assert (rows[:, 0] == blocks.bos_id).all()
     return rows[:, 1:].reshape(-1)[: blocks.tokens].tolist()
@@ -48,7 +48,7 @@ def test_blocks_hold_every_token_once_in_order(tmp_path, tokenizer, monkeypatch,
         documents_here = [d for i, d in enumerate(documents) if holdout.split(i) == split]
         longest = max(len(tokenizer.encode(d)) for d in documents_here) + 1
         assert blocks.longest_document(tokenizer.eos_id) == longest
-        assert blocks.longest_document(tokenizer.eos_id, 5) == 5  # of a document, its beginning
+        assert blocks.longest_document(tokenizer.eos_id, 5) == 5  # only the beginning of a document
         assert len(blocks) == -(-len(tokens) // (length - 1)) and blocks.full == len(tokens) // (length - 1)
         assert (blocks.rows(range(len(blocks)))[:, 1:].reshape(-1)[len(tokens) :] == tokenizer.pad_id).all()
         assert counts[split]["documents"] == sum(holdout.split(i) == split for i in range(150))
@@ -61,7 +61,7 @@ def test_held_out_documents_are_about_the_share_and_the_same_ever_after():
     assert splits.count("test") == pytest.approx(2000, abs=5 * 43)
     assert [i for i in range(150) if splits[i] == "validation"][:4] == [
         i for i in range(150) if Holdout(0.05, 0).split(i) == "validation"
-    ][:4]  # the test's share does not move the validation text
+    ][:4]  # the test share does not change the validation text
 
 
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece"])
@@ -205,7 +205,7 @@ def test_killed_maker_leaves_nothing_that_is_taken_for_finished(tmp_path):
     process.communicate(timeout=HANGS)
     assert temporary.exists() and not folder.exists()
 
-    make_once(tmp_path / "thing-2", lambda made: (made / "file").write_text("2"))  # another thing sweeps up
+    make_once(tmp_path / "thing-2", lambda made: (made / "file").write_text("2"))  # making another thing cleans up
     assert not temporary.exists() and not folder.exists()
     make_once(folder, lambda made: (made / "file").write_text("1"))
     assert [path.name for path in folder.iterdir()] == ["file"]
@@ -251,7 +251,7 @@ def test_a_link_in_the_cache_is_not_followed(tmp_path):
     (cache / "notes.tmp").write_text("nothing of the cache's")
     made = make_once(cache / names[0], lambda folder: (folder / "file").write_text("1"))
     assert [path.name for path in made.iterdir()] == ["file"] and not made.is_symlink()
-    assert [path.name for path in cache.glob("*.tmp")] == ["notes.tmp"]  # swept up, not emptied
+    assert [path.name for path in cache.glob("*.tmp")] == ["notes.tmp"]  # removed, not followed
     assert sorted(path.name for path in mine.iterdir()) == ["precious", "progress.json"]
 
 
@@ -260,7 +260,7 @@ def limit_file_size():
 
 
 def test_no_room_for_the_files_is_one_line_and_leaves_nothing(tmp_path, tokenizer, documents):
-    """A limit on the size of files: the write fails in the writing thread, as it does on a full disk."""
+    """With a limit on file size the write fails in the writing thread, as on a full disk."""
     tokenizer.save(tmp_path / "tokenizer.json")
     (tmp_path / "text.txt").write_text("\n\n".join(make_documents(1000)), encoding="utf-8")
     program = """

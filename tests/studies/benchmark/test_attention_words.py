@@ -27,7 +27,7 @@ def test_settings_of_a_word():
 def test_operations_are_those_of_the_settings():
     settings = settings_of("--hidden_size", "32", "--intermediate_size", "64")
     near, far = (operations(f"window:window={window} 8", settings, 64) for window in (2, 16))
-    assert far - near == 4 * 2 * 32 * (16 - 2)  # 4 (2 w) D a token
+    assert far - near == 4 * 2 * 32 * (16 - 2)  # 4 (2 w) D per token
     assert operations("full", settings, 64) == operations("fused", settings, 64)
 
 

@@ -1,4 +1,4 @@
-"""The benchmark's command: what it writes, how it goes on, what ends a measurement, and bad settings."""
+"""The benchmark command: what it writes, how it resumes, what ends a measurement, and bad settings."""
 
 import contextlib
 import json
@@ -88,7 +88,7 @@ def test_command_measures_writes_and_goes_on(folder, capsys):
 
 
 def check_files(folder):
-    """Figures that show something, tables, and both in TensorBoard."""
+    """Figures are not empty, and figures and tables are in TensorBoard, too."""
     from matplotlib.image import imread
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -104,7 +104,7 @@ def check_files(folder):
 
 @pytest.mark.slow
 def test_paper_stands_beside_what_was_measured(folder, capsys):
-    """At n = 512, of a tiny width: of the forward pass, against written-out attention."""
+    """At n = 512, with a tiny width: the forward pass, compared with unfused attention."""
     argv = "--lengths 512 --projection_dims 128 256 512 --hidden_size 8 --num_heads 1 --num_layers 1 --tokens 512".split()
     main([*argv, "--rounds", "1", "--memory", "false"])
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|") and "512: paper" in line]
@@ -115,7 +115,7 @@ def test_paper_stands_beside_what_was_measured(folder, capsys):
 
 @pytest.mark.slow
 def test_out_of_memory_and_over_the_limit_are_results(tmp_path):
-    """Under a limit on memory: scores of 34 GB do not fit, the fused kernel takes 40 s on two cores, the Linformer one."""
+    """Under a memory limit: scores of 34 GB do not fit; on two cores the fused kernel takes 40 s, the Linformer 1 s."""
     code = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30)); "
         "from lit_linformer.studies.benchmark.layers import main; main(sys.argv[1:])"
@@ -141,7 +141,7 @@ def test_no_model_within_the_time_limit(folder, capsys):
 
 @pytest.mark.slow
 def test_killed_it_leaves_no_process_and_keeps_its_cells(tmp_path):
-    """kill -9 in the midst of a pass of many seconds."""
+    """kill -9 during a pass that takes many seconds."""
     argv = (
         "--lengths 64 65536 --projection_dims 8 --hidden_size 16 --num_heads 2 --num_layers 40 --tokens 64 --rounds 1".split()
     )
@@ -172,7 +172,7 @@ def group(number):
     """The living processes of a process group."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has just ended
+        with contextlib.suppress(OSError):  # it may just have ended
             state, _, process_group = stat.read_text().rpartition(")")[2].split()[:3]
             found += [stat.parent.name] if int(process_group) == number and state != "Z" else []
     return found
@@ -187,7 +187,7 @@ def test_peer(folder, monkeypatch):
         value = {"time": "median", "memory": "bytes"}[cell["kind"]]
         assert list(cell["models"]) == ["linformer 8", "peer 8"] and cell["models"]["peer 8"][value] > 0
         assert list(cell["ratios"]["linformer 8"]) == ["peer"] and cell["ratios"]["linformer 8"]["peer"]["ratio"] > 0
-    monkeypatch.setitem(sys.modules, "linformer", None)  # Python's way to say: not installed
+    monkeypatch.setitem(sys.modules, "linformer", None)  # Python's marker for not installed
     with pytest.raises(ValueError, match=r"peer is true, but .*; allowed: false, or `pip install linformer` first"):
         settings_of("--peer", "true")
 

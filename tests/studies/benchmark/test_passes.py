@@ -1,4 +1,4 @@
-"""What the benchmark compares: the paper's values, operation counts, models, and how a pass of one is measured."""
+"""What the benchmark compares: the paper's values, operation counts, models, and how a pass through one is measured."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ def test_operation_counts_are_those_of_the_layers(sharing, order, local_width):
     n, x = 64, torch.randn(3, 64, 16)
     for name in ("fused", "written-out", "linformer 8", "lookup 8", "lookup:window=4 8"):
         model = Layers(encoder_config(name, settings, n), name == "written-out")
-        # Of the fused CPU kernel torch counts nothing; the same products, unfused, it counts.
+        # Torch does not count the fused CPU kernel; it does count the same products unfused.
         with FlopCounterMode(display=False) as counter, torch.inference_mode(), sdpa_kernel(SDPBackend.MATH):
             model(x)
         assert counter.get_total_flops() == operations(name, settings, n) * x.shape[:2].numel() * 2
@@ -80,11 +80,11 @@ def test_memory_measurement_sees_what_is_allocated():
     size = 200 * 2**20
     assert peak_memory(lambda: torch.ones(size // 4)) == pytest.approx(size, rel=0.1)
     assert peak_memory(lambda: [torch.ones(size // 4) for _ in range(3)] and None) == pytest.approx(3 * size, rel=0.1)
-    assert peak_memory(lambda: None) < 0.01 * size  # the peak before is forgotten
+    assert peak_memory(lambda: None) < 0.01 * size  # the earlier peak is forgotten
 
 
 def test_memory_of_models_in_processes_of_their_own():
-    """Scores and softmax of written-out attention are two (H, n, n) tensors; the others have none."""
+    """Scores and softmax of unfused attention are two (H, n, n) tensors; the others have none."""
     job = Job(measure_memory, settings_of(), False, 1024, 1)
     found = measure(job, ["written-out", "fused", "linformer 8"], alone=True)
     scores = 2 * 1024**2 * 4
@@ -108,7 +108,7 @@ def test_largest_batch_by_bisection(limit):
 
 
 def test_a_pass_that_is_too_long_is_ended():
-    """Killed in the midst of many minutes, it costs the other model nothing."""
+    """Killed in a pass of many minutes, it costs the other model nothing."""
     settings = settings_of("--cell_seconds", "0.5", "--rounds", "1", "--num_layers", "200")
     found = measure(Job(measure_time, settings, False, 65536, 1), ["fused", "linformer 8"])
     assert found["fused"] == {"status": "over limit"} and found["linformer 8"]["status"] in ("ok", "over limit")
@@ -120,7 +120,7 @@ def test_nothing_is_estimated_where_nothing_is_left_to_measure(monkeypatch):
 
 
 def test_an_error_of_torch_is_a_result_and_one_of_ours_is_raised():
-    """cuDNN attention on a CPU is what torch refuses."""
+    """Torch refuses cuDNN attention on a CPU."""
     found = measure(Job(measure_time, settings_of("--device", "cpu"), True, 64, 1), ["fused cudnn", "linformer 8"])
     assert found["fused cudnn"]["status"] == "failed" and found["fused cudnn"]["reason"]
     assert found["linformer 8"]["status"] == "ok" and len(found["linformer 8"]["seconds"]) == 3

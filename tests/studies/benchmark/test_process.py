@@ -32,7 +32,7 @@ def test_a_fork_of_what_has_such_a_server_starts_its_own():
 
 @pytest.mark.parametrize("steps, status", [(1, "ok"), (9, "over limit")])
 def test_a_time_limit_counts_every_step_of_a_turn(steps, status):
-    """A training's turn tells the seconds of one of its steps: nine of 0.1 s, three times, are more than 2 s."""
+    """A round of training reports the seconds of one step: nine steps of 0.1 s, three times, exceed 2 s."""
     settings = {"warmup": 1, "rounds": 2, "cell_seconds": 2.0, "steps": steps}
     sent = []
     take_turns({"model": lambda: 0.1}, Job(take_turns, settings), Reporter(sent.append))

@@ -1,4 +1,4 @@
-"""The subjects of `benchmark` beside layers, at a tiny size: training, loop, lengths, parallel, preparation."""
+"""The subjects of `benchmark` other than layers, at a tiny size: training, loop, lengths, parallel, preparation."""
 
 import json
 import shlex
@@ -85,7 +85,7 @@ def test_preparation(here, corpus, capsys):
 
 @pytest.mark.slow
 def test_lengths(here, learnt, capsys):
-    """Rows of as many real tokens, without a pad."""
+    """Compares with rows of as many real tokens but no padding."""
     words = f"--what lengths --task SST-2 --pretrained {learnt / 'runs/task'} --source {learnt / 'glue'} --cache_dir cache"
     words += f" --length 16 --windows 3 --whole {learnt / 'runs/task'} --batch_size 6 --steps 3 --rounds 2"
     main([*words.split(), *"--threads 1 --device cpu --output out".split()])

@@ -5,7 +5,7 @@ from tests.studies.grid.study import GRID
 
 @pytest.fixture
 def file(tmp_path, monkeypatch):
-    """The grid of study.py, with the files that it names, in the working directory."""
+    """The grid of study.py and the files it names, in the working directory."""
     monkeypatch.chdir(tmp_path)
     for name in ("base", "small", "sst 2", "imdb"):
         (tmp_path / f"{name}.yaml").write_text("{}")

@@ -1,4 +1,4 @@
-"""The grid of these tests, and runs of it that have ended."""
+"""The grid of these tests, and functions that write finished runs of it."""
 
 import json
 
@@ -34,7 +34,7 @@ def finish(cell, **files):
 
 
 def finish_all(grid, values):
-    """Cells in their order, with these values; None: unfinished."""
+    """Finishes the cells, in order, with these values; None: unfinished."""
     for cell, value in zip(grid.cells, values, strict=True):
         if value is not None:
             split = cell.metric.split("/")[0]

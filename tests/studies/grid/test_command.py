@@ -1,4 +1,4 @@
-"""A grid: its cells and their order, what is left of them, and each way to get the file wrong."""
+"""A grid: its cells and their order, what is left to do, and each way to get the file wrong."""
 
 import shlex
 from pathlib import Path
@@ -44,7 +44,7 @@ def test_what_is_left_of_a_cell(file):
     checkpoints.mkdir(parents=True)
     (checkpoints / "best-00000007-0.5.ckpt").touch()
     assert first.left() == [[*first.fit, "--ckpt_path", "auto"]]
-    (first.run_dir / "result.json").write_text('{"metr')  # a copy that was cut off
+    (first.run_dir / "result.json").write_text('{"metr')  # a truncated copy
     assert first.left() and first.value() is None
     finish(first, result={"metrics": {"val/accuracy": 0.5}})
     assert first.left() == [] and first.value() == 0.5
@@ -194,7 +194,7 @@ def test_bad_command_line(argv, expected, file):
 def test_only_some_cells(file, capsys):
     main(["--config", "study.yaml", "--print_commands", "true", "--only", "seed=1", "--only", "seed=3", "--only", "task=IMDB"])
     lines = capsys.readouterr().out.splitlines()
-    assert all(" --ckpt_path auto" in line for line in lines)  # a cluster may start a job again
+    assert all(" --ckpt_path auto" in line for line in lines)  # since a cluster may restart a job
     assert [line.split("study/")[-1].split()[0] for line in lines] == [
         "transformer-imdb-1",
         "linformer-128-layerwise-imdb-1",

@@ -1,4 +1,4 @@
-"""Numbers out of the files of runs: which row, which key, medians over seeds, and the second table that they make."""
+"""Numbers from the files of runs: which row, which key, medians over seeds, and the second table made of them."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""A grid whose cells are pretrained first, and perhaps converted."""
+"""A grid whose cells are pretrained first, and possibly converted."""
 
 import os
 import shlex
@@ -47,7 +47,7 @@ def test_a_pretraining_is_converted_before_it_is_trained_on(file, capsys):
     (first.pretraining.run_dir / "result.json").unlink()  # trained again: converted again
     assert first.left() == [first.pretraining.fit, convert.split(), first.fit]
     finish(first.pretraining, result={"metrics": {}})
-    os.utime(first.converted / "conversion.json", (1e9, 1e9))  # that of the weights before
+    os.utime(first.converted / "conversion.json", (1e9, 1e9))  # older than the weights now
     assert first.left() == [convert.split(), first.fit]
     finish(first, result={"metrics": {"val/accuracy": 0.5}})
     lines = [f"$ python -m lit_linformer {shlex.join(words)}" for _, words, _ in first.parts()]

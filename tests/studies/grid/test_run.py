@@ -1,4 +1,4 @@
-"""A grid of real runs: finished, failed, stopped and gone on with."""
+"""A grid of real runs: finished, failed, stopped and resumed."""
 
 import contextlib
 import fcntl
@@ -31,7 +31,7 @@ def write_small_grid(tiny, axes, **table):
 
 @pytest.mark.slow
 def test_grid_of_pretrainings(tiny, tmp_path, capsys):
-    """2 × 2 real runs, two at a time; of one column the test split is shown. Then the same command has nothing to do."""
+    """2 × 2 real runs, two at a time; one column shows the test split. Then the same command has nothing to do."""
     short = "--trainer.max_steps 2 --trainer.val_check_interval 2"
     axes = {
         "model": {"Transformer": f"--model.encoder.attention full {short}", "Linformer": short},
@@ -73,14 +73,14 @@ def test_jobs_divide_the_gpus_among_them(visible, jobs, shares, monkeypatch):
 
 @pytest.mark.slow
 def test_each_run_sees_its_own_gpus(tiny, tmp_path, monkeypatch):
-    """Three runs, two at a time: the third has the GPUs of the one that ended first. On a CPU they are but names."""
+    """Three runs, two at a time: the third gets the GPUs of the one that ended first. On a CPU they are only names."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
     short = "--trainer.max_steps 1 --trainer.val_check_interval 1"
     write_small_grid(tiny, {"seed": {str(seed): f"{short} --seed_everything {seed}" for seed in range(3)}, "k": {"8": ""}})
     cells, seen = read_grid(Path("grid.yaml")).cells, {}
 
     def watch(job):
-        with contextlib.suppress(ProcessLookupError):  # it has just ended
+        with contextlib.suppress(ProcessLookupError):  # it may just have ended
             variables = Path(f"/proc/{job.process.pid}/environ").read_bytes().split(b"\0")
             if found := [each for each in variables if each.startswith(b"CUDA_VISIBLE_DEVICES=")]:  # none before it has begun
                 seen.setdefault(job.cell.name, found)
@@ -92,7 +92,7 @@ def test_each_run_sees_its_own_gpus(tiny, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_failed_cells_leave_the_others_and_go_on(tiny, tmp_path, capsys):
-    """A bad setting, and a cell killed at step 9, that has a checkpoint of step 5: by the printed command it goes on."""
+    """A bad setting, and a cell killed at step 9 with a checkpoint of step 5: the printed command resumes it."""
     kill = {"class_path": "tests.helpers.BatchLog", "init_args": {"path": str(tmp_path / "batches"), "kill_at": 9}}
     axes = {
         "case": {"bad": "--model.lr 0", "killed": f"--trainer.callbacks+ {shlex.quote(json.dumps(kill))}", "good": ""},
@@ -140,5 +140,5 @@ def test_ctrl_c_stops_the_cells_and_no_cell_runs_twice(tiny, tmp_path, capsys):
         grid.kill()
     assert grid.returncode != 0 and "stopped; the same command goes on from here" in errors
     with open("runs/grid/long-8.log") as log:
-        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody holds it: no process of the cell is left
+        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody holds the lock: no process of the cell is left
     assert read_grid(Path("grid.yaml")).cells[0].left()[0][-2:] == ["--ckpt_path", "auto"]

@@ -1,4 +1,4 @@
-"""A grid's table: the value of a cell, medians and averages, and what is said of one that is missing."""
+"""A grid's table: the value of a cell, medians and averages, and what it says about a missing one."""
 
 import json
 
@@ -78,7 +78,7 @@ def test_missing_metric_is_named_with_those_that_are_there(file, capsys):
 
 
 def test_rows_that_were_never_started_are_listed_below(file, tmp_path):
-    """Of the Linformer only a failed cell's log is there; report knows by it, too, that it was begun."""
+    """Of the Linformer only a failed cell's log exists; report also infers from it that the cell was started."""
     grid = read_grid(file)
     finish_all(grid, [0.5, *[None] * 10])
     table = tmp_path / "runs/study/table.md"

@@ -1,4 +1,4 @@
-"""`report` of real runs: every number on the page against the runs' own files, and what is unfinished."""
+"""`report` on real runs: every number on the page compared with the runs' own files; and unfinished runs."""
 
 import base64
 import csv
@@ -40,7 +40,7 @@ skip: [{model: broken, seed: 2}]
 
 
 def benchmark_data(folder):
-    """benchmark.json of two models, of whose two lengths one is not measured yet."""
+    """benchmark.json with two models and two lengths, one of which is not measured yet."""
     argv = (
         "--lengths 512 1024 --projection_dims 128 --models written-out linformer --tokens 2048 --hidden_size 64 --num_heads 2"
     )
@@ -66,7 +66,7 @@ def curve(folder):
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory, corpus, cache):
-    """Real runs: a grid of which one cell fails and one is killed, and a spectrum; beside them a benchmark's file."""
+    """Real runs: a grid in which one cell fails and one is killed, and a spectrum; and a benchmark's file."""
     folder = tmp_path_factory.mktemp("report")
     with inside(folder):
         Path("tiny.yaml").write_text(TINY)
@@ -89,7 +89,7 @@ def measured(tmp_path_factory, corpus, cache):
 
 @pytest.fixture
 def page(measured, monkeypatch):
-    """report.md of all that the folder holds, which is the working directory."""
+    """report.md of everything in the working directory."""
     monkeypatch.chdir(measured)
     return Path("page/report.md").read_text()
 
@@ -111,7 +111,7 @@ def test_sections_stand_in_the_papers_order(page):
 
 
 def test_perplexities_are_those_of_the_runs(page):
-    """Transformer: two finished runs. Linformer: one finished; the killed one counts in nothing but the figure."""
+    """Transformer: two finished runs. Linformer: one finished; the killed one counts only in the figure."""
     lines = tables(section(page, "Figure 3"))
     runs = [Path(f"runs/figure3/transformer-32-{seed}") for seed in (1, 2)]
     ends = [curve(run)[-1] for run in runs]

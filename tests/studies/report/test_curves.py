@@ -1,4 +1,4 @@
-"""The curves of `report`: figures, medians, and which runs compare."""
+"""The curves of `report`: figures, medians, and which runs are comparable."""
 
 from pathlib import Path
 
@@ -61,7 +61,7 @@ def test_of_equal_curves_the_thinner_lies_on_the_thicker_and_the_legend_says_so(
     assert figure.legends[0].get_title().get_text() == "equal curves: thin on thick"
     other = Group("d", "", [write_run(tmp_path / "d", [(0, 0, 900.0), (10, 2_000_000, 60.0), (20, 4_000_000, 30.0)])])
     slower = Group("e", "", [write_run(tmp_path / "e", [(0, 0, 900.0), (5, 1_000_000, 90.0), (15, 3_000_000, 40.0)])])
-    for pair in ([groups[0], other], [groups[0], slower]):  # which have all points in common, or the untrained model's alone
+    for pair in ([groups[0], other], [groups[0], slower]):  # all points in common, or only the untrained model's
         figure = draw_curves(Figure, pair)
         assert len({line.get_linewidth() for line in figure.axes[0].get_lines()}) == 1
         assert figure.legends[0].get_title().get_text() == ""
@@ -95,10 +95,10 @@ def test_a_part_is_compared_with_the_transformer_that_has_it(tmp_path):
     parts = {"a": {}, "b": {"optimizer": "muon"}, "c": {"optimizer": "muon", "schedule": "wsd"}}
     full = [group(name, "full", 10.0, **settings) for name, settings in parts.items()]
     ours = [group(name, "linformer", 12.0, **settings) for name, settings in parts.items()]
-    figure = draw_curves(Figure, full + ours)  # and the panels say which is which, so colours tell the parts
+    figure = draw_curves(Figure, full + ours)  # the panels show the attention, so colours show the parts
     assert len({line.get_color() for axes in figure.axes for line in axes.get_lines()} - {"#000000"}) == len(parts)
     assert [ratio(one, full + ours) for one in ours] == [f"1.200 at 0.001 M, {name}" for name in parts]
-    assert ratio(ours[2], full[:2]) == "1.200 at 0.001 M, b"  # the nearest, where that one is not there
+    assert ratio(ours[2], full[:2]) == "1.200 at 0.001 M, b"  # the nearest, if there is no equal one
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_part_is_compared_with_the_transformer_that_has_it(tmp_path):
         ({"column": "body"}, False),
         ({"max_length": 128}, False),
         ({"batch_size": 4}, True),
-        ({"batch_size": 4, "limit": 20}, False),  # 20 batches are other rows
+        ({"batch_size": 4, "limit": 20}, False),  # 20 batches are then other rows
         ({"source": "elsewhere"}, False),
         ({"source": "elsewhere", "validation_source": "held.txt"}, None),
     ],
@@ -162,7 +162,7 @@ def test_other_runs_have_a_panel_of_their_own_and_say_if_they_do_not_compare(tmp
 
 
 def test_a_run_that_began_from_a_model_has_that_ones_encoder(tmp_path):
-    """Its config has model.pretrained alone: hparams.yaml tells."""
+    """Its config has only model.pretrained; the encoder is in hparams.yaml."""
     run = write_run(tmp_path / "run", [(10, 1000, 60.0)], attention="full", n=64)
     encoder = yaml.safe_load((tmp_path / "run/config.yaml").read_text())["model"]["init_args"]["encoder"]
     config = {"model": {"init_args": {"pretrained": "runs/longer", "encoder": None}}}
@@ -173,14 +173,14 @@ def test_a_run_that_began_from_a_model_has_that_ones_encoder(tmp_path):
 
 
 def test_a_curve_goes_on_where_its_pretraining_ended(tmp_path, monkeypatch):
-    """Of a grid: with the tokens and the time that the pretraining had cost; alone a run counts its own."""
+    """In a grid, with the tokens and time of the pretraining added; alone, a run counts only its own."""
     monkeypatch.chdir(tmp_path)
     axes = "axes: {model: {a: '', b: ''}, n: {8: ''}}\ntable: {rows: model, columns: n, value: val/perplexity}\n"
     Path("grid.yaml").write_text(f"name: short-first\n{axes}pretraining: {{model: {{a: ''}}}}\nconvert: --max_length 8\n")
     grid = read_grid(Path("grid.yaml"))
     for cell, begins in zip(grid.cells, (str(grid.cells[0].converted), None), strict=True):
         write_run(cell.run_dir, [(0, 0, 90.0), (10, 2_000_000, 60.0)], seconds=(0, 3), pretrained=begins)
-        # b's is of an earlier grid file, and b began with other weights than its.
+        # b's pretraining is from an earlier grid file, and b started from other weights.
         before = cell.run_dir.with_name(f"{cell.run_dir.name}-pretraining")
         write_run(before, [(0, 0, 900.0), (20, 5_000_000, 95.0)], n=4, seconds=(0, 6))
     write_table(grid, "python run.py grid --config grid.yaml")
@@ -189,6 +189,6 @@ def test_a_curve_goes_on_where_its_pretraining_ended(tmp_path, monkeypatch):
     assert a.points() == {5_000_000: 90.0, 7_000_000: 60.0} and b.points() == {0: 90.0, 2_000_000: 60.0}
     assert a.points("cpu_seconds") == {6: 90.0, 9: 60.0} and a.points("training_seconds") == {2 * 6 + 7 + 7: 90.0, 32: 60.0}
     assert [row["step"] for row in a.curve] == [0, 10]
-    assert [run.last("tokens") for run in (a, b)] == [7_000_000, 2_000_000]  # of result.json, which has its own part
+    assert [run.last("tokens") for run in (a, b)] == [7_000_000, 2_000_000]  # result.json counts this part only
     assert [run.last("seconds") for run in (a, b)] == [1 + 2, 1] and a.last("step") == 10
     assert Run(a.folder, "a").points() == b.points()

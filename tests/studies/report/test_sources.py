@@ -1,4 +1,4 @@
-"""`report` of folders written by hand: Table 2, what is left out, and each way to be given nothing."""
+"""`report` on folders written by hand: Table 2, what is left out, and each way to give it nothing."""
 
 import json
 import re
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def write_scores(values):
-    """runs/table2 as grid leaves it, with these values of model × task × seed; None: not there."""
+    """runs/table2 as grid leaves it, with these values of model × task × seed; None: missing."""
     Path("base.yaml").write_text("{}")
     axes = {
         "model": {"Linformer, 128": "", "a | <b>": "--model.lr 1"},
@@ -111,7 +111,7 @@ def test_nothing_foreign_is_overwritten(tmp_path):
     assert mine.read_bytes() == b"mine" and not (tmp_path / "page/report.md").exists()
     mine.unlink()
     main(words)
-    main(words)  # its own page it replaces
+    main(words)  # it replaces its own page
 
 
 def test_a_run_with_a_metric_of_its_own_has_no_perplexity(tmp_path, monkeypatch):

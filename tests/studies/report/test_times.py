@@ -1,4 +1,4 @@
-"""Perplexity against training time, measured and taken from what others share."""
+"""Perplexity against training time: which clock is used, and comparisons at equal time."""
 
 from pathlib import Path
 
@@ -34,14 +34,14 @@ def test_the_better_model_in_the_same_time(tmp_path, monkeypatch):
     assert axes.get_xlabel() == "processor time in training (hours)"
     named = {line.get_label(): [list(xy) for xy in line.get_data()] for line in axes.get_lines()}
     assert named["ours"] == [[0.0, 0.5, 1.0, 2.0, 2.5], [900.0, 50.0, 24.0, 12.0, 8.0]]
-    # With more threads a second of the processor is none of the clock's; runs from before have neither.
+    # With more threads a second of processor time is not one of the clock; runs from before have neither.
     assert clock_of(groups) == "cpu_seconds"
     groups[1].runs[0].result["environment"]["threads"] = 8
     assert clock_of(groups) == "training_seconds"
     old = Group("old", "", [write_run(tmp_path / "old", points)])
     assert clock_of([old, groups[0]]) is None
     groups[1].runs[0].result["environment"] |= {"threads": 1, "hardware": "another"}
-    assert clock_of(groups) is None  # whose seconds are others
+    assert clock_of(groups) is None  # whose seconds differ
 
 
 def test_a_run_on_another_text_is_in_no_equal_time(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""`spectrum` on trained runs: its files against the model's maps, its suggestion as a config, and bad command lines."""
+"""`spectrum` on trained runs: its files compared with the model's maps, its suggestion as a config, and bad command lines."""
 
 import csv
 import json
@@ -21,7 +21,7 @@ from tests.helpers import TINY, inside, run_forked, write_corpus
 
 SMALL = Path(__file__).parents[3] / "models/small"  # an export
 
-SHORT = ["--trainer.max_steps", "7", "--model.encoder.initializer_range", "0.4"]  # maps of a rank above one, at once
+SHORT = ["--trainer.max_steps", "7", "--model.encoder.initializer_range", "0.4"]  # maps of rank above one at once
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def test_two_runs_side_by_side(here, capsys):
     main([*arguments, "--threshold", "0.8", "--heads", "0,1"])
     full, lin = read("both")["runs"]
     assert (full["columns"], lin["columns"]) == ([32, 32], [8, 4])
-    assert (full["index"], lin["index"]) == (8, 1)  # a quarter of the singular values, of the layer with fewest
+    assert (full["index"], lin["index"]) == (8, 1)  # a quarter of the singular values, in the layer with fewest
     assert full["errors"]["k"] == [8, 8] and lin["errors"]["k"] == [8, 4]
     assert "learned" not in full["errors"] and np.array(lin["errors"]["learned"]).shape == (2, 2)
     for run in (full, lin):

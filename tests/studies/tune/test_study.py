@@ -1,4 +1,4 @@
-"""A search over real runs: shared by processes, pruned, killed and gone on with; and one over runs that had finished before."""
+"""A search over real runs: shared by processes, pruned, killed and resumed; and one over runs that have already finished."""
 
 import json
 import os
@@ -52,7 +52,7 @@ def trials(name="space"):
 
 
 def finished(folder, value, steps=(10, 20)):
-    """A run that has ended, as its files tell: its curve falls to ``value``."""
+    """The files of a finished run, whose curve falls to ``value``."""
     folder.mkdir(parents=True)
     rows = [f"{step},{value * (1 + (steps[-1] - step) / 10)}\n" for step in (0, *steps)]
     (folder / "perplexity.csv").write_text("step,perplexity\n" + "".join(rows))
@@ -61,7 +61,7 @@ def finished(folder, value, steps=(10, 20)):
 
 
 def test_a_study_takes_in_curves_and_results_and_draws_what_it_found(tmp_path, monkeypatch):
-    """Ten runs that have finished: perplexity is best at lr 1e-3, whatever the other settings are."""
+    """Ten finished runs: perplexity is best at lr 1e-3, whatever the other settings."""
     monkeypatch.chdir(tmp_path)
     write_space(first=[{"model.lr": 2e-3, "model.schedule": "cosine"}], trials=10)
     study = Study(read_space(Path("space.yaml"), None, None), ["fit"], "val/perplexity", "min")
@@ -85,8 +85,8 @@ def test_a_study_takes_in_curves_and_results_and_draws_what_it_found(tmp_path, m
         assert f"({picture})" in Path("runs/space/study.md").read_text()
         assert Path("runs/space", picture).read_bytes().startswith(b"\x89PNG")
     assert list(study.todo()) == []
-    study.space = replace(study.space, axes=(*study.space.axes, study.space.axes[0]))  # in 4 of 6 places
-    panels = draw_slices(figure_class(), study).axes[:6]  # behind them the colour bar
+    study.space = replace(study.space, axes=(*study.space.axes, study.space.axes[0]))  # 4 of 6 panels are used
+    panels = draw_slices(figure_class(), study).axes[:6]  # after them comes the colour bar
     assert [panel.axison for panel in panels] == [True] * 4 + [False] * 2
 
 
@@ -128,7 +128,7 @@ def test_what_a_killed_process_left_is_taken_up_and_what_another_runs_is_not(tmp
     finished(second.cell.run_dir, 60)
     run_jobs(iter([second]), 1, other.ended, other.watch)
     assert next(others) is None and "waiting for trial-000, which other processes run" in capsys.readouterr().out
-    first.log.close()  # as the kernel does for one that is killed
+    first.log.close()  # as the kernel does for a killed process
     taken = next(others)
     assert taken.trial.number == 0 and taken.cell.fit == first.cell.fit
     taken.log.close()
@@ -212,7 +212,7 @@ def test_two_processes_share_the_trials_of_conf_tune(tiny, tmp_path):
 
 @pytest.mark.slow
 def test_the_trial_that_falls_behind_is_ended_early_and_its_run_says_so(tiny, tmp_path, capsys):
-    """The second would take for ever, but for the median of the first."""
+    """The second would take forever if it were not for the median of the first."""
     space = {"model.lr": ["0.01", "1e-9"], "trainer.max_steps": ["14", "1000000000"]}
     first = [{"model.lr": "0.01", "trainer.max_steps": "14"}, {"model.lr": "1e-9", "trainer.max_steps": "1000000000"}]
     main([*write_space(space=space, first=first, prune_after=1, trials=2), *words(tiny)])
@@ -232,7 +232,7 @@ def test_the_trial_that_falls_behind_is_ended_early_and_its_run_says_so(tiny, tm
 
 @pytest.mark.slow
 def test_killed_in_the_middle_of_a_trial_it_goes_on(tiny, tmp_path, capsys):
-    """kill -9 of the run at step 9, with a checkpoint of step 5; then of `tune`, whose run goes on alone."""
+    """kill -9 of the run at step 9, with a checkpoint of step 5; then of `tune`, while its run continues alone."""
     init = {"marker": str(tmp_path / "killed"), "number": int(signal.SIGKILL), "at": 9}
     kill = json.dumps({"class_path": "tests.helpers.SendSignal", "init_args": init})
     command = [*write_space(trials=2, pruner="none"), *words(tiny, "--trainer.callbacks+", kill)]
