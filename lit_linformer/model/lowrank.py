@@ -122,7 +122,8 @@ def measure(
     count, length = rows.shape
     kind = config.attention_kind
     columns = [kind.columns(config, layer, length) for layer in layers]
-    ranks = [min(length, k if kind.slots else rank) for k in columns] if rank is not None else []
+    # k, not the columns: lookup's are slots and all N tokens, and at rank N nothing is lost.
+    ranks = [min(length, config.projection_dims[layer] if kind.slots else rank) for layer in layers] if rank is not None else []
     takes = signature(kind.compress).parameters  # an inherited compress may not take what layers hand on
     names = [name for name in ERRORS if not kind.exact or name != "learned"] if ranks else []
     sums = torch.float32 if device.type == "mps" else torch.float64  # Apple's GPUs have no float64
