@@ -143,7 +143,7 @@ def test_run_of_another_kind_needs_a_source(here, tmp_path, corpus):
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        ([], "--run is not given; allowed: RUN, folders of runs that were trained"),
+        ([], "--run is not given; allowed: RUN, folders of trained runs"),
         (["--run", "runs"], "run is runs, which holds no config.yaml and checkpoints/; allowed: the folder of a trained run"),
         (["--run", "runs/full", "--run", "nowhere"], "run is nowhere, which holds no config.yaml"),
         (["--runs", "runs/full"], "unknown setting '--runs' of spectrum; did you mean '--run'?; allowed: --run, --num_sent"),
