@@ -189,6 +189,10 @@ def check_early(subcommand: str, config: Namespace) -> None:
         # Each process reads its own clock, and would wait for the others in a validation that they have not begun.
         allowed = "steps or a share of an epoch, on which several processes agree"
         raise SettingError("trainer.val_check_interval", trainer.val_check_interval, allowed)
+    strategy = trainer.strategy if isinstance(trainer.strategy, Namespace) else Namespace()
+    if strategy.get("init_args.static_graph") and trainer.accumulate_grad_batches > 1:  # an assertion of torch's own
+        accumulates = f"with trainer.accumulate_grad_batches {trainer.accumulate_grad_batches}"
+        raise SettingError("trainer.strategy.static_graph", True, "false", when=accumulates)
     settings, data = (vars(part.get("init_args", Namespace())) for part in (model, config.data))
     each = trainer.accumulate_grad_batches
     tells = hasattr(class_of(config.data.class_path, "data"), "rows_per_step")  # a user's own may use the names otherwise
@@ -206,8 +210,7 @@ def check_early(subcommand: str, config: Namespace) -> None:
     schedule = settings.get("schedule", "constant")
     if schedule != "constant" and (built.max_steps, built.max_epochs) == (-1, -1):
         raise endless(schedule, -1)
-    strategy = trainer.strategy.get("class_path", "") if isinstance(trainer.strategy, Namespace) else ""
-    if strategy.endswith(("ModelParallelStrategy", "ShardedStrategy")):
+    if strategy.get("class_path", "").endswith(("ModelParallelStrategy", "ShardedStrategy")):
         check_shardable(settings.get("optimizer"))
     kind.check_early(settings)
 
