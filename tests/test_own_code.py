@@ -270,6 +270,13 @@ def test_a_module_that_optimises_by_itself(own, tmp_path):
     assert "step 20/20" in shown
 
 
+@pytest.mark.parametrize("every", ["1", "2"])
+def test_the_mean_of_a_pass_stands_at_its_last_step_whether_a_validation_follows_or_not(every, own, tmp_path):
+    mean = ["--model", "tests.own_code.OfAPass", "--trainer.check_val_every_n_epoch", every]
+    output(["fit", *own, *BEST, *mean], tmp_path)
+    assert [point.step for point in EventAccumulator("runs/own").Reload().Scalars("train_loss")] == [8, 16]
+
+
 def test_of_several_optimizers_a_line_and_a_checkpoint_come_with_the_batch_that_passes_their_step(own, tmp_path):
     words = ["--model", "tests.own_code.Manual", "--model.optimizers", "3", "--progress.every_n_steps", "10"]
     words += ["--last.every_n_steps", "10", "--trainer.log_every_n_steps", "10"]

@@ -95,7 +95,7 @@ class Curves(Stepping):
         if trainer.sanity_checking and is_whole(trainer):
             self._untrained = metrics(trainer, "val")
         for writer in self.writers:
-            writer.holding, writer.place = False, None
+            writer.holding = False  # its place stays: a pass's means follow, which Lightning would put a batch earlier
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for writer in self.writers:
