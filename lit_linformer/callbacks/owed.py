@@ -7,7 +7,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lit_linformer.callbacks.observing import Stepping, at_max_steps, callback_of, owes_validation
+from lit_linformer.callbacks.observing import Stepping, at_max_steps, callback_of, owes_validation, unnoticed
 from lit_linformer.callbacks.resuming import Resuming
 from lit_linformer.utils import compat
 
@@ -52,7 +52,8 @@ class Owed(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if owes_validation(trainer):
             trainer.validating = True
-            trainer.fit_loop.epoch_loop.val_loop.run()
+            with unnoticed(pl_module):  # a shuffled loader draws its order only with the pass's first batch, which comes next
+                trainer.fit_loop.epoch_loop.val_loop.run()
             compat.forget_validation(trainer)
             trainer.training = True
         if callback_of(trainer, Resuming).owes_end:

@@ -114,6 +114,10 @@ class Resuming(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *arguments: Any) -> None:
         self._own["on_train_batch_end"](*arguments)
 
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn == "fit":  # one that a resumed run owes draws what it would have drawn after its batch
+            _seed(1 + batches_before(pl_module), 1 + trainer.global_rank, 1)
+
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn == "fit":
             self._own["on_validation_end"]()

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.data import TensorDataset
 
 from lit_linformer.model import EncoderConfig
 from tests.helpers import assert_same, load, output
-from tests.own_code import Plain
+from tests.own_code import Plain, Rows, Stateful
 from tests.test_own_code import BEST, own, rows_seen  # noqa: F401
 
 
@@ -141,6 +143,31 @@ def test_what_the_module_s_own_hooks_change_is_in_the_checkpoint(ends, status, o
     output([*argv, "--name", "parts", *ends], tmp_path, status=status)
     output([*argv, "--name", "parts", "--ckpt_path", "last"], tmp_path)
     assert_same(last(tmp_path, "whole")["state_dict"], last(tmp_path, "parts")["state_dict"])
+
+
+class Samples(Plain):
+    """Draws in its validation, as a variational autoencoder does."""
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", self.loss("validation", batch[0]) * torch.rand(()))
+
+
+class Shuffled(Rows):
+    def train_dataloader(self):
+        return Stateful(TensorDataset(torch.arange(16)[:, None].repeat(1, 6)), batch_size=2, shuffle=True)
+
+
+def test_a_validation_owed_within_a_pass_draws_as_the_one_that_was_due_and_leaves_the_order(own, tmp_path):  # noqa: F811
+    argv = ["fit", *own, *BEST, "--model", "tests.callbacks.test_resuming.Samples", "--trainer.val_check_interval", "5"]
+    argv += ["--data", "tests.callbacks.test_resuming.Shuffled"]
+    output([*argv, "--name", "whole"], tmp_path)
+    whole = rows_seen("train", 0)
+    Path("seen/train.0").unlink()
+    output([*argv, "--name", "parts", *TERM], tmp_path, status=143)
+    output([*argv, "--name", "parts", "--ckpt_path", "last"], tmp_path)
+    assert rows_seen("train", 0) == whole
+    one, other = (EventAccumulator(f"runs/{name}").Reload().Scalars("val_loss") for name in ("whole", "parts"))
+    assert [(point.step, point.value) for point in one] == [(point.step, point.value) for point in other]
 
 
 class ByThePass(Plain):
