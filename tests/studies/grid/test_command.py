@@ -173,7 +173,7 @@ def test_bad_file(old, new, expected, file):
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        ([], "--config is not given; allowed: FILE, the grid file, as conf/paper/table2.yaml"),
+        ([], "--config is not given; allowed: FILE, the grid file, such as conf/paper/table2.yaml"),
         (["--config", "nowhere.yaml"], "config is 'nowhere.yaml', which is no file"),
         (["--job", "2"], "unknown setting '--job' of grid; did you mean '--jobs'?; allowed: --config, --jobs"),
         (["--config", "study.yaml", "--jobs", "0"], "jobs is '0'; allowed: a whole number, 1 or more"),
