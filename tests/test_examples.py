@@ -171,6 +171,7 @@ def test_a_class_that_cannot_be_found_is_told_with_its_reason(clean, tmp_path, m
     assert "data is 'denoising.Denoising', which is no subclass of LightningDataModule" in line
 
 
+@pytest.mark.slow
 def test_sliding_window_is_attention_to_those_near():
     """In its own process: in a CUDA build compiling initialises CUDA, and then no process may be forked that forks."""
     process = multiprocessing.get_context("fork").Process(target=compare_sliding_windows)

@@ -115,6 +115,10 @@ def test_settings_may_be_typed_before_their_class(tiny, tmp_path):
     output(["fit", *tiny[:2], *quick, *line.split()], tmp_path)
 
 
+class Own(SelfAttention):
+    pass
+
+
 class Looking(SelfAttention):
     @classmethod
     def check(cls, config):
@@ -140,7 +144,7 @@ def test_a_typed_setting_that_nothing_reads_is_told_once(tiny, tmp_path):
         "model.encoder.projection_init is ignored: model.encoder.projection is mean"
     ]
     # A user's own class reads what its base class passes to it, and more only if it looks at the config itself.
-    own, slots = "examples.sliding_window.SlidingWindow", [f"{encoder}.projection_dim", "4"]
+    own, slots = f"{__name__}.Own", [f"{encoder}.projection_dim", "4"]
     assert told(f"{encoder}.attention", own, *slots) == [
         f"model.encoder.projection_dim is ignored: model.encoder.attention is {own}"
     ]
