@@ -29,7 +29,7 @@ from lit_linformer.utils.errors import SettingError, UserError
 
 
 class PretrainingData(ResumableDataModule):
-    """Text for masked language modelling: tokenised once, read in rows of max_length tokens, masked anew in each pass.
+    """Text for masked language modelling: tokenised once, read in rows of max_length tokens, masked anew in each epoch.
 
     Args:
         source: The text: a file, a folder (with all below it) or a glob ("texts/**/*.txt") of plain text (documents are
