@@ -139,7 +139,7 @@ def test_a_run_of_passes_is_not_continued_with_other_rows_a_step(tiny, tmp_path)
     assert fit(passes, "run", tmp_path / "run", kill_at=7) == -9
     again = ["fit", *passes, "--name", "run", "--ckpt_path", "last", "--data.batch_size"]
     assert (
-        "error: a step has 8 rows, in the checkpoint 4, and trainer.max_epochs counts passes; allowed: as many (data.glob"
+        "error: a step has 8 rows, in the checkpoint 4, and trainer.max_epochs counts epochs; allowed: as many (data.glob"
         in (line := complaint([*again, "8"], tmp_path))
     ), line
     assert run_forked([*again, "2", "--data.global_batch_size", "4"]) == 0

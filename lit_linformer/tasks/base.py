@@ -291,7 +291,7 @@ class TrainingModule(LightningModule):
             unit = "rows" if counted else "batches"
             same = f"data.global_batch_size {seen['rows']}" if counted else "trainer.accumulate_grad_batches × devices"
             raise UserError(
-                f"a step has {rows} {unit}, in the checkpoint {seen['rows']}, and trainer.max_epochs counts passes",
+                f"a step has {rows} {unit}, in the checkpoint {seen['rows']}, and trainer.max_epochs counts epochs",
                 f"as many ({same}), or trainer.max_steps without trainer.max_epochs",
             )
         seen["batches"] = seen["batches"] // before * now
