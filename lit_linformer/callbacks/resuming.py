@@ -59,8 +59,7 @@ class Resuming(Callback):
         self._limits = {one.state_key: [one.stopping_threshold, one.divergence_threshold, one.check_finite] for one in stops}
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # before Lightning restores them
-        scheduled = any(hasattr(one, "base_lrs") for one in _schedulers(trainer))
-        if scheduled and callback_of(trainer, LearningRateFinder) is not None:
+        if _schedules(trainer) and callback_of(trainer, LearningRateFinder) is not None:
             why = f", whose rate the schedule of {type(pl_module).__name__} would replace by its own"
             raise SettingError("trainer.callbacks", "LearningRateFinder", "`tune` with model.lr in its space", why)
         self._given = [[_settings(group) for group in optimizer.param_groups] for optimizer in trainer.optimizers]
@@ -73,9 +72,9 @@ class Resuming(Callback):
             setattr(pl_module, name, hook)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        parts = _schedulers(trainer)
+        schedules = _schedules(trainer)
         for optimizer, before, now in zip(trainer.optimizers, self._before, self._given, strict=False):
-            mine = [part.base_lrs for part in parts if part.optimizer is optimizer and hasattr(part, "base_lrs")]
+            mine = [one.base_lrs for one in schedules if one.optimizer is optimizer]
             for place, group in enumerate(optimizer.param_groups if len(before) == len(now) else ()):
                 _change(group, before[place], now[place], place, mine)
 
@@ -159,8 +158,10 @@ def _settings(group: dict[str, Any]) -> Settings:
     return {name: value for name, value in group.items() if isinstance(value, bool | int | float | str | tuple | None)}
 
 
-def _schedulers(trainer: Trainer) -> list[Any]:
-    return [part for config in trainer.lr_scheduler_configs for part in _parts(config.scheduler)]
+def _schedules(trainer: Trainer) -> list[Any]:
+    """The schedulers that compute the rate from a base rate, which ReduceLROnPlateau does not."""
+    parts = (part for config in trainer.lr_scheduler_configs for part in _parts(config.scheduler))
+    return [part for part in parts if hasattr(part, "base_lrs")]
 
 
 def _parts(scheduler: Any) -> Iterator[Any]:
