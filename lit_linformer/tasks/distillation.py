@@ -151,7 +151,7 @@ def read_teacher(path: str) -> tuple[MaskedLanguageModel, Tokenizer | None]:
     """
     source = read_model(path, "model.teacher")
     net = MaskedLanguageModel(source.encoder)
-    load_masked_model(net, source, "model.teacher", path)
+    load_masked_model(net, source, path)
     return net.eval().requires_grad_(False), source.own_tokenizer
 
 

@@ -58,7 +58,7 @@ class MLM(TrainingModule):
         )
         self.net = MaskedLanguageModel(encoder)
         if source is not None:
-            load_masked_model(self.net, source, "model.pretrained", pretrained)
+            load_masked_model(self.net, source, pretrained)
         self.val_perplexity = Perplexity()
         self.test_perplexity = Perplexity()
 

@@ -42,12 +42,12 @@ def pretrained_encoder(source: StoredModel, asked: EncoderConfig | None, vocab_s
     return replace(asked, vocab_size=source.encoder.vocab_size)
 
 
-def load_masked_model(net: MaskedLanguageModel, source: StoredModel, setting: str, path: str) -> None:
-    """Loads the weights into ``net``; SettingError, naming ``setting``, for anything but a masked language model."""
+def load_masked_model(net: MaskedLanguageModel, source: StoredModel, path: str) -> None:
+    """Loads weights into ``net``; SettingError, with ``path`` as the user gave it, for anything but a masked language model."""
     if "head.norm.weight" not in source.weights:
         its_config = ", or a classifier with its run's config, --config runs/NAME/config.yaml"
         allowed = f"one of MLM{its_config if 'num_labels' in source.settings else ''}"
-        raise SettingError(setting, Path(path), allowed, more=", which has no masked-language-model head")
+        raise SettingError(source.setting, Path(path), allowed, more=", which has no masked-language-model head")
     source.fill(net, source.weights)
 
 
