@@ -72,15 +72,14 @@ class Scores(Exact):
             labels: (B,) class numbers or values; None: there are none.
             index: (B,) the rows' numbers in their file, -1 for a filler row.
         """
-        real = index >= 0
-        logits, index = logits[real], index[real]
         self.predictions.append((logits[:, 0] if self.num_labels == 1 else logits.argmax(1)).to(self.precise))
-        self.index.append(index)
+        self.index.append(index)  # with filler rows, until `compute`: to leave them out here, each batch would wait for the GPU
         if self.keep_logits:
             self.logits.append(logits)
         if labels is not None:
-            self.targets.append(labels[real].to(self.precise))
-            self.loss += task_loss(logits.to(self.precise), labels[real], "sum")
+            self.targets.append(labels.to(self.precise))
+            losses = task_loss(logits.to(self.precise), labels, "none")
+            self.loss += losses.where(index >= 0, 0.0).sum()
 
     def compute(self) -> dict[str, Any]:
         """Predictions and targets (R,) in the file's order and, with targets, `scores`: loss, each metric and score.
@@ -88,7 +87,7 @@ class Scores(Exact):
         targets is None if the set has no labels. index (R,): the rows' numbers; logits (R, C): if they are kept.
         """
         index = _joined(self.index)
-        order = index.argsort()
+        order = index.argsort()[(index < 0).sum() :]
         predictions = _joined(self.predictions)[order].cpu()
         targets = _joined(self.targets)
         found = {"predictions": predictions, "targets": None, "scores": {}, "index": index[order].cpu()}

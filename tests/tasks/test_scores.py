@@ -102,6 +102,15 @@ def test_without_labels_there_are_predictions_and_no_scores():
     assert result["targets"] is None and result["scores"] == {} and len(result["predictions"]) == 20
 
 
+@pytest.mark.parametrize("num_labels", [1, 3])
+def test_a_batch_does_not_wait_for_the_gpu(num_labels):
+    """Tensors of the meta device have no numbers: what looks at one, as a selection of the real rows does, is an error."""
+    logits, labels = random_set(num_labels, rows=4)
+    scores = Scores(("spearman",) if num_labels == 1 else CLASSIFICATION, num_labels, keep_logits=True).to("meta")
+    scores.update(logits.to("meta"), labels.to("meta"), torch.tensor([2, 0, 1, -1], device="meta"))
+    assert [tuple(found.shape) for found in scores.logits] == [(4, num_labels)]
+
+
 def one_rank(rank, port, rows, queue):
     import torch.distributed as dist
 
