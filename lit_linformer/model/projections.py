@@ -268,7 +268,8 @@ def window_mass(projection: Projection, x: Tensor, mask: Tensor | None) -> Tenso
     if mask is None and x.shape[-2] == projection.max_length:
         return None
     counts = window_counts(projection, x, mask)
-    return counts[:, None].float() / (projection.max_length // projection.projection_dim)
+    exact = torch.promote_types(x.dtype, torch.float32)
+    return counts[:, None].to(exact) / (projection.max_length // projection.projection_dim)
 
 
 def window_tokens(projection: Projection, x: Tensor) -> Tensor:

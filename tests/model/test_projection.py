@@ -189,3 +189,10 @@ def test_mass_is_one_for_full_rows_zero_for_empty_slots():
     mass = projection.mass(x, mask)
     torch.testing.assert_close(mass, torch.tensor([[[1.0, 1, 1, 1]], [[1.0, 0.5, 0, 0]]]))
     torch.testing.assert_close(projection.mass(x[:, :3], None)[0, 0], mass[1, 0])
+
+
+@pytest.mark.parametrize("kind", ["conv", "mean", "max"])
+def test_mass_of_windows_is_as_exact_as_what_is_compressed(kind):
+    projection = make_projection(kind, 6, 2, channels=3)
+    mass = projection.mass(torch.randn(1, 5, 3, dtype=torch.float64), None)
+    torch.testing.assert_close(mass, torch.tensor([[[1.0, 2 / 3]]], dtype=torch.float64))
