@@ -111,7 +111,7 @@ def measure(
         encoder: with any attention; its maps are those that `need_weights` returns.
         rows: token ids (S, N) int64, without padding.
         layers: which layers, from 0.
-        rank: k of the errors for a Transformer; a Linformer has its own. None: no errors.
+        rank: k of the errors for a Transformer; a model with a projection_dim has its own. None: no errors.
         dtype: for the maps and all computations on them; None: float64 on a CPU, where it costs hardly more, else float32.
         reduce: sums a tensor over processes, each of which has other sentences.
         progress: called with the number of sentences done.
@@ -123,7 +123,8 @@ def measure(
     kind = config.attention_kind
     columns = [kind.columns(config, layer, length) for layer in layers]
     # k, not the columns: lookup's are slots and all N tokens, and at rank N nothing is lost.
-    ranks = [min(length, config.projection_dims[layer] if kind.slots else rank) for layer in layers] if rank is not None else []
+    has_k = "projection_dim" in kind.settings  # slots, luna's latents, nystrom's landmarks
+    ranks = [min(length, config.projection_dims[layer] if has_k else rank) for layer in layers] if rank is not None else []
     takes = signature(kind.compress).parameters  # an inherited compress may not take what layers hand on
     names = [name for name in ERRORS if not kind.exact or name != "learned"] if ranks else []
     sums = torch.float32 if device.type == "mps" else torch.float64  # Apple's GPUs have no float64

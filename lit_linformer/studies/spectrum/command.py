@@ -8,8 +8,8 @@ as settings for a Linformer; and how close approximations of rank k come to soft
     figure1.png                     curves, and layer × head at the index (if matplotlib is installed)
     spectrum.npz, spectrum.csv      every curve: RUN:cumulative (layer, head, index); run, layer, head, index, cumulative
 
-By default the index is a quarter of the singular values: the paper's 128 of 512, or k/4 for a Linformer. A Linformer's errors
-are at its own k, a Transformer's at the index. Several runs are shown side by side.
+By default the index is a quarter of the singular values: the paper's 128 of 512, or k/4 for a Linformer. The errors of a
+model with a projection_dim are at its own k, a Transformer's at the index. Several runs are shown side by side.
 A fine-tuned run and an exported folder work too, and need --source. At n = 512 each head of a layer takes 0.1 s per sentence on
 one core.
 """
