@@ -210,8 +210,9 @@ def convert(model: "TrainedModel", given: dict[str, Any], folder: Path, device: 
         model.max_length = new
         if isinstance(before := model.data.get("batch_size"), int):  # keeps the tokens a step; a user's own data may have null
             model.data["batch_size"] = now = max(1, before * old // new)
-            if model.data.get("global_batch_size"):
-                model.data["global_batch_size"] = model.data["global_batch_size"] // before * now
+            if rows := model.data.get("global_batch_size"):
+                # Of a micro-batch less than a row may be left: then there are fewer of them.
+                model.data["global_batch_size"] = max(1, min(rows // before * now, rows * old // new))
         measure("made longer", old)
         measure("made longer", new)
     return measured

@@ -65,6 +65,9 @@ def test_a_transformer_becomes_a_linformer_and_longer_in_one_command(pretrained,
     assert model.encoder.projection_dim == 32 and model.max_length == model.encoder.max_length == 64
     assert model.facts["converted_from"] == "full"
     assert (model.data["batch_size"], model.data["global_batch_size"]) == (2, 6)
+    convert("runs/full", tmp_path, "--max_length", "160", name="longest")  # less than a row is left of a micro-batch of 4
+    data = open_checkpoint(tmp_path / "runs/longest").data
+    assert (data["batch_size"], data["global_batch_size"]) == (1, 2)
     # The perplexities equal those of validate.
     output(
         ["validate", "--config", "runs/full/config.yaml", "--data.batch_size", "4", "--trainer.limit_val_batches", "1"],
