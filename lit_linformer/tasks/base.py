@@ -63,6 +63,7 @@ class TrainingModule(LightningModule):
         self.compiles = compile
         self._pretrained_tokenizer: Tokenizer | None = None
         self._cudnn = torch.backends.cuda.cudnn_sdp_enabled()  # for a subclass whose setup does not call this one
+        self._seed_after: int | None = None
         self.batches_seen = 0
         self.tokens_seen = 0  # by all ranks, if each had as many as this one; padding included
 
@@ -103,11 +104,18 @@ class TrainingModule(LightningModule):
             check_row_length(rows, longest, windows=hasattr(data, "max_windows"))
             if encoder.config.of_images:
                 check_image(getattr(data, "image_tokens", longest), longest)
-            default = self._pretrained_tokenizer is None and encoder.config.vocab_size == EncoderConfig.vocab_size
-            if stage == "fit" and default and data is not None and not hasattr(data, "num_tokens"):
-                told = f"the default of model.encoder.vocab_size, {EncoderConfig.vocab_size:,}"
-                note(f"{type(data).__name__} has no num_tokens: the model's vocabulary is {told}")
+            default, tokens = EncoderConfig.vocab_size, getattr(data, "num_tokens", None)
+            not_given = self._pretrained_tokenizer is None and encoder.config.vocab_size == default != tokens
+            if stage == "fit" and not_given and data is not None and not encoder.config.input_size:
+                has = f"{type(data).__name__} has {'no' if tokens is None else f'{tokens:,}'} num_tokens"
+                note(f"{has}: the model's vocabulary is the default of model.encoder.vocab_size, {default:,}")
         check_same_tokenizer(data, self._pretrained_tokenizer)
+        if stage == "fit":
+            # Training seeds torch for each batch. What the process draws afterwards, such as the weights of an ensemble's next
+            # model, must depend on what it drew before. From a copy of the generator, so that training draws what it would.
+            copied = torch.Generator()
+            copied.set_state(torch.get_rng_state())
+            self._seed_after = int(torch.randint(2**63 - 1, (), generator=copied))
         # torch prefers cuDNN's attention on some GPUs; it plans for each new length, a second on an H100 (docs/LOG.md).
         self._cudnn = torch.backends.cuda.cudnn_sdp_enabled()
         equal = bool(self.equal_rows) and stage != "predict"  # where texts have any length
@@ -115,6 +123,8 @@ class TrainingModule(LightningModule):
 
     def teardown(self, stage: str) -> None:
         torch.backends.cuda.enable_cudnn_sdp(self._cudnn)
+        if stage == "fit" and self._seed_after is not None:
+            torch.manual_seed(self._seed_after)
 
     @property
     def equal_rows(self) -> bool | None:

@@ -31,7 +31,7 @@ class SequenceClassification(TrainingModule):
             `encoder`.
         load_weights: false: take settings and tokenizer from `pretrained`, but start from random weights.
         encoder: the encoder's shape, to train from scratch; beside `pretrained` it must be that checkpoint's.
-        vocab_size: V; the command line fills it in from the data's tokenizer.
+        vocab_size: V; the command line fills it in from the data's tokenizer; in Python, the data's num_tokens.
         num_labels: classes, 1 for regression; the command line fills it in from the data.
         pooling: what represents a text: first (its first token, as in RoBERTa) | mean (over its tokens).
         dropout: dropout of encoder and head, in place of that in pretraining or `encoder`.
@@ -105,6 +105,7 @@ class SequenceClassification(TrainingModule):
         self.results: dict[str, dict[str, Any]] = {}  # of the last evaluation, by set: from Scores.results
 
     def setup(self, stage: str) -> None:
+        check_data(self.trainer.datamodule, self.hparams.num_labels)
         super().setup(stage)
         plugin = self.trainer.precision_plugin
         plugin.convert_input = partial(_but_labels, partial(type(plugin).convert_input, plugin))
@@ -200,6 +201,15 @@ def rows_of(batch: Batch) -> int:
     if "index" not in batch:
         raise UserError(f"a batch holds {', '.join(batch)}", "index, too, the number of each row (B,)")
     return len(batch["index"])
+
+
+def check_data(data: Any, num_labels: int) -> None:
+    """UserError for data that do not say how to score a classifier, or that have another number of classes than it has."""
+    if missing := [name for name in ("metrics", "evaluation_names") if not hasattr(data, name)]:
+        what = "the trainer has no data module" if data is None else f"{type(data).__name__} has no {missing[0]}"
+        raise UserError(what, "one with metrics and evaluation_names, as FineTuningData, or as in docs/extending.md")
+    if (classes := getattr(data, "num_labels", num_labels)) != num_labels:
+        raise SettingError("model.num_labels", num_labels, f"{classes}, as the data have")
 
 
 def task_of_rows(data: Any, num_labels: int) -> TextTask:

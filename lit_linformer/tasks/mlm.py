@@ -22,8 +22,8 @@ class MLM(TrainingModule):
     """Pretraining by masked language modelling (BERT's task, with RoBERTa's dynamic masking).
 
     Args:
-        encoder: the encoder's shape; its vocab_size is taken from the data. Beside `pretrained` it must be that model's.
-        vocab_size: V; the command line fills it in from the data's tokenizer.
+        encoder: the encoder's shape; `vocab_size` replaces its own. Beside `pretrained` it must be that model's.
+        vocab_size: V; the command line fills it in from the data's tokenizer; in Python, the data's num_tokens.
         pretrained: weights to start from: a run folder (its best checkpoint, or its last), a checkpoint file, or a folder that
             `export` wrote as safetensors or huggingface. Encoder settings and tokenizer come from there, too. None: random
             weights.

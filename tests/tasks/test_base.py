@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from lightning.pytorch import LightningDataModule, Trainer
 
 from lit_linformer.model import Encoder, EncoderConfig
 from lit_linformer.tasks import MLM, SequenceClassification, TrainingModule
@@ -53,3 +54,49 @@ def test_what_a_subclass_has_beside_its_net_is_trained_too(task):
     check_whole(module.net, module.net)
     with pytest.raises(UserError, match=r"generator\.positions.weight, and trainer.strategy shards"):
         check_whole(module, module.net)
+
+
+class Ids(LightningDataModule):
+    """Two rows of eight tokens, of which the first is to be predicted."""
+
+    num_tokens = 9
+
+    def train_dataloader(self):
+        ids = torch.arange(8).repeat(2, 1)
+        batch = {"input_ids": ids, "positions": ids[:, :1], "labels": ids[:, :1]}
+        return torch.utils.data.DataLoader([batch], batch_size=None)
+
+
+def fit(module, data):
+    settings = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    Trainer(accelerator="cpu", devices=1, max_steps=1, **settings).fit(module, datamodule=data)
+
+
+def test_the_members_of_an_ensemble_trained_in_one_process_begin_with_different_weights():
+    starts = []
+    for _ in range(3):
+        module = MLM(EncoderConfig(max_length=8, **SHAPE), vocab_size=9, warmup_steps=0)
+        starts.append(module.net.head.dense.weight[0, 0].item())
+        fit(module, Ids())
+    assert len(set(starts)) == 3
+
+
+def test_a_vocabulary_by_default_beside_data_that_have_another_is_told(capfd):
+    fit(MLM(EncoderConfig(max_length=8, **SHAPE), warmup_steps=0), Ids())
+    told = "Ids has 9 num_tokens: the model's vocabulary is the default of model.encoder.vocab_size, 50,265"
+    assert told in "".join(capfd.readouterr())
+
+
+def test_a_classifier_refuses_data_that_do_not_say_how_to_score_it_or_have_other_classes():
+    class Labelled(Ids):
+        num_labels, metrics, evaluation_names = 3, ("accuracy",), ("",)
+
+    for data, message in (
+        (None, "the trainer has no data module; allowed: one with metrics and evaluation_names"),
+        (Ids(), "Ids has no metrics; allowed: one with metrics and evaluation_names"),
+        (Labelled(), "model.num_labels is 2; allowed: 3, as the data have"),
+    ):
+        module = SequenceClassification(encoder=EncoderConfig(max_length=8, **SHAPE), vocab_size=9)
+        module.trainer = SimpleNamespace(datamodule=data)
+        with pytest.raises(UserError, match=message):
+            module.setup("fit")
