@@ -107,7 +107,8 @@ class TrainingModule(LightningModule):
             default, tokens = EncoderConfig.vocab_size, getattr(data, "num_tokens", None)
             not_given = self._pretrained_tokenizer is None and encoder.config.vocab_size == default != tokens
             if stage == "fit" and not_given and data is not None and not encoder.config.input_size:
-                has = f"{type(data).__name__} has {'no' if tokens is None else f'{tokens:,}'} num_tokens"
+                name = type(data).__name__
+                has = f"{name} has no num_tokens" if tokens is None else f"{name}.num_tokens is {tokens:,}"
                 note(f"{has}: the model's vocabulary is the default of model.encoder.vocab_size, {default:,}")
         check_same_tokenizer(data, self._pretrained_tokenizer)
         if stage == "fit":

@@ -83,7 +83,7 @@ def test_the_members_of_an_ensemble_trained_in_one_process_begin_with_different_
 
 def test_a_vocabulary_by_default_beside_data_that_have_another_is_told(capfd):
     fit(MLM(EncoderConfig(max_length=8, **SHAPE), warmup_steps=0), Ids())
-    told = "Ids has 9 num_tokens: the model's vocabulary is the default of model.encoder.vocab_size, 50,265"
+    told = "Ids.num_tokens is 9: the model's vocabulary is the default of model.encoder.vocab_size, 50,265"
     assert told in "".join(capfd.readouterr())
 
 
