@@ -302,5 +302,5 @@ def run(argv: list[str]) -> LinformerCLI:
         raise SystemExit(error.exit_code) from error
     finally:
         # If left to the interpreter's shutdown, gloo's threads sometimes abort a successful run (pytorch issue 190489).
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
+        if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()

@@ -246,7 +246,7 @@ def check_machine(trainer: Trainer, precision: Any) -> None:
 
 def _started() -> tuple[int | None, str]:
     """How many processes torchrun or Slurm has started, and which of the two; None if this one was started alone."""
-    if torch.distributed.is_available() and torch.distributed.is_torchelastic_launched():
+    if torch.distributed.is_torchelastic_launched():
         return int(os.environ["WORLD_SIZE"]), "torchrun"
     if "SLURM_NTASKS" in os.environ and os.environ.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
         return int(os.environ["SLURM_NTASKS"]), "Slurm"

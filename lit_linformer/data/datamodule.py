@@ -176,7 +176,7 @@ class ResumableDataModule(LightningDataModule):
 
     def _compare_processes(self) -> None:
         """ValueError if processes differ in data (whose files' modification times count), tokenizer or seed."""
-        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        if not torch.distributed.is_initialized():
             return
         tokenizer = None if self.tokenizer is None else self.tokenizer.sha256[:16]
         mine = {"data": self.data_name or self.held_out_name, "tokenizer": tokenizer, "seed": self.seed}

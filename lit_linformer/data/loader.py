@@ -271,7 +271,7 @@ class ResumableLoader(_Loader):
 
 
 def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    together = torch.distributed.is_available() and torch.distributed.is_initialized()
+    together = torch.distributed.is_initialized()
     here = (torch.distributed.get_rank(), torch.distributed.get_world_size()) if together else (0, 1)
     return here[0] if rank is None else rank, here[1] if world_size is None else world_size
 
