@@ -72,7 +72,6 @@ class LinformerCLI(LightningCLI):
                 LightningModule,
                 LightningDataModule,
                 save_config_callback=RunConfig,
-                save_config_kwargs={"overwrite": True},
                 parser_class=RunParser,
                 trainer_class=RunTrainer,
                 trainer_defaults=TRAINER_DEFAULTS,

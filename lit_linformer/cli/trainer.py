@@ -70,4 +70,4 @@ class RunTrainer(Trainer):
 
     def prepare(self, datamodule: LightningDataModule, ckpt_path: str | None = None, weights_only: bool | None = None) -> None:
         """Makes the tokenizer and the token blocks; trains nothing. A config's checkpoint settings are ignored."""
-        datamodule.prepare_data()
+        # Only its arguments and these words are read, for the parser: app.py prepares without a Trainer.
