@@ -17,6 +17,7 @@ from lit_linformer.utils.errors import SettingError, UserError, meant
 
 BASES = {"model": LightningModule, "data": LightningDataModule, "trainer.callbacks": Callback, "trainer.logger": Logger}
 OURS = {"model": tasks, "data": data}
+NO_CLASS = ("none", "null", "true", "false")  # as a file has them, and as they are typed
 LOGGERS = ", ".join(sorted(set(loggers.__all__) - {"Logger"}))
 # What these settings allow, in words instead of Lightning's types.
 CLASSES = {
@@ -58,7 +59,7 @@ def class_of(path: str, setting: str) -> type:
 
 def _check_name(setting: str, name: str) -> None:
     # find_class imports what it finds, and jsonargparse finds imported classes by name.
-    if find_class(name, setting) is None and name.lower() not in ("true", "false", "null", "none"):
+    if find_class(name, setting) is None and name.lower() not in NO_CLASS:
         known = {*getattr(OURS.get(setting), "__all__", ()), *(kind.__name__ for kind in _subclasses(BASES[setting]))}
         raise SettingError(setting, name, kinds(setting), more=meant(name, sorted(known)))
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from jsonargparse import ArgumentParser
 
-from lit_linformer.cli.class_paths import BASES, OURS, find_class, kinds
+from lit_linformer.cli.class_paths import BASES, NO_CLASS, OURS, find_class, kinds
 from lit_linformer.cli.given import REFERENCE, TEXTS, as_clock, as_list, as_read, given_settings, stray_words, typed_words
 from lit_linformer.cli.help import settings_of, types_of
 from lit_linformer.cli.quick_checks import nearest
@@ -25,7 +25,6 @@ from lit_linformer.utils.errors import SettingError, UserError
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", dict: "a mapping, as {name: value}"}
 BUILT = set(BASES) - set(OURS)  # settings besides model and data whose classes have settings of their own
 CLASS = ("class_path", "init_args", "dict_kwargs")
-NO_CLASS = ("none", "null", "true", "false")  # as a file has them, and as they are typed
 Types = dict[str, Any]
 
 
