@@ -25,7 +25,7 @@ from lit_linformer.model.registry import UnknownKind
 from lit_linformer.runs.exported import is_exported
 from lit_linformer.runs.folder import checkpoints, own_files, replace
 from lit_linformer.runs.record import RunRecord
-from lit_linformer.runs.sharded import META, METADATA, check_sharded, load_sharded, verify_plain, verify_sharded
+from lit_linformer.runs.sharded import META, check_sharded, is_sharded, load_sharded, verify_plain, verify_sharded
 from lit_linformer.utils.errors import SettingError, UserError, first_line
 from lit_linformer.utils.signals import is_first_process
 
@@ -123,10 +123,6 @@ def _verify(path: Path, *states: tuple[int, int]) -> None:
 def _states(path: Path) -> list[tuple[int, int]]:
     found = [os.stat(part) for part in ([path, *sorted(path.iterdir())] if path.is_dir() else [path])]
     return [(state.st_size, state.st_mtime_ns) for state in found]
-
-
-def is_sharded(path: Path) -> bool:
-    return (path / META).is_file() or (path / METADATA).is_file()
 
 
 def find_checkpoint(run_dir: Path, which: str) -> Path | None:

@@ -58,6 +58,10 @@ class _Unpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{METADATA} names {module}.{name}")
 
 
+def is_sharded(path: Path) -> bool:
+    return (path / META).is_file() or (path / METADATA).is_file()
+
+
 def read_metadata(folder: Path) -> Metadata:
     """Which tensor is where. Runs no code.
 

@@ -16,16 +16,17 @@ from lit_linformer.data.tokenizer import Tokenizer, load_tokenizer
 from lit_linformer.model import ATTENTIONS, PROJECTIONS, EncoderConfig, MaskedLanguageModel, SequenceClassifier
 from lit_linformer.runs import exported
 from lit_linformer.runs.checkpoints import (
+    OURS,
     best_or_last,
     check_checkpoint,
     config_of,
     encoder_of,
-    is_sharded,
     stored_encoder,
     without,
 )
 from lit_linformer.runs.folder import PERPLEXITY, SCORES, TOKENIZER
 from lit_linformer.runs.record import RunRecord, of_class
+from lit_linformer.runs.sharded import is_sharded
 from lit_linformer.utils.environment import versions
 from lit_linformer.utils.errors import SettingError, UserError
 from lit_linformer.utils.files import read_rows
@@ -141,7 +142,7 @@ def read_model(asked: str | Path, setting: str = "model.pretrained") -> StoredMo
         encoder, prefix = encoder_of(checkpoint, path, setting), "net."
         weights = {n.removeprefix(prefix): t for n, t in checkpoint["state_dict"].items() if n.startswith(prefix)}
         if not weights:
-            raise SettingError(setting, path, "a checkpoint of this project", more=", which holds no encoder")
+            raise SettingError(setting, path, OURS, more=", which holds no encoder")
         tokenizer = str(path) if "tokenizer" in checkpoint else None
         stored = StoredModel(path, encoder, weights, checkpoint["hyper_parameters"], setting, tokenizer, checkpoint)
     own = own_classes(encoder)
