@@ -27,7 +27,7 @@ from lit_linformer.data.reading import (
     raw_lines,
     text_lines,
 )
-from lit_linformer.utils.errors import SettingError, UserError
+from lit_linformer.utils.errors import UserError
 
 CSV, TSV, TEXT = {".csv"}, {".tsv"}, {"", ".txt", ".text", ".tokens", ".md", ".raw"}
 KINDS = {"csv": CSV, "tsv": TSV, "json": JSON, "parquet": PARQUET, "text": TEXT}
@@ -91,11 +91,6 @@ def column_names(path: Path, setting: str) -> list[str]:
 
     next(table_rows(path, take, setting), None)
     return found
-
-
-def named_column(column: str, setting: str, allowed: Iterable[str], where) -> UserError:
-    """The error to raise if a table lacks a column."""
-    return SettingError(setting, column, ", ".join(map(repr, allowed)), more=f", which {where} has not")
 
 
 def _json(path: Path, choose: Chooser, setting: str) -> Iterator[Row]:

@@ -22,7 +22,7 @@ from pathlib import Path
 from lit_linformer.data.long_json import PARSED_AT_ONCE, text_of_line
 from lit_linformer.data.notes import note
 from lit_linformer.data.reading import COMPRESSED, hub_stamp, json_object, load_hub, raw_parts, stamps, text_parts
-from lit_linformer.data.tables import TABLE_FILES, hub_rows, kind_of, named_column, table_rows
+from lit_linformer.data.tables import TABLE_FILES, hub_rows, kind_of, table_rows
 from lit_linformer.utils.errors import SettingError, UserError
 
 SUPPORTED = f"text (.txt .text .tokens .md .raw or none), {TABLE_FILES}"
@@ -222,7 +222,7 @@ class Corpus:
         try:
             yield from _regrouped(text_of_line(line, self.column))
         except KeyError as error:
-            raise named_column(self.column, "data.column", error.args, where) from error
+            raise self._no_column(error.args, where) from error
         except TypeError as error:
             raise self.no_text(error, where) from error
         except NotImplementedError as error:
@@ -251,13 +251,16 @@ class Corpus:
         elif value is not None:
             raise self.no_text(type(value).__name__, where)
 
+    def _no_column(self, there: Iterable[str], where) -> UserError:
+        return SettingError("data.column", self.column, ", ".join(map(repr, there)), more=f", which {where} has not")
+
     def no_text(self, kind, where) -> UserError:
         return SettingError("data.column", self.column, "a column of texts", more=f", which holds {kind} in {where}")
 
     def choose(self, where, columns: Iterable[str]) -> list[str]:
         """The column to read from a table (`tables.Chooser`)."""
         if self.column not in columns:
-            error = named_column(self.column, "data.column", columns, where)
+            error = self._no_column(columns, where)
             other = f"; or {self.setting} with a pattern, as '{self.source}/**/*.txt'" if Path(self.source).is_dir() else ""
             raise UserError(f"{error}{other}")
         return [self.column]
