@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lit_linformer.data.cache import fingerprint, make_once, read_whole
-from lit_linformer.data.finetuning.split_files import Layout, find_files
-from lit_linformer.data.finetuning.text_tasks import TextTask, as_list, label_of
+from lit_linformer.data.finetuning.split_files import SplitFiles, find_files
+from lit_linformer.data.finetuning.text_tasks import TextTask, as_typed, label_of
 from lit_linformer.data.reading import LONGEST_LINE, hub_stamp, load_hub, stamps, text_lines
 from lit_linformer.data.tables import TABLE_FILES, TABLES, hub_rows, is_number, kind_of, table_rows
 from lit_linformer.utils.errors import SettingError, UserError
@@ -59,7 +59,7 @@ class LabelledSource:
         self.hub: list[str | None] | None = None
         self.skipped = 0  # ragged lines in the split that was read last
         self.fraction = 0.0  # share of the split read so far, for progress bars
-        self._found: dict[str, Layout | None] = {}
+        self._found: dict[str, SplitFiles | None] = {}
         if source.startswith("hub:"):
             name, _, config = source[4:].partition(":")
             if not name or ":" in config or source.endswith(":"):
@@ -82,33 +82,33 @@ class LabelledSource:
         wanted = [split for kind in ALIASES for split in self.task.splits(kind)]
         return [split for split in wanted if self.find(split) is not None]
 
-    def find(self, split: str) -> Layout | None:
+    def find(self, split: str) -> SplitFiles | None:
         """Where a split is; None if there is none."""
         if split not in self._found:
             self._found[split] = self._find(split)
         return self._found[split]
 
-    def _find(self, split: str) -> Layout | None:
+    def _find(self, split: str) -> SplitFiles | None:
         if self.hub:
             found = [name for name in _names(split) if name in self._hub_splits]
-            return Layout("hub", found[0], []) if found else None
+            return SplitFiles("hub", found[0], []) if found else None
         root, classes = Path(self.source), self.task.labels or ()
         if root.is_file():
             if not split.startswith(("train", "test")):
                 return None
             if kind_of(root) not in TABLES:
                 raise SettingError(self.setting, self.source, f"a table ({TABLE_FILES}), or a folder")
-            return Layout("file", self.source, [root])
+            return SplitFiles("file", self.source, [root])
         if not root.is_dir():
             raise SettingError(self.setting, self.source, SOURCES, more=", which is not there")
         folders = [root, *(root / name for name in self._below() if (root / name).is_dir())]
         found = [
-            layout
+            files
             for folder, name in itertools.product(folders, _names(split))
-            for layout in find_files(folder, name, classes, self.setting)
+            for files in find_files(folder, name, classes, self.setting)
         ]
         if len(found) > 1:
-            names = " and ".join(layout.name for layout in found)
+            names = " and ".join(files.name for files in found)
             raise SettingError(self.setting, self.source, "once", more=f", which has the {split} split twice, in {names}")
         if found and found[0].kind == "folders" and len(self.task.columns) == 2:
             raise UserError(f"{self.setting}: {found[0].name} has one text in each file", "tables with both columns of a pair")
@@ -160,9 +160,9 @@ class LabelledSource:
         """JSON-able description of a split's content, without reading it. A hub data set has one for all its splits."""
         if self.hub:
             return hub_stamp(*self.hub)
-        layout = self.find(split)
-        root = None if layout and layout.kind == "file" else Path(self.source)
-        return {"files": stamps(layout.files, root)} if layout else {}
+        there = self.find(split)
+        root = None if there and there.kind == "file" else Path(self.source)
+        return {"files": stamps(there.files, root)} if there else {}
 
     # Its rows
 
@@ -200,19 +200,19 @@ class LabelledSource:
             return ""
         found = sorted({str(value) for _, _, value in self.texts("train", needs_label=False) if value not in (None, "")})
         names = len(found) <= MOST_NAMES and not any(map(is_number, found)) and not set(found) & set(self.task.labels or ())
-        return f", here --data.labels {shlex.quote(as_list(found))}" if names else ""
+        return f", here --data.labels {shlex.quote(as_typed(found))}" if names else ""
 
     def texts(self, split: str, needs_label: bool | None = None) -> Iterator[tuple[tuple, tuple[str, ...], object]]:
         """((file, "line", number), texts, label as it is written) of a split's rows.
 
         needs_label: whether there must be a column of labels; None: in all splits except test.
         """
-        layout = self.find(split)
-        if layout is None:
+        there = self.find(split)
+        if there is None:
             raise self.missing(split)
         self.skipped = 0
         needs_label = not split.startswith("test") if needs_label is None else needs_label
-        for where, texts, value in self._read(layout, needs_label):
+        for where, texts, value in self._read(there, needs_label):
             for column, text in zip(self.task.columns, texts, strict=True):
                 if isinstance(text, Iterator):  # from Arrow, in parts
                     raise self._too_long(where)
@@ -224,18 +224,18 @@ class LabelledSource:
                     raise UserError(f"{self.setting}: {_at(where)}: {column[0]!r} is empty", f"text{keeping}")
             yield where, tuple(texts), value
 
-    def _read(self, layout: Layout, needs_label: bool) -> Iterator[tuple[tuple, Sequence, object]]:
-        if layout.kind == "hub":
-            yield from self._hub(layout.name, needs_label)
-        for number, path in enumerate(layout.files):
-            if layout.kind == "folders":
-                self.fraction = number / len(layout.files)
+    def _read(self, there: SplitFiles, needs_label: bool) -> Iterator[tuple[tuple, Sequence, object]]:
+        if there.kind == "hub":
+            yield from self._hub(there.name, needs_label)
+        for number, path in enumerate(there.files):
+            if there.kind == "folders":
+                self.fraction = number / len(there.files)
                 yield (path, "row", 1), (self._whole(path),), path.parent.name
                 continue
             choose = partial(self._columns, needs_label=needs_label)
             ragged = self._skip if self.task.ragged else None
             for fraction, where, (*texts, label) in table_rows(path, choose, self.setting, self._headerless, ragged):
-                self.fraction = (number + fraction) / len(layout.files)
+                self.fraction = (number + fraction) / len(there.files)
                 yield where, texts, label
 
     def _headerless(self, fields: list[str]) -> tuple[str, ...] | None:

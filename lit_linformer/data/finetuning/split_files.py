@@ -12,7 +12,7 @@ FILE = r"(?i:(?P<kind>\.csv|\.tsv|\.jsonl|\.ndjson|\.json|\.parquet)(?P<packed>\
 
 
 @dataclass
-class Layout:
+class SplitFiles:
     """Where a split was found: the kind of its files (".tsv", …, "file", "folders" or "hub"), and the files."""
 
     kind: str
@@ -20,9 +20,9 @@ class Layout:
     files: list[Path]
 
 
-def find_files(folder: Path, name: str, classes: Sequence[str], setting: str) -> Iterator[Layout]:
-    """Every layout of a split of that name in the folder; ValueError, which names ``setting``, if a shard is missing."""
-    found: dict[tuple, list[Path]] = {}  # plain and compressed, in one piece and in shards: each is a layout of its own
+def find_files(folder: Path, name: str, classes: Sequence[str], setting: str) -> Iterator[SplitFiles]:
+    """The sets of files of a split of that name in the folder; ValueError, which names ``setting``, if a shard is missing."""
+    found: dict[tuple, list[Path]] = {}  # plain and compressed, in one piece and in shards: each is a set of its own
     for path in sorted(folder.iterdir()):
         match = re.fullmatch(re.escape(name) + SHARD + FILE, path.name)
         if match and path.is_file():
@@ -30,8 +30,8 @@ def find_files(folder: Path, name: str, classes: Sequence[str], setting: str) ->
     for (kind, _, shards), files in found.items():
         if shards and len(files) != int(shards):
             raise UserError(f"{setting}: {files[0]} is one of {len(files)} shards", f"all {int(shards)} of its name")
-        yield Layout(kind, str(files[0]), files)
+        yield SplitFiles(kind, str(files[0]), files)
     folders = [folder / name / label for label in classes if "/" not in label]
     if any(path.is_dir() for path in folders):
         files = [file for path in folders if path.is_dir() for file in sorted(path.glob("*.txt"))]
-        yield Layout("folders", str(folder / name), files)
+        yield SplitFiles("folders", str(folder / name), files)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from lit_linformer.data.finetuning.encoded_texts import EncodedTexts
-from lit_linformer.data.finetuning.text_tasks import TextTask, as_list
+from lit_linformer.data.finetuning.text_tasks import TextTask, as_typed
 from lit_linformer.data.summary import Summary
 from lit_linformer.data.text_files import as_given
 
@@ -93,6 +93,6 @@ def class_hint(sets: Mapping[str, EncodedTexts], task: TextTask) -> str | None:
     values = np.unique(rows.files.labels[rows.rows])
     if not 2 <= len(values) <= FEW or (values != values.round()).any():
         return None
-    names = as_list([f"{value:.0f}" for value in values])
+    names = as_typed([f"{value:.0f}" for value in values])
     label = task.label_column[0]
     return f"{label} is predicted as a number, for data.labels is not given; as classes with --data.labels '{names}'"

@@ -183,7 +183,7 @@ def label_of(value, task: TextTask) -> int | float | None:
     return _number(value, task.label_range) if task.labels is None else _class(value, task.labels)
 
 
-def as_list(names: Iterable[str]) -> str:
+def as_typed(names: Iterable[str]) -> str:
     """The names of classes as data.labels takes them, with quotes around what YAML would read as something else."""
     plain = re.compile(r"(?!(?:yes|no|on|off|true|false|null|y|n)$)[a-z](?:[\w /-]*[\w/-])?", re.IGNORECASE)
     return f"[{','.join(name if plain.fullmatch(name) else json.dumps(name, ensure_ascii=False) for name in names)}]"

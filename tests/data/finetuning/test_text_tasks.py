@@ -112,10 +112,10 @@ def test_labels(task, value, label):
 def test_names_as_a_setting_takes_them():
     import yaml
 
-    from lit_linformer.data.finetuning.text_tasks import as_list
+    from lit_linformer.data.finetuning.text_tasks import as_typed
 
     names = ["good", "so so", "No", "off", "3", "1.5", "a, b", "null", "Sci/Tech", "größe", "y", "neg ", "x"]
-    assert yaml.safe_load(as_list(names)) == names and as_list(["bad", "good"]) == "[bad,good]"
+    assert yaml.safe_load(as_typed(names)) == names and as_typed(["bad", "good"]) == "[bad,good]"
 
 
 @pytest.mark.parametrize(
