@@ -14,8 +14,8 @@ from jsonargparse import Namespace
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_warn
 
+from lit_linformer.cli.defaults import RUN
 from lit_linformer.cli.given import typed_words
-from lit_linformer.cli.often_changed import RUN
 from lit_linformer.data.datamodule import TRAINED
 from lit_linformer.data.tokenizer import load_tokenizer
 from lit_linformer.model import EncoderConfig

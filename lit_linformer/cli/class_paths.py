@@ -9,8 +9,8 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, lo
 from lightning.pytorch.loggers import Logger
 
 from lit_linformer import data, tasks
+from lit_linformer.cli.defaults import DEFAULT_CLASSES
 from lit_linformer.cli.given import as_list, given_settings, walk
-from lit_linformer.cli.often_changed import DEFAULT_CLASSES
 from lit_linformer.cli.short_help import exported
 from lit_linformer.model.registry import Registry, UnknownKind
 from lit_linformer.utils.errors import SettingError, UserError, meant

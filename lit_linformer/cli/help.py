@@ -10,7 +10,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from lit_linformer import callbacks
 from lit_linformer.cli.class_paths import classes_given
-from lit_linformer.cli.often_changed import ALWAYS_THERE, RUN, TRAINER_DEFAULTS
+from lit_linformer.cli.defaults import ALWAYS_THERE, RUN, TRAINER_DEFAULTS
 from lit_linformer.cli.trainer import RunTrainer
 from lit_linformer.model import EncoderConfig
 from lit_linformer.utils import compat

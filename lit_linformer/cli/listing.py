@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from lit_linformer.cli.often_changed import ENCODER
+from lit_linformer.cli.defaults import ENCODER
 from lit_linformer.runs.record import RunRecord, find_runs
 from lit_linformer.utils import sources
 from lit_linformer.utils.amounts import clock

@@ -1,27 +1,12 @@
 """The settings that --help shows, the most often changed first. `--help_all` lists all of them; a test compares the two.
 
-Descriptions and defaults of a class's settings are read from the class. Those of the run and of Lightning's Trainer are
-here, in this project's words.
+Descriptions and defaults of a class's settings are read from the class. Those of Lightning's Trainer are here, in this
+project's words; those of the run are in defaults.py.
 """
 
 from typing import Any
 
-ENCODER = "lit_linformer.model.EncoderConfig"
-# The classes where no other is named.
-DEFAULT_CLASSES = {"model": "lit_linformer.tasks.MLM", "data": "lit_linformer.data.PretrainingData"}
-# What app.py passes to Lightning instead of its own defaults.
-TRAINER_DEFAULTS: dict[str, Any] = {
-    "enable_model_summary": False,
-    "num_sanity_val_steps": -1,  # the untrained model's perplexity, where the curve starts
-    "max_epochs": -1,
-}
 # {setting: (default, words)}
-RUN: dict[str, tuple[Any, str]] = {
-    "name": ("run", "Name of the run, whose folder is runs/NAME."),
-    "overwrite": (False, "Let fit delete an existing run of this name when it begins to train."),
-    "ckpt_path": (None, "Checkpoint: a file, the folder of a run, last, best, or, for fit, auto (last if there is one)."),
-    "seed_everything": (0, "Seed of weights, order, masks and dropout."),
-}
 TRAINER: dict[str, tuple[Any, str]] = {
     "max_steps": (-1, "Optimiser steps; -1: no limit."),
     "max_epochs": (-1, "Passes over the training data; -1: no limit."),
@@ -41,13 +26,6 @@ TRAINER: dict[str, tuple[Any, str]] = {
     "limit_val_batches": (None, "Batches in a validation, or a share of them, such as 0.1; 0: no validation."),
     "limit_test_batches": (None, "Batches in the test, or a share of them, such as 0.1."),
     "fast_dev_run": (False, "Run one batch of each split and keep nothing: does it run at all?"),
-}
-# The callbacks that every command has, each after those whose state it keeps or shows.
-ALWAYS_THERE = {
-    "best": "lit_linformer.callbacks.best_checkpoint",
-    "last": "lit_linformer.callbacks.LastCheckpoint",
-    "throughput": "lit_linformer.callbacks.Throughput",
-    "progress": "lit_linformer.callbacks.Progress",
 }
 SHAPE = (
     "attention projection_dim sharing projection projection_init local_width norm max_length hidden_size num_layers dropout"

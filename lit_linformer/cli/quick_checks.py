@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from lit_linformer.cli.defaults import ALWAYS_THERE, DEFAULT_CLASSES, ENCODER
 from lit_linformer.cli.given import TEXTS, given_settings, names_class, stray_words, typed_words, walk
-from lit_linformer.cli.often_changed import ALWAYS_THERE, DEFAULT_CLASSES, ENCODER
 from lit_linformer.cli.short_help import exported, find
 from lit_linformer.utils import sources
 from lit_linformer.utils.configs import SETTINGS_FILE, check_command, config_contents

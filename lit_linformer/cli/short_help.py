@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from lit_linformer.cli import often_changed as table
+from lit_linformer.cli.defaults import ALWAYS_THERE, DEFAULT_CLASSES, ENCODER, RUN
 from lit_linformer.cli.given import given_settings
 from lit_linformer.utils import sources
 from lit_linformer.utils.configs import config_files, head
@@ -72,7 +73,7 @@ def short_help(argv: list[str], width: int | None = None) -> str:
 def settings_shown(argv: list[str]) -> list[tuple[str, list[Line]]]:
     """[(title of a section, its settings)] of the page."""
     command, given = argv[0], given_settings(argv)
-    classes = {key: _declared(key, given.get(key) or path) for key, path in table.DEFAULT_CLASSES.items()}
+    classes = {key: _declared(key, given.get(key) or path) for key, path in DEFAULT_CLASSES.items()}
     found = []
     for title, names in table.SECTIONS[command]:
         shown = [line for name in names.split() for line in _lines(name, command, classes, given)]
@@ -94,16 +95,16 @@ def _lines(name: str, command: str, classes: dict[str, sources.Declared], given:
         if "encoder" in settings and (
             given_here or "pretrained" not in settings or classes["model"].node.name in ("MLM", "Recall")
         ):
-            yield from _of_class(name, _declared(name, table.ENCODER), table.SHAPE, given)
-    elif name in table.RUN:
-        default, words = table.RUN[name]
+            yield from _of_class(name, _declared(name, ENCODER), table.SHAPE, given)
+    elif name in RUN:
+        default, words = RUN[name]
         yield Line(name, given.get(name, default), default, words)
     elif name.startswith("trainer."):
         default, words = table.TRAINER[name.removeprefix("trainer.")]
         yield Line(name, given.get(name, default), default, words)
     else:
         key, _, setting = name.partition(".")
-        yield from _of_class(key, _declared(key, table.ALWAYS_THERE[key]), [setting], given)
+        yield from _of_class(key, _declared(key, ALWAYS_THERE[key]), [setting], given)
 
 
 def _of_class(key: str, declared: sources.Declared, names: Iterable[str], given: dict[str, Any]) -> Iterator[Line]:
