@@ -34,42 +34,6 @@ def rendered(figure: Any, **form: Any) -> bytes:
     return content.getvalue()
 
 
-def draw_sweep(figure_class: Any, rows: Sequence[dict[str, float]]) -> Any:
-    """Perplexity and tokens/s of the latest sweep against length, those before it in grey; rows as in length_sweep.csv."""
-    figure = figure_class(figsize=(9, 3.6), layout="constrained")
-    panels = figure.subplots(1, 2)
-    labels = {"perplexity": "validation perplexity", "tokens_per_second": "thousand tokens/s (forward pass)"}
-    sweeps = {step: list(group) for step, group in itertools.groupby(rows, key=lambda row: row["step"])}
-    latest = list(sweeps)[-1]
-    for axes, (name, label) in zip(panels, labels.items(), strict=True):
-        scale = 1e-3 if name == "tokens_per_second" else 1.0
-        for step in thinned(list(sweeps), MOST_CURVES):
-            x, y = [row["length"] for row in sweeps[step]], [row[name] * scale for row in sweeps[step]]
-            if step == latest:
-                axes.plot(x, y, color=COLOURS[0], marker="o", markersize=4, label=f"step {step}")
-                below = -13 if name == "perplexity" else 6  # an earlier sweep's perplexity lies above
-                for place in zip(x, y, strict=True):
-                    axes.annotate(f"{place[1]:.1f}", place, (0, below), textcoords="offset points", ha="center", fontsize=8)
-            elif name == "perplexity":  # speed does not change while a model learns
-                axes.plot(x, y, marker=".", **QUIET)
-                axes.annotate(f"step {step}", (x[-1], y[-1]), (5, 0), textcoords="offset points", va="center", fontsize=7)
-        lengths = sorted({row["length"] for row in rows})
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(lengths, [str(length) for length in lengths])
-        axes.minorticks_off()
-        axes.set(xlabel="length of a row (tokens)", ylabel=label)
-        axes.margins(x=0.12, y=0.15)
-        if name == "tokens_per_second":
-            axes.set_ylim(bottom=0)
-        elif len(sweeps) > 1:  # an early perplexity is several times the last
-            axes.set_yscale("log")
-            plain_numbers(axes.yaxis)
-        axes.grid(True, alpha=0.25)
-        open_frame(axes)
-    panels[0].legend(frameon=False)
-    return figure
-
-
 def draw_spectra(
     figure_class: Any,
     named: Sequence[tuple[str, Any]],

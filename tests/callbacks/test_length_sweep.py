@@ -13,9 +13,9 @@ from matplotlib import pyplot
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lit_linformer.callbacks import LengthSweep
-from lit_linformer.callbacks.length_sweep import AllocatedTensors
+from lit_linformer.callbacks.length_sweep import AllocatedTensors, draw_sweep
 from lit_linformer.callbacks.observing import unnoticed
-from lit_linformer.utils.figures import draw_sweep, figure_class
+from lit_linformer.utils.figures import figure_class
 from tests.helpers import assert_same, load, read_log, run_forked
 
 TWO = ["--trainer.strategy", "ddp_fork", "--trainer.devices", "2"]
