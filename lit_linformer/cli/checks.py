@@ -20,10 +20,11 @@ from lightning.pytorch.strategies import StrategyRegistry
 from lit_linformer.cli.class_paths import class_of
 from lit_linformer.cli.given import as_list
 from lit_linformer.cli.help import CALLBACKS
-from lit_linformer.data.datamodule import check_global_batch, check_limit, check_row_length
+from lit_linformer.data.datamodule import check_global_batch, check_limit
 from lit_linformer.model.ranges import Count, Natural, NotNegative, Range, Seed, Share, check_ranges
 from lit_linformer.runs.record import of_class
 from lit_linformer.tasks.base import TrainingModule
+from lit_linformer.tasks.data_fits import check_row_length
 from lit_linformer.tasks.optim import Optimization, check_shardable, endless
 from lit_linformer.utils.errors import SettingError, UserError
 from lit_linformer.utils.quiet import quiet

@@ -16,13 +16,13 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_warn
 from torch.optim.lr_scheduler import LambdaLR
 
-from lit_linformer.data.datamodule import check_ids, check_image, check_input_size, check_row_length
 from lit_linformer.data.notes import note
 from lit_linformer.data.tokenizer import Tokenizer
 from lit_linformer.model import Encoder, EncoderConfig
 from lit_linformer.runs.checkpoints import take_training_weights
 from lit_linformer.runs.trained_model import StoredModel, read_model
 from lit_linformer.tasks.compiling import check_compiler, compile_training
+from lit_linformer.tasks.data_fits import check_ids, check_image, check_input_size, check_row_length
 from lit_linformer.tasks.muon import MuonAndAdamW
 from lit_linformer.tasks.optim import Optimization, check_shardable, endless, lr_factor, parameter_groups
 from lit_linformer.tasks.pretrained import check_same_tokenizer, pretrained_encoder

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lit_linformer.data.datamodule import check_row_length
 from lit_linformer.data.tokenizer import Tokenizer
 from lit_linformer.model import MaskedLanguageModel
 from lit_linformer.model.attention import zero_pads
@@ -21,6 +20,7 @@ from lit_linformer.model.heads import IGNORED, mean_nll
 from lit_linformer.model.ranges import Range, check_ranges
 from lit_linformer.runs.trained_model import read_model
 from lit_linformer.tasks.base import Batch
+from lit_linformer.tasks.data_fits import check_row_length
 from lit_linformer.tasks.mlm import MLM, inputs
 from lit_linformer.tasks.perplexity import Perplexity
 from lit_linformer.tasks.pretrained import check_same_tokenizer, load_masked_model

@@ -1,0 +1,38 @@
+"""Whether the data fit the model: the length of rows, images, the numbers in a token, ids. UserError in one line if not."""
+
+import torch
+
+from lit_linformer.utils.errors import SettingError, UserError
+
+
+def check_row_length(rows: int, longest: int, of: str = "model.encoder.max_length", windows: bool = False) -> None:
+    """Refuses rows (data.max_length) of more tokens than the model reads; ``of``: the setting that limits those.
+
+    windows: the data can read a longer text in windows.
+    """
+    if rows > longest:
+        instead = ", or data.max_windows more than 1, which reads a longer text in windows" if windows else ""
+        raise SettingError("data.max_length", rows, f"up to {of} = {longest}{instead}")
+
+
+def check_image(tokens: int, longest: int) -> None:
+    """Refuses rows that are not images, or not images of n tokens, for a model whose positions or slots are pixels'."""
+    if not tokens:
+        what = "model.encoder reads images (position image, or projection_init squares), but the rows of data are none"
+        raise UserError(what, "data.task image or pathfinder, or another position and projection_init")
+    if tokens != longest:
+        raise SettingError("model.encoder.max_length", longest, f"{tokens}, the data's image", when="where tokens are pixels")
+
+
+def check_input_size(mine: int, of_data: int | None) -> None:
+    """Refuses data whose tokens do not have the model's input_size numbers (0: ids); None: the data does not say."""
+    if of_data is not None and mine != of_data:
+        what = "the numbers in a token of the data" if of_data else "for the data's tokens are ids"
+        raise SettingError("model.encoder.input_size", mine, f"{of_data}, {what}")
+
+
+def check_ids(ids: torch.Tensor, vocab_size: int) -> None:
+    """UserError for token ids without an embedding, instead of a traceback from torch."""
+    if wrong := [int(end) for end in ids.aminmax() if not 0 <= end < vocab_size]:
+        allowed = f"0 to {vocab_size - 1}; the data's num_tokens, or else model.encoder.vocab_size, says how many there are"
+        raise UserError(f"input_ids of a batch hold {wrong[0]}", allowed)
