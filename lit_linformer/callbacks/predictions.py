@@ -8,7 +8,7 @@ import numpy as np
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from lit_linformer.data.text_files import as_given
+from lit_linformer.data.row_files import as_given
 from lit_linformer.utils.files import json_text, write_lines
 
 FILE = "predictions.jsonl"

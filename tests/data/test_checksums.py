@@ -14,7 +14,7 @@ from lit_linformer.data.finetuning.labelled_rows import LabelledSource
 from lit_linformer.data.finetuning.text_tasks import own_task
 from lit_linformer.data.pretraining.corpus import Corpus
 from lit_linformer.data.pretraining.token_files import Holdout, TokenBlocks, make_token_files
-from lit_linformer.data.text_files import FILES
+from lit_linformer.data.row_files import FILES
 from tests.data.finetuning.test_labelled_rows import write_json
 from tests.helpers import output
 

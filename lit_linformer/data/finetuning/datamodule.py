@@ -29,8 +29,8 @@ from lit_linformer.data.finetuning.splits import Splits, select_rows
 from lit_linformer.data.finetuning.summary import class_hint, cut_hint, leaked_hint, missing_hints, of_rows
 from lit_linformer.data.finetuning.text_tasks import chosen_task
 from lit_linformer.data.loader import EvaluationLoader, ResumableLoader
+from lit_linformer.data.row_files import FILES, RowFiles, name_of, row_folder
 from lit_linformer.data.summary import Summary
-from lit_linformer.data.text_files import FILES, TextFiles, name_of, text_folder
 from lit_linformer.data.tokenizer import check_vocab_size
 from lit_linformer.model.ranges import Count, Natural, OneOf, Range, Seed, check_ranges
 from lit_linformer.utils.errors import SettingError, UserError
@@ -182,8 +182,8 @@ class FineTuningData(ResumableDataModule):
             raise self.source.missing(split)
         return encoded_files(self.cache_dir, self.source, split, self.tokenizer)
 
-    def _files(self, split: str) -> TextFiles:
-        return TextFiles(self._folder(split), self.text_task.labels is not None)
+    def _files(self, split: str) -> RowFiles:
+        return RowFiles(self._folder(split), self.text_task.labels is not None)
 
     def setup(self, stage: str | None = None) -> None:
         if stage == "predict":
@@ -198,7 +198,7 @@ class FineTuningData(ResumableDataModule):
             self.sets = {split: self._set(split, self._files(split), by_length=True) for split in self.splits.needed("test")}
             if self.source.is_table:
                 (tested,) = self.sets.values()
-                folder = text_folder(self.cache_dir, inputs_of(self.source, "train", self.tokenizer))
+                folder = row_folder(self.cache_dir, inputs_of(self.source, "train", self.tokenizer))
                 with contextlib.suppress(ValueError):  # too few rows to be split: trained on others
                     self._trained_name = name_of(folder, self.splits.select(lambda split: tested.files.hashes).train)
             for split, rows in self.sets.items():
@@ -239,7 +239,7 @@ class FineTuningData(ResumableDataModule):
         self.held_out_name = name_of(files.folder, held_out)
         return {"validation": self._set("train", files, held_out, by_length=True)}
 
-    def _set(self, split: str, files: TextFiles, rows: np.ndarray | None = None, by_length: bool = False) -> EncodedTexts:
+    def _set(self, split: str, files: RowFiles, rows: np.ndarray | None = None, by_length: bool = False) -> EncodedTexts:
         rows = np.arange(files.rows) if rows is None else rows
         if (bad := self.layout.too_long(files.lengths[rows])) is not None:
             raise SettingError(

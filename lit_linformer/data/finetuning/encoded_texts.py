@@ -19,7 +19,7 @@ from lit_linformer.data.finetuning.row_layout import RowLayout
 from lit_linformer.data.loader import FILLER
 from lit_linformer.data.pieces import encode_texts, size_of
 from lit_linformer.data.progress_bar import Preparing
-from lit_linformer.data.text_files import Encoded, TextFiles, make_text_files, row_hash
+from lit_linformer.data.row_files import Encoded, RowFiles, make_row_files, row_hash
 from lit_linformer.data.tokenizer import Tokenizer
 from lit_linformer.model.heads import IGNORED
 
@@ -46,7 +46,7 @@ def encoded_files(cache: Path, source: LabelledSource, split: str, tokenizer: To
 
     title = f"Tokenising {source.source}, {split}"
     inputs = inputs_of(source, split, tokenizer)
-    return make_text_files(cache, inputs, rows, title, len(task.columns), bool(task.labels), len(tokenizer))
+    return make_row_files(cache, inputs, rows, title, len(task.columns), bool(task.labels), len(tokenizer))
 
 
 def inputs_of(source: LabelledSource, split: str, tokenizer: Tokenizer) -> dict:
@@ -79,7 +79,7 @@ class EncodedTexts(Dataset):
     about the same length.
     """
 
-    def __init__(self, files: TextFiles, layout: RowLayout, rows: np.ndarray | None = None, by_length: bool = False):
+    def __init__(self, files: RowFiles, layout: RowLayout, rows: np.ndarray | None = None, by_length: bool = False):
         self.files, self.layout = files, layout
         self.rows = np.arange(files.rows) if rows is None else rows
         lengths = layout.lengths(files.lengths[self.rows])

@@ -8,8 +8,8 @@ import numpy as np
 
 from lit_linformer.data.finetuning.encoded_texts import EncodedTexts
 from lit_linformer.data.finetuning.text_tasks import TextTask, as_typed
+from lit_linformer.data.row_files import as_given
 from lit_linformer.data.summary import Summary
-from lit_linformer.data.text_files import as_given
 
 FEW = 5  # as few different integers may well be classes
 MOST_WINDOWS = 10_000  # largest data.max_windows

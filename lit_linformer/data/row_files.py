@@ -1,4 +1,4 @@
-"""Text files: rows of token ids on the disk, whole, with their labels; written once, memory-mapped.
+"""Row files: labelled rows of one or two texts on the disk, as token ids, whole; written once, memory-mapped.
 
 The files hold every text whole; it is cut when it is read, so another max_length needs no new tokenising.
 
@@ -31,7 +31,7 @@ FILES = ["ids.bin", "offsets.bin", "hashes.bin", "labels.bin"]
 Encoded = tuple[list[np.ndarray], int | float | None, int]  # ids of each text of a row, its label, a hash of its texts
 
 
-def make_text_files(
+def make_row_files(
     cache: Path,
     inputs: dict,
     rows: Callable[[Preparing], Iterable[Encoded]],
@@ -49,7 +49,7 @@ def make_text_files(
         with Preparing(title) as shown:
             _write(folder, rows(shown), np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32), texts, classes, inputs)
 
-    folder, inputs = text_folder(cache, inputs), {"format": FORMAT} | inputs
+    folder, inputs = row_folder(cache, inputs), {"format": FORMAT} | inputs
     return make_verified(folder, make, FILES)
 
 
@@ -59,8 +59,8 @@ def as_given(value: float) -> float:
     return float(str(stored)) if stored == value else value  # a user's own data may have float64
 
 
-def text_folder(cache: Path, inputs: dict) -> Path:
-    """The folder that `make_text_files` makes."""
+def row_folder(cache: Path, inputs: dict) -> Path:
+    """The folder that `make_row_files` makes."""
     return cache / f"texts-{fingerprint({'format': FORMAT} | inputs)}"
 
 
@@ -101,7 +101,7 @@ def _write(folder: Path, rows: Iterable[Encoded], dtype: np.dtype, texts: int, c
     (folder / "meta.json").write_text(json.dumps(meta | {"checksums": checksums, "inputs": inputs}, indent=1))
 
 
-class TextFiles:
+class RowFiles:
     """A split's files, memory-mapped; `classes`: labels are class numbers, not values."""
 
     def __init__(self, folder: Path, classes: bool):
