@@ -38,18 +38,17 @@ class ShardWriter:
 
     def __init__(self, path: Path, shards: list | None = None):
         self.shards = list(shards or [])
-        self.size = sum(size for size, _ in self.shards)
         self._open, self._checksum = 0, 0
-        self._file = open(path, "r+b" if self.size else "wb")
-        self._file.truncate(self.size)
-        self._file.seek(self.size)
+        size = sum(size for size, _ in self.shards)
+        self._file = open(path, "r+b" if size else "wb")
+        self._file.truncate(size)
+        self._file.seek(size)
 
     def write(self, array: np.ndarray) -> None:
         data = array.data.cast("B") if array.size else b""
         self._file.write(data)
         self._checksum = zlib.crc32(data, self._checksum)
         self._open += len(data)
-        self.size += len(data)
 
     def end_shard(self, least: int = 1) -> None:
         """Ends the shard if it has at least this many bytes, and flushes it to the disk."""

@@ -21,8 +21,7 @@ from lit_linformer.data.reading import readable, stamps, text_lines
 from lit_linformer.utils.environment import cores
 from lit_linformer.utils.errors import SettingError, UserError
 
-Row = tuple[list[np.ndarray], int]
-Rows = Iterator[Row]
+Rows = Iterator[tuple[list[np.ndarray], int]]
 CIFAR_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CIFAR_BYTES = 1 + 3 * 32 * 32  # of an image, label first
 GRAY = np.array([299, 587, 114]) / 1000  # ITU-R BT.601, as TensorFlow's rgb_to_grayscale has it

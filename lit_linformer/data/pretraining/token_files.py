@@ -104,7 +104,7 @@ def make_token_files(
             if corpus.stamp() != inputs["sources"][name]:
                 what = f"{corpus.setting}: {corpus.source} has changed while it was read"
                 raise UserError(what, "files that stay as they are")
-        checksums = {f"{split}.bin": file.shards for split, file in files.items()}
+        checksums = {FILES[split]: file.shards for split, file in files.items()}
         meta = {"format": FORMAT, "dtype": dtype.name, "splits": counts, "checksums": checksums, "inputs": inputs}
         (folder / "meta.json").write_text(json.dumps(meta, indent=1))
 
