@@ -13,20 +13,6 @@ LABELS = 6  # most classes to show
 Summary = dict[str, dict[str, Any]]  # by split
 
 
-def of_token_files(splits: Mapping[str, Mapping[str, int]], max_length: int) -> Summary:
-    """The summary of the non-empty splits in meta.json, for rows of ``max_length`` tokens."""
-    return {
-        split: {
-            "documents": counts["documents"],
-            "tokens": counts["tokens"],
-            "rows": -(-counts["tokens"] // (max_length - 1)),
-            "row_length": max_length,
-        }
-        for split, counts in splits.items()
-        if counts["tokens"]
-    }
-
-
 def data_rows(data: Any, longest: int | None) -> list[tuple[str, str]]:
     """What the terminal shows of a data module's `summary()`: (split, its counts), and ("note", advice) if there is any.
 

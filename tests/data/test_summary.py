@@ -1,10 +1,12 @@
 """The summary of the data: its counts equal those of the rows, how it is shown, and what it advises."""
 
+import json
+
 import numpy as np
 import pytest
 
 from lit_linformer.data.finetuning.row_layout import RowLayout
-from lit_linformer.data.summary import data_rows, of_token_files, summary_rows
+from lit_linformer.data.summary import data_rows, summary_rows
 
 
 @pytest.mark.parametrize("windows", [1, 3])
@@ -103,9 +105,13 @@ def test_a_label_that_no_held_out_row_has(tmp_path):
     assert hint.startswith("no validation row has the label 'good': val/score tells nothing of it (more validation rows")
 
 
-def test_pretraining_counts_come_from_the_token_files():
+def test_pretraining_counts_come_from_the_token_files(make, tmp_path):
     counts = {"documents": 1, "tokens": 1271, "bytes": 5000}
-    summary = of_token_files({"train": counts, "validation": {**counts, "documents": 20}, "test": {"tokens": 0}}, 128)
+    splits = {"train": counts, "validation": {**counts, "documents": 20}, "test": {"tokens": 0}}
+    (tmp_path / "meta.json").write_text(json.dumps({"splits": splits}))
+    data = make(max_length=128)
+    data.folder = tmp_path
+    summary = data.summary()
     assert summary["train"] == {"documents": 1, "tokens": 1271, "rows": 11, "row_length": 128}
     assert summary_rows(summary) == [
         ("train       ", "  1 document  1,271 tokens  11 rows of 128"),

@@ -22,7 +22,7 @@ from lit_linformer.data.pretraining.corpus import Corpus
 from lit_linformer.data.pretraining.masking import VALIDATION_MASK_RATE, VALIDATION_SEED, MaskedBlocks, Masker
 from lit_linformer.data.pretraining.prompts import encode_prompts, prompt_loader, read_prompts
 from lit_linformer.data.pretraining.token_files import FILES, SPLITS, Holdout, TokenBlocks, least_fraction, make_token_files
-from lit_linformer.data.summary import Summary, of_token_files
+from lit_linformer.data.summary import Summary
 from lit_linformer.data.tokenizer import check_vocab_size
 from lit_linformer.model.ranges import Count, Range, Seed, check_ranges
 from lit_linformer.utils.errors import SettingError, UserError
@@ -215,7 +215,17 @@ class PretrainingData(ResumableDataModule):
         return blocks
 
     def summary(self) -> Summary:
-        return of_token_files(read_meta(self.folder)["splits"], self.max_length) if self.folder else {}
+        counts = read_meta(self.folder)["splits"] if self.folder else {}
+        return {
+            split: {
+                "documents": count["documents"],
+                "tokens": count["tokens"],
+                "rows": -(-count["tokens"] // (self.max_length - 1)),
+                "row_length": self.max_length,
+            }
+            for split, count in counts.items()
+            if count["tokens"]
+        }
 
     def summary_hints(self, longest: int | None) -> list[str]:
         """Advice if no document is as long as a row, since long rows then have no long-range context."""
