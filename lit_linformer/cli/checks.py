@@ -158,7 +158,7 @@ def _parameters(declared: Any) -> Mapping[str, Any]:
 
 def check_early(subcommand: str, config: Namespace) -> None:
     """ValueError, in one line, for settings that would otherwise be refused only once the data are prepared."""
-    trainer, model = config.trainer, config.model
+    trainer = config.trainer
     _check_names(trainer)
     for name, instead in {
         "progress_bar": "--progress.every_n_steps N prints fewer lines",
@@ -166,9 +166,22 @@ def check_early(subcommand: str, config: Namespace) -> None:
     }.items():
         if trainer[f"enable_{name}"] is False:  # Lightning would refuse it after that, naming what nobody has given
             raise SettingError(f"trainer.enable_{name}", False, f"null; {instead}")
+    built = _built(trainer)
+    check_machine(built, trainer.precision)
+    if subcommand == "validate" and trainer.limit_val_batches == 0:  # as a run's config may have it
+        raise SettingError("trainer.limit_val_batches", 0, "null, or more than 0", when="with validate")
+    if subcommand == "fit":
+        _check_training(config, built)
+
+
+def _built(trainer: Namespace) -> Trainer:
+    """A Trainer of these settings, as far as they are plain values; UserError for what it would refuse in its own words."""
+    own = ("logger", "enable_checkpointing", "enable_model_summary", "callbacks", "plugins", "profiler")
+    plain = {key: value for key, value in vars(trainer).items() if isinstance(value, PLAIN) and key not in own}
+    plain["devices"] = trainer.devices  # a list of numbers, too
     try:
         with quiet():  # the Trainer that trains prints the same about the machine
-            built = Trainer(**_plain(trainer), logger=False, enable_checkpointing=False, enable_model_summary=False)
+            return Trainer(**plain, logger=False, enable_checkpointing=False, enable_model_summary=False)
     except TypeError as error:
         if "CPUAccelerator" not in str(error):
             raise
@@ -178,15 +191,15 @@ def check_early(subcommand: str, config: Namespace) -> None:
             raise
         asked = f"SLURM_NTASKS is {os.environ.get('SLURM_NTASKS')} and the job has no --ntasks-per-node"
         raise UserError(asked, "sbatch with --ntasks-per-node, as in scripts/slurm.sh") from error
-    check_machine(built, trainer.precision)
-    if subcommand == "validate" and trainer.limit_val_batches == 0:  # as a run's config may have it
-        raise SettingError("trainer.limit_val_batches", 0, "null, or more than 0", when="with validate")
-    if subcommand != "fit":
-        return
+
+
+def _check_training(config: Namespace, built: Trainer) -> None:
+    """The same for settings of training; ``built``: a Trainer of them."""
+    trainer, model, processes = config.trainer, config.model, built.num_devices * built.num_nodes
     if trainer.precision == "16-true":
         why = ", in which AdamW's second moments of small gradients are 0"
         raise SettingError("trainer.precision", "16-true", "32-true, 16-mixed, bf16-mixed, bf16-true", why, "with fit")
-    if isinstance(trainer.val_check_interval, str) and built.num_devices * built.num_nodes > 1:
+    if isinstance(trainer.val_check_interval, str) and processes > 1:
         # Each process reads its own clock, and would wait for the others in a validation that they have not begun.
         allowed = "steps or a share of an epoch, on which several processes agree"
         raise SettingError("trainer.val_check_interval", trainer.val_check_interval, allowed)
@@ -198,9 +211,8 @@ def check_early(subcommand: str, config: Namespace) -> None:
     each = trainer.accumulate_grad_batches
     tells = hasattr(class_of(config.data.class_path, "data"), "rows_per_step")  # a user's own may use the names otherwise
     if tells and isinstance(trainer.strategy, str) and data.get("global_batch_size") and data.get("batch_size"):
-        devices = built.num_devices * built.num_nodes
-        check_global_batch(data["global_batch_size"], data["batch_size"], devices, each)
-        each = data["global_batch_size"] // (data["batch_size"] * devices)
+        check_global_batch(data["global_batch_size"], data["batch_size"], processes, each)
+        each = data["global_batch_size"] // (data["batch_size"] * processes)
     check_limit(trainer, each)
     rows, longest = data.get("max_length"), getattr(settings.get("encoder"), "max_length", None)
     if isinstance(rows, int) and isinstance(longest, int):
@@ -275,10 +287,3 @@ def _check_names(trainer: Namespace) -> None:
             raise SettingError("trainer.strategy", named, STRATEGIES, more=f", {why}")
     if trainer.gradient_clip_algorithm not in (None, "norm", "value"):
         raise SettingError("trainer.gradient_clip_algorithm", trainer.gradient_clip_algorithm, "norm, value")
-
-
-def _plain(trainer: Namespace) -> dict[str, Any]:
-    """The settings that are plain values: no strategy given as a class, no callbacks or loggers."""
-    own = ("logger", "enable_checkpointing", "enable_model_summary", "callbacks", "plugins", "profiler")
-    given = {key: value for key, value in vars(trainer).items() if isinstance(value, PLAIN) and key not in own}
-    return {**given, "devices": trainer.devices}  # a list of numbers, too
