@@ -199,13 +199,13 @@ class Encoder(nn.Module):
         wanted = range(len(self.layers)) if need_weights is True else self._layers(need_weights or ())
         x = self.tokens(input_ids)
         x = self.dropout(self.embedding_norm(x if self.positions is None else x + self.positions.weight[:length]))
-        given = self.config.attention_kind.of_ids(self.config, input_ids, attention_mask)
+        given = self.shared | self.config.attention_kind.of_ids(self.config, input_ids, attention_mask)
         maps = {}
         for index, layer in enumerate(self.layers):
             if self.config.activation_checkpointing and self.training:
-                found = checkpoint(layer, x, attention_mask, self.E, index in wanted, given, use_reentrant=False)
+                found = checkpoint(layer, x, attention_mask, index in wanted, given, use_reentrant=False)
             else:
-                found = layer(x, attention_mask, self.E, index in wanted, given)
+                found = layer(x, attention_mask, index in wanted, given)
             x, weights, handed_on = found
             given = given | handed_on
             if weights is not None:
@@ -254,23 +254,16 @@ class EncoderLayer(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(
-        self,
-        x: Tensor,
-        attention_mask: Tensor | None,
-        shared: nn.Module | None,
-        need_weights: bool,
-        given: dict[str, Any] | None = None,
+        self, x: Tensor, attention_mask: Tensor | None, need_weights: bool, given: dict[str, Any]
     ) -> tuple[Tensor, Tensor | None, dict[str, Any]]:
-        """(B, N, D), (B, N) bool or None, the encoder's E or None → (B, N, D), the attention maps if asked for, and what the
-        attention hands on.
+        """(B, N, D), (B, N) bool or None → (B, N, D), the attention maps if asked for, and what the attention hands on.
 
-        given: what ``Attention.of_ids`` returned and the layer before handed on.
+        given: its further arguments: ``Encoder.shared``, what ``of_ids`` returned and what the layer before handed on.
         """
         h = self.attention_norm(x) if self.pre_norm else x
-        extra = dict(given or {}) if shared is None else {"shared": shared, **(given or {})}
         if need_weights and self.gives_maps:
-            extra["need_weights"] = True
-        found = self.attention(h, attention_mask, **extra)
+            given = given | {"need_weights": True}
+        found = self.attention(h, attention_mask, **given)
         attended, weights, *handed_on = found if isinstance(found, tuple) and len(found) in (2, 3) else (found, None)
         check_shape(ATTENTIONS, self.attention, attended, tuple(x.shape), "as its input")
         x = x + self.dropout(attended)
