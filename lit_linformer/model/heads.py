@@ -50,11 +50,8 @@ class MaskedLanguageModel(nn.Module):
         """Logits (B, M, V) at ``positions`` (B, M) int64, or at all N tokens."""
         return self._logits(self.encoder(input_ids, attention_mask), positions)
 
-    def features(self, input_ids: Tensor, attention_mask: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
-        """(B, M, D), what the output matrix is applied to, at ``positions`` (B, M) or at all N tokens."""
-        return self._features(self.encoder(input_ids, attention_mask), positions)
-
     def _features(self, hidden: Tensor, positions: Tensor | None) -> Tensor:
+        """(B, M, D), what the output matrix is applied to, at ``positions`` (B, M) or at all N tokens."""
         if positions is None:
             return self.head(hidden)
         # Not take_along_dim, with which torch.compile makes a graph for each N.
@@ -80,7 +77,7 @@ class MaskedLanguageModel(nn.Module):
 
     def exact_logits(self, input_ids: Tensor, positions: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Logits (B, M, V) in float32, even under autocast: rounding to bfloat16 changes perplexity and creates ties."""
-        features = self.features(input_ids, attention_mask, positions)
+        features = self._features(self.encoder(input_ids, attention_mask), positions)
         with torch.autocast(features.device.type, enabled=False):
             bias = None if self.head.bias is None else self.head.bias.float()
             return functional.linear(features.float(), self.encoder.tokens.weight.float(), bias)
