@@ -36,8 +36,15 @@ def forward_flops(encoder: Encoder, length: int, masked: int = 0, labels: int = 
 
     None if the attention does not count its operations.
     """
-    layers = _layers(encoder, length)
-    return None if layers is None else layers + _heads(encoder, masked, labels)
+    config, D = encoder.config, encoder.config.hidden_size
+    total = _input(encoder, length) + masked * (2 * D * D + 2 * D * config.vocab_size)
+    total += 2 * D * D + 2 * D * labels if labels else 0
+    for layer in encoder.layers:
+        attention = layer.attention.flops(length, **encoder.shared)
+        if attention is None:
+            return None
+        total += attention + (4 if layer.gate is None else 6) * length * D * inner_width(config)
+    return total
 
 
 def training_flops(encoder: Encoder, length: int, masked: int = 0, labels: int = 0) -> int | None:
@@ -49,22 +56,5 @@ def training_flops(encoder: Encoder, length: int, masked: int = 0, labels: int =
     return 3 * forward - fixed - _input(encoder, length)
 
 
-def _layers(encoder: Encoder, length: int) -> int | None:
-    config = encoder.config
-    total = _input(encoder, length)
-    for layer in encoder.layers:
-        attention = layer.attention.flops(length, **encoder.shared)
-        if attention is None:
-            return None
-        total += attention + (4 if layer.gate is None else 6) * length * config.hidden_size * inner_width(config)
-    return total
-
-
 def _input(encoder: Encoder, length: int) -> int:
     return 2 * length * encoder.config.hidden_size * encoder.config.input_size
-
-
-def _heads(encoder: Encoder, masked: int, labels: int) -> int:
-    D = encoder.config.hidden_size
-    language_model = masked * (2 * D * D + 2 * D * encoder.config.vocab_size)
-    return language_model + (2 * D * D + 2 * D * labels if labels else 0)
