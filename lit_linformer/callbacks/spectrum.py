@@ -16,7 +16,7 @@ from lightning.pytorch import LightningModule, Trainer
 
 from lit_linformer.callbacks.loggers import writers
 from lit_linformer.callbacks.observing import Measuring, say, tokens_seen, unnoticed
-from lit_linformer.model.lowrank import Measured, check_index, check_layers, check_maps, measure, summary
+from lit_linformer.model.lowrank import Measured, check_index, check_layers, check_maps, measure
 from lit_linformer.model.ranges import Count, Natural, Range, check_ranges
 from lit_linformer.tasks.base import encoder_of
 from lit_linformer.utils.errors import SettingError
@@ -81,7 +81,9 @@ class Spectrum(Measuring):
             reduce = partial(trainer.strategy.reduce, reduce_op="sum")
             measured = measure(pl_module.net.encoder, rows, self._layers, reduce=reduce)
             step = self.measured_step(trainer)
-            entry = {"step": step, "tokens": tokens_seen(pl_module), **summary(measured, self._index, self.threshold)}
+            shares = measured.at(self._index).numpy().round(6).tolist()  # layer × head
+            entry = {"step": step, "tokens": tokens_seen(pl_module), "share_at_index": shares}
+            entry["suggested_k"] = measured.suggested(self.threshold)
             if fitting:
                 self.history.append(entry)
             held = ", ".join(map(str, entry["suggested_k"]))

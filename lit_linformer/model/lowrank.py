@@ -7,11 +7,13 @@ map (N for the Transformer, k for the Linformer), H heads, d head width, L layer
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.linalg import matrix_norm
 
 from .attention import attend
 from .encoder import Encoder, EncoderConfig
@@ -148,7 +150,7 @@ def measure(
                 given = {name: kwargs[name] for name in kind.handed_on if name in kwargs and name in takes}
                 stand_ins["learned"] = maps @ attention.compress(x, **encoder.shared, **given)[1].to(dtype)
             for name, row in zip(names, errors, strict=True):
-                row[place] += (norm(stand_ins[name] - exact) / norm(exact)).sum(0)
+                row[place] += (matrix_norm(stand_ins[name] - exact) / matrix_norm(exact)).sum(0)  # Frobenius
         values = svd[1] if ranks and kind.exact else torch.linalg.svdvals(maps)
         curves[place, :, : values.shape[-1]] += cumulative(values).sum(0)
         curves[place, :, values.shape[-1] :] += len(x)
@@ -156,11 +158,8 @@ def measure(
     handles = []
     try:
         for place, layer in enumerate(layers):
-
-            def hook(*found: Any, place: int = place) -> None:
-                observe(place, *found)
-
-            handles.append(encoder.layers[layer].attention.register_forward_hook(hook, with_kwargs=True))
+            attention = encoder.layers[layer].attention
+            handles.append(attention.register_forward_hook(partial(observe, place), with_kwargs=True))
         # So that the maps, their singular vectors and copies take some 100 MB on a CPU, 1 GB on a GPU.
         most = 2 ** (23 if device.type == "cpu" else 26) // (config.num_heads * length * (length if ranks else max(columns)))
         for batch in rows.split(max(1, most)) if len(rows) else ():  # a process may have no rows
@@ -172,21 +171,8 @@ def measure(
             handle.remove()
     total = reduce(torch.tensor(float(len(rows)), dtype=sums, device=device))
     curves, errors = ((reduce(summed) / total).double().cpu() for summed in (curves, errors))
-    by_name = {name: row for name, row in zip(names, errors, strict=True)}
+    by_name = dict(zip(names, errors, strict=True))
     return Measured(list(layers), length, columns, int(total), curves, ranks, by_name)
-
-
-def norm(x: Tensor) -> Tensor:
-    """Frobenius norm, (B, H, N, d) → (B, H)."""
-    return x.flatten(-2).norm(dim=-1)
-
-
-def summary(measured: Measured, index: int, threshold: float) -> dict[str, Any]:
-    """Plain numbers: the share at the index, layer × head, and each layer's k that reaches the threshold."""
-    return {
-        "share_at_index": measured.at(index).numpy().round(6).tolist(),
-        "suggested_k": measured.suggested(threshold),
-    }
 
 
 def check_maps(encoder: Encoder) -> None:

@@ -5,10 +5,11 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch.linalg import matrix_norm
 
 from lit_linformer.model import Attention, Encoder, EncoderConfig
 from lit_linformer.model.attention import attend, merge_heads
-from lit_linformer.model.lowrank import ERRORS, approximations, cumulative, measure, norm, rank_holding
+from lit_linformer.model.lowrank import ERRORS, approximations, cumulative, measure, rank_holding
 from tests.model.mechanisms import MECHANISMS
 
 SHAPE = {
@@ -101,7 +102,7 @@ def test_truncated_svd_is_eckart_and_youngs_and_none_is_better():
     for rank in (1, 6, 23):
         found = approximations(q, k, identity, svd, rank)
         assert list(found) == [name for name in ERRORS if name != "learned"]
-        errors = {name: norm(stand_in - P) for name, stand_in in found.items()}
+        errors = {name: matrix_norm(stand_in - P) for name, stand_in in found.items()}
         tail = torch.linalg.svdvals(P)[..., rank:].square().sum(-1).sqrt()
         assert torch.allclose(errors["svd"], tail, atol=1e-12)
         assert all((errors["svd"] <= error + 1e-12).all() for error in errors.values())
@@ -126,7 +127,7 @@ def test_random_projection_is_the_theorems():
     q, k, v = attention_inputs(length=256)
     exact, P = attend(q, k, v, None, 0.0, True)
     svd = torch.linalg.svd(P, full_matrices=False)
-    errors = [norm(approximations(q, k, v, svd, rank)["random"] - exact).mean().item() for rank in (4, 256)]
+    errors = [matrix_norm(approximations(q, k, v, svd, rank)["random"] - exact).mean().item() for rank in (4, 256)]
     assert errors[1] == pytest.approx(errors[0] / 8, rel=0.3)
 
 
@@ -146,7 +147,7 @@ def test_learned_error_is_that_of_the_layers_own_output(settings):
     exact = (q @ k.mT / math.sqrt(8)).softmax(-1) @ v
     own = context.unflatten(-1, (2, -1)).transpose(1, 2)
     assert torch.allclose(merge_heads(own), context)
-    expected = (norm(own - exact) / norm(exact)).mean(0)
+    expected = (matrix_norm(own - exact) / matrix_norm(exact)).mean(0)
     found = measure(encoder, rows, [1], rank=3)  # where there is a k, it is the rank
     assert torch.allclose(found.errors["learned"][0], expected, atol=1e-10)
     has_none = encoder.config.attention in ("full", "sparse", "lsh")
