@@ -71,17 +71,12 @@ PROJECTION_INITS = {**WINDOW_INITS, **MATRIX_INITS}
 FITS = {"squares": check_squares}
 
 
-def window_bounds(max_length: int, projection_dim: int) -> list[int]:
-    """The beginnings of the K windows of nearly equal width that tile n tokens, followed by n: K + 1 numbers."""
-    return [j * max_length // projection_dim for j in range(projection_dim + 1)]
-
-
 def initial_matrix(init: str, max_length: int, projection_dim: int, part: Part = (0, 1)) -> Tensor:
     """One initialised E, (K, n)."""
     if init in MATRIX_INITS:
         return MATRIX_INITS[init](max_length, projection_dim)
     E = torch.zeros(projection_dim, max_length)
-    bounds = window_bounds(max_length, projection_dim)
+    bounds = [j * max_length // projection_dim for j in range(projection_dim + 1)]  # of windows of nearly equal width
     for row, (start, stop) in zip(E, itertools.pairwise(bounds), strict=True):
         row[start:stop] = WINDOW_INITS[init](stop - start, part)
     return E
