@@ -166,11 +166,7 @@ class Max(Mean):
         found = windows(self, x, lowest).amax(-2)
         return found.masked_fill(as_column(window_counts(self, x, mask), x) == 0, 0.0)
 
-    def mass(self, x: Tensor, mask: Tensor | None) -> Tensor | None:
-        return window_mass(self, x, mask)
-
-    def flops(self, length: int, width: int) -> int:
-        return 0
+    mass, flops = Mean.mass, Mean.flops
 
     def matrix(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The windows over which the maximum is taken."""
