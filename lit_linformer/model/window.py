@@ -59,8 +59,8 @@ class WindowAttention(SlotsAndTokens):
         return scores, lambda weights: near_values(weights, v, *near), lambda weights: near_maps(weights, seen)
 
     def of_tokens(self, x: Tensor) -> Pair:
-        k, v = (_normed(part, self.token_norm) for part in super().of_tokens(x))
-        return k, v
+        k, v = super().of_tokens(x)
+        return (k, v) if self.token_norm is None else (self.token_norm(k), self.token_norm(v))
 
     def keys_and_values(self, x: Tensor, attention_mask: Tensor | None, shared: Projection | None) -> tuple[Pair, Pair]:
         slots, tokens = super().keys_and_values(x, attention_mask, shared)
@@ -71,7 +71,3 @@ class WindowAttention(SlotsAndTokens):
 
     def token_flops(self, length: int) -> int:
         return near_flops(length, self.window, self.window // 2, self.hidden_size)
-
-
-def _normed(x: Tensor, norm: nn.LayerNorm | None) -> Tensor:
-    return x if norm is None else norm(x)
