@@ -58,5 +58,5 @@ class Dynamic(Projection):
     def weights_flops(self, length: int) -> int:
         return 2 * self.projection_dim * length * (self.num_heads or 1) * self.hidden_size
 
-    def matrix(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        return self.weights(x, mask)[0]
+    def matrix(self, x: Tensor) -> Tensor:
+        return self.weights(x, None)[0]

@@ -109,8 +109,8 @@ class Gated(Projection):
         inside = stretched(inside.transpose(-1, -2), self.window).transpose(-1, -2)
         self.load_state_dict(old.state_dict() | {"bias": torch.cat([before, inside, after], -2)})
 
-    def matrix(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def matrix(self, x: Tensor) -> Tensor:
         """The mean of the channels' gates."""
-        weights = self.weights(x, mask).mean(-1, keepdim=True)
+        weights = self.weights(x, None).mean(-1, keepdim=True)
         tokens = torch.eye(x.shape[1], dtype=weights.dtype, device=x.device)
         return (weights * between(windows(self, tokens, 0.0), 0, self.overlap)).sum(-2)[0]

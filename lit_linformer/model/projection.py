@@ -144,7 +144,7 @@ class Projection(nn.Module):
         """Operations of ``for_input`` itself, once for keys and values."""
         return 0
 
-    def matrix(self, x: Tensor, mask: Tensor | None = None) -> Tensor | None:
+    def matrix(self, x: Tensor) -> Tensor | None:
         """The weight of each token of a layer's input x, (1, N, D), in each slot: (K, N) or (H, K, N); None: no such matrix."""
         return None
 

@@ -63,7 +63,7 @@ class Linear(Projection):
     def flops(self, length: int, width: int) -> int:
         return 2 * self.projection_dim * length * width
 
-    def matrix(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def matrix(self, x: Tensor) -> Tensor:
         return matrix_with_rest(self, self.weight[..., : x.shape[-2]], self.weight.sum(-1))
 
     def any_length(self) -> Projection:
@@ -109,7 +109,7 @@ class Convolution(Projection):
     def flops(self, length: int, width: int) -> int:
         return 2 * self.max_length * width  # rows are filled up to n
 
-    def matrix(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def matrix(self, x: Tensor) -> Tensor:
         """The mean of the channels' kernels."""
         kernel = self.weight.mean(-1)  # (n/k) or (H, n/k)
         columns = kernel.repeat(*[1] * (kernel.dim() - 1), self.projection_dim)
@@ -150,7 +150,7 @@ class Mean(Projection):
     def flops(self, length: int, width: int) -> int:
         return 0
 
-    def matrix(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def matrix(self, x: Tensor) -> Tensor:
         tokens = window_tokens(self, x)
         return tokens / tokens.sum(1, keepdim=True).clamp(min=1)
 
@@ -168,7 +168,7 @@ class Max(Mean):
 
     mass, flops = Mean.mass, Mean.flops
 
-    def matrix(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def matrix(self, x: Tensor) -> Tensor:
         """The windows over which the maximum is taken."""
         return window_tokens(self, x)
 
