@@ -4,6 +4,7 @@ For a task of your own pass the optimiser's settings to `super().__init__(**opti
 `warmup(total_steps)` and `training_loss(batch)`, or a training_step that calls `self.count(batch)`.
 """
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import fields, replace
@@ -170,7 +171,7 @@ class TrainingModule(LightningModule):
         if rows is None:
             name = type(self.trainer.datamodule).__name__
             raise SettingError("model.lr_batch_size", meant_for, f"null, for data={name} has no rows_per_step")
-        return self.optimization.peak_lr(rows)
+        return self.optimization.lr * math.sqrt(rows / meant_for)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         return parameter_groups(self, self.peak_lr(), self.optimization)  # a subclass's parts outside of net, too

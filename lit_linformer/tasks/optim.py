@@ -75,10 +75,6 @@ class Optimization:
         """Plain values, as checkpoints and hparams.yaml hold them."""
         return asdict(self) | {"betas": list(self.betas)}
 
-    def peak_lr(self, rows: int) -> float:
-        """lr for an optimiser step of ``rows`` rows."""
-        return self.lr if self.lr_batch_size is None else self.lr * math.sqrt(rows / self.lr_batch_size)
-
 
 def endless(schedule: str, max_steps: int) -> ValueError:
     """The error to raise for a schedule that needs an end, if training has none."""
