@@ -17,14 +17,10 @@ OPTIMIZERS = ("adamw", "muon")
 MUON = "muon"  # the name of its parameter group
 # Settings of Optimization that are read only with one value of another setting.
 READ_WITH = {"muon_lr_factor": ("optimizer", "muon"), "decay_share": ("schedule", "wsd"), "power": ("schedule", "polynomial")}
-Schedule = Annotated[str, OneOf(SCHEDULES)]
 LearningRate = Annotated[float, Range(above=0, most=10000)]
 Multiple = Annotated[float, Range(least=0, most=1000)]  # of another learning rate
 WeightDecay = Annotated[float, Range(least=0, most=100)]
 Beta = Annotated[float, Range(least=0, below=1)]
-Epsilon = Annotated[float, Range(above=0, most=1)]
-Power = Annotated[float, Range(above=0, most=100)]
-DecayShare = Annotated[float, Range(above=0, most=1)]
 
 
 @dataclass
@@ -58,11 +54,11 @@ class Optimization:
     projection_lr_factor: Multiple = 0.02
     projection_weight_decay: WeightDecay = 0.0
     betas: tuple[Beta, Beta] = (0.9, 0.98)
-    eps: Epsilon = 1e-6
-    schedule: Schedule = "linear"
-    power: Power = 2.0
+    eps: Annotated[float, Range(above=0, most=1)] = 1e-6
+    schedule: Annotated[str, OneOf(SCHEDULES)] = "linear"
+    power: Annotated[float, Range(above=0, most=100)] = 2.0
     final_lr_factor: Share = 0.0
-    decay_share: DecayShare | None = 0.3
+    decay_share: Annotated[float, Range(above=0, most=1)] | None = 0.3
     optimizer: Annotated[str, OneOf(OPTIMIZERS)] = "adamw"
     muon_lr_factor: Multiple = 1.0
 
