@@ -130,11 +130,10 @@ class SequenceClassification(TrainingModule):
         return self.net(batch["input_ids"], batch.get("attention_mask"), batch.get("document"), rows_of(batch))
 
     def training_loss(self, batch: Batch) -> Tensor:
-        mask = batch.get("attention_mask")
-        if mask is None and self.compiles and not self.equal_rows:  # rather than three more graphs
-            mask = batch["input_ids"].new_ones(batch["input_ids"].shape[:2], dtype=torch.bool)
-        logits = self.net(batch["input_ids"], mask, batch.get("document"), rows_of(batch))
-        return task_loss(logits.float(), batch["labels"])
+        if batch.get("attention_mask") is None and self.compiles and not self.equal_rows:  # rather than three more graphs
+            ids = batch["input_ids"]
+            batch = {**batch, "attention_mask": ids.new_ones(ids.shape[:2], dtype=torch.bool)}
+        return task_loss(self(batch).float(), batch["labels"])
 
     def training_flops(self, batch: Batch) -> int | None:
         rows, length = batch["input_ids"].shape[:2]
