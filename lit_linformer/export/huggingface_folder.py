@@ -14,9 +14,9 @@ from lit_linformer.export.huggingface import (
     LinformerPreTrainedModel,
     PreTrainedTokenizerFast,
 )
-from lit_linformer.export.verify import transformers_quiet
 from lit_linformer.runs.trained_model import TrainedModel
 from lit_linformer.utils.files import write_json
+from lit_linformer.utils.quiet import quiet
 
 
 def write(model: TrainedModel, folder: Path) -> None:
@@ -24,7 +24,7 @@ def write(model: TrainedModel, folder: Path) -> None:
 
     Then, except for a classifier, also what Sentence Transformers reads: mean pooling over all tokens, normalised to length 1,
     as in `embed`."""
-    with transformers_quiet():
+    with quiet():
         as_transformers(model).save_pretrained(folder)
     if model.tokenizer is None:
         return
@@ -103,6 +103,6 @@ def fast_tokenizer(model: TrainedModel) -> Any:
 def logits(model: TrainedModel, folder: Path) -> Callable[[Tensor, Tensor], Tensor]:
     """The written model, as a function of input_ids and attention_mask (B, N)."""
     made = LinformerForSequenceClassification if model.classifies else LinformerForMaskedLM
-    with transformers_quiet():
+    with quiet():
         loaded = made.from_pretrained(folder).eval()
     return lambda ids, mask: loaded(ids, mask).logits

@@ -1,7 +1,6 @@
 """Compares each export with its checkpoint: the largest difference of logits on random inputs with padding."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -9,6 +8,7 @@ from torch import Tensor
 
 from lit_linformer.runs.trained_model import TrainedModel
 from lit_linformer.utils.errors import UserError
+from lit_linformer.utils.quiet import quiet
 
 TOLERANCE = 1e-4  # of logits, float32, relative to the largest one if that is more than 1
 
@@ -60,7 +60,7 @@ def difference_from_transformers(model: TrainedModel, folder: Path) -> float:
     """
     from transformers import AutoModelForMaskedLM
 
-    with transformers_quiet():
+    with quiet():
         theirs = AutoModelForMaskedLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()
     pad, worst = theirs.config.pad_token_id, 0.0
     for ids, mask in random_inputs(model):
@@ -82,19 +82,3 @@ def _difference(what: str, expected: Tensor, found: Tensor, ids: Tensor) -> floa
         size = f"{ids.shape[0]} × {ids.shape[1]} tokens"
         raise UserError(f"{what} by {difference:.2g} on {size}", f"{allowed:.2g}")
     return difference
-
-
-@contextmanager
-def transformers_quiet() -> Iterator[None]:
-    """Hides transformers' progress bars, and its log but for errors."""
-    from transformers.utils import logging
-
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
