@@ -17,16 +17,15 @@ as runs/sst2, scored, with their commands.
 changed answers, on the run's validation text or on --source.
 """
 
+import contextlib
 import errno
 import importlib
 import importlib.util
-import json
 import os
 import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +34,7 @@ from lit_linformer.utils.amounts import count
 from lit_linformer.utils.arguments import FLAG, Setting, choice, parse, several, word
 from lit_linformer.utils.environment import command_line
 from lit_linformer.utils.errors import SettingError, UserError
+from lit_linformer.utils.files import read_json
 
 if TYPE_CHECKING:  # the help needs no torch
     from lit_linformer.runs.trained_model import TrainedModel
@@ -188,16 +188,15 @@ def check_output(output: Path, overwrite: bool) -> None:
 
 def is_export(folder: Path) -> bool:
     """Whether a folder is an export of ours, by its model card and config.json."""
-    try:
+    config = read_json(folder / "config.json") or {}
+    with contextlib.suppress(OSError, ValueError):
         card = (folder / "README.md").read_text(encoding="utf-8")
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    ours = isinstance(config, dict) and (config.get("model_type") == "lit_linformer" or "lit_linformer" in config)
-    return ours and "exported with lit-linformer" in card
+        ours = config.get("model_type") == "lit_linformer" or "lit_linformer" in config
+        return ours and "exported with lit-linformer" in card
+    return False
 
 
-@contextmanager
+@contextlib.contextmanager
 def staged(output: Path, setting: str = "output") -> Iterator[Path]:
     """A temporary folder next to output, renamed to it when complete, or else removed.
 

@@ -1,7 +1,6 @@
 """The safetensors format: model.safetensors, config.json, tokenizer.json; and 16-bit weights, for huggingface too."""
 
 import copy
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from lit_linformer.export import load
 from lit_linformer.export.verify import random_inputs, read
 from lit_linformer.runs.exported import CONFIG, WEIGHTS
 from lit_linformer.runs.trained_model import TrainedModel
+from lit_linformer.utils.files import write_json
 
 
 def write(model: TrainedModel, folder: Path) -> None:
@@ -30,8 +30,7 @@ def logits(model: TrainedModel, folder: Path) -> Callable[[Tensor, Tensor], Tens
 
 def write_config(model: TrainedModel, folder: Path) -> None:
     """Writes config.json and, if there is a tokenizer, tokenizer.json."""
-    text = json.dumps(model.config(), indent=2, ensure_ascii=False)
-    (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
+    write_json(folder / CONFIG, model.config(), indent=2)
     if model.tokenizer is not None:
         model.tokenizer.save(folder / "tokenizer.json")
 
