@@ -37,9 +37,9 @@ def draw_times(figure_class: Any, data: dict[str, Any]) -> Any:
 
 
 def _family(name: str) -> str:
-    """Models of one family get different looks: each baseline and the peer are a family, all others together are one ("")."""
+    """Models of one family get different looks: each baseline is a family, all others together are one ("")."""
     kind = name.partition(" ")[0]
-    return kind if kind in (*BASELINES, "peer") else ""
+    return kind if kind in BASELINES else ""
 
 
 def _draw_line(axes: Any, name: str, names: list[str], cells: list[dict[str, Any]]) -> None:

@@ -108,7 +108,7 @@ def measure_memory(job: Job, names: list[str], reporter: Reporter) -> None:
         few = (x if job.settings["compile"] else x[:1, :8]).detach().requires_grad_(job.backward)
         run(model, few)
         forget(model, few)
-        weights = sum(weight.numel() * weight.element_size() for weight in model.parameters())
+        weights = sum(weight.nbytes for weight in model.parameters())
         return peak_memory(lambda: run(model, x), job.settings["device"]), weights
 
     for name in names:
