@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -195,8 +196,7 @@ class LinformerAttention(Attention):
         self.check_length(x)
         q = split_heads(self.queries(x), self.num_heads)
         k, v = self.compress(x, attention_mask, shared)
-        E, _ = self.projections(shared)
-        bias = log_mass(E.mass(x, attention_mask), q.dtype) if self.mass_bias else None
+        bias = self.slot_bias(x, attention_mask, shared, q.dtype)
         context, weights = self.attend(q, k, v, bias, need_weights)
         return self.output(context, x, attention_mask), weights
 
@@ -232,6 +232,13 @@ class LinformerAttention(Attention):
         to_slots = E.for_input(x, attention_mask)
         k = to_slots(k, attention_mask)
         return k, (to_slots if F is E else F.for_input(x, attention_mask))(v, attention_mask)
+
+    def slot_bias(
+        self, x: Tensor, attention_mask: Tensor | None, shared: Projection | None, dtype: torch.dtype
+    ) -> Tensor | None:
+        """With mass_bias log(mass) of the slots, (1 or B, 1 or H, 1, K)."""
+        mass = self.projections(shared)[0].mass(x, attention_mask) if self.mass_bias else None
+        return log_mass(mass, dtype)
 
     def projections(self, shared: Projection | None) -> tuple[Projection, Projection]:
         """E and F of this layer."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .attention import as_bias, log_mass, softmax, split_heads, zero_pads
+from .attention import as_bias, softmax, split_heads, zero_pads
 from .chunks import spread
 from .linformer import LinformerAttention
 from .projection import Projection
@@ -105,13 +105,6 @@ class SlotsAndTokens(LinformerAttention):
         """q kᵀ/√d + bias for the slots, (…, N, K)."""
         scores = q * q.shape[-1] ** -0.5 @ slot_k.transpose(-1, -2)
         return scores if bias is None else scores + bias
-
-    def slot_bias(
-        self, x: Tensor, attention_mask: Tensor | None, shared: Projection | None, dtype: torch.dtype
-    ) -> Tensor | None:
-        """With mass_bias log(mass) of the slots, (1 or B, 1 or H, 1, K)."""
-        mass = self.projections(shared)[0].mass(x, attention_mask) if self.mass_bias else None
-        return log_mass(mass, dtype)
 
     def compress(self, x: Tensor, attention_mask: Tensor | None = None, shared: Projection | None = None) -> Pair:
         """Keys and values of the slots, followed by those of all tokens where these are seen, (B, H, K or K + N, d) each."""
