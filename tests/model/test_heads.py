@@ -42,7 +42,7 @@ def test_nll_sums_to_the_loss_and_is_float32_under_autocast():
     assert nll.shape == (3, 4) and nll[1, 3] == 0
     torch.testing.assert_close(nll.sum() / 11, model.loss(ids, positions, labels))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert model.nll(ids, positions, labels).dtype == torch.float32
+        assert model.nll(ids, positions, labels).dtype == model.exact_logits(ids, positions).dtype == torch.float32
 
 
 def test_a_batch_without_a_masked_token_teaches_nothing():
@@ -60,6 +60,17 @@ def test_output_matrix_is_tied_to_the_embedding():
     model.loss(ids, positions, labels).backward()
     unused = torch.tensor(sorted(set(range(50)) - set(ids.flatten().tolist())))
     assert model.encoder.tokens.weight.grad[unused].abs().sum() > 0, "the output side reaches tokens that are not in the input"
+
+
+@pytest.mark.parametrize("kind", ["masked", "classifier"])
+def test_weights_start_with_the_standard_deviation_that_is_set(kind):
+    torch.manual_seed(0)
+    config = tiny(initializer_range=0.5, hidden_size=32)
+    model = MaskedLanguageModel(config) if kind == "masked" else SequenceClassifier(config, 3)
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear | torch.nn.Embedding):
+            assert module.weight.std().item() == pytest.approx(0.5, rel=0.3), name
+            assert getattr(module, "bias", None) is None or not module.bias.any(), name
 
 
 @pytest.mark.parametrize("pooling", ["first", "mean"])
@@ -81,6 +92,13 @@ def test_logits_of_a_document_are_the_mean_of_its_windows():
     logits = model(ids, None, torch.tensor([0, 0, 1, 2, 2]), 3)
     torch.testing.assert_close(logits, torch.stack([rows[:2].mean(0), rows[2], rows[3:].mean(0)]))
     assert model.bfloat16()(ids, None, torch.tensor([0, 0, 1, 2, 2]), 3).dtype == torch.float32  # bfloat16 cannot count them
+
+
+def test_a_classifier_drops_before_and_after_its_dense_layer():
+    model, calls = SequenceClassifier(tiny(), 3), []
+    model.head.dropout.register_forward_hook(lambda *_: calls.append(1))
+    model(torch.randint(0, 50, (2, 9)))
+    assert len(calls) == 2
 
 
 def test_classifier_refuses_what_it_cannot_be():

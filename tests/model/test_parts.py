@@ -28,6 +28,12 @@ def test_each_pair_of_channels_is_turned_as_a_complex_number():
     assert torch.equal(rotated(x, H, BASE)[:, 0], x[:, 0]) and not torch.allclose(rotated(x, H, BASE)[:, 1], x[:, 1])
 
 
+def test_angles_are_exact_in_half_precision():
+    """bfloat16 cannot tell positions 256 and 257 apart."""
+    x = torch.ones(1, 600, D, dtype=torch.bfloat16)
+    torch.testing.assert_close(rotated(x, H, BASE).float(), rotated(x.float(), H, BASE), rtol=0.01, atol=0.01)
+
+
 @pytest.mark.parametrize("around", [0, 1])
 def test_a_pixel_has_its_rows_embedding_and_its_columns(around):
     made = ImagePositions(16 + 2 * around, D)
