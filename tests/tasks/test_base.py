@@ -8,6 +8,7 @@ from lightning.pytorch import LightningDataModule, Trainer
 
 from lit_linformer.model import Encoder, EncoderConfig
 from lit_linformer.tasks import MLM, SequenceClassification, TrainingModule
+from lit_linformer.tasks.optim import lr_factor
 from lit_linformer.tasks.sharding import check_whole
 from lit_linformer.utils.errors import UserError
 
@@ -100,3 +101,40 @@ def test_a_classifier_refuses_data_that_do_not_say_how_to_score_it_or_have_other
         module.trainer = SimpleNamespace(datamodule=data)
         with pytest.raises(UserError, match=message):
             module.setup("fit")
+
+
+def module_in(trainer, **settings):
+    module = MLM(EncoderConfig(vocab_size=9, max_length=8, **SHAPE), **settings)
+    module.trainer = SimpleNamespace(datamodule=None, world_size=2, **trainer)
+    return module
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "polynomial", "constant", "wsd"])
+def test_every_setting_of_the_optimiser_reaches_it(schedule):
+    shape = {"power": 3.0, "final": 0.2, "decay_share": 0.6}
+    settings = {"power": 3.0, "final_lr_factor": 0.2, "decay_share": 0.6, "betas": (0.8, 0.7), "eps": 1e-3, "lr": 0.5}
+    module = module_in({"estimated_stepping_batches": 40}, schedule=schedule, warmup_steps=4, **settings)
+    made = module.configure_optimizers()
+    (factor, *_), groups = made["lr_scheduler"]["scheduler"].lr_lambdas, made["optimizer"].param_groups
+    for step in range(41):
+        assert factor(step) == lr_factor(step, schedule, 4, 40, **shape)
+    assert all((group["betas"], group["eps"]) == ((0.8, 0.7), 1e-3) for group in groups)
+    assert {group["name"]: group["initial_lr"] for group in groups} == {"decay": 0.5, "no_decay": 0.5, "projection": 0.01}
+
+
+def test_dropout_differs_between_batches_and_processes():
+    seeds = set()
+    for rank in (0, 1):
+        module = module_in({"global_rank": rank})
+        for batch in (7, 8):
+            module.batches_seen = batch
+            module.on_train_batch_start({}, 0)
+            seeds.add(torch.initial_seed())
+    assert len(seeds) == 4
+
+
+def test_tokens_of_all_processes_count():
+    module = module_in({})
+    for _ in range(3):
+        module.count({"input_ids": torch.zeros(4, 5, 6)})
+    assert (module.batches_seen, module.tokens_seen) == (3, 3 * 4 * 5 * 2)

@@ -82,6 +82,8 @@ def test_the_three_terms_are_what_they_are_said_to_be(norm):
     assert torch.allclose(hidden, sum(shares) / 2, atol=1e-5)
     assert _terms(student, teacher, (0.0, 0.0, 1.0), ids, positions, labels, mask) == (0.0, 0.0, nll)
     assert all(term.abs() < 1e-6 for term in _terms(teacher, teacher, (1.0, 1.0, 0.0), ids, positions, labels, mask)[:2])
+    rounded = _terms(student.bfloat16(), teacher.bfloat16(), (1.0, 1.0, 1.0), ids, positions, labels, mask)
+    assert {term.dtype for term in rounded} == {torch.float32}  # not the loss: that is with trainer.precision bf16-true
 
 
 def test_the_teacher_learns_nothing(distill, tmp_path):

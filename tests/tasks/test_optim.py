@@ -95,6 +95,22 @@ def test_muon_and_adamw_are_one_optimiser_and_torchs_two():
             assert torch.equal(a, b)
 
 
+def test_a_step_of_muon_is_what_is_written_out():
+    """Exactly: torch's own, above, rounds away a weight decay and another momentum."""
+    torch.manual_seed(0)
+    weight, other = torch.nn.Parameter(torch.randn(6, 3)), torch.nn.Parameter(torch.ones(1))
+    rates = {"lr": 0.1, "weight_decay": 2.0}
+    optimizer = MuonAndAdamW([{"name": "muon", "params": [weight], **rates}, {"params": [other], **rates}], (0.9, 0.98), 1e-6)
+    expected, momentum = weight.detach().clone(), torch.zeros(6, 3)
+    for _ in range(3):
+        weight.grad = torch.randn(6, 3)
+        momentum = 0.95 * momentum + 0.05 * weight.grad
+        ahead = 0.95 * momentum + 0.05 * weight.grad
+        expected = (1 - 0.1 * 2.0) * expected - 0.1 * 0.2 * 6**0.5 * orthogonalized(ahead[None])[0]
+        optimizer.step()
+        torch.testing.assert_close(weight.detach(), expected)
+
+
 @pytest.mark.parametrize("shape", [(3, 8, 8), (2, 24, 8), (1, 8, 24)])
 def test_newton_schulz_changes_singular_values_alone(shape):
     torch.manual_seed(0)
@@ -157,6 +173,7 @@ def test_warm_up_stable_decay():
     assert factors[75 + 9] == pytest.approx(0.1 + 0.9 * (1 - 0.6)) and factors[100] == pytest.approx(0.1)
     whole = [lr_factor(step, "wsd", 10, 100, decay_share=1.0) for step in (9, 10, 11)]
     assert whole[1] == 1.0 and whole[2] < 1.0  # warm-up takes precedence
+    assert lr_factor(72, "wsd", 0, 100, decay_share=0.29) < 1.0  # 0.29 · 100 is a little less than 29
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine", "polynomial"])
