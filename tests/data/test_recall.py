@@ -8,6 +8,7 @@ import torch
 from lightning.pytorch import Trainer
 
 from lit_linformer.data import RecallData
+from lit_linformer.data.loader import FILLER
 from lit_linformer.data.recall import BOS, MASK
 from lit_linformer.model import EncoderConfig
 from lit_linformer.tasks import Recall
@@ -82,6 +83,14 @@ def test_accuracy_is_the_share_of_values_found(tmp_path):
         values = model.net(batch["input_ids"], None, batch["positions"]).argmax(-1)
         right, asked = right + (values == batch["labels"]).sum().item(), asked + values.numel()
     assert asked == 240 and found["val/accuracy"] == pytest.approx(right / asked) and found["val/perplexity"] > 1
+
+
+def test_rows_that_fill_up_a_batch_do_not_lower_the_accuracy(monkeypatch):
+    model = Recall(encoder=EncoderConfig(vocab_size=60, max_length=64, hidden_size=8, num_heads=2, projection_dim=8))
+    monkeypatch.setattr(model, "log", lambda *_, **__: None)
+    labels = data().val_dataloader().dataset[[(0, 0), (0, FILLER)]]["labels"]
+    model._score(torch.nn.functional.one_hot(labels.clamp(min=0), 60).float(), labels, model.val_perplexity, "val/perplexity")
+    assert model.val_accuracy.compute() == 1.0
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from lit_linformer.data.loader import FILLER
 from lit_linformer.data.longrange import listops, pathfinder, sources
 from lit_linformer.data.longrange.datamodule import BOS, EOS, MASK, PAD, SPECIAL
 from lit_linformer.data.longrange.sources import CIFAR_CLASSES, GRAY
+from lit_linformer.data.pretraining.masking import VALIDATION_MASK_RATE, VALIDATION_SEED
 from lit_linformer.data.pretraining.token_files import SPLITS
 from lit_linformer.model.heads import IGNORED
 from tests.data.longrange.files import write_long_range
@@ -94,7 +95,7 @@ def test_processes_draw_the_rows_that_one_draws_in_order(monkeypatch):
 
 
 def test_masks_leave_the_rest_of_a_row_alone(cache):
-    plain, masked = data(cache), data(cache, masked=True, mask_rate=0.1)
+    plain, masked = data(cache), data(cache, masked=True, mask_rate=0.1, seed=7)
     whole = {tuple(symbols) for symbols, _ in rows_of(plain.val_dataloader()).values()}
     again = [batch["input_ids"].tolist() for batch in masked.val_dataloader()]
     for batch, ids in zip(masked.val_dataloader(), again, strict=True):
@@ -105,7 +106,8 @@ def test_masks_leave_the_rest_of_a_row_alone(cache):
             row[positions[real]] = labels[real]
             assert tuple((row[row >= SPECIAL] - SPECIAL).tolist()) in whole
         assert (batch["input_ids"] == MASK).sum() == pytest.approx(0.8 * targets.sum().item(), rel=0.15)
-    assert masked.train_dataloader().dataset.masker.mask_rate == 0.1
+    maskers = [loader.dataset.masker for loader in (masked.train_dataloader(), masked.val_dataloader())]
+    assert [(one.mask_rate, one.seed) for one in maskers] == [(0.1, 7), (VALIDATION_MASK_RATE, VALIDATION_SEED)]
 
 
 def test_texts_are_their_bytes_and_a_share_of_train_is_held_out(cache, tmp_path):

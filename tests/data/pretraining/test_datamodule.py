@@ -120,12 +120,25 @@ def test_validation_is_the_same_whatever_training_uses(make):
         assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_sources_of_their_own_for_validation_and_test(make, tmp_path):
-    (tmp_path / "validation.txt").write_text("held out the matrix\n\nof attention")
-    data = make(validation_source=str(tmp_path / "validation.txt"), test_fraction=0)
+def test_training_masks_as_the_settings_say(make):
+    for settings, expected in (
+        ({}, (0.15, 0, False)),
+        ({"mask_rate": 0.3, "seed": 7, "whole_word": True}, (0.3, 7, True)),
+    ):
+        data = make(**settings)
+        data.prepare_data()
+        data.setup("fit")
+        masker = data.train_dataloader().dataset.masker
+        assert (masker.mask_rate, masker.seed, masker.word_tables is not None) == expected
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_a_source_of_its_own_for_validation_or_test(split, make, tmp_path):
+    (tmp_path / "other.txt").write_text("held out the matrix\n\nof attention")
+    data = make(**{f"{split}_source": str(tmp_path / "other.txt")})  # of data.source nothing is held out for it
     data.prepare_data()
-    data.setup("fit")
-    blocks = data.blocks["validation"]
+    data.setup("test" if split == "test" else "validate")
+    blocks = data.blocks[split]
     encode, eos = data.tokenizer.encode, data.tokenizer.eos_id
     expected = [*encode("held out the matrix"), eos, *encode("of attention"), eos]
     assert blocks.rows([0])[0, 1 : 1 + blocks.tokens].tolist() == expected

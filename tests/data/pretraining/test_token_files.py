@@ -52,6 +52,8 @@ def test_blocks_hold_every_token_once_in_order(tmp_path, tokenizer, monkeypatch,
         assert len(blocks) == -(-len(tokens) // (length - 1)) and blocks.full == len(tokens) // (length - 1)
         assert (blocks.rows(range(len(blocks)))[:, 1:].reshape(-1)[len(tokens) :] == tokenizer.pad_id).all()
         assert counts[split]["documents"] == sum(holdout.split(i) == split for i in range(150))
+        if blocks.full >= 3:  # rows spread evenly
+            assert (blocks.full_rows(3) == blocks.rows([0, round((blocks.full - 1) / 2), blocks.full - 1])).all()
     assert sum(count["bytes"] for count in counts.values()) == sum(len(d.encode()) for d in documents)
 
 
