@@ -81,3 +81,6 @@ def test_a_run_may_go_on_with_another_headline(tmp_path):
     curve.on_validation_end(trainer, SimpleNamespace(headline=("val/accuracy", "accuracy", ".4f", max)))
     earlier, now = read_rows(tmp_path / "curve.csv")
     assert math.isnan(earlier["val/accuracy"]) and math.isnan(now["val/loss"]) and now["val/accuracy"] == now["best"] == 0.5
+    trainer.callback_metrics["val/accuracy"] = torch.tensor(0.25)  # worse: the best stays
+    curve.on_validation_end(trainer, SimpleNamespace(headline=("val/accuracy", "accuracy", ".4f", max)))
+    assert read_rows(tmp_path / "curve.csv")[-1]["best"] == 0.5
