@@ -92,6 +92,12 @@ def test_of_many_the_nearest_are_within_reach():
         assert near >= {t for t in range(i - 8, i + 9, 2) if 0 < t < 24 and t != i} and len(near) <= 11
 
 
+def test_large_ids_have_neighbours_too():
+    ids = torch.randint(0, 5, (B, LONGEST))
+    small, large = (neighbours(ids * times, None, 4) for times in (1, 2**21))
+    assert small.same.any() and all(torch.equal(one, other) for one, other in zip(small, large, strict=True))
+
+
 def test_padding_and_what_stands_there_never_matter():
     attention = make(sharing="headwise", mass_bias=True, rare=3)
 

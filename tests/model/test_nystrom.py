@@ -84,3 +84,10 @@ def test_refused():
         EncoderConfig(attention="nystrom", projection_dim=[64, 128])
     with pytest.raises(ValueError, match=r"attention_options.iterations is 0; allowed: 1 or more"):
         EncoderConfig(attention="nystrom", attention_options={"iterations": 0})
+
+
+def test_the_inverse_of_half_precision_is_computed_in_float32():
+    attention = NystromAttention(D, H, LONGEST, K)
+    q, k = torch.randn(2, 1, H, K, D // H).bfloat16()
+    there = torch.ones(1, 1, K, dtype=torch.bool)
+    assert torch.equal(attention._inverse(q, k, there), attention._inverse(q.float(), k.float(), there))
