@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from .encoder import Encoder, EncoderConfig
 from .errors import SettingError
-from .parts import make_norm
+from .parts import at_least_float32, make_norm
 
 IGNORED = -100  # a label that is ignored: torch's own default for cross_entropy
 POOLINGS = ("first", "mean")
@@ -67,9 +67,7 @@ class MaskedLanguageModel(nn.Module):
     def loss_of(self, hidden: Tensor, positions: Tensor, labels: Tensor) -> Tensor:
         """The same from the encoder's hidden states (B, N, D)."""
         # Not torch's linear_cross_entropy: it saves little with 15 % of the tokens, and its chunked path doesn't compile.
-        logits = self._logits(hidden, positions)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # bfloat16 weights must not round the loss
-        return mean_nll(logits, labels)
+        return mean_nll(at_least_float32(self._logits(hidden, positions)), labels)
 
     def nll(self, input_ids: Tensor, positions: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Negative log-likelihood of each label, (B, M) float32 in nats, 0 where a label is IGNORED: what perplexity sums."""
@@ -136,7 +134,7 @@ class SequenceClassifier(nn.Module):
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         document: Tensor | None = None,
-        num_documents: int | None = None,
+        num_documents: int = 0,
     ) -> Tensor:
         """Logits.
 
@@ -153,7 +151,7 @@ class SequenceClassifier(nn.Module):
         logits = self.head(pool(self.encoder(input_ids, attention_mask), attention_mask, self.pooling))
         if document is None:
             return logits
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # bfloat16 counts only to 256
+        logits = at_least_float32(logits)  # bfloat16 counts only to 256
         sums = logits.new_zeros(num_documents, logits.shape[1]).index_add(0, document, logits)
         ones = logits.new_ones(len(document), 1)  # not bincount, which stalls a GPU and breaks a compiled graph
         return sums / logits.new_zeros(num_documents, 1).index_add(0, document, ones)

@@ -22,6 +22,11 @@ def exporting() -> bool:
     return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
 
 
+def at_least_float32(x: Tensor) -> Tensor:
+    """For sums and losses, which half precision would round; float64 stays."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def rotated(x: Tensor, num_heads: int, base: float) -> Tensor:
     """Queries or keys (B, N, D) rotated by their positions: rotary positions (Su et al., 2021, RoFormer, section 3.4.2).
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .errors import SettingError, UserError
-from .parts import exporting
+from .parts import at_least_float32, exporting
 from .projection import PROJECTIONS, Projection, as_column, mean_token, missing, project, real_tokens
 from .starts import WINDOW_INITS, initial_matrix
 
@@ -46,8 +46,7 @@ class Linear(Projection):
         length = x.shape[-2]
         if mask is None and length == self.max_length:
             return None
-        size = self.weight.detach().abs()
-        size = size.to(torch.promote_types(size.dtype, torch.float32))
+        size = at_least_float32(self.weight.detach().abs())
         size = size if size.dim() == 3 else size[None]  # (1 or H, K, n)
         total = size.sum(-1).clamp(min=torch.finfo(size.dtype).tiny)
         if mask is None:

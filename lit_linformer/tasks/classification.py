@@ -15,6 +15,7 @@ from lit_linformer.data.finetuning.text_tasks import TextTask
 from lit_linformer.model import EncoderConfig, SequenceClassifier
 from lit_linformer.model.flops import training_flops
 from lit_linformer.model.heads import POOLINGS
+from lit_linformer.model.parts import at_least_float32
 from lit_linformer.model.ranges import Count, Dropout, OneOf, Share, check_ranges
 from lit_linformer.tasks.base import Batch, TrainingModule
 from lit_linformer.tasks.optim import LearningRate, WeightDecay, layer_decay, parameter_groups
@@ -133,7 +134,7 @@ class SequenceClassification(TrainingModule):
         if batch.get("attention_mask") is None and self.compiles and not self.equal_rows:  # rather than three more graphs
             ids = batch["input_ids"]
             batch = {**batch, "attention_mask": ids.new_ones(ids.shape[:2], dtype=torch.bool)}
-        return task_loss(self(batch).float(), batch["labels"])
+        return task_loss(at_least_float32(self(batch)), batch["labels"])
 
     def training_flops(self, batch: Batch) -> int | None:
         rows, length = batch["input_ids"].shape[:2]
@@ -144,7 +145,7 @@ class SequenceClassification(TrainingModule):
         scores = list(self.evaluations.values())[dataloader_idx]
         if scores.device != self.device:  # `to` goes through all batches so far
             scores.to(self.device)
-        scores.update(self(batch).float(), batch.get("labels"), batch["index"])
+        scores.update(at_least_float32(self(batch)), batch.get("labels"), batch["index"])
 
     test_step = validation_step
 
@@ -171,7 +172,7 @@ class SequenceClassification(TrainingModule):
         probabilities by class; top: [{label, probability}, …], the most probable first. A regression has value instead. Rows
         that are not texts have index, as in the batch, instead of text, its place and label.
         """
-        logits = self(batch).float()
+        logits = at_least_float32(self(batch))
         if "texts" in batch:
             beside = zip(batch["texts"], batch["places"], batch["golds"], strict=True)
             records = [{"text": text, **place} | ({} if gold is None else {"label": gold}) for text, place, gold in beside]

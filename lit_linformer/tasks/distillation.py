@@ -17,6 +17,7 @@ from lit_linformer.model.attention import zero_pads
 from lit_linformer.model.encoder import layer_outputs
 from lit_linformer.model.flops import forward_flops
 from lit_linformer.model.heads import IGNORED, mean_nll
+from lit_linformer.model.parts import at_least_float32
 from lit_linformer.model.ranges import Range, check_ranges
 from lit_linformer.runs.trained_model import read_model
 from lit_linformer.tasks.base import Batch
@@ -166,11 +167,11 @@ def _terms(
 ) -> tuple[Tensor | float, Tensor | float, Tensor | float]:
     """The three terms, unweighted; 0.0 for one of weight 0."""
     with layer_outputs(student.encoder) as mine:
-        logits = student(input_ids, attention_mask, positions).float()  # (B, M, V)
+        logits = at_least_float32(student(input_ids, attention_mask, positions))  # (B, M, V)
     logits_term = hidden_term = labels_term = 0.0
     if any(weights[:2]):
         with torch.no_grad(), layer_outputs(teacher.encoder) as theirs:
-            wanted = teacher(input_ids, attention_mask, positions).float()
+            wanted = at_least_float32(teacher(input_ids, attention_mask, positions))
     if weights[0]:
         chances, targets = logits.log_softmax(-1), wanted.log_softmax(-1)
         divergence = functional.kl_div(chances, targets, reduction="none", log_target=True).sum(-1)
@@ -185,6 +186,5 @@ def _terms(
 
 def _relative(mine: Tensor, theirs: Tensor, attention_mask: Tensor | None) -> Tensor:
     """‖mine − theirs‖² / ‖theirs‖² over the real tokens of (B, N, D)."""
-    mine, theirs = mine.float(), theirs.float()
-    mine, theirs = (zero_pads(x, attention_mask) for x in (mine, theirs))
+    mine, theirs = (zero_pads(at_least_float32(x), attention_mask) for x in (mine, theirs))
     return (mine - theirs).square().sum() / theirs.square().sum()

@@ -103,6 +103,13 @@ def test_a_classifier_refuses_data_that_do_not_say_how_to_score_it_or_have_other
             module.setup("fit")
 
 
+@pytest.mark.parametrize(("weights", "loss"), [(torch.bfloat16, torch.float32), (torch.float64, torch.float64)])
+def test_the_loss_of_a_classifier_is_in_float32_or_as_exact_as_its_weights(weights, loss):
+    module = SequenceClassification(encoder=EncoderConfig(max_length=8, **SHAPE), vocab_size=9).to(weights)
+    batch = {"input_ids": torch.arange(8).repeat(2, 1), "labels": torch.tensor([0, 1]), "index": torch.arange(2)}
+    assert module.training_loss(batch).dtype == loss
+
+
 def module_in(trainer, **settings):
     module = MLM(EncoderConfig(vocab_size=9, max_length=8, **SHAPE), **settings)
     module.trainer = SimpleNamespace(datamodule=None, world_size=2, **trainer)

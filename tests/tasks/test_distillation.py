@@ -77,13 +77,15 @@ def test_the_three_terms_are_what_they_are_said_to_be(norm):
         net.encoder.embedding_norm(net.encoder.tokens(ids) + net.encoder.positions.weight[:12]) for net in (student, teacher)
     )
     for mine, theirs in zip(student.encoder.layers, teacher.encoder.layers, strict=True):
-        x, y = mine(x, mask, student.encoder.E, False)[0], theirs(y, mask, None, False)[0]
+        x, y = mine(x, mask, False, student.encoder.shared)[0], theirs(y, mask, False, {})[0]
         shares.append(functional.mse_loss(x[mask], y[mask]) / y[mask].square().mean())
     assert torch.allclose(hidden, sum(shares) / 2, atol=1e-5)
     assert _terms(student, teacher, (0.0, 0.0, 1.0), ids, positions, labels, mask) == (0.0, 0.0, nll)
     assert all(term.abs() < 1e-6 for term in _terms(teacher, teacher, (1.0, 1.0, 0.0), ids, positions, labels, mask)[:2])
     rounded = _terms(student.bfloat16(), teacher.bfloat16(), (1.0, 1.0, 1.0), ids, positions, labels, mask)
     assert {term.dtype for term in rounded} == {torch.float32}  # not the loss: that is with trainer.precision bf16-true
+    exact = _terms(student.double(), teacher.double(), (1.0, 1.0, 1.0), ids, positions, labels, mask)
+    assert {term.dtype for term in exact} == {torch.float64}
 
 
 def test_the_teacher_learns_nothing(distill, tmp_path):
