@@ -72,7 +72,7 @@ def configs(*commands: str) -> Callable[..., Iterable[str]]:
 
 
 def runs(places: list[Path], alone: bool, width: int) -> list[str]:
-    found = [RunRecord(folder) for place in places for folder in find_runs(place)]
+    found = [RunRecord(folder) for folder in dict.fromkeys(folder for place in places for folder in find_runs(place))]
     if not found:
         return [f"  none in {', '.join(map(str, places))}; the first: python run.py fit --config conf/quickstart.yaml"]
     return _table([("run", "best", "step", "tokens", "time", "state", "model"), *map(_row, found)], width)

@@ -60,6 +60,10 @@ def refused(error: Exception, argv: list[str], parser: Any) -> UserError:
     for name, text in typed_words(argv):
         if text is not None and name not in TEXTS and REFERENCE.search(text):
             return SettingError(name, text, "a value of its own, for ${NAME} is read in files alone")
+    for name, _ in typed_words(argv):
+        setting = name.removesuffix("+")
+        if setting != name and setting in types and "list" not in str(types[setting]).lower():
+            return UserError(f"--{name} adds to a list, but {setting} has one value", f"--{setting} VALUE")
     for word in stray_words(argv):
         meant = f"; did you mean '--{word}'?" if word in types else ""
         return UserError(f"{word!r} is neither a setting nor the value of one{meant}", "--SETTING VALUE")

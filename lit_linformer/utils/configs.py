@@ -28,7 +28,12 @@ class _Dumper(yaml.SafeDumper):
     """
 
 
-_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d[\d_]*[eE][-+]?\d+"), list("-+0123456789"))
+class _Loader(yaml.SafeLoader):
+    """Reads 1e-3 as the number that it is for the parser."""
+
+
+for one in (_Dumper, _Loader):
+    one.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d[\d_]*[eE][-+]?\d+"), list("-+0123456789"))
 _Dumper.add_multi_representer(Enum, lambda dumper, member: dumper.represent_data(member.value))
 
 
@@ -47,7 +52,7 @@ def config_contents(argv: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """(file, what it holds) of each --config; one that holds no settings is left out, for ``check_configs`` refuses it."""
     for file in config_files(argv):
         with contextlib.suppress(OSError, ValueError, yaml.YAMLError, RecursionError):
-            content = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+            content = yaml.load(Path(file).read_text(encoding="utf-8"), _Loader)
             if isinstance(content, dict):
                 yield file, content
 

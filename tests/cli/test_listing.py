@@ -76,6 +76,8 @@ def test_runs_with_best_value_and_state(put, tiny, capsys):
     row = listed(capsys, "runs")["runs/tiny"]
     assert row.startswith(f"{best['best_metrics']['val/perplexity']:.2f} perplexity") and "finished" in row
     assert "MLM, linformer, k = 8" in row and " 12 " in row and "1,536" in row
+    main(["runs", "--source", "runs", "runs/tiny"])
+    assert capsys.readouterr().out.count("runs/tiny") == 1
     for name in ("killed", "short", "begun", "busy"):
         shutil.copytree(place / "tiny", place / "more" / name)
     (place / "more/killed/result.json").unlink()
