@@ -42,6 +42,8 @@ def check_quickly(argv: list[str]) -> None:
     for name in typed:
         if "." not in name and (suggested := nearest(name, ["config"])):
             raise UserError(f"unknown setting '{name}'{suggested}")
+    if any(name.endswith(".help") for name in typed):  # --trainer.callbacks.help Spectrum: prints that class's settings
+        return
     known = known_settings(argv)
     for name, file in _named(argv, given):
         if (wrong := _unknown(name, known)) is not None:

@@ -32,6 +32,10 @@ def test_good_lines_pass(line):
     check_quickly([*shlex.split(line), "--model.pretrained", "runs/x"])
 
 
+def test_help_on_a_class_needs_no_model():
+    check_quickly(["fit", "--trainer.callbacks.help", "Spectrum"])
+
+
 @pytest.mark.parametrize(
     ("line", "told"),
     [
