@@ -1,10 +1,10 @@
 """What the LightningDataModules share: a tokenizer that may be trained, loaders for every rank, and exact resuming."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import torch
 from lightning.pytorch import LightningDataModule
@@ -18,7 +18,7 @@ from lit_linformer.data.progress_bar import Preparing
 from lit_linformer.data.summary import Summary
 from lit_linformer.data.tokenizer import SMALLEST, Tokenizer, load_tokenizer, train_tokenizer
 from lit_linformer.model.ranges import OneOf, Range
-from lit_linformer.utils.errors import SettingError
+from lit_linformer.utils.errors import SettingError, UserError
 
 STAGES = {"fit": ("train", "validation"), "validate": ("validation",), "test": ("test",), "predict": ()}  # splits each reads
 TRAINED = tuple(SMALLEST)  # tokenizers that are trained, not loaded
@@ -27,6 +27,7 @@ RowLength = Annotated[int, Range(least=8, largest=2**24)]
 BatchSize = Annotated[int, Range(least=1, largest=2**16)]  # more in a step: data.global_batch_size
 Workers = Annotated[int, Range(least=0, most=256)]
 Verify = Annotated[str, OneOf(VERIFY)]
+Rows = TypeVar("Rows")
 # A batch may have this many rows even if there are fewer training rows, which then repeat in it.
 SMALL_BATCH = 4096
 
@@ -117,6 +118,14 @@ class ResumableDataModule(LightningDataModule):
     def _evaluation(self, kind: str):
         """The loader of the "validation" or "test" set; a list if there are several sets, or none."""
         raise NotImplementedError
+
+    def _opened(self, rows: Mapping[str, Rows], split: str) -> Rows:
+        """The rows of a split, or the prompts, that setup has opened; UserError if it was not called, or for other splits."""
+        if split not in rows:
+            stage = {"test": "test", "prompts": "predict"}.get(split, "fit")
+            allowed = f"its loaders after prepare_data() and setup({stage!r})"
+            raise UserError(f"{type(self).__name__} has not opened {split!r}", allowed)
+        return rows[split]
 
     def _training_loader(self, dataset, lengths=None) -> ResumableLoader:
         trainer, parallel = self.trainer, self._parallel()

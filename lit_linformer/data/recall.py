@@ -97,10 +97,10 @@ class RecallData(ResumableDataModule):
             self.datasets[split] = RecallRows(rows, key, *shape)
 
     def train_dataloader(self) -> ResumableLoader:
-        return self._training_loader(self.datasets["train"])
+        return self._training_loader(self._opened(self.datasets, "train"))
 
     def _evaluation(self, kind: str) -> EvaluationLoader:
-        return EvaluationLoader(self.datasets[kind], self.batch_size, **self._parallel())
+        return EvaluationLoader(self._opened(self.datasets, kind), self.batch_size, **self._parallel())
 
 
 class RecallRows(Dataset):

@@ -143,6 +143,8 @@ def check_input(tokens: Tensor, input_size: int) -> None:
         raise UserError(what, f"floats of shape (B, N, {input_size})", when=f"with input_size={input_size}")
     if not input_size and len(shape) != 2:
         raise UserError(f"input_ids have shape {shape}", "(B, N), or an input_size, the numbers that a token consists of")
+    if shape[1] == 0:
+        raise UserError("input_ids have no tokens", "one or more in each row")
 
 
 def check_mask(mask: Tensor, ids: Tensor, training: bool) -> None:

@@ -204,7 +204,7 @@ def real_tokens(x: Tensor, mask: Tensor | None) -> Tensor:
 
 def missing(x: Tensor, mask: Tensor | None, max_length: int) -> Tensor:
     """The positions up to n without a token, (1 or B, n) bool; x (..., N, C), mask (B, N) bool or None."""
-    return functional.pad(~real_tokens(x, mask), (0, max_length - x.shape[-2]), value=True)
+    return functional.pad(real_tokens(x, mask).logical_not(), (0, max_length - x.shape[-2]), value=True)
 
 
 def as_column(values: Tensor, x: Tensor) -> Tensor:

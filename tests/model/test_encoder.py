@@ -347,6 +347,8 @@ def test_inputs_that_do_not_fit_are_refused():
     encoder = Encoder(tiny())
     with pytest.raises(ValueError, match="17 tokens; allowed: up to max_length = 16"):
         encoder(torch.zeros(1, 17, dtype=torch.int64))
+    with pytest.raises(ValueError, match="input_ids have no tokens; allowed: one or more in each row"):
+        encoder(torch.zeros(1, 0, dtype=torch.int64))
     with pytest.raises(ValueError, match=r"attention_mask has shape \(1, 3\); allowed: input_ids', \(1, 4\)"):
         encoder(torch.zeros(1, 4, dtype=torch.int64), torch.ones(1, 3, dtype=torch.bool))
     encoder(torch.zeros(2, 4, dtype=torch.int64), torch.tensor([[1, 1, 0, 0], [0, 0, 0, 0]]))

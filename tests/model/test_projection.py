@@ -29,6 +29,7 @@ def test_short_rows_go_on_with_their_mean(kind, num_heads, width):
     mask = torch.arange(7) < torch.tensor(lengths)[:, None]
     real = mask.view(3, *[1] * len(width), 7, 1)
     found, unmasked = mean(x * real, mask), mean(x)
+    assert torch.equal(mean(x * real, mask.byte()), found)
     for b, length in enumerate(lengths):
         row = x[b : b + 1, ..., :length, :]
         repeated = [1] * (x.dim() - 2) + [12 - length, 1]

@@ -273,13 +273,15 @@ class FineTuningData(ResumableDataModule):
     # Loaders
 
     def train_dataloader(self) -> ResumableLoader:
-        rows = self.sets["train"]
+        rows = self._opened(self.sets, "train")
         return self._training_loader(rows, rows.lengths)
 
     def predict_dataloader(self):
-        return text_loader(self.prompts, self.tokenizer, self.layout, self.text_task, self.eval_batch_size)
+        return text_loader(self._opened(vars(self), "prompts"), self.tokenizer, self.layout, self.text_task, self.eval_batch_size)
 
     def _evaluation(self, kind: str):
         sets = [self.sets[split] for split in self.text_task.splits(kind) if split in self.sets]
+        if not sets and (kind == "test" or "train" not in self.sets):  # a fit may have no validation
+            self._opened(self.sets, kind)
         loaders = [EvaluationLoader(rows, self.eval_batch_size, lengths=rows.lengths, **self._parallel()) for rows in sets]
         return loaders[0] if len(loaders) == 1 else loaders

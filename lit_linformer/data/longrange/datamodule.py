@@ -256,12 +256,13 @@ class LongRangeData(ResumableDataModule):
     # Loaders
 
     def train_dataloader(self) -> ResumableLoader:
-        rows = self.sets["train"]
+        rows = self._opened(self.sets, "train")
         return self._training_loader(self._batches(rows, self.mask_rate, self.seed), rows.lengths)
 
     def _evaluation(self, kind: str) -> EvaluationLoader:
-        rows = self._batches(self.sets[kind], VALIDATION_MASK_RATE, VALIDATION_SEED)
-        return EvaluationLoader(rows, self.eval_batch_size, lengths=self.sets[kind].lengths, **self._parallel())
+        rows = self._opened(self.sets, kind)
+        batches = self._batches(rows, VALIDATION_MASK_RATE, VALIDATION_SEED)
+        return EvaluationLoader(batches, self.eval_batch_size, lengths=rows.lengths, **self._parallel())
 
     def _batches(self, rows: EncodedTexts, mask_rate: float, seed: int) -> Dataset:
         if self.patch:

@@ -238,10 +238,10 @@ class PretrainingData(ResumableDataModule):
 
     def train_dataloader(self) -> ResumableLoader:
         masker = self._masker(self.mask_rate, self.seed, self.whole_word)
-        return self._training_loader(MaskedBlocks(self.blocks["train"], masker))
+        return self._training_loader(MaskedBlocks(self._opened(self.blocks, "train"), masker))
 
     def predict_dataloader(self):
-        return prompt_loader(self.prompts, self.tokenizer, self.batch_size)
+        return prompt_loader(self._opened(vars(self), "prompts"), self.tokenizer, self.batch_size)
 
     def evaluation_loader(self, split: str, max_length: int, batch_size: int | None = None) -> EvaluationLoader:
         """A held-out set in rows of another length: batches as `validate --data.max_length` has them, loaded in this process.
@@ -252,7 +252,8 @@ class PretrainingData(ResumableDataModule):
         return self._held_out(self._blocks(split, max_length), batch_size or self.batch_size, num_workers=0)
 
     def _evaluation(self, kind: str):
-        return self._held_out(self.blocks[kind], self.batch_size) if len(self.blocks[kind]) else []
+        blocks = self._opened(self.blocks, kind)
+        return self._held_out(blocks, self.batch_size) if len(blocks) else []
 
     def _held_out(self, blocks: TokenBlocks, batch_size: int, **parallel: int) -> EvaluationLoader:
         dataset = MaskedBlocks(blocks, self._masker(VALIDATION_MASK_RATE, VALIDATION_SEED))

@@ -26,6 +26,12 @@ def numbers(rows):
     return rows.rows.tolist()
 
 
+@pytest.mark.parametrize("split", ["train", "val", "test", "predict"])
+def test_loaders_before_setup_are_one_line(make_data, split):
+    with pytest.raises(ValueError, match=r"^FineTuningData has not opened '.*'; allowed: its loaders after prepare_data\(\) and"):
+        getattr(make_data(), f"{split}_dataloader")()
+
+
 def test_without_a_trainer(make_data):
     data = ready(make_data())
     batch = next(iter(data.train_dataloader()))

@@ -11,6 +11,12 @@ from lit_linformer.model.heads import IGNORED
 from tests.data.recorder import Recorder, recorded, trainer
 
 
+@pytest.mark.parametrize("split", ["train", "val", "test", "predict"])
+def test_loaders_before_setup_are_one_line(make, split):
+    with pytest.raises(ValueError, match=r"^PretrainingData has not opened '.*'; allowed: its loaders after prepare_data\(\) and"):
+        getattr(make(), f"{split}_dataloader")()
+
+
 def test_without_a_trainer(make):
     data = make()
     data.prepare_data()
