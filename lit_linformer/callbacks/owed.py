@@ -56,7 +56,8 @@ class Owed(Callback):
                 trainer.fit_loop.epoch_loop.val_loop.run()
             compat.forget_validation(trainer)
             trainer.training = True
-        if callback_of(trainer, Resuming).owes_end:
+        resuming = callback_of(trainer, Resuming)  # without it no checkpoint says that it owes an end
+        if resuming is not None and resuming.owes_end:
             compat.end_pass(trainer)
 
 

@@ -6,7 +6,10 @@ import signal
 
 import pytest
 import yaml
+from lightning.pytorch import Trainer
+from lightning.pytorch.demos.boring_classes import BoringModel
 
+from lit_linformer.callbacks import Owed
 from lit_linformer.utils.files import read_rows
 from tests.callbacks.test_curves import curves
 from tests.helpers import TINY, assert_same, load, output, run_forked
@@ -102,3 +105,10 @@ def test_an_end_by_time_comes_after_a_step_and_is_validated(ending, tmp_path):
         assert steps(tmp_path / "runs/tiny") == [0, step] and result["tokens"] == 20 * 4 * 32 * step
         assert result["metrics"].keys() >= {"val/perplexity"} and result["best_step"] == step
     assert f"resuming at step {step}\n" in said
+
+
+def test_alone_in_a_trainer_of_ones_own(tmp_path):
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False, "logger": False}
+    trainer = Trainer(max_steps=2, accelerator="cpu", callbacks=[Owed()], default_root_dir=tmp_path, **quiet)
+    trainer.fit(BoringModel())
+    assert trainer.global_step == 2

@@ -277,11 +277,12 @@ class FineTuningData(ResumableDataModule):
         return self._training_loader(rows, rows.lengths)
 
     def predict_dataloader(self):
-        return text_loader(self._opened(vars(self), "prompts"), self.tokenizer, self.layout, self.text_task, self.eval_batch_size)
+        prompts = self._opened(vars(self), "prompts")
+        return text_loader(prompts, self.tokenizer, self.layout, self.text_task, self.eval_batch_size)
 
     def _evaluation(self, kind: str):
         sets = [self.sets[split] for split in self.text_task.splits(kind) if split in self.sets]
-        if not sets and (kind == "test" or "train" not in self.sets):  # a fit may have no validation
+        if not sets and (kind == "test" or self.splits.validation() != ([], 0)):  # no validation is asked for
             self._opened(self.sets, kind)
         loaders = [EvaluationLoader(rows, self.eval_batch_size, lengths=rows.lengths, **self._parallel()) for rows in sets]
         return loaders[0] if len(loaders) == 1 else loaders

@@ -13,7 +13,7 @@ from tests.data.recorder import Recorder, recorded, trainer
 
 @pytest.mark.parametrize("split", ["train", "val", "test", "predict"])
 def test_loaders_before_setup_are_one_line(make, split):
-    with pytest.raises(ValueError, match=r"^PretrainingData has not opened '.*'; allowed: its loaders after prepare_data\(\) and"):
+    with pytest.raises(ValueError, match=r"^PretrainingData has not opened '.*'; allowed: its loaders after prepare_data"):
         getattr(make(), f"{split}_dataloader")()
 
 
