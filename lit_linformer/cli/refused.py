@@ -53,6 +53,8 @@ def refused(error: Exception, argv: list[str], parser: Any) -> UserError:
             built[setting] = [*(built.get(setting, []) if added else []), (text, {})]
         elif told := _refused(setting, text, types):
             return told
+        elif added and setting in types and "list" not in str(types[setting]).lower():
+            return UserError(f"--{name} adds to a list, but {setting} has one value", f"--{setting} VALUE")
     for setting, specs in built.items():
         for path, values in specs:
             if told := _refused_within(setting, path, values):
@@ -60,10 +62,6 @@ def refused(error: Exception, argv: list[str], parser: Any) -> UserError:
     for name, text in typed_words(argv):
         if text is not None and name not in TEXTS and REFERENCE.search(text):
             return SettingError(name, text, "a value of its own, for ${NAME} is read in files alone")
-    for name, _ in typed_words(argv):
-        setting = name.removesuffix("+")
-        if setting != name and setting in types and "list" not in str(types[setting]).lower():
-            return UserError(f"--{name} adds to a list, but {setting} has one value", f"--{setting} VALUE")
     for word in stray_words(argv):
         meant = f"; did you mean '--{word}'?" if word in types else ""
         return UserError(f"{word!r} is neither a setting nor the value of one{meant}", "--SETTING VALUE")
