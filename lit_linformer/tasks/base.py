@@ -114,10 +114,9 @@ class TrainingModule(LightningModule):
         check_same_tokenizer(data, self._pretrained_tokenizer)
         if stage == "fit":
             # Training seeds torch for each batch. What the process draws afterwards, such as the weights of an ensemble's next
-            # model, must depend on what it drew before. From a copy of the generator, so that training draws what it would.
-            copied = torch.Generator()
-            copied.set_state(torch.get_rng_state())
-            self._seed_after = int(torch.randint(2**63 - 1, (), generator=copied))
+            # model, must depend on what it drew before.
+            with torch.random.fork_rng(devices=[]):  # training draws what it would without
+                self._seed_after = int(torch.randint(2**63 - 1, ()))
         # torch prefers cuDNN's attention on some GPUs; it plans for each new length, a second on an H100 (docs/LOG.md).
         self._cudnn = torch.backends.cuda.cudnn_sdp_enabled()
         equal = bool(self.equal_rows) and stage != "predict"  # where texts have any length
