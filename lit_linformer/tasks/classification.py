@@ -18,6 +18,7 @@ from lit_linformer.model.heads import POOLINGS
 from lit_linformer.model.parts import at_least_float32
 from lit_linformer.model.ranges import Count, Dropout, OneOf, Share, check_ranges
 from lit_linformer.tasks.base import Batch, TrainingModule
+from lit_linformer.tasks.data_fits import check_classes
 from lit_linformer.tasks.optim import LearningRate, WeightDecay, layer_decay, parameter_groups
 from lit_linformer.tasks.scores import Scores, task_loss
 from lit_linformer.utils.errors import SettingError, UserError
@@ -106,7 +107,7 @@ class SequenceClassification(TrainingModule):
         self.results: dict[str, dict[str, Any]] = {}  # of the last evaluation, by set: from Scores.results
 
     def setup(self, stage: str) -> None:
-        check_data(self.trainer.datamodule, self.hparams.num_labels)
+        check_classes(self.trainer.datamodule, self.hparams.num_labels)
         super().setup(stage)
         plugin = self.trainer.precision_plugin
         plugin.convert_input = partial(_but_labels, partial(type(plugin).convert_input, plugin))
@@ -201,15 +202,6 @@ def rows_of(batch: Batch) -> int:
     if "index" not in batch:
         raise UserError(f"a batch holds {', '.join(batch)}", "index, too, the number of each row (B,)")
     return len(batch["index"])
-
-
-def check_data(data: Any, num_labels: int) -> None:
-    """UserError for data that do not say how to score a classifier, or that have another number of classes than it has."""
-    if missing := [name for name in ("metrics", "evaluation_names") if not hasattr(data, name)]:
-        what = "the trainer has no data module" if data is None else f"{type(data).__name__} has no {missing[0]}"
-        raise UserError(what, "one with metrics and evaluation_names, as FineTuningData, or as in docs/extending.md")
-    if (classes := getattr(data, "num_labels", num_labels)) != num_labels:
-        raise SettingError("model.num_labels", num_labels, f"{classes}, as the data have")
 
 
 def task_of_rows(data: Any, num_labels: int) -> TextTask:

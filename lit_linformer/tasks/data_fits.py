@@ -1,4 +1,6 @@
-"""Whether the data fit the model: the length of rows, images, the numbers in a token, ids. UserError in one line if not."""
+"""Whether the data fit the model: length of rows, images, numbers in a token, ids, classes. UserError in one line if not."""
+
+from typing import Any
 
 import torch
 
@@ -36,3 +38,12 @@ def check_ids(ids: torch.Tensor, vocab_size: int) -> None:
     if wrong := [int(end) for end in ids.aminmax() if not 0 <= end < vocab_size]:
         allowed = f"0 to {vocab_size - 1}; the data's num_tokens, or else model.encoder.vocab_size, says how many there are"
         raise UserError(f"input_ids of a batch hold {wrong[0]}", allowed)
+
+
+def check_classes(data: Any, num_labels: int) -> None:
+    """UserError for data that do not say how to score a classifier, or that have another number of classes than it has."""
+    if missing := [name for name in ("metrics", "evaluation_names") if not hasattr(data, name)]:
+        what = "the trainer has no data module" if data is None else f"{type(data).__name__} has no {missing[0]}"
+        raise UserError(what, "one with metrics and evaluation_names, as FineTuningData, or as in docs/extending.md")
+    if (classes := getattr(data, "num_labels", num_labels)) != num_labels:
+        raise SettingError("model.num_labels", num_labels, f"{classes}, as the data have")
