@@ -94,13 +94,6 @@ def test_logits_of_a_document_are_the_mean_of_its_windows():
     assert model.bfloat16()(ids, None, torch.tensor([0, 0, 1, 2, 2]), 3).dtype == torch.float32  # bfloat16 cannot count them
 
 
-def test_a_classifier_drops_before_and_after_its_dense_layer():
-    model, calls = SequenceClassifier(tiny(), 3), []
-    model.head.dropout.register_forward_hook(lambda *_: calls.append(1))
-    model(torch.randint(0, 50, (2, 9)))
-    assert len(calls) == 2
-
-
 def test_classifier_refuses_what_it_cannot_be():
     with pytest.raises(ValueError, match="num_labels is 0; allowed"):
         SequenceClassifier(tiny(), 0)
