@@ -70,15 +70,18 @@ class MaskedLanguageModel(nn.Module):
         return mean_nll(at_least_float32(self._logits(hidden, positions)), labels)
 
     def nll(self, input_ids: Tensor, positions: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Negative log-likelihood of each label, (B, M) float32 in nats, 0 where a label is IGNORED: what perplexity sums."""
+        """Negative log-likelihood of each label, (B, M) in nats, 0 where a label is IGNORED: what perplexity sums."""
         return label_nll(self.exact_logits(input_ids, positions, attention_mask), labels)
 
     def exact_logits(self, input_ids: Tensor, positions: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Logits (B, M, V) in float32, even under autocast: rounding to bfloat16 changes perplexity and creates ties."""
+        """Logits (B, M, V) in float32, even under autocast: rounding to bfloat16 changes perplexity and creates ties.
+
+        In float64 for a model of float64.
+        """
         features = self._features(self.encoder(input_ids, attention_mask), positions)
         with torch.autocast(features.device.type, enabled=False):
-            bias = None if self.head.bias is None else self.head.bias.float()
-            return functional.linear(features.float(), self.encoder.tokens.weight.float(), bias)
+            bias = None if self.head.bias is None else at_least_float32(self.head.bias)
+            return functional.linear(at_least_float32(features), at_least_float32(self.encoder.tokens.weight), bias)
 
 
 def label_nll(logits: Tensor, labels: Tensor) -> Tensor:

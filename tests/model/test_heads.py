@@ -45,6 +45,13 @@ def test_nll_sums_to_the_loss_and_is_float32_under_autocast():
         assert model.nll(ids, positions, labels).dtype == model.exact_logits(ids, positions).dtype == torch.float32
 
 
+def test_nll_of_a_float64_model_is_not_rounded():
+    model = MaskedLanguageModel(tiny()).double()
+    ids, positions, labels = batch()
+    mean, loss = model.nll(ids, positions, labels).sum() / 11, model.loss(ids, positions, labels)
+    torch.testing.assert_close(mean, loss, rtol=1e-12, atol=0)
+
+
 def test_a_batch_without_a_masked_token_teaches_nothing():
     model = MaskedLanguageModel(tiny())
     ids, positions, labels = batch()
