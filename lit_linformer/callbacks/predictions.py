@@ -1,6 +1,7 @@
 """predictions.jsonl in the run folder: what `predict` found, and each row that `validate` or `test` classified."""
 
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,19 @@ class PredictionWriter(Callback):
     """
 
     def __init__(self) -> None:
-        self.records: list[dict[str, Any]] = []
-        self._numbers: list[int] = []
+        self._lines: list[tuple[int, str]] = []  # each record's number and JSON: a tenth of the memory that the record takes
+        self._shown: list[tuple[int, dict[str, Any]]] = []  # the first records and their numbers
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        trainer.predict_loop.return_predictions = False  # else Lightning keeps all of them, too
 
     def on_predict_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any) -> None:
         found, index = _records(outputs), batch.get("index") if isinstance(batch, dict) else None
         known = isinstance(index, Tensor) and len(index) == len(found)
-        self._numbers += index.tolist() if known else range(len(self.records), len(self.records) + len(found))
-        self.records += found
+        numbers = index.tolist() if known else range(len(self._lines), len(self._lines) + len(found))
+        numbered = list(zip(numbers, found, strict=True))
+        self._lines += [(number, json_text(record)) for number, record in numbered]
+        self._shown = sorted([*self._shown, *numbered], key=itemgetter(0))[:SHOWN]
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.is_global_zero:  # each process has found the same
@@ -40,19 +46,17 @@ class PredictionWriter(Callback):
         from rich.console import Console
 
         path = Path(trainer.default_root_dir) / FILE
-        order = sorted(range(len(self.records)), key=self._numbers.__getitem__)
-        self.records = [self.records[place] for place in order]
         written = ""
         if not trainer.fast_dev_run:
             written = f" → {path}{_replaced(path)}"
-            write_lines(path, map(json_text, self.records))
-        console, count = Console(), len(self.records)
-        if not self.records or not all("text" in record and record.keys() & {"top", "value"} for record in self.records):
+            write_lines(path, (line for _, line in sorted(self._lines, key=itemgetter(0))))
+        console, count, shown = Console(), len(self._lines), [record for _, record in self._shown]
+        if not shown or not all("text" in record and record.keys() & {"top", "value"} for record in shown):
             console.print(f"{count} prediction{'s' * (count != 1)}{written}", highlight=False, markup=False)
             return
-        console.print(_table(self.records[:SHOWN]))
+        console.print(_table(shown))
         rest = f", of which the first {SHOWN} are shown" if count > SHOWN else ""
-        what = ("mask" if "mask" in self.records[0] else "text") + "s" * (count > 1)
+        what = ("mask" if "mask" in shown[0] else "text") + "s" * (count > 1)
         console.print(f"{count:,} {what}{written}{rest}", highlight=False, markup=False, soft_wrap=True)
 
 
