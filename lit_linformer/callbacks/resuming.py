@@ -71,6 +71,9 @@ class Resuming(Callback):
         for name, hook in self._own.items():
             setattr(pl_module, name, hook)
 
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self.teardown(trainer, pl_module, "fit")  # which Lightning leaves out then, but the module may be trained again
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         schedules = _schedules(trainer)
         for optimizer, before, now in zip(trainer.optimizers, self._before, self._given, strict=False):

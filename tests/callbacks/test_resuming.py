@@ -5,9 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.demos.boring_classes import BoringModel
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.data import TensorDataset
 
+from lit_linformer.callbacks import Resuming
 from lit_linformer.model import EncoderConfig
 from tests.helpers import assert_same, load, output
 from tests.own_code import Plain, Rows, Stateful
@@ -221,3 +224,27 @@ def test_early_stopping_looks_again_after_the_pass_of_which_the_mean_is_lost(eve
     output([*argv, "--trainer.callbacks.divergence_threshold", "1e9", *kill], tmp_path, status=-9)
     shown = output([*argv, "--ckpt_path", "last"], tmp_path)
     assert "ended early at step 16, for train_loss is beyond 0" in " ".join(shown.split())
+
+
+def test_after_a_failed_fit_the_module_has_its_own_hooks(tmp_path):
+    """Trained again in the same process, as in a notebook, its on_train_batch_end was never called."""
+
+    class Failing(BoringModel):
+        steps = 0
+
+        def training_step(self, batch, batch_idx):
+            if self.steps == 1:
+                raise RuntimeError("once")
+            return super().training_step(batch, batch_idx)
+
+        def on_train_batch_end(self, *_):
+            self.steps += 1
+
+    module = Failing()
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    settings = {"accelerator": "cpu", "max_steps": 3, "limit_val_batches": 0, "default_root_dir": tmp_path, **quiet}
+    with pytest.raises(RuntimeError, match="once"):
+        Trainer(**settings, callbacks=[Resuming()]).fit(module)
+    module.steps = 2
+    Trainer(**settings, callbacks=[Resuming()]).fit(module)
+    assert module.steps == 5
