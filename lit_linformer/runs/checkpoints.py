@@ -59,27 +59,31 @@ def check_checkpoint(path: Path, setting: str = "ckpt_path", whole: bool = True)
     """
     if not path.exists():
         raise SettingError(setting, path, "a checkpoint file, 'last' or 'best'", more=", which is no file")
+    sharded = path.is_dir()
+    is_zip = sharded or zipfile.is_zipfile(path)
     try:
-        sharded = path.is_dir()
-        checkpoint = check_sharded(path) if sharded else torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except pickle.UnpicklingError as error:
-        raise SettingError(setting, path, OURS, more=FOREIGN) from error
-    except UNREADABLE as error:
-        is_zip = sharded or zipfile.is_zipfile(path)
-        reason = first_line(error) if is_zip else "it is no whole zip file, which torch.save writes"
-        raise UserError(f"{setting} is {path}, which is truncated or no checkpoint: {reason}") from error
-    steps = checkpoint.get("global_step") if isinstance(checkpoint, dict) else None
-    if not isinstance(steps, int) or ("state_dict" not in checkpoint and not sharded):
-        raise SettingError(setting, path, OURS, more=", which holds no training state")
-    try:
-        _verify(path, *_states(path))
-        return load_sharded(path) if whole and sharded else checkpoint
+        if is_zip:  # first, since unpickling a flipped bit may raise anything, or name a foreign class
+            _verify(path, *_states(path))
     except pickle.UnpicklingError as error:
         raise SettingError(setting, path, OURS, more=FOREIGN) from error
     except UNREADABLE as error:
         raise SettingError(
             setting, path, "another checkpoint", more=f", which is no longer what was written: {first_line(error)}"
         ) from error
+    try:
+        if sharded:
+            checkpoint = load_sharded(path) if whole else check_sharded(path)
+        else:
+            checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except pickle.UnpicklingError as error:
+        raise SettingError(setting, path, OURS, more=FOREIGN) from error
+    except UNREADABLE as error:
+        reason = first_line(error) if is_zip else "it is no whole zip file, which torch.save writes"
+        raise UserError(f"{setting} is {path}, which is truncated or no checkpoint: {reason}") from error
+    steps = checkpoint.get("global_step") if isinstance(checkpoint, dict) else None
+    if not isinstance(steps, int) or ("state_dict" not in checkpoint and not sharded):
+        raise SettingError(setting, path, OURS, more=", which holds no training state")
+    return checkpoint
 
 
 def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:

@@ -149,7 +149,7 @@ def verify_plain(file: Path | io.BytesIO, name: str = "") -> None:
     try:
         with zipfile.ZipFile(file) as content:
             damaged = content.testzip()
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:  # from flipped bits in a header
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, zlib.error) as error:  # flipped bits in a header
         raise ValueError(f"{name or 'it'} is damaged ({error})") from error
     if damaged is not None:
         raise ValueError(DAMAGED.format(f"{name}: {damaged}" if name else damaged))

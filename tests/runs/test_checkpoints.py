@@ -27,10 +27,10 @@ def write_whole(run, name, step=1):
     return path
 
 
-def flip(path, at=None):
+def flip(path, at=None, bit=1):
     """Flips a bit of the weights, or one elsewhere."""
     content = bytearray(path.read_bytes())
-    content[content.find(WEIGHTS[5:9].numpy().tobytes()) if at is None else at] ^= 1
+    content[content.find(WEIGHTS[5:9].numpy().tobytes()) if at is None else at] ^= bit
     path.write_bytes(content)
 
 
@@ -69,6 +69,24 @@ def test_flipped_bits_everywhere_are_noticed_or_harmless(tmp_path):
         path.write_bytes(content)
 
 
+def test_a_flipped_bit_among_the_plain_values_is_damage_whatever_unpickling_makes_of_it(tmp_path):
+    path = write_whole(tmp_path, "last.ckpt")
+    content = path.read_bytes()
+    start = content.index(b"\x80\x02")  # pickle's first bytes
+    for place in range(start, content.index(b"global_step") + 16):
+        flip(path, place)
+        with pytest.raises(ValueError, match=r"no longer what was written: the checksum of archive/data.pkl does not fit"):
+            check_checkpoint(path)
+        path.write_bytes(content)
+
+
+def test_a_flipped_bit_in_the_table_of_contents_says_compressed(tmp_path):
+    path = write_whole(tmp_path, "last.ckpt")
+    flip(path, path.read_bytes().index(b"PK\x01\x02") + 10, 8)
+    with pytest.raises(ValueError, match="no longer what was written: it is damaged"):
+        check_checkpoint(path)
+
+
 @pytest.mark.parametrize(
     ("steps", "expected"),
     [
@@ -97,7 +115,7 @@ def test_half_a_sharded_new_one_is_left_out(tmp_path, capsys):
     assert find_checkpoint(tmp_path, "last") is None
     last = write_whole(tmp_path, "last.ckpt")
     assert find_checkpoint(tmp_path, "last") == last
-    assert "new.ckpt, which is truncated or no checkpoint" in capsys.readouterr().err
+    assert "new.ckpt, which is no longer what was written: " in capsys.readouterr().err
 
 
 def test_best_is_what_the_curve_tells(tmp_path):
