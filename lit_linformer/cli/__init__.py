@@ -72,8 +72,7 @@ Add --traceback to any command to see where an error came from.
 def main(argv: list[str] | None = None) -> None:
     """Runs a command; an error becomes one line on stderr and exit status 2, but a bug of ours keeps its traceback."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    if (here := os.getcwd()) not in sys.path:  # so that class paths find the user's files; last, so that none shadows a package
-        sys.path.append(here)
+    _open_standard_streams()
     warnings.showwarning = _show_warning
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() not in ("utf-8", "utf8"):
         sys.stdout.reconfigure(errors="backslashreplace")  # an arrow must not crash a command in an ASCII locale
@@ -83,6 +82,8 @@ def main(argv: list[str] | None = None) -> None:
         print(MAIN_HELP.format(commands="\n".join(f"  {name:<10}{what}" for name, what in COMMANDS.items())), end="")
         return
     try:
+        if (here := _here()) not in sys.path:  # so that class paths find the user's files; last, so that none shadows a package
+            sys.path.append(here)
         if argv[0] not in LIGHTNING:
             _program(argv[0])(argv[1:])
             return
@@ -113,6 +114,24 @@ def main(argv: list[str] | None = None) -> None:
         if is_first_process() or not getattr(error, "of_all_processes", False):
             print(f"error: {message}", file=sys.stderr)
         sys.exit(2)
+
+
+def _here() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError as error:
+        raise UserError("the current folder has been deleted", "one that exists: cd there first") from error
+
+
+def _open_standard_streams() -> None:
+    """In place of closed ones (`>&-`, daemons): else the next file opened has number 2, and a warning is written into it."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+            if getattr(sys, name) is None:
+                setattr(sys, name, open(number, "r" if number == 0 else "w", encoding="utf-8", closefd=False))
 
 
 def _reader_is_gone() -> bool:

@@ -213,6 +213,25 @@ def test_what_is_printed_may_be_cut_short(argv, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_closed_standard_streams_are_opened(tmp_path):
+    """`fit >&-` failed in sys.stdout.isatty(), and with `2>&-` a warning could be written into the file that has number 2."""
+    study = (
+        "import sys\n\ndef main(argv):\n    print(open('file', 'w').fileno(), sys.stdout.isatty(), file=open('told', 'w'))\n"
+    )
+    (tmp_path / "study.py").write_text(study)
+    command = [sys.executable, str(ROOT / "run.py"), "study"]
+    subprocess.run(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command], cwd=tmp_path, timeout=HANGS, check=True)
+    number, terminal = (tmp_path / "told").read_text().split()
+    assert int(number) > 2 and terminal == "False"
+
+
+def test_a_deleted_current_folder_is_one_line(tmp_path):
+    gone = 'mkdir gone && cd gone && rmdir ../gone && exec "$@"'
+    command = ["sh", "-c", gone, "sh", sys.executable, str(ROOT / "run.py"), "list", "configs"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANGS)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1) and "current folder has been deleted" in done.stderr
+
+
 def test_console_command_works_in_any_directory(tmp_path):
     command = [str(Path(sysconfig.get_path("scripts"), "lit-linformer")), "fit", "--config", "nowhere.yaml"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=HANGS)
