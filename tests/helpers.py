@@ -65,6 +65,11 @@ last:
 """
 
 
+def slow(*values: Any) -> Any:
+    """A case of a parametrised test that only ``pytest -m slow`` runs."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 def write_corpus(path: Path, documents: int = 120) -> Path:
     """Documents of 20 to 60 words from a vocabulary of 200, with Zipf's frequencies."""
     draw = random.Random(0)

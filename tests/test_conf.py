@@ -11,7 +11,7 @@ import yaml
 
 from tests.data.finetuning.glue import FILES, write_glue
 from tests.data.longrange.files import write_long_range
-from tests.helpers import TINY, inside, read_log, run_forked, write_reviews
+from tests.helpers import TINY, inside, read_log, run_forked, slow, write_reviews
 
 ROOT = Path(__file__).parents[1]
 TRAINERS = sorted((ROOT / "conf/trainer").glob("*.yaml"))
@@ -45,7 +45,7 @@ def named(path):
 
 
 def quick_first(paths):
-    return [path if path.stem in QUICK else pytest.param(path, marks=pytest.mark.slow) for path in paths]
+    return [path if path.stem in QUICK else slow(path) for path in paths]
 
 
 @pytest.mark.parametrize("path", quick_first(CONFIGS), ids=named)

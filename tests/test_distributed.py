@@ -23,7 +23,7 @@ from lit_linformer.model.linformer import SHARINGS
 from lit_linformer.tasks.compiling import compile_training
 from lit_linformer.utils.environment import lacks_bfloat16
 from lit_linformer.utils.files import read_rows
-from tests.helpers import HANGS, assert_same, fit, load, output, read_log, run_forked
+from tests.helpers import HANGS, assert_same, fit, load, output, read_log, run_forked, slow
 from tests.model.mechanisms import IMAGE, MECHANISMS
 
 ROOT = Path(__file__).parents[1]
@@ -130,7 +130,7 @@ def train_in_two(rank: int, folder: Path, kind: type[Loss]) -> None:
         torch.save(two_steps(model, rank, 2), folder / f"{number}.{rank}")
 
 
-@pytest.mark.parametrize("kind", [Loss, pytest.param(CompiledLoss, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", [Loss, slow(CompiledLoss)])
 def test_two_processes_have_the_gradients_of_one_with_the_joined_batch(kind, tmp_path):
     fork_two(train_in_two, tmp_path, kind)
     for number, settings in enumerate(models_of(kind)):

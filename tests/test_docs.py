@@ -18,7 +18,7 @@ from lit_linformer.studies.benchmark import layers, lengths, training
 from lit_linformer.studies.tune.space import read_space
 from lit_linformer.utils.arguments import parse
 from tests.data.finetuning.glue import write_glue
-from tests.helpers import inside, output, run_forked, write_corpus
+from tests.helpers import inside, output, run_forked, slow, write_corpus
 from tests.test_conf import SHRINK
 
 ROOT = Path(__file__).parents[1]
@@ -88,7 +88,7 @@ def trained(tmp_path_factory, cache):
 @pytest.mark.parametrize(
     "page",
     [
-        page if page == "README.md" else pytest.param(page, marks=pytest.mark.slow)  # their commands have tests of their own
+        page if page == "README.md" else slow(page)  # their commands have tests of their own
         for page in PAGES
         if any(blocks(page, kind) for kind in ("bash", "python", "py"))
     ],
@@ -103,6 +103,7 @@ def test_every_command_runs(page, trained, cache, tmp_path, monkeypatch):
         exec(compile(code, page, "exec"), {"__name__": page})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "sh")])
 def test_what_cannot_be_run_is_parsed(page, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)

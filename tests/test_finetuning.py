@@ -60,6 +60,7 @@ def test_killed_run_resumes_bit_for_bit(extra, task, tmp_path):
     assert scores(tmp_path / "runs/whole/scores.csv") == scores(tmp_path / "runs/killed/scores.csv")
 
 
+@pytest.mark.slow
 def test_another_layer_decay_wins_on_resume(task, tmp_path):
     """And so do the learning rate, weight decay and betas of all parameter groups."""
     words = ["fit", *task, "--trainer.max_steps", "4", "--model.schedule", "constant", "--model.warmup_fraction", "0"]
@@ -72,6 +73,7 @@ def test_another_layer_decay_wins_on_resume(task, tmp_path):
     assert not any("0.9" in name for name in rates)
 
 
+@pytest.mark.slow
 def test_a_schedule_that_is_over_on_other_data_says_so(task, tmp_path):
     output(["fit", *task, "--trainer.max_epochs", "1"], tmp_path)
     shown = output(["fit", *task, "--trainer.max_epochs", "2", "--data.limit_train", "40", "--ckpt_path", "last"], tmp_path)
@@ -116,6 +118,7 @@ def test_pretrained_run_is_carried_over_and_its_own_checkpoint_suffices_later(ta
     output(["predict", *from_config, "--data.source", "gone-too", "--data.text", "so very good"], tmp_path)
 
 
+@pytest.mark.slow
 def test_early_stopping_on_the_tasks_own_metric(task, tmp_path):
     stop = ["--trainer.callbacks+", "lightning.pytorch.callbacks.EarlyStopping", "--trainer.callbacks.monitor", "val/score"]
     stop += ["--trainer.callbacks.mode", "max", "--trainer.callbacks.patience", "1", "--trainer.callbacks.min_delta", "2"]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lit_linformer.utils.files import read_rows
-from tests.helpers import HANGS, assert_same, fit, load, output, read_log
+from tests.helpers import HANGS, assert_same, fit, load, output, read_log, slow
 from tests.test_distributed import EXACT, FORKED, GLOBAL, assert_equal_runs, free_port
 
 ROOT = Path(__file__).parents[1]
@@ -133,7 +133,7 @@ def curve(tmp_path: Path, name: str) -> list[dict[str, float]]:
 
 
 # In the middle of an accumulation; in a step followed by a validation.
-@pytest.mark.parametrize("at, step", [(10, 4), (19, 7)], ids=["accumulating", "validation"])
+@pytest.mark.parametrize("at, step", [(10, 4), slow(19, 7)], ids=["accumulating", "validation"])
 def test_sigterm_saves_the_step_and_the_run_goes_on_exactly(at, step, tiny, tmp_path):
     tiny = [*tiny, "--trainer.accumulate_grad_batches", "3", "--trainer.max_steps", "9"]
     tiny += ["--trainer.val_check_interval", "21"]  # in batches: after step 7
@@ -156,7 +156,7 @@ def test_sigterm_to_one_of_two_processes_stops_both_after_one_step(tiny, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "status, told", [(0, "job 7_2 is in Slurm's queue again"), (1, "job 7_2 was not requeued: no such job")]
+    "status, told", [slow(0, "job 7_2 is in Slurm's queue again"), (1, "job 7_2 was not requeued: no such job")]
 )
 def test_slurms_sigusr1_saves_and_requeues(status, told, put, tiny, tmp_path, monkeypatch):
     scontrol = tmp_path / "bin/scontrol"

@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from lit_linformer.utils.files import read_rows
 from tests import own_code
-from tests.helpers import fit, load, output, read_log
+from tests.helpers import fit, load, output, read_log, slow
 
 CONFIG = """
 seed_everything: 0
@@ -48,6 +48,7 @@ def test_what_save_hyperparameters_keeps_is_loaded_again(own, tmp_path):
     assert "resuming" in output(["fit", *own, *BEST, "--ckpt_path", "last", "--trainer.max_epochs", "3"], tmp_path)
 
 
+@pytest.mark.slow
 def test_scores_under_ones_own_names_are_results(own, tmp_path):
     """Named val_loss and test_loss, as in most code, they appear in result.json, test.json, report and grid."""
     grid = {
@@ -100,12 +101,12 @@ def test_each_batch_draws_anew_without_a_count(own, tmp_path):
     assert len(draws) == len(set(draws)) == 16
 
 
-@pytest.mark.parametrize("ends", [("--trainer.max_steps", "8"), ("--trainer.max_steps", "16"), ("--trainer.max_epochs", "1")])
+@pytest.mark.parametrize("ends", ["--trainer.max_steps 8", slow("--trainer.max_steps 16"), slow("--trainer.max_epochs 1")])
 def test_a_plain_loader_goes_on_at_a_pass_s_end(ends, own, tmp_path):
     """With the rows of an uninterrupted run, 8 batches an epoch."""
     longer = ["--trainer.max_epochs", "4"]
     output(["fit", *own, *BEST, *longer, "--name", "whole", "--model.folder", "whole"], tmp_path)
-    output(["fit", *own, *BEST, *longer, *ends], tmp_path)
+    output(["fit", *own, *BEST, *longer, *ends.split()], tmp_path)
     output(["fit", *own, *BEST, *longer, "--ckpt_path", "last"], tmp_path)
     assert Path("seen/train.0").read_text() == Path("whole/train.0").read_text()
 
@@ -129,6 +130,7 @@ def test_a_class_that_cannot_predict_is_refused(own, tmp_path):
     assert line == "error: model is Plain; allowed with predict: a class with predict_step"
 
 
+@pytest.mark.slow
 def test_data_that_do_not_tell_how_many_tokens_there_are(tiny, pretrained, tmp_path):
     ids = ["--data", "tests.own_code.Ids", "--trainer.max_steps", "1", "--name"]
     tiny = tiny[:2]
@@ -259,6 +261,7 @@ def test_the_schedule_ends_where_epochs_do(tiny, tmp_path):
     assert len(rates) > 10 and 0 <= rates[-1] < 0.15 * max(rates)
 
 
+@pytest.mark.slow
 def test_a_module_that_optimises_by_itself(own, tmp_path):
     shown = output(["fit", *own, *BEST, "--model", "tests.own_code.Manual", "--progress.every_n_steps", "4"], tmp_path)
     assert "step 4/16" in shown and "loss" not in shown.partition("step 4/16")[2].partition("\n")[0]

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from lit_linformer.model import Encoder, EncoderConfig
 from lit_linformer.runs.trained_model import read_model
 from tests.cli.test_errors import complaint
-from tests.helpers import TINY, inside, output
+from tests.helpers import TINY, inside, output, slow
 
 PAGE = (Path(__file__).parents[1] / "docs/extending.md").read_text(encoding="utf-8")
 IDEAS = {
@@ -121,9 +121,9 @@ def test_draws_or_says_that_there_are_no_slots(here, tmp_path):
     ("name", "form"),
     [
         ("salient", "huggingface"),
-        pytest.param("salient", "torch", marks=pytest.mark.slow),
+        slow("salient", "torch"),
         ("window", "safetensors"),
-        pytest.param("window", "onnx", marks=pytest.mark.slow),
+        slow("window", "onnx"),
     ],
 )
 def test_exports(name, form, here, tmp_path):
@@ -205,6 +205,7 @@ data: {class_path: my_sensors.Sensors}
 """
 
 
+@pytest.mark.slow
 def test_tokens_of_numbers(tmp_path, monkeypatch):
     """The page's sensor readings, classified by this project's own module; tokens of another size are refused."""
     monkeypatch.chdir(tmp_path)

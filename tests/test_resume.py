@@ -9,7 +9,7 @@ import pytest
 from lit_linformer.runs.checkpoints import check_checkpoint
 from lit_linformer.utils.files import read_rows
 from tests.cli.test_errors import complaint
-from tests.helpers import TINY, assert_same, fit, inside, load, output, read_log, run_forked
+from tests.helpers import TINY, assert_same, fit, inside, load, output, read_log, run_forked, slow
 from tests.model.mechanisms import MECHANISMS
 
 ROOT = Path(__file__).parents[1]
@@ -35,10 +35,10 @@ CASES = {
 }  # fmt: skip
 
 
-QUICK = ("accumulate", "modern")
+QUICK = ("accumulate",)
 
 
-@pytest.mark.parametrize("case", [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in CASES])
+@pytest.mark.parametrize("case", [case if case in QUICK else slow(case) for case in CASES])
 def test_killed_run_resumes_bit_for_bit(case, tiny, tmp_path):
     extra = CASES[case]
     accumulate = int(dict(zip(extra[::2], extra[1::2], strict=True)).get("--trainer.accumulate_grad_batches", 1))
@@ -115,7 +115,7 @@ def test_a_warm_up_longer_than_training_is_told(tiny, tmp_path):
 
 @pytest.mark.parametrize(
     "change",
-    [["--trainer.accumulate_grad_batches", "2"], ["--data.batch_size", "32"], ["--data.batch_size", "8"]],
+    [["--trainer.accumulate_grad_batches", "2"], slow(["--data.batch_size", "32"]), slow(["--data.batch_size", "8"])],
     ids=" ".join,
 )
 def test_a_run_continues_with_other_rows_a_step(change, tiny, tmp_path):
@@ -133,6 +133,7 @@ def test_a_run_continues_with_other_rows_a_step(change, tiny, tmp_path):
     assert samples == 20 * 16 + 20 * rows
 
 
+@pytest.mark.slow
 def test_a_run_of_passes_is_not_continued_with_other_rows_a_step(tiny, tmp_path):
     """Half an epoch is not a whole number of new steps, and the learning rate decays by steps."""
     passes = [*tiny, "--trainer.max_steps", "-1", "--trainer.max_epochs", "1"]
@@ -155,8 +156,8 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("first", ENDS)
-@pytest.mark.parametrize("max_steps", ["1000", "-1"])
+@pytest.mark.parametrize("first", ["within one", slow("after a pass")])
+@pytest.mark.parametrize("max_steps", [slow("1000"), "-1"])
 def test_a_run_that_has_ended_goes_on_in_its_pass(max_steps, first, tiny, tmp_path):
     """After two epochs of six steps, and within the second, to the end of the third."""
     then = [*tiny, "--data.batch_size", "64", "--trainer.check_val_every_n_epoch", "1", "--trainer.val_check_interval", "1.0"]
@@ -192,7 +193,7 @@ def test_good_previous_outlives_a_save_that_fails_after_a_fall_back(put, tiny, t
     assert (folder / "previous.ckpt").read_bytes() == good
 
 
-@pytest.mark.parametrize("saved_every", ["5", "7"], ids=["between", "at the validation's step"])
+@pytest.mark.parametrize("saved_every", ["5", slow("7")], ids=["between", "at the validation's step"])
 def test_perplexity_file_of_a_resumed_run_is_that_of_a_whole_one(saved_every, tiny, tmp_path):
     tiny = [*tiny, "--last.every_n_steps", saved_every]
     assert fit(tiny, "whole", tmp_path / "whole") == 0

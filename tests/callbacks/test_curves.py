@@ -10,7 +10,7 @@ from lit_linformer.callbacks import LastCheckpoint
 from lit_linformer.callbacks.checkpoint import BestCheckpoint
 from lit_linformer.tasks import MLM
 from lit_linformer.utils.files import read_rows
-from tests.helpers import after, output, run_forked
+from tests.helpers import after, output, run_forked, slow
 from tests.utils.test_signals import send
 
 
@@ -58,8 +58,8 @@ ENDINGS = {
         send(signal.SIGKILL, lambda module, *_: module.batches_seen == 3), MLM, "on_train_batch_start", -9
     ),
 }  # fmt: skip
-FIRST = ("after-a-checkpoint", "before-that-after-a-validation", "by-a-signal")
-SLOW = [pytest.param(how, marks=pytest.mark.slow) for how in ENDINGS if how not in FIRST]
+FIRST = ("after-a-checkpoint", "by-a-signal")
+SLOW = [slow(how) for how in ENDINGS if how not in FIRST]
 
 
 @pytest.mark.parametrize("how", [*FIRST, *SLOW])

@@ -14,7 +14,7 @@ from lit_linformer.tasks import MLM
 from lit_linformer.tasks.perplexity import Perplexity
 from lit_linformer.utils.files import json_text
 from lit_linformer.utils.weights import all_finite
-from tests.helpers import after, load, output
+from tests.helpers import after, load, output, slow
 from tests.test_distributed import FORKED
 
 CHECKPOINTS = "runs/tiny/checkpoints"
@@ -44,9 +44,9 @@ def strict(path):
     "extra, batch, step",
     [
         ([], 9, 9),
-        (["--trainer.precision", "bf16-mixed", "--trainer.gradient_clip_val", "null"], 10, 10),
-        (["--trainer.accumulate_grad_batches", "3", "--trainer.val_check_interval", "21"], 26, 9),
-        (FORKED, 8, 8),
+        slow(["--trainer.precision", "bf16-mixed", "--trainer.gradient_clip_val", "null"], 10, 10),
+        slow(["--trainer.accumulate_grad_batches", "3", "--trainer.val_check_interval", "21"], 26, 9),
+        slow(FORKED, 8, 8),
     ],
     ids=["plain", "bf16, in a step that is to be saved", "accumulating", "one of two processes"],
 )

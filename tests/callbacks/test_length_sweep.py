@@ -16,7 +16,7 @@ from lit_linformer.callbacks import LengthSweep
 from lit_linformer.callbacks.length_sweep import AllocatedTensors, draw_sweep
 from lit_linformer.callbacks.observing import unnoticed
 from lit_linformer.utils.figures import figure_class
-from tests.helpers import assert_same, load, read_log, run_forked
+from tests.helpers import assert_same, load, read_log, run_forked, slow
 
 TWO = ["--trainer.strategy", "ddp_fork", "--trainer.devices", "2"]
 # The compared runs have different batch sizes, and so, on some processors, another order of float32 sums.
@@ -70,6 +70,7 @@ def test_same_on_two_processes_whatever_the_batches(trained, tmp_path):
         assert two[length]["perplexity"] == pytest.approx(one[length]["perplexity"], rel=1e-9)
 
 
+@pytest.mark.slow
 def test_limit_bounds_the_cost(trained, tmp_path):
     found = validate(trained, tmp_path, *sweep([8, 32], limit_batches=1, num_tokens=64))
     whole = validate(trained, tmp_path, *sweep([8, 32]))
@@ -79,11 +80,7 @@ def test_limit_bounds_the_cost(trained, tmp_path):
 
 @pytest.mark.parametrize(
     "extra",
-    [
-        pytest.param([], marks=pytest.mark.slow),
-        pytest.param(["--data.num_workers", "1", "--trainer.precision", "bf16-mixed"], marks=pytest.mark.slow),
-        TWO,
-    ],
+    [[], slow(["--data.num_workers", "1", "--trainer.precision", "bf16-mixed"]), slow(TWO)],
     ids=["plain", "workers, bf16", "two processes"],
 )
 def test_training_does_not_notice(extra, tiny, tmp_path):
@@ -139,6 +136,7 @@ def test_resumed_run_has_the_rows_of_a_whole_one(tiny, tmp_path):
     assert [row[:1] + row[2:3] for row in measured(tmp_path / "runs/end/length_sweep.csv")] == [(12, 8), (14, 8)]
 
 
+@pytest.mark.slow
 def test_tensorboard_and_figure(tiny, tmp_path):
     assert run_forked(["fit", *tiny, *EXACT, "--name", "run", *sweep([8, 32])]) == 0
     events = EventAccumulator(str(tmp_path / "runs/run")).Reload()

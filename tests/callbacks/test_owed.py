@@ -12,7 +12,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from lit_linformer.callbacks import Owed
 from lit_linformer.utils.files import read_rows
 from tests.callbacks.test_curves import curves
-from tests.helpers import TINY, assert_same, load, output, run_forked
+from tests.helpers import TINY, assert_same, load, output, run_forked, slow
 
 TERM = int(signal.SIGTERM)
 
@@ -65,8 +65,8 @@ PASS = {  # an epoch has 6 steps; by steps there is a validation in its middle, 
 }
 
 
-@pytest.mark.parametrize("signalled", [False, True], ids=["killed", "signalled"])
-@pytest.mark.parametrize("end", PASS)
+@pytest.mark.parametrize("signalled", [False, slow(True)], ids=["killed", "signalled"])
+@pytest.mark.parametrize("end", ["by steps", slow("by epochs")])
 def test_stopped_in_a_validation_at_the_end_of_a_pass_it_goes_on(end, signalled, ending, tmp_path):
     ending += ["--trainer.check_val_every_n_epoch", "1" if end == "by epochs" else "null"]
     words = [*ending, "--data.batch_size", "64", *PASS[end].split(), "--last.every_n_steps", "6"]
@@ -85,6 +85,7 @@ def test_stopped_in_a_validation_at_the_end_of_a_pass_it_goes_on(end, signalled,
     assert_same(curves(whole)["train/loss"], curves(part)["train/loss"])
 
 
+@pytest.mark.slow
 def test_an_end_by_epochs_too_unless_told(ending, tmp_path):
     epochs = [*ending, "--trainer.max_steps", "-1", "--trainer.max_epochs", "1", "--trainer.val_check_interval", "1.0"]
     epochs += ["--trainer.check_val_every_n_epoch", "2", "--trainer.limit_train_batches", "4"]

@@ -23,6 +23,7 @@ def learnt(task, learnt, tmp_path):
     return task
 
 
+@pytest.mark.slow
 def test_test_writes_glues_submission_and_predict_classifies(learnt, tmp_path):
     shown = output(["test", *learnt], tmp_path)
     lines = (tmp_path / "runs/task/submission/SST-2.tsv").read_text().splitlines()
@@ -64,6 +65,7 @@ def test_test_writes_glues_submission_and_predict_classifies(learnt, tmp_path):
     assert [r["top"][0]["probability"] for r in from_file] == pytest.approx([r["top"][0]["probability"] for r in records])
 
 
+@pytest.mark.slow
 def test_one_process_and_two_submit_the_same(learnt, tmp_path):
     output(["test", *learnt], tmp_path)
     path = tmp_path / "runs/task/submission/SST-2.tsv"

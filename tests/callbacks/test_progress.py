@@ -53,6 +53,7 @@ def on_a_terminal(argv: list[str], columns: int) -> str:
     return shown
 
 
+@pytest.mark.slow
 def test_on_a_terminal_of_80_columns_no_line_is_wrapped(tiny, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("COLUMNS", raising=False)
@@ -107,6 +108,7 @@ def test_plain_lines_are_short_and_the_table_at_the_end_tells_what_the_curve_has
     assert int(minutes) * 60 + int(seconds) >= int(before)
 
 
+@pytest.mark.slow
 def test_the_loss_of_a_line_is_the_mean_since_the_one_before(tiny, tmp_path):
     argv = ["fit", *tiny, "--trainer.max_steps", "9", "--progress.every_n_steps", "4", "--trainer.log_every_n_steps", "1"]
     shown = [float(text) for text in re.findall(r"^step \d/9  loss (\S+)", output(argv, tmp_path), re.M)]

@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 from lit_linformer.callbacks import Resuming
 from lit_linformer.model import EncoderConfig
-from tests.helpers import assert_same, load, output
+from tests.helpers import assert_same, load, output, slow
 from tests.own_code import Plain, Rows, Stateful
 from tests.test_own_code import BEST, own, rows_seen  # noqa: F401
 
@@ -52,7 +52,11 @@ def last(tmp_path, name):
 
 @pytest.mark.parametrize(
     ("schedule", "more"),
-    [("null", []), ("SequentialLR", []), ("null", ["--trainer.callbacks+", "Averaging", "--trainer.callbacks.decay", "0.9"])],
+    [
+        ("null", []),
+        slow("SequentialLR", []),
+        slow("null", ["--trainer.callbacks+", "Averaging", "--trainer.callbacks.decay", "0.9"]),
+    ],
 )
 def test_bit_for_bit_with_a_plain_loader(schedule, more, own, tmp_path):  # noqa: F811
     argv = ["fit", *own, *BEST, *MODEL, "--model.schedule", schedule, *more]
@@ -67,7 +71,7 @@ def test_bit_for_bit_with_a_plain_loader(schedule, more, own, tmp_path):  # noqa
         assert all(torch.equal(one[weights][name], other[weights][name]) for name in one[weights])
 
 
-@pytest.mark.parametrize("schedule", ["null", "StepLR", "SequentialLR", "ReduceLROnPlateau"])
+@pytest.mark.parametrize("schedule", ["StepLR", *map(slow, ("null", "SequentialLR", "ReduceLROnPlateau"))])
 def test_an_own_optimiser_takes_the_settings_of_now(schedule, own, tmp_path):  # noqa: F811
     """As if it had had them from the start."""
 

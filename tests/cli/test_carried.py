@@ -16,7 +16,7 @@ from lit_linformer.cli.carried import carry_over
 from lit_linformer.runs.checkpoints import find_checkpoint
 from lit_linformer.runs.trained_model import open_checkpoint
 from tests.cli.test_errors import complaint
-from tests.helpers import load, output, run_forked, write_corpus
+from tests.helpers import load, output, run_forked, slow, write_corpus
 from tests.sst2 import CONFIG
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +36,7 @@ def tokenizer_of(run):
     return json.loads(load(run / "checkpoints/last.ckpt")["tokenizer"])
 
 
-@pytest.mark.parametrize("command", ["validate", "test"])
+@pytest.mark.parametrize("command", ["validate", slow("test")])
 def test_a_text_that_has_grown_is_read_with_the_runs_tokenizer(command, grown, tmp_path):
     """A newly trained one would give tokens other ids than the weights know."""
     run = tmp_path / "runs/tiny"
@@ -125,6 +125,7 @@ def test_predict_asks_the_checkpoints_tokenizer_not_the_folders(grown, tmp_path)
     assert "bad.json" in complaint([*argv, "--data.tokenizer", "bad.json"], tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["validate", "predict"])
 def test_a_classifier_is_used_as_it_was_trained(command, finetuned, cache, tmp_path, monkeypatch):
     shutil.copytree(finetuned.parents[1], tmp_path / "copy")  # as validate.json is written to the run folder

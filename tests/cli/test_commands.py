@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_errors import complaint
-from tests.helpers import HANGS, fit, in_one_process, load, output
+from tests.helpers import HANGS, fit, in_one_process, load, output, slow
 
 ROOT = Path(__file__).parents[2]
 
@@ -200,7 +200,7 @@ def test_two_processes_launched_by_lightning(tiny, tmp_path):
         "list --source {runs}",
         "fit --help",
         "grid --config conf/paper/table2.yaml --print_commands true",
-        "embed --ckpt_path models/small --text rain --output {runs}/rain.npy",
+        slow("embed --ckpt_path models/small --text rain --output {runs}/rain.npy"),
     ],
     ids=("list", "help", "grid", "embed"),
 )
@@ -238,6 +238,7 @@ def test_console_command_works_in_any_directory(tmp_path):
     assert done.returncode == 2 and done.stderr.startswith("error: ") and "nowhere.yaml" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_whole_number_of_batches_is_one_whatever_another_package_has_written(tmp_path):
     """typing returns Optional[Union[int, float]] in the order in which a package first wrote it, maybe float before int."""
     script = (

@@ -14,6 +14,7 @@ from lit_linformer.tasks import MLM
 from tests.helpers import after, fit, output, read_log
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_one_line_and_the_run_goes_on_exactly(tiny, tmp_path, monkeypatch):
     tiny = [*tiny, "--data.num_workers", "2"]
     assert fit(tiny, "whole", tmp_path / "whole") == 0

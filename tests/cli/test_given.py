@@ -125,6 +125,7 @@ class Looking(SelfAttention):
         assert config.projection_dim == 4
 
 
+@pytest.mark.slow
 def test_a_typed_setting_that_nothing_reads_is_told_once(tiny, tmp_path):
     encoder, quick = "--model.encoder", ["--trainer.max_steps", "1", "--trainer.fast_dev_run", "true"]
 

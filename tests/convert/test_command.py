@@ -10,9 +10,10 @@ import yaml
 from lit_linformer.convert import new_run
 from lit_linformer.runs.trained_model import open_checkpoint
 from tests.convert.commands import convert, refused
-from tests.helpers import output, small_disk
+from tests.helpers import output, slow, small_disk
 
 
+@pytest.mark.slow
 def test_the_run_predicts_validates_exports_and_trains_on(roberta, tmp_path, corpus, cache):
     convert(roberta, tmp_path)
     config = ["--config", "runs/new/config.yaml"]
@@ -77,7 +78,7 @@ def test_a_transformer_becomes_a_linformer_and_longer_in_one_command(pretrained,
     assert f"{metrics['val/perplexity']:.2f}" == found[0][2]
 
 
-SLOW = [pytest.param(start, marks=pytest.mark.slow) for start in ("split", "strided", "normal", "xavier")]
+SLOW = list(map(slow, ("split", "strided", "normal", "xavier")))
 
 
 @pytest.mark.parametrize("start", ["block_mean", "svd", *SLOW])

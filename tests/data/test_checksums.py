@@ -187,6 +187,7 @@ def test_shards_go_on_where_they_were(tmp_path):
     assert again.shards == whole.shards and path.read_bytes() == data.tobytes()
 
 
+@pytest.mark.slow
 def test_fit_tells_damage_in_one_line(tiny, tmp_path, corpus):
     cache = tmp_path / "own"
     tiny = [*tiny, "--data.cache_dir", str(cache)]

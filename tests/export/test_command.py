@@ -15,14 +15,14 @@ from lit_linformer.export import load
 from lit_linformer.runs.trained_model import open_checkpoint, read_model
 from tests.cli.test_errors import complaint
 from tests.export.models import NEEDED, ROUNDING, export
-from tests.helpers import output, small_disk
+from tests.helpers import output, slow, small_disk
 
 ROOT = Path(__file__).parents[2]
 SUMMED = ["model.safetensors", "tokenizer.json"]
 
 
 @pytest.mark.parametrize("form", NEEDED)
-@pytest.mark.parametrize("kind", ["pretrained", pytest.param("finetuned", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["pretrained", slow("finetuned")])
 def test_every_format_is_written_and_held_against_the_checkpoint(form, kind, request, tmp_path):
     run = request.getfixturevalue(kind)
     shown = export(run, form, tmp_path / "out", tmp_path)

@@ -6,9 +6,10 @@ from lit_linformer.export import graph
 from lit_linformer.export.verify import largest_difference
 from lit_linformer.model import lookup
 from tests.export.models import NAMES, VARIANTS, model_of
+from tests.helpers import slow
 from tests.model.mechanisms import MECHANISMS
 
-SLOW = [pytest.param(settings, marks=pytest.mark.slow) for settings in VARIANTS[1:-1]]
+SLOW = list(map(slow, VARIANTS[1:-1]))
 
 
 @pytest.mark.parametrize("settings", [VARIANTS[0], *SLOW, VARIANTS[-1]], ids=NAMES)
@@ -18,6 +19,7 @@ def test_one_program_for_every_length_whatever_the_model(settings, tmp_path):
     assert largest_difference(model, graph.logits(model, tmp_path)) < 1e-5
 
 
+@pytest.mark.slow
 def test_lookup_is_one_program_for_rows_that_it_reads_by_pairs_of_heads(tmp_path, monkeypatch):
     """To save memory it does so for rows of more than LONG tokens, here 8 of up to 16."""
     monkeypatch.setattr(lookup, "LONG", 8)
@@ -26,7 +28,7 @@ def test_lookup_is_one_program_for_rows_that_it_reads_by_pairs_of_heads(tmp_path
     assert largest_difference(model, graph.logits(model, tmp_path)) < 1e-5
 
 
-@pytest.mark.parametrize("name", ["lsh", "sparse"])
+@pytest.mark.parametrize("name", [slow("lsh"), "sparse"])
 def test_a_masked_model_whose_program_has_other_logits_at_pads(name, tmp_path):
     """The program attends to all pairs, the model in chunks: logits agree at tokens, and those of padding are never read."""
     model = model_of(MECHANISMS[name])

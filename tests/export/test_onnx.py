@@ -8,10 +8,11 @@ import torch
 from lit_linformer.export.verify import largest_difference, random_inputs
 from lit_linformer.runs.trained_model import open_checkpoint
 from tests.export.models import VARIANTS, export, model_of
+from tests.helpers import slow
 from tests.model.mechanisms import MECHANISMS
 
 SLOW = [VARIANTS[0], *VARIANTS[-2:], MECHANISMS["lsh"], MECHANISMS["sparse"]]
-SLOW = [pytest.param(settings, marks=pytest.mark.slow) for settings in SLOW]
+SLOW = list(map(slow, SLOW))
 NAMES = ["key-value", "full", "modern lookup", "lookup", "lsh", "sparse"]
 
 
@@ -29,6 +30,7 @@ def test_onnx_graph_for_every_length(settings, tmp_path):
     assert torch.equal(written(ids, mask)[mask.bool()], written(other, mask)[mask.bool()])
 
 
+@pytest.mark.slow
 def test_int8_tells_its_cost(pretrained, tmp_path):
     shown = export(pretrained, "onnx", tmp_path / "out", tmp_path, "--quantize", "int8")
     ((before, after),) = re.findall(r"perplexity float32 ([\d.]+) → int8 ([\d.]+) ", shown)

@@ -15,9 +15,9 @@ from lit_linformer.runs.exported import write_sums
 from lit_linformer.runs.trained_model import open_checkpoint
 from tests.cli.test_errors import complaint
 from tests.export.models import NEEDED, export, model_of
-from tests.helpers import output
+from tests.helpers import output, slow
 
-FORMS = ["safetensors", "huggingface", "torch", pytest.param("onnx", marks=pytest.mark.slow)]
+FORMS = ["safetensors", "huggingface", "torch", slow("onnx")]
 LISTOPS = "--data.rows 24 --data.held_out_rows 8 --data.cut true --data.batch_size 4 --trainer.max_steps 2".split()
 LISTOPS += "--trainer.accelerator cpu --trainer.val_check_interval 2 --last.every_n_steps 2".split()
 SMALL = "--model.encoder.max_length 32 --model.encoder.hidden_size 8 --model.encoder.num_layers 1".split()

@@ -270,6 +270,7 @@ def test_a_copy_of_the_folder_under_another_name_works_and_needs_nothing_but_tor
     assert lifted_out(code, tmp_path).split() == ["2", "9", "8"]
 
 
+@pytest.mark.slow
 def test_trained_weights_go_with_it_as_the_docs_say(tmp_path, monkeypatch):
     page = (Path(__file__).parents[2] / "docs/models.md").read_text(encoding="utf-8")
     ((save, read),) = re.findall(r"^(torch\.save.*?\n)(.*?)```", page, re.MULTILINE | re.DOTALL)

@@ -69,6 +69,7 @@ def test_what_a_kill_leaves_never_stops_it(state, whole, tiny, tmp_path):
     assert len(list(whole.glob("events.*"))) == (1 if step == 0 else 2)  # an earlier start's points are not shown again
 
 
+@pytest.mark.slow
 def test_both_damaged_is_one_line_for_beginning_anew_would_throw_them_away(whole, tiny, tmp_path):
     for name in ("last.ckpt", "previous.ckpt"):
         content = bytearray((whole / "checkpoints" / name).read_bytes())

@@ -147,6 +147,7 @@ def test_settings_of_best_in_a_bad_config(text, tmp_path):
     assert find_checkpoint(tmp_path, "best") == only
 
 
+@pytest.mark.slow
 def test_the_tokenizer_that_a_checkpoint_carries(tmp_path):
     tokenizer, path = train_tokenizer("bpe", ["a text"], 300), tmp_path / "last.ckpt"
     state = {"state_dict": {"w": WEIGHTS}, "global_step": 1}
@@ -215,6 +216,7 @@ def test_what_is_no_checkpoint_is_told(command, asked, told, tmp_path):
         checkpoint_path(command, str(ROOT / asked), tmp_path)
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_may_keep_fewer_of_the_best(tiny, tmp_path):
     words = ["fit", *tiny, "--trainer.val_check_interval", "2"]
     output([*words, "--best.keep", "3", "--trainer.max_steps", "6"], tmp_path)

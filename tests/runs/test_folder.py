@@ -208,6 +208,7 @@ def test_own_files_of_nothing(tmp_path):
 # Whole runs
 
 
+@pytest.mark.slow
 def test_overwrite_and_refusals_of_fit(tiny, tmp_path):
     short = ["fit", *tiny, "--trainer.max_steps", "2", "--trainer.num_sanity_val_steps", "0"]
     other = make(tmp_path / "runs/other", "checkpoints/model.ckpt", "config.yaml")
@@ -236,6 +237,7 @@ def test_overwrite_and_refusals_of_fit(tiny, tmp_path):
     assert not (tmp_path / "runs/refused").exists()
 
 
+@pytest.mark.slow
 def test_a_run_of_548a2f2_goes_on_and_is_overwritten(put, tiny, tmp_path):
     """Such a run has no marker, and may have versions of a best checkpoint left behind by kills."""
     folder = put("tiny")
@@ -264,6 +266,7 @@ class BecomesReadOnly(Callback):
             read_only(Path(trainer.default_root_dir).parent)
 
 
+@pytest.mark.slow
 def test_a_read_only_folder_is_one_line(tiny, tmp_path):
     with small_disk(tmp_path / "runs", "8m") as runs:
         line = complaint(["fit", *tiny, "--trainer.callbacks+", "tests.runs.test_folder.BecomesReadOnly"], tmp_path)

@@ -76,6 +76,7 @@ class Others(Callback):
         assert sorted(path.name for path in folder.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_a_live_run_is_neither_joined_nor_overwritten(tiny, tmp_path):
     extra = ["--trainer.callbacks+", "tests.runs.test_lock.Others", "--trainer.callbacks.arguments", json.dumps(tiny)]
     assert fit(tiny, "live", tmp_path / "live", *extra) == 0

@@ -34,6 +34,7 @@ def test_it_is_validated_and_goes_on(run, tmp_path):
     assert [row["step"] for row in read_rows(run / "perplexity.csv")] == [0, 5, 10, 15]
 
 
+@pytest.mark.slow
 def test_its_model_is_used(run, tmp_path):
     model = open_checkpoint(run)
     assert model.facts["step"] == 10 and len(model.curve) == 3 and model.encoder.projection_dim == 8

@@ -44,6 +44,7 @@ def test_every_command_that_takes_a_config_finds_the_run_beside_it(moved, tmp_pa
     assert f"tensorboard --logdir '{moved.parent}'" in found[-1][1]
 
 
+@pytest.mark.slow
 def test_every_command_that_takes_a_folder_finds_it(moved, tmp_path):
     run = str(moved)
     lines = [

@@ -16,7 +16,7 @@ from lit_linformer.model import EncoderConfig
 from lit_linformer.tasks import MLM, Recall, SequenceClassification
 from lit_linformer.tasks.compiling import compile_training
 from tests.data.recorder import trainer
-from tests.helpers import assert_same, load, output, read_log
+from tests.helpers import assert_same, load, output, read_log, slow
 from tests.model.mechanisms import IMAGE, MECHANISMS, MODERNS
 
 SHAPE = {"vocab_size": 60, "max_length": 32, "hidden_size": 16, "num_layers": 1, "num_heads": 2, "intermediate_size": 32}
@@ -75,7 +75,7 @@ def test_compiled_training_is_the_same_to_rounding(tiny, tmp_path):
         {"attention": "full"},
         {"attention": "lookup"},
         IMAGE | {"max_length": 36, "projection_dim": 9},
-        *(pytest.param(settings, marks=pytest.mark.slow) for settings in MECHANISMS.values()),
+        *map(slow, MECHANISMS.values()),
         *(MODERNS[f"modern {name}"] for name in ("full", "lookup")),
     ],
     ids=lambda settings: " ".join(map(str, settings.values())),
@@ -155,8 +155,8 @@ class Watch(Callback):
         self.cudnn.add(torch.backends.cuda.cudnn_sdp_enabled())
 
 
-@pytest.mark.parametrize("attention", ["linformer", "lookup", "full"])
-@pytest.mark.parametrize("equal", [True, False])
+@pytest.mark.parametrize("attention", ["linformer", slow("lookup"), slow("full")])
+@pytest.mark.parametrize("equal", [slow(True), False])
 def test_for_unequal_rows_nothing_is_made_anew_for_each_length(equal, attention, traced, tmp_path):
     if equal:
         data = RecallData(max_length=32, pairs=3, vocab_size=60, rows=40, validation_rows=4, batch_size=4)
@@ -199,6 +199,7 @@ def test_a_model_without_an_encoder_is_refused():
         compile_training(torch.nn.Linear(2, 2))
 
 
+@pytest.mark.slow
 def test_without_a_compiler_it_says_so(tiny, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     # Like CXX=no-such-compiler; with the config's own patch, as pytest's would leave the setting deleted.

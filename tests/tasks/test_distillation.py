@@ -140,6 +140,7 @@ def test_a_loss_that_is_nan_ends_the_run(distill, tmp_path):
     assert "a lower model.lr (now 10000.0)" in line
 
 
+@pytest.mark.slow
 def test_what_was_distilled_needs_no_teacher(distill, tmp_path):
     output(["fit", *distill, "--name", "new"], tmp_path)
     shutil.rmtree(tmp_path / "runs/teacher")
@@ -163,6 +164,7 @@ def test_the_report_tells_what_was_lost_and_regained(distill, tmp_path):
     assert (tmp_path / "runs/report/conversion.png").is_file() and "Other pretraining runs" not in page
 
 
+@pytest.mark.slow
 def test_labels_alone_are_plain_masked_language_modelling(distill, tmp_path):
     alone = ["--model.logits_weight", "0", "--model.hidden_weight", "0", "--model.labels_weight", "1"]
     assert fit([*distill, *alone], "labels", tmp_path / "labels") == 0

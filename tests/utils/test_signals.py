@@ -14,7 +14,7 @@ from lit_linformer.cli.app import LinformerCLI
 from lit_linformer.data import PretrainingData
 from lit_linformer.tasks import MLM
 from lit_linformer.utils import signals
-from tests.helpers import after, assert_same, fit, load, output, read_log, run_forked
+from tests.helpers import after, assert_same, fit, load, output, read_log, run_forked, slow
 from tests.test_distributed import FORKED
 
 BEFORE = "before training began: nothing was trained in this start; the same command starts it again"
@@ -55,7 +55,7 @@ def test_a_signal_before_training_ends_the_run_at_once(owner, name, when, number
     output(["fit", *tiny, "--trainer.max_steps", "1", "--ckpt_path", "auto"], tmp_path)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [signal.SIGINT, slow(signal.SIGHUP)])
 def test_ctrl_c_and_sighup_save_the_step_and_the_run_goes_on_exactly(number, put, tiny, tmp_path, monkeypatch):
     put("whole")
     with monkeypatch.context() as patched:

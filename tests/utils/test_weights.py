@@ -22,6 +22,7 @@ def broken(put, tiny, tmp_path):
     return tiny
 
 
+@pytest.mark.slow
 def test_every_command_refuses_it(broken, tmp_path):
     commands = {
         "ckpt_path": [

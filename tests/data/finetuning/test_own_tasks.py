@@ -105,6 +105,7 @@ BAD_ROWS = [
 ]
 
 
+@pytest.mark.slow
 def test_bad_settings_and_bad_rows_are_one_line(task, tmp_path):
     lines = [["fit", *task, *extra] for extra, _ in BAD_SETTINGS]
     for number, (file, content, _) in enumerate(BAD_ROWS):

@@ -9,6 +9,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lit_linformer.data import PretrainingData
 from lit_linformer.model.heads import IGNORED
 from tests.data.recorder import Recorder, recorded, trainer
+from tests.helpers import slow
 
 
 @pytest.mark.parametrize("split", ["train", "val", "test", "predict"])
@@ -27,7 +28,7 @@ def test_without_a_trainer(make):
     assert (batch["input_ids"] == data.mask_id).any() and not (batch["input_ids"] == data.pad_id).any()
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [0, slow(2)])
 def test_lightning_resumes_exactly(make, tmp_path, num_workers):
     """Stopped in and at the end of epochs, with accumulation and with validation in mid-epoch."""
     settings = {"accumulate_grad_batches": 2, "val_check_interval": 3, "check_val_every_n_epoch": None}

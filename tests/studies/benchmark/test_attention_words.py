@@ -31,6 +31,7 @@ def test_operations_are_those_of_the_settings():
     assert operations("full", settings, 64) == operations("fused", settings, 64)
 
 
+@pytest.mark.slow
 def test_every_attention_is_measured(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     sizes = (

@@ -32,6 +32,7 @@ def result(name):
     return found
 
 
+@pytest.mark.slow
 def test_training(here, capsys):
     sizes = "--hidden_size 32 --num_layers 1 --vocab_size 300 --length 32 --projection_dim 8 --tokens 128 --rounds 3"
     models = "--models linformer lookup linformer-lightning transformer --scaling 64 --num_heads 2 --threads 1 --output out"

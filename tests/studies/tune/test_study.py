@@ -60,6 +60,7 @@ def finished(folder, value, steps=(10, 20)):
     (folder / "config.yaml").write_text(f"name: space/{folder.name}\nmodel: {{}}\n")
 
 
+@pytest.mark.slow
 def test_a_study_takes_in_curves_and_results_and_draws_what_it_found(tmp_path, monkeypatch):
     """Ten finished runs: perplexity is best at lr 1e-3, whatever the other settings."""
     monkeypatch.chdir(tmp_path)
