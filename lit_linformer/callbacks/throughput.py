@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lit_linformer.callbacks.observing import Stepping
 from lit_linformer.model.ranges import Range, check_ranges
+from lit_linformer.utils.amounts import count
 from lit_linformer.utils.environment import process_memory
 from lit_linformer.utils.peaks import device_peak
 
@@ -165,9 +166,9 @@ class Throughput(Stepping):
 
 
 def cells(rates: dict[str, float]) -> list[str]:
-    """For display: 29.9k tokens/s, 234 samples/s, MFU 51.2%, data wait 0.3%, 21.3 GiB."""
+    """For display: 29.9 k tokens/s, 234 samples/s, MFU 51.2%, data wait 0.3%, 21.3 GiB."""
     forms = {
-        "tokens_per_second": lambda value: f"{value / 1e3:.1f}k tokens/s" if value >= 1e3 else f"{_short(value)} tokens/s",
+        "tokens_per_second": lambda value: f"{count(round(value)) if value >= 1e3 else _short(value)} tokens/s",
         "samples_per_second": lambda value: f"{_short(value)} samples/s",
         "mfu": lambda value: f"MFU {value:.1%}",
         "gflops_per_second": lambda value: "" if "mfu" in rates else f"{_short(value)} GFLOP/s",

@@ -109,6 +109,16 @@ def test_training_does_not_notice(corpus, cache):
     assert summary["gflops_per_second"] * 1e9 == pytest.approx(summary["tokens_per_second"] * per_token, rel=1e-3)
 
 
+def test_speed_is_shown_as_counts_are():
+    speeds = (99.6, 999.0, 12_390.0, 2_900_000.0)
+    assert [throughput.cells({"tokens_per_second": speed}) for speed in speeds] == [
+        ["100 tokens/s"],
+        ["999 tokens/s"],
+        ["12.4 k tokens/s"],
+        ["2.9 M tokens/s"],
+    ]
+
+
 def test_progress_tensorboard_and_result_have_it(tiny, tmp_path):
     extra = ["--throughput.peak_tflops", "0.1", "--progress.every_n_steps", "4", "--trainer.log_every_n_steps", "3"]
     shown = output(["fit", *tiny, "--name", "run", "--trainer.accumulate_grad_batches", "2", *extra], tmp_path)
