@@ -34,7 +34,7 @@ SETTINGS = {
 }
 SUFFIXES = (".png", ".pdf", ".svg")
 MOST_TOLD = 3  # slots of a layer that are also printed
-MOST_NAMES = 64  # tokens whose names fit under a map; for a longer text every second one is named, and so on
+MOST_NAMES = 64  # tokens whose names fit under a map, and rows beside it; of more every second one is named, and so on
 
 
 def main(argv: list[str]) -> None:
@@ -153,8 +153,9 @@ def draw(figure_class: Any, layers: list[int], maps: list, names: list[str], of_
             axis.set_title(f"layer {layer}: {title}", fontsize=10)
             axis.set_xticks(ticks, shown, rotation=90, fontsize=7)
             figure.colorbar(image, ax=axis, shrink=0.7)
+        by = -(-len(slots) // MOST_NAMES)
         for axis in row[:2]:
-            axis.set_yticks(range(len(slots)), [literal(called[slot]) for slot in slots], fontsize=7)
+            axis.set_yticks(range(0, len(slots), by), [literal(called[slot]) for slot in slots[::by]], fontsize=7)
         row[2].set_yticks(ticks, shown, fontsize=7)
         row[2].set_ylabel("reads", fontsize=8)
     return figure

@@ -63,6 +63,14 @@ def test_dollars_are_drawn_as_they_are(tmp_path):
     assert [label.get_text().replace("\\$", "$") for label in figure.axes[0].get_xticklabels()] == ["$$", "$x_{$", "\\$"]
 
 
+def test_of_many_slots_some_are_named():
+    pytest.importorskip("matplotlib")
+    maps = [(torch.rand(200, 3), torch.rand(200, 3))]
+    figure = draw(figure_class(), [0], maps, ["a", "b", "c"], [[f"slot {row}" for row in range(200)]], 200)
+    named = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert len(named) == len(figure.axes[1].get_yticks()) == 50 and named[:2] == ["slot 0", "slot 4"]
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
