@@ -22,7 +22,7 @@ def aligned(lines: list[list[str]], right: bool = False, words: int = 0) -> str:
 
 def of_words(lines: Iterable[Sequence[Any]], right: bool = False, words: int = 0) -> str:
     """`aligned` for words and numbers that may hold the column separator."""
-    return aligned([[str(cell).replace("|", "\\|") for cell in line] for line in lines], right, words)
+    return aligned([[str(cell).replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines], right, words)
 
 
 def plain(text: str) -> str:

@@ -75,7 +75,7 @@ def markdown(grid: Grid, table: dict[str, Any]) -> str:
         if numbers := grid.paper.get(row):  # as the paper prints them
             average = _average(grid, [float(number) for number in numbers.values()])
             lines.append([f"{row}: paper", *(numbers.get(column, "–") for column in columns), show(average)])
-    return of_words(lines)
+    return of_words(lines, right=True, words=1)
 
 
 def measured(table: dict[str, Any]) -> str:
@@ -89,7 +89,7 @@ def measured(table: dict[str, Any]) -> str:
     for entry in found:
         place = [entry["row"], *([entry["column"]] if by_column else [])]
         lines.append([*place, *(measures.shown(value) for value in entry["values"].values())])
-    return of_words(lines)
+    return of_words(lines, right=True, words=1 + by_column)
 
 
 def write_table(grid: Grid, command: str) -> Path:

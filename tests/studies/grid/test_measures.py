@@ -64,6 +64,12 @@ def test_a_second_table_of_medians_over_seeds(tmp_path, monkeypatch):
     assert measured(table) in (folder / "table.md").read_text() and read_table(folder).name == grid.name
 
 
+def test_a_name_with_signs_of_tables_stays_in_its_row():
+    entries = [{"row": row, "column": "16", "values": {"tokens/s": 1500.0}} for row in ("a | b", "a\nb")]
+    _, rule, *lines = measured({"rows": "model", "columns": "n", "measured": entries}).splitlines()
+    assert lines == ["| a \\| b |    1,500 |", "| a b    |    1,500 |"] and rule == "| ------ | -------: |"
+
+
 def test_numbers_are_shown_with_four_digits():
     assert [shown(value) for value in (None, 0.012345, 37.0123, 1234567.8, math.nan)] == [
         "–",
