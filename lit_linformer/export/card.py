@@ -151,7 +151,7 @@ def _training(model: TrainedModel, pictured: bool) -> list[str]:
         masked = model.tokenizer is not None or of_class(facts.get("data"), "LongRangeData")
         lines += ["", f"Perplexity on held-out {held_out}{', at 15 % masking' * masked}:", ""]
         lines += ["| step | tokens | perplexity |", "|---:|---:|---:|"]
-        lines += [f"| {step} | {tokens} | {perplexity:.2f} |" for step, tokens, perplexity in thinned(model.curve, ROWS)]
+        lines += [f"| {step:,} | {tokens:,} | {perplexity:,.2f} |" for step, tokens, perplexity in thinned(model.curve, ROWS)]
     return lines
 
 

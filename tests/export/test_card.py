@@ -17,7 +17,8 @@ def test_config_and_card_tell_what_was_trained(pretrained, finetuned, tmp_path):
     assert facts["perplexity"] == facts["best_perplexity"] > 1 and facts["version"]
     assert task["labels"] == ["negative", "positive"] and task["pooling"] == "mean" and task["lit_linformer"]["task"] == "SST-2"
     card = (tmp_path / "mlm/README.md").read_text()
-    assert f"| {facts['step']} | {facts['tokens']} | {facts['perplexity']:.2f} |" in card and "| projection_dim | 8 |" in card
+    assert f"| {facts['step']:,} | {facts['tokens']:,} | {facts['perplexity']:,.2f} |" in card
+    assert "| projection_dim | 8 |" in card
     (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     exec(code.replace("path/to/this/folder", str(tmp_path / "mlm")), {})
     scores = task["lit_linformer"]["scores"]
