@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 STYLES = ("-", "--", "-.", ":")
 MOST_CURVES = 6  # in one panel; of more, some are drawn, evenly spread
 EQUAL = "equal curves: thin on thick"
+SEPARATED = "{x:,.6g}"  # of an axis: 0.5, 30,000
 QUIET = {"color": "0.55", "linewidth": 0.8}
 
 
@@ -114,7 +116,7 @@ def widths(curves: Sequence[tuple[Sequence[float], Sequence[float]]], share: flo
     Two are equal if y differs by at most ``share`` of the range of all wherever both have a point, and if they share more
     than half of the points of one: the common start of two curves against time is not enough.
     """
-    values = [y for _, ys in curves for y in ys]
+    values = [y for _, ys in curves for y in ys if math.isfinite(y)]
     near = share * (max(values, default=0.0) - min(values, default=0.0))
     for one, other in itertools.combinations([dict(zip(*curve, strict=True)) for curve in curves], 2):
         both = one.keys() & other.keys()
@@ -128,10 +130,17 @@ def open_frame(axes: Any) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def plain_numbers(axis: Any, marks: Sequence[float] = (1, 1.5, 2, 3, 5, 7)) -> None:
-    """Numbers instead of powers of ten on a logarithmic axis, which often spans less than a decade."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+def plain_numbers(axis: Any, marks: Sequence[float] | None = None) -> None:
+    """Numbers instead of powers of ten on a logarithmic axis, which often spans less than a decade.
 
+    marks: the numbers in each decade; None: as many as there is room for, given what has been drawn.
+    """
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    low, high = axis.get_view_interval()
+    decades = math.log10(high / low)
+    # Of a model that has diverged there are so many decades that matplotlib would show none.
+    marks = marks or ((1, 1.5, 2, 3, 5, 7) if decades < 2 else (1, 2, 5) if decades < 5 else (1,))
     axis.set_major_locator(LogLocator(subs=marks))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+    axis.set_major_formatter(SEPARATED)
     axis.set_minor_formatter(NullFormatter())

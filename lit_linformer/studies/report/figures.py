@@ -6,7 +6,7 @@ from typing import Any
 
 from lit_linformer.studies.report.sources import Group
 from lit_linformer.studies.report.times import axis_of
-from lit_linformer.utils.figures import COLOURS, STYLES, literal, open_frame, plain_numbers, widths
+from lit_linformer.utils.figures import COLOURS, SEPARATED, STYLES, literal, open_frame, plain_numbers, widths
 
 TRANSFORMER = COLOURS[-1]  # black, as in the benchmark's figures; the others share the rest
 UNFINISHED = {"marker": "x", "markersize": 8, "markeredgewidth": 1.8, "linestyle": "none"}
@@ -31,8 +31,9 @@ def draw_curves(
     unit, label = (1e6, spent) if by == "tokens" else axis_of(by, groups)
     names = list(dict.fromkeys(group.panel for group in groups))
     looks = _looks(groups)
-    lines = [next(_line(group.median(by), unit) for group in groups if group.label == label) for label in looks]
-    found, note = widths(lines, 0.002)
+    medians = [next(group.median(by) for group in groups if group.label == label) for label in looks]
+    # As on the axis, where one high value, such as that of a model that diverged, doesn't make all others equal.
+    found, note = widths([(list(line), [math.log(y) if y > 0 else y for y in line.values()]) for line in medians], 0.002)
     thickness = dict(zip(looks, found, strict=True))
     across = min(len(names), MOST_ACROSS)
     down = -(-len(names) // across)
@@ -45,7 +46,7 @@ def draw_curves(
                 _draw_group(axes, group, by, unit, looks[group.label], thickness[group.label])
         axes.set(xlabel=label, title=literal(name), yscale="log")
         axes.yaxis.set_tick_params(labelleft=True)
-        plain_numbers(axes.yaxis)
+        axes.xaxis.set_major_formatter(SEPARATED)
         axes.grid(True, alpha=0.25)
         for number, level in enumerate(teachers):
             axes.axhline(level, color=TRANSFORMER, linewidth=1, linestyle="--", label="teacher" if number == 0 else None)
@@ -55,6 +56,7 @@ def draw_curves(
     later = max((y for points in curves for spent, y in points.items() if spent), default=math.inf)
     if max(points.get(0, 0.0) for points in curves) > FAR_ABOVE * later:
         panels[0].set_ylim(top=1.3 * later)
+    plain_numbers(panels[0].yaxis)  # which all panels share
     for axes in panels[len(names) :]:
         axes.set_visible(False)
     for axes in panels[::across]:

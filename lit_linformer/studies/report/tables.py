@@ -28,7 +28,7 @@ def curve_table(groups: list[Group]) -> str:
         line.append(_spread((run.last("tokens") for run in used), millions))
         line += [_spread((run.last(key) for run in used), number) for key in ("step", "seconds")]
         curves = [list(points.values()) for run in used if (points := run.points())]
-        line += [_spread((end(curve) for curve in curves), "{:,.2f}".format) for end in (lambda curve: curve[-1], min)]
+        line += [_spread((end(curve) for curve in curves), of_any_size) for end in (lambda curve: curve[-1], min)]
         lines.append(line + [ratio(group, groups)] * against + [group.paper or "–"] * paper)
     explained = "\n÷ Transformer: the ratio of the perplexities at the last number of tokens where both were validated.\n"
     return aligned(lines, right=True, words=1 + panels) + explained * against
@@ -38,7 +38,7 @@ def conversion_table(runs: list[Run]) -> str:
     """One line per run: its teacher's perplexity, and its own right after the conversion, half-way and at the end."""
     lines = [["run", "teacher", "right after", "half-way", "last perplexity", "÷ teacher", "tokens, millions"]]
     for run in runs:
-        points, show = run.points(), "{:,.2f}".format
+        points, show = run.points(), of_any_size
         tokens = sorted(points)
         middle = min(tokens, key=lambda spent: abs(spent - tokens[-1] / 2)) if tokens else None
         found = [points.get(spent) for spent in (0, middle, tokens[-1] if tokens else None)]
@@ -63,7 +63,7 @@ def ratio(group: Group, groups: list[Group]) -> str:
         return "–"
     _, value, tokens, name = min(found)
     which = f", {plain(name)}" if len({other.label for other in groups if other.transformer}) > 1 else ""
-    return f"{value:.3f} at {millions(tokens)} M{which}"
+    return f"{of_any_size(value, 3)} at {millions(tokens)} M{which}"
 
 
 def _spread(values: Iterable[float | None], show: Callable[[float], str]) -> str:
@@ -77,6 +77,11 @@ def _spread(values: Iterable[float | None], show: Callable[[float], str]) -> str
 
 def millions(tokens: float) -> str:
     return digits(tokens / 1e6)
+
+
+def of_any_size(value: float, decimals: int = 2) -> str:
+    """A perplexity or a ratio; of a model that has diverged it may have hundreds of digits."""
+    return f"{value:,.{decimals}f}" if value < 1e6 else f"{value:.3g}"
 
 
 def number(value: float | None) -> str:

@@ -1,6 +1,7 @@
 """Perplexity against training time: which clock to use, and what each model has reached in the Transformer's time."""
 
 from lit_linformer.studies.report.sources import Group
+from lit_linformer.studies.report.tables import millions, of_any_size
 from lit_linformer.utils.markdown import aligned, plain
 
 CLOCKS = {"cpu_seconds": "processor time in training", "training_seconds": "training time"}
@@ -50,7 +51,7 @@ def time_table(groups: list[Group], clock: str) -> str:
             continue
         seconds, value = list(within.items())[-1]
         tokens = max(tokens for tokens, at in group.at(clock).items() if at <= seconds)
-        cells = [f"{seconds / unit:.1f}", f"{tokens / 1e6:.1f}", f"{value:.2f}"]
-        lines.append([plain(group.label), *cells, "–" if group is against else f"{value / theirs:.3f}"])
+        cells = [f"{seconds / unit:.1f}", millions(tokens), of_any_size(value)]
+        lines.append([plain(group.label), *cells, "–" if group is against else of_any_size(value / theirs, 3)])
     named = f"{plain(against.label)}, {end / unit:.1f} {lines[0][1]}"
     return f"At equal {CLOCKS[clock]}, that of the best Transformer ({named}):\n\n" + aligned(lines, right=True, words=1)

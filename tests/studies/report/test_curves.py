@@ -1,5 +1,6 @@
 """The curves of `report`: figures, medians, and which runs are comparable."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,30 @@ def test_of_equal_curves_the_thinner_lies_on_the_thicker_and_the_legend_says_so(
         figure = draw_curves(Figure, pair)
         assert len({line.get_linewidth() for line in figure.axes[0].get_lines()}) == 1
         assert figure.legends[0].get_title().get_text() == ""
+
+
+def test_a_model_that_diverged_leaves_axes_readable_and_other_curves_as_they_are(tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    points = {"a": [900.0, 60.0, 20.0], "b": [900.0, 50.0, 30.0], "huge": [900.0, 1e12, 3e25]}
+    points["off"] = [900.0, math.inf, math.nan]
+    monkeypatch.chdir(tmp_path)
+    runs = {
+        name: write_run(Path("runs") / name, [(10 * place, 9_000_000_000 * place, value) for place, value in enumerate(values)])
+        for name, values in points.items()
+    }
+    for names in (["a", "b"], ["a", "b", "huge"], ["a", "b", "off"]):
+        figure = draw_curves(Figure, [Group(name, "", [runs[name]]) for name in names])
+        figure.draw_without_rendering()
+        (axes,) = figure.axes
+        low, high = axes.get_ylim()
+        shown = [label.get_text() for label in axes.get_yticklabels() if low <= label.get_position()[1] <= high]
+        assert 4 <= len(shown) <= 12 and all(shown), shown
+        assert "10,000" in [label.get_text() for label in axes.get_xticklabels()]
+        assert len({line.get_linewidth() for line in axes.get_lines()}) == 1 and not figure.legends[0].get_title().get_text()
+    main([])
+    found = tables(Path("runs/report/report.md").read_text())
+    assert [found[f"runs/{name}"][4] for name in points] == ["20.00", "30.00", "3e+25", "nan"]
 
 
 def test_ratio_is_to_a_transformer_that_saw_the_same(tmp_path):

@@ -23,9 +23,9 @@ def test_the_better_model_in_the_same_time(tmp_path, monkeypatch):
     assert "At equal processor time in training, that of the best Transformer (runs/full, 2.0 hours):" in page
     lines = tables(page.partition("At equal")[2].split("\n\n")[1])
     assert lines["run"] == ["run", "hours", "tokens, millions", "perplexity", "÷ runs/full"]
-    assert lines["runs/ours"] == ["runs/ours", "2.0", "8.0", "12.00", "0.600"]
-    assert lines["runs/full"] == ["runs/full", "2.0", "4.0", "20.00", "–"]
-    assert lines["runs/plain"] == ["runs/plain", "1.9", "4.0", "25.00", "1.250"]
+    assert lines["runs/ours"] == ["runs/ours", "2.0", "8.00", "12.00", "0.600"]
+    assert lines["runs/full"] == ["runs/full", "2.0", "4.00", "20.00", "–"]
+    assert lines["runs/plain"] == ["runs/plain", "1.9", "4.00", "25.00", "1.250"]
 
     from matplotlib.figure import Figure
 
