@@ -125,9 +125,17 @@ def read_whole(path: Path):
         raise damaged(path, "it is no JSON") from error
 
 
+def write_meta(folder: Path, meta: dict) -> None:
+    """Writes an entry's meta.json: counts, checksums, and what shaped its files; and the fingerprint of all that."""
+    (folder / "meta.json").write_text(json.dumps(meta | {"fingerprint": fingerprint(meta)}, indent=1))
+
+
 def read_meta(folder: Path) -> dict:
-    """An entry's meta.json: counts, checksums, and what shaped its files."""
-    return read_whole(folder / "meta.json")
+    """What `write_meta` wrote; UserError if it has changed (an entry of before there were fingerprints is not checked)."""
+    meta = read_whole(path := folder / "meta.json")
+    if (told := meta.pop("fingerprint", None)) is not None and told != fingerprint(meta):
+        raise damaged(path, "it is not what was written")
+    return meta
 
 
 def damaged(path: Path, what: str) -> UserError:

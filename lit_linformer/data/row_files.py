@@ -12,7 +12,6 @@ Shapes: T texts a row (1, or 2 for pairs).
 """
 
 import hashlib
-import json
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from functools import cached_property
@@ -20,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lit_linformer.data.cache import damaged, fingerprint, read_meta
+from lit_linformer.data.cache import damaged, fingerprint, read_meta, write_meta
 from lit_linformer.data.checksums import SHARD_BYTES, ShardWriter, make_verified
 from lit_linformer.data.progress_bar import Preparing
 
@@ -98,7 +97,7 @@ def _write(folder: Path, rows: Iterable[Encoded], dtype: np.dtype, texts: int, c
             file.end_shard()
         checksums[f"{name}.bin"] = file.shards
     meta = {"format": FORMAT, "dtype": dtype.name, "texts": texts, "rows": len(labels), "tokens": offsets[-1]}
-    (folder / "meta.json").write_text(json.dumps(meta | {"checksums": checksums, "inputs": inputs}, indent=1))
+    write_meta(folder, meta | {"checksums": checksums, "inputs": inputs})
 
 
 class RowFiles:

@@ -11,7 +11,6 @@ They are made in shards of 100 MB of text: a preparation that was killed continu
 """
 
 import hashlib
-import json
 import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lit_linformer.data.cache import damaged, fingerprint, read_meta, read_progress, write_progress
+from lit_linformer.data.cache import damaged, fingerprint, read_meta, read_progress, write_meta, write_progress
 from lit_linformer.data.checksums import ShardWriter, make_verified
 from lit_linformer.data.pieces import batches_of, pieces_of
 from lit_linformer.data.pretraining.corpus import Corpus
@@ -106,7 +105,7 @@ def make_token_files(
                 raise UserError(what, "files that stay as they are")
         checksums = {FILES[split]: file.shards for split, file in files.items()}
         meta = {"format": FORMAT, "dtype": dtype.name, "splits": counts, "checksums": checksums, "inputs": inputs}
-        (folder / "meta.json").write_text(json.dumps(meta, indent=1))
+        write_meta(folder, meta)
 
     return make_verified(cache / f"tokens-{fingerprint(inputs)}", make, list(FILES.values()))
 

@@ -166,6 +166,17 @@ def test_half_a_meta_json_is_one_line(tmp_path, tokenizer, text_file, content):
         TokenBlocks(folder, "train", 16, 0, 1)
 
 
+@pytest.mark.parametrize("key", ["documents", "checksums", "dtype"])
+def test_a_flipped_digit_or_key_of_meta_json_is_one_line(tmp_path, tokenizer, text_file, key):
+    path = make(tmp_path, Corpus(str(text_file)), tokenizer) / "meta.json"
+    place = path.read_text().index(f'"{key}":') + (len('"documents": ') if key == "documents" else 1)
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"meta.json is damaged: it is not what was written; delete the folder .*tokens-"):
+        TokenBlocks(path.parent, "train", 16, 0, 1)
+
+
 # Several processes, killed processes, full disks: in processes of their own.
 
 MAKER = """
