@@ -14,6 +14,7 @@ import select
 import signal
 import sys
 import sysconfig
+import threading
 import traceback
 import warnings
 from collections.abc import Callable
@@ -77,6 +78,7 @@ def main(argv: list[str] | None = None) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() not in ("utf-8", "utf8"):
         sys.stdout.reconfigure(errors="backslashreplace")  # an arrow must not crash a command in an ASCII locale
     show_traceback = "--traceback" in argv
+    threading.excepthook = threading.__excepthook__ if show_traceback else _show_thread_error
     argv = [word for word in argv if word != "--traceback"]
     if not argv or argv[0] in ("-h", "--help"):
         print(MAIN_HELP.format(commands="\n".join(f"  {name:<10}{what}" for name, what in COMMANDS.items())), end="")
@@ -181,6 +183,14 @@ def _program(name: str) -> Callable[[list[str]], None]:
 def _show_warning(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any) -> None:
     """Prints a warning on one line, without the source line that raised it."""
     print(f"warning: {' '.join(str(message).split())}", file=sys.stderr, flush=True)
+
+
+def _show_thread_error(failed: threading.ExceptHookArgs) -> None:
+    """A full disk ends TensorBoard's thread, and then the command, whose message is the one that counts."""
+    if isinstance(failed.exc_value, OSError):
+        print(f"warning: a thread has ended: {failed.exc_value}", file=sys.stderr, flush=True)
+    else:
+        threading.__excepthook__(failed)
 
 
 def _as_typed(message: str, argv: list[str]) -> str:

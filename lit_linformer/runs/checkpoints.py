@@ -96,10 +96,12 @@ def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
             file.flush()
             os.fsync(file.fileno())
         replace(temporary, path)
-    except (OSError, RuntimeError) as error:  # torch's zip writer turns a failed write into a RuntimeError
+    except (OSError, RuntimeError) as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-        raise OSError(f"cannot write the checkpoint {path}: {first_line(error)}; those before it are intact") from error
+        # Closing its zip file after a failed write, torch raises a RuntimeError about positions in it.
+        why = first_line(error.__context__ if isinstance(error.__context__, OSError) else error)
+        raise OSError(f"cannot write the checkpoint {path}: {why}; those before it are intact") from error
 
 
 def unknown_classes(path: Path) -> list[str]:

@@ -4,6 +4,7 @@ Cases that need only a command line or a file are in tests/bad_input.yaml; here 
 """
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -115,7 +116,7 @@ def test_full_disk_while_a_checkpoint_is_written(tiny, tmp_path):
         room = os.statvfs(runs)
         (runs / "filler").write_bytes(bytes(room.f_bavail * room.f_bsize - 40_000))
         line = complaint(["fit", *tiny, "--ckpt_path", "last"], tmp_path)
-        assert "cannot write the checkpoint" in line and "intact" in line
+        assert re.search("cannot write the checkpoint .*: .*No space left on device; those before it are intact", line)
         checkpoints = runs / "tiny" / "checkpoints"
         assert not list(checkpoints.glob("*.tmp"))
         assert load(find_checkpoint(runs / "tiny", "last"))["global_step"] == 5
@@ -133,6 +134,17 @@ def test_traceback_only_when_asked_for(tiny, tmp_path):
     assert status == 2 and plain.splitlines() == ["error: model.encoder.norm is 'both'; allowed: post, pre"]
     assert raised == 1 and "Traceback" in asked
     assert failed == 1 and "Traceback" in bug and "TypeError: unsupported operand" in bug  # in the user's class or in ours
+
+
+def test_a_full_disk_in_a_thread_is_one_line_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_thread.py").write_text(
+        "import threading\n\n\ndef write():\n    raise OSError(28, 'No space left on device')\n\n\n"
+        "def main(argv):\n    thread = threading.Thread(target=write)\n    thread.start()\n    thread.join()\n"
+    )
+    (_, plain), (_, asked) = in_one_process([["my_thread"], ["my_thread", "--traceback"]], tmp_path / "printed")
+    assert plain == "warning: a thread has ended: [Errno 28] No space left on device\n"
+    assert "Traceback" in asked
 
 
 def test_a_python_without_the_packages_is_one_line():
