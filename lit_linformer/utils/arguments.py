@@ -47,10 +47,10 @@ class Setting:
     required: bool = False
 
 
-def parse(command: str, doc: str, settings: dict[str, Setting], argv: list[str]) -> dict[str, Any]:
+def parse(command: str, doc: str | None, settings: dict[str, Setting], argv: list[str]) -> dict[str, Any]:
     """{setting: its value or default}. ValueError, in one line, for bad input; --help prints `doc` and exits."""
     needed = "".join(f"--{name} {setting.kind.name} " for name, setting in settings.items() if setting.required)
-    head, _, rest = doc.partition("\n\n")
+    head, _, rest = (doc or "").partition("\n\n")  # python -OO has no docstrings
     argv = ["--help" if word == "--help_all" else word for word in argv]  # these commands have one help page
     parser = argparse.ArgumentParser(
         usage=f"python run.py {command} {needed}[--SETTING VALUE …]", description=head, epilog=rest, allow_abbrev=False,

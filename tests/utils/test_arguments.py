@@ -66,6 +66,12 @@ def test_errors(argv, expected):
     assert str(caught.value).startswith(expected)
 
 
+def test_help_without_docstrings(capsys):
+    with pytest.raises(SystemExit):
+        parse("measure", None, SETTINGS, ["--help"])  # as under python -OO
+    assert "--lengths" in capsys.readouterr().out
+
+
 def test_help_of_every_command_is_quick():
     """It lists every setting and imports nothing slow; all in one process, since starting processes is what takes time."""
     code = """
