@@ -48,7 +48,7 @@ from lit_linformer.cli.run_loggers import RunLoggers, RunParser
 from lit_linformer.cli.trainer import RunTrainer
 from lit_linformer.data.summary import data_rows
 from lit_linformer.runs.checkpoints import checkpoint_path, lies_in
-from lit_linformer.runs.folder import Claim, check_name, own_files
+from lit_linformer.runs.folder import Claim, check_name, check_writable, own_files
 from lit_linformer.runs.place import given_run, run_folder, seen_from
 from lit_linformer.utils.configs import as_yaml
 from lit_linformer.utils.environment import command_line
@@ -144,6 +144,8 @@ class LinformerCLI(LightningCLI):
         config.trainer.logger = False
         if fits and is_first_process():
             self.claim = Claim(self.run_dir)
+        if self.subcommand not in ("fit", "prepare") and not config.trainer.fast_dev_run:
+            check_writable(self.run_dir)
         asked = config.ckpt_path
         if self.subcommand != "prepare":
             if self.evaluated is None or config.ckpt_path:

@@ -128,6 +128,13 @@ def replace(source: Path, target: Path) -> None:
     os.replace(source, target)
 
 
+def check_writable(folder: Path) -> None:
+    """UserError, before an evaluation that may take hours, for a folder in which its results cannot be left."""
+    if not os.access(next(place for place in (folder, *folder.absolute().parents) if place.exists()), os.W_OK):
+        allowed = f"a folder that is open to writing as --trainer.default_root_dir, with --ckpt_path {folder}"
+        raise UserError(f"name: cannot write the results into {folder}", allowed)
+
+
 class Claim:
     """A start of `fit` in a run's folder: locked at once, changed only when training begins, released if it is refused.
 

@@ -277,4 +277,6 @@ def test_a_read_only_folder_is_one_line(tiny, tmp_path):
         for extra in (["--ckpt_path", "last"], ["--overwrite", "true"], ["--name", "other"]):
             line = complaint(["fit", *tiny, *extra], tmp_path)
             assert re.search(r"name: cannot write into runs/(tiny|other) \(Read-only file system\); allowed: ", line)
+        assert "name: cannot write the results into runs/tiny; allowed: " in complaint(["validate", *tiny], tmp_path)
+        assert run_forked(["validate", *tiny, "--trainer.default_root_dir", "other", "--ckpt_path", "runs/tiny"]) == 0
         subprocess.run(["umount", "-l", str(runs)], check=True)
