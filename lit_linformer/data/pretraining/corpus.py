@@ -90,7 +90,7 @@ class Corpus:
         if root.is_file():
             candidates = [root]
         elif root.is_dir():
-            candidates = _below(root)
+            candidates = _below(root, self.setting)
         else:
             candidates = [Path(match) for match in glob.glob(self.source, recursive=True)]
             if not candidates:
@@ -266,10 +266,15 @@ class Corpus:
         return [self.column]
 
 
-def _below(root: Path) -> list[Path]:
-    """Files below a folder that are not hidden; links are followed, each folder read once."""
+def _below(root: Path, setting: str) -> list[Path]:
+    """Files below a folder that are not hidden; links are followed, each folder read once. UserError if one cannot be read."""
+
+    def refuse(error: OSError) -> None:
+        allowed = "folders that are open to reading, or a pattern that leaves it out"
+        raise UserError(f"{setting}: {error.filename} cannot be read: {error.strerror}", allowed) from error
+
     found, seen = [], {root.resolve()}
-    for here, folders, names in os.walk(root, followlinks=True):
+    for here, folders, names in os.walk(root, onerror=refuse, followlinks=True):
         inner = {Path(here, name).resolve(): name for name in sorted(folders) if name[0] != "."}
         folders[:] = [name for path, name in inner.items() if path not in seen]
         seen |= inner.keys()

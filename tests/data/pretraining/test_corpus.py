@@ -197,6 +197,22 @@ def test_hub_names_are_checked(source):
         Corpus(source)
 
 
+def test_a_folder_that_cannot_be_read_is_not_left_out(tmp_path, monkeypatch):
+    (tmp_path / "closed").mkdir()
+    (tmp_path / "a.txt").write_text("text")
+    scandir = os.scandir
+
+    def denied(path):
+        if os.path.basename(path) == "closed":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", denied)  # root may read any folder
+    with pytest.raises(ValueError, match=r"^data.source: .*/closed cannot be read: Permission denied; allowed: folders"):
+        Corpus(str(tmp_path)).files()
+    assert len(Corpus(str(tmp_path / "*.txt")).files()) == 1
+
+
 def test_missing_and_empty(tmp_path):
     with pytest.raises(ValueError, match=r"data.source is '.*nothing.txt', which is not there; allowed"):
         list(Corpus(str(tmp_path / "nothing.txt")))
