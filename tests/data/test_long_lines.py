@@ -92,6 +92,7 @@ def test_long_rows_are_whole_documents_up_to_the_longest(short, tmp_path, monkey
     monkeypatch.setattr("lit_linformer.data.long_json.SLICE", 90)
     parts = list(Corpus(str(tmp_path / "a.jsonl")))
     assert "".join(parts) == "".join(texts) and len(parts) > 4
+    assert all(300 <= len(part) < 390 for part in parts[:2])  # not each slice behind the first cut on its own
 
 
 # JSON too long to be parsed at once

@@ -17,6 +17,7 @@ HARD = {
     "white space": " \t" * 700_000,
     "not ASCII": "\N{GRINNING FACE}" * 300_000,
     "long words": f"{'b' * 400_000} " * 4,
+    "longer words": f"{'b' * 700_000} b " * 2,
     "newlines": "\n" * 1_100_000,
 }
 

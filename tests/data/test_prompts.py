@@ -2,6 +2,8 @@
 
 import pytest
 
+from lit_linformer.data.pretraining.prompts import encode_prompts
+from lit_linformer.data.prompts import text_prompts
 from tests.data.recorder import Recorder, recorded, trainer
 
 
@@ -44,6 +46,8 @@ def test_predict_skips_what_has_no_mask_and_says_which(make, tmp_path, capsys):
     unmasked, long = [line for line in capsys.readouterr().err.splitlines() if "skipped" in line]
     assert unmasked == f"note: data.file='{tmp_path}/lines.txt': 8 lines without <mask> are skipped: 1, 4, 5, 6, 7, …"
     assert long.endswith("lines.txt': 1 line longer than data.max_length = 64 is skipped: 12")
+    longest = len(data.prompts[1]["ids"])
+    assert len(encode_prompts([*text_prompts(str(tmp_path / "lines.txt"))], data.tokenizer, longest)) == 2  # full rows
     (tmp_path / "rows.jsonl").write_text('{"text": "none"}\n{"text": null}\n{"text": "the <mask>"}\n')
     data = make(file=str(tmp_path / "rows.jsonl"))
     data.setup("predict")

@@ -136,6 +136,12 @@ def test_two_columns_of_one_name_in_parquet(tmp_path):
         list(LabelledSource(str(tmp_path / "t.parquet"), OWN).rows("train"))
 
 
+def test_rows_of_parquet_are_counted_through_its_parts(tmp_path):
+    pyarrow.parquet.write_table(pyarrow.table({"text": [*"abcdef"]}), tmp_path / "t.parquet", row_group_size=2)
+    rows = table_rows(tmp_path / "t.parquet", lambda where, names: ["text"], "data.source")
+    assert [(row.where[2], row.fraction, row.values) for row in rows] == [(i, i / 6, (x,)) for i, x in enumerate("abcdef", 1)]
+
+
 def test_classes_and_columns_are_asked_for_with_those_that_are_there(tmp_path):
     from lit_linformer.data.finetuning.text_tasks import chosen_task
 

@@ -10,7 +10,7 @@ import torch
 
 from lit_linformer.data import FineTuningData
 from lit_linformer.data.finetuning.encoded_texts import text_hash
-from lit_linformer.data.finetuning.splits import select_rows
+from lit_linformer.data.finetuning.splits import Splits, select_rows
 from tests.data.finetuning.glue import write_glue
 from tests.data.finetuning.test_labelled_rows import write_json
 
@@ -95,7 +95,9 @@ def test_selection_of_nothing_is_refused():
             select_rows(hashes, fraction)
     with pytest.raises(ValueError, match=r"^data.drop_leaked=True leaves no training row"):
         select_rows(hashes, other_hashes=hashes)
-    assert text_hash(("a", "b")) != text_hash(("a b",)) and text_hash((" a\n",)) == text_hash(("a",))
+    assert len({text_hash(texts) for texts in (("a", "b"), ("ab",), ("a b",))}) == 3 and text_hash((" a\n",)) == text_hash(
+        ("a",)
+    )
 
 
 def test_tokenizer_learns_from_rows_that_train_only(tmp_path):
@@ -106,6 +108,8 @@ def test_tokenizer_learns_from_rows_that_train_only(tmp_path):
     data = ready(FineTuningData("IMDB", validation_fraction=0.3, drop_leaked=True, limit_train=100, **settings))
     learnt = {word for word in words if f"Ġ{word}" in data.tokenizer.backend.get_vocab()}
     assert learnt == {words[row] for row in data.sets["train"].rows} and len(learnt) == 100
+    others = [(0.3, True, 99), (0.3, False, 100), (0.2, True, 100)]  # settings that choose other rows, for another tokenizer
+    assert all(Splits(data.source, *other).stamp() != data.splits.stamp() for other in others)
 
 
 def test_the_cache_is_made_once(make_data, tmp_path):

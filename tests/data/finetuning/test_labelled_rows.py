@@ -64,6 +64,8 @@ def test_imdbs_folders_and_json_lines(tmp_path):
         expected = [ROWS[0], ROWS[3], ROWS[1], ROWS[2]]
         assert read(LabelledSource(str(root), imdb), imdb) == {"train": expected, "test": expected}
     assert read(LabelledSource(str(tmp_path / "json"), imdb), imdb) == {"train": ROWS, "test": ROWS}
+    (tmp_path / "aclImdb/test/pos/9_7.txt").write_text("two\nlines\n")
+    assert list(LabelledSource(str(tmp_path), imdb).rows("test"))[-1].texts == ("two\nlines",)
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,8 @@ STARS = own_task(["text"], labels=["1", "2", "3", "4", "5"])
         (own_task(["text"], labels=["False", "True"]), True, 1),
         (own_task(["text"], labels=["bad", "good"]), True, 1),
         (find_task("STS-B"), "3.800", 3.8),
+        (find_task("STS-B"), 0, 0.0),
+        (find_task("STS-B"), "5.000", 5.0),
         (find_task("STS-B"), -1.0, None),
         (own_task(["text"]), -1.0, -1.0),  # an ordinary value
         (own_task(["text"]), None, None),

@@ -59,7 +59,7 @@ def test_rows_of_listops_come_with_their_value(cache):
 def test_rows_of_pathfinder_are_its_pixels(cache):
     made = data(cache, "pathfinder", "test", max_length=1026, cut=False, level="easy")
     wanted = [(pixels.tolist(), label) for (pixels,), label in (pathfinder.row("test", "easy", number) for number in range(5))]
-    assert rows_of(made.test_dataloader()) == dict(enumerate(wanted))
+    assert rows_of(made.test_dataloader()) == dict(enumerate(wanted)) and made.image_tokens == 1026
 
 
 def test_patches_are_squares_of_an_image(cache):
@@ -136,6 +136,9 @@ def test_pairs_stand_in_one_row(cache, tmp_path):
     assert row[second + 1] == EOS and bytes(token - SPECIAL for token in row[1:second]).decode() == "one " * 3
     assert bytes(token - SPECIAL for token in row[second + 2 : -1]).decode() == "test " + "two " * 200
     assert batch["labels"][batch["index"] == 2].item() == 1
+    longest = int(made.sets["test"].lengths.max())
+    with pytest.raises(ValueError, match=rf"data.max_length is {longest - 1}; allowed with data.cut false: {longest} or more"):
+        data(cache, "retrieval", "test", source=str(folder), max_length=longest - 1, cut=False)
 
 
 def test_images_are_gray_and_in_the_files_order(cache, tmp_path):

@@ -43,7 +43,8 @@ def test_every_format_gives_the_same_documents(tmp_path, suffix, compression):
 def test_parquet(tmp_path):
     table = pyarrow.table({"id": [1, 2, 3, 4], "body": [*DOCUMENTS, None]})
     pyarrow.parquet.write_table(table, tmp_path / "rows.parquet", row_group_size=2)
-    assert list(Corpus(str(tmp_path), column="body")) == DOCUMENTS
+    corpus = Corpus(str(tmp_path), column="body")
+    assert list(corpus) == DOCUMENTS and corpus.fraction == pytest.approx(1)
     with pytest.raises(ValueError, match=r"data.column is 'text', which .*rows.parquet has not; allowed: 'id', 'body'"):
         list(Corpus(str(tmp_path)))
     with pytest.raises(ValueError, match=r"data.column is 'id', which holds int in .*rows.parquet; allowed"):
@@ -141,9 +142,10 @@ def test_document_start_on_rows(tmp_path):
 def test_a_file_without_blank_lines_is_cut_so_that_memory_stays_flat(tmp_path):
     line = "x" * 999_999 + "\n"
     (tmp_path / "log.txt").write_text(line * 20)
-    documents = list(Corpus(str(tmp_path)))
-    assert [len(d) for d in documents] == [16 * 1_000_000 - 1, 4 * 1_000_000 - 1]
-    assert len(documents[0]) <= LONGEST_DOCUMENT
+    for start in (None, "title"):
+        documents = list(Corpus(str(tmp_path), document_start=start))
+        assert [len(d) for d in documents] == [16 * 1_000_000 - 1, 4 * 1_000_000 - 1]
+        assert len(documents[0]) <= LONGEST_DOCUMENT
 
 
 @pytest.mark.slow

@@ -1,12 +1,14 @@
 """The data module: with Lightning and without, resumed, on two processes, and errors for bad settings."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lit_linformer.data import PretrainingData
+from lit_linformer.data.pretraining.token_files import Holdout, least_fraction
 from lit_linformer.model.heads import IGNORED
 from tests.data.recorder import Recorder, recorded, trainer
 from tests.helpers import slow
@@ -111,6 +113,14 @@ def test_overfit_batches_repeats_the_same_rows(make, tmp_path):
         return sorted(texts)
 
     assert unmasked(epochs[0]) == unmasked(epochs[1]) == unmasked(epochs[2])
+    data = make(batch_size=4)
+    data.prepare_data()
+    data.setup("fit")
+    data.trainer = SimpleNamespace(  # of two processes
+        overfit_batches=2, accumulate_grad_batches=3, limit_train_batches=2, fast_dev_run=False,
+        distributed_sampler_kwargs={"num_replicas": 2, "rank": 1}, strategy=SimpleNamespace(root_device=torch.device("cpu")),
+    )  # fmt: skip
+    assert data.train_dataloader().sampler.num_samples == 2 * 2 * 4 and data.rows_per_step == 2 * 3 * 4
 
 
 KEYS = ("input_ids", "positions", "labels")
@@ -310,6 +320,9 @@ def test_the_least_share_that_holds_out_a_document(tmp_path, make):
     data.prepare_data()
     data.setup("validate")
     assert len(data.blocks["validation"])
+    for before, least in ((0.0, 0.1), (0.3, least_fraction(12, 0.3))):  # in whole percent
+        held_out = [["test" in map(Holdout(before, share).split, range(12))] for share in (least - 0.01, least)]
+        assert held_out == [[False], [True]]
 
 
 def test_one_document_that_is_held_out(tmp_path, make):
