@@ -15,7 +15,7 @@ import torch
 from lightning.pytorch import LightningModule
 
 from lit_linformer.callbacks import AtomicCheckpointIO, best_of
-from lit_linformer.callbacks.checkpoint import check_loadable
+from lit_linformer.callbacks.checkpoint import BestCheckpoint, check_loadable
 from lit_linformer.model import EncoderConfig
 from lit_linformer.runs.checkpoints import check_checkpoint, find_checkpoint
 from lit_linformer.tasks import MLM, SequenceClassification
@@ -107,3 +107,16 @@ def test_what_no_checkpoint_is_loaded_with_is_refused():
     for value in (Fraction(1, 2), SimpleNamespace(a=1), lambda: 1):
         with pytest.raises(ValueError, match=r"^Own's save_hyperparameters\(\) keeps odd, a \w+; allowed: plain values"):
             check_loadable("Own", {"lr": 1e-3, "odd": value})
+
+
+@pytest.mark.parametrize(("mode", "order"), [("min", (1, 2, 3)), ("max", (3, 2, 1))])
+def test_a_run_that_goes_on_knows_its_best_and_the_last_that_it_keeps(mode, order, tmp_path):
+    path = {score: str(tmp_path / f"best-{score:08d}-{score}.0000.ckpt") for score in (2, 3, 1)}
+    for file in path.values():
+        Path(file).touch()
+    best = BestCheckpoint(dirpath=tmp_path, monitor="val/score", mode=mode, save_top_k=2)
+    best._trainer = SimpleNamespace(strategy=SimpleNamespace(broadcast=lambda gone: gone))
+    best.load_state_dict(best.state_dict() | {"best_k_models": {path[score]: torch.tensor(float(score)) for score in path}})
+    first, second, third = (path[score] for score in order)
+    assert (best.best_model_path, best.kth_best_model_path, best._beaten) == (first, second, [third])
+    assert (best.best_model_score, best.kth_value) == order[:2]

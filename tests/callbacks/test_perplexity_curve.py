@@ -84,3 +84,6 @@ def test_a_run_may_go_on_with_another_headline(tmp_path):
     trainer.callback_metrics["val/accuracy"] = torch.tensor(0.25)  # worse: the best stays
     curve.on_validation_end(trainer, SimpleNamespace(headline=("val/accuracy", "accuracy", ".4f", max)))
     assert read_rows(tmp_path / "curve.csv")[-1]["best"] == 0.5
+    trainer.callback_metrics["val/accuracy"] = torch.tensor(0.75)
+    curve.on_validation_end(trainer, SimpleNamespace(headline=("val/accuracy", "accuracy", ".4f", max)))
+    assert read_rows(tmp_path / "curve.csv")[-1]["best"] == 0.75

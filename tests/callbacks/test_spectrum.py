@@ -1,14 +1,19 @@
 """The spectrum while a model trains; test_length_sweep.py shows, for both callbacks, that training is not affected."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lit_linformer.callbacks import Spectrum
 from lit_linformer.data import PretrainingData
+from lit_linformer.model import EncoderConfig
+from lit_linformer.model.lowrank import measure
 from lit_linformer.studies.spectrum.command import main
+from lit_linformer.tasks import MLM
 from tests.helpers import run_forked
 
 TWO = ["--trainer.strategy", "ddp_fork", "--trainer.devices", "2"]
@@ -75,6 +80,32 @@ def test_rows_are_full_spread_and_few_enough(corpus, cache):
         rows = blocks.full_rows(most)
         assert rows.shape == (min(most, blocks.full), 32) and rows.dtype == np.int64
         assert (rows != data.pad_id).all() and (rows != data.mask_id).all() and len(np.unique(rows, axis=0)) == len(rows)
+
+
+def test_points_are_means_over_a_layers_heads_and_k_is_that_of_the_threshold(tmp_path):
+    """Each of two processes has every second row: with one the sum over both is its own."""
+    torch.manual_seed(0)
+    shape = {"vocab_size": 50, "max_length": 16, "hidden_size": 24, "num_layers": 2, "num_heads": 2, "initializer_range": 0.4}
+    module = MLM(EncoderConfig(**shape, attention="full")).eval()
+    rows = torch.randint(5, 50, (4, 16))
+    points: dict = {}
+    writer = SimpleNamespace(points=lambda values, step: points.update(values), figure=lambda *_: None)
+    trainer = SimpleNamespace(
+        state=SimpleNamespace(fn="fit"), global_step=3, global_rank=1, world_size=2, is_global_zero=True, fast_dev_run=False,
+        datamodule=SimpleNamespace(blocks={"validation": SimpleNamespace(full_rows=lambda most: rows[:most].numpy())}),
+        strategy=SimpleNamespace(reduce=lambda tensor, reduce_op: tensor), default_root_dir=tmp_path,
+        callbacks=[SimpleNamespace(writers=[writer])], progress_bar_callback=None,
+    )  # fmt: skip
+    callback = Spectrum(threshold=0.999)
+    callback._layers, callback._index = [0, 1], 3
+    callback.after_validation(trainer, module)
+    expected = measure(module.net.encoder, rows[1::2], [0, 1])
+    (entry,) = callback.history
+    assert np.allclose(entry["share_at_index"], expected.at(3), atol=1e-6)
+    assert entry["suggested_k"] == expected.suggested(0.999) != expected.suggested(0.9)
+    for layer in (0, 1):
+        assert points[f"spectrum/share_at_3_layer{layer}"] == pytest.approx(expected.at(3)[layer].mean().item())
+        assert points[f"spectrum/k_holding_0.999_layer{layer}"] == expected.suggested(0.999)[layer]
 
 
 @pytest.mark.parametrize(

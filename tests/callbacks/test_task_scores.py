@@ -12,6 +12,13 @@ def test_classes_may_be_named_by_dollars(tmp_path):
     draw_confusion_matrix(figure_class(), torch.eye(3).long(), ("$", "$$", "$$$")).savefig(tmp_path / "matrix.png")
 
 
+def test_shares_are_those_of_the_true_class():
+    pytest.importorskip("matplotlib")
+    axes = draw_confusion_matrix(figure_class(), torch.tensor([[3, 1], [0, 2]]), ("a", "b")).axes[0]
+    shown = {text.get_position(): text.get_text() for text in axes.texts}  # at (predicted, true)
+    assert shown == {(0, 0): "3\n75.0%", (1, 0): "1\n25.0%", (0, 1): "0\n0.0%", (1, 1): "2\n100.0%"}
+
+
 def test_of_many_classes_the_picture_stays_small():
     pytest.importorskip("matplotlib")
     figure = draw_confusion_matrix(figure_class(), torch.eye(800).long(), tuple(map(str, range(800))))

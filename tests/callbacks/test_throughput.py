@@ -59,6 +59,10 @@ def test_validation_and_checkpoints_are_no_training_time(monkeypatch):
     assert spent["throughput/data_wait"] == 0.0  # before a validation no batch is fetched
     callback.on_train_end(trainer, module)
     assert callback.summary()["tokens_per_second"] == pytest.approx(2 * 2 * 32 / 2.0)  # without the first window
+    before = callback.totals()
+    callback._count(module, {"input_ids": torch.zeros(6, 4, 16), "labels": torch.zeros(3)})  # six windows of four patches
+    counted = callback.totals() - before
+    assert (counted.tokens, counted.samples) == (2 * 6 * 4, 2 * 3)
 
 
 def test_a_run_that_ends_with_its_first_window_has_a_speed(tiny, tmp_path):
