@@ -3,6 +3,8 @@
 import json
 import re
 
+from lit_linformer.model import EncoderConfig, MaskedLanguageModel, SequenceClassifier
+from lit_linformer.runs.trained_model import TrainedModel, _add_facts
 from lit_linformer.utils.markdown import plain
 from tests.export.models import export
 
@@ -61,3 +63,18 @@ def test_a_checkpoint_file_alone_is_enough(pretrained, tmp_path):
     assert "alone: linformer, k = 8" in export(tmp_path / "alone.ckpt", "safetensors", tmp_path / "out", tmp_path)
     facts = json.loads((tmp_path / "out/config.json").read_text())["lit_linformer"]
     assert facts["step"] == 8 and facts["best_perplexity"] > 1  # the checkpoint carries the curve
+
+
+def test_facts_are_those_of_the_checkpoints_step(tmp_path):
+    curve = [(1, 10, 9.0), (2, 20, 5.0), (3, 30, 7.0), (4, 40, 4.0)]
+    lines = "".join(f"{step},{tokens},{perplexity}\n" for step, tokens, perplexity in curve)
+    (tmp_path / "perplexity.csv").write_text(f"step,tokens,perplexity\n{lines}")
+    (tmp_path / "scores.csv").write_text("step,val/score\n1,0.6\n3,0.5\n3,0.7\n4,0.8\n")  # validated twice: owed after a kill
+    config = EncoderConfig(vocab_size=9, max_length=8, hidden_size=8, num_layers=1, num_heads=1, projection_dim=2)
+    reader, classifier = (
+        TrainedModel("run", net, None, 8) for net in (MaskedLanguageModel(config), SequenceClassifier(config, 2, "mean"))
+    )
+    for model in (reader, classifier):
+        _add_facts(model, {"global_step": 3}, tmp_path)
+    assert (reader.facts["perplexity"], reader.facts["best_perplexity"], reader.curve) == (7.0, 5.0, curve[:3])
+    assert classifier.facts["scores"] == {"score": 0.7}

@@ -128,6 +128,11 @@ def test_best_is_what_the_curve_tells(tmp_path):
     assert find_checkpoint(tmp_path, "best") == seven
     (tmp_path / "perplexity.csv").write_text(curve.format(8.99996))
     assert find_checkpoint(tmp_path, "best") == stale
+    record = RunRecord(tmp_path)
+    assert (record.last("step"), record.best()) == (14, (9.0, 14))
+    (tmp_path / "result.json").write_text('{"step": 20, "best_step": 7, "best_metrics": {"val/perplexity": 8.5}}')
+    record = RunRecord(tmp_path)
+    assert (record.last("step"), record.last("tokens"), record.best()) == (20, 2, (8.5, 7))
 
 
 def test_best_of_scores(tmp_path):

@@ -11,7 +11,7 @@ from lit_linformer.studies.grid.table import write_table
 from lit_linformer.studies.report.command import main
 from lit_linformer.studies.report.figures import draw_curves
 from lit_linformer.studies.report.sources import Group, Run, find
-from lit_linformer.studies.report.tables import ratio
+from lit_linformer.studies.report.tables import conversion_table, curve_table, ratio
 from tests.studies.conftest import tables, write_run
 
 
@@ -38,6 +38,10 @@ def test_curves_are_medians_over_tokens_and_say_what_is_unfinished(tmp_path):
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["T", "L", "S", "unfinished run"]
     assert draw_curves(Figure, [Group("none", "", [Run(tmp_path / "nothing", "none")])]) is None
+    assert Group("L", "", [*runs, stopped]).median() == Group("L", "", runs).median()  # of finished runs, if there are any
+    assert tables(curve_table([Group("L", "", runs)]))["L"][4:] == ["34.00 (31.00–39.00)"] * 2
+    timed = [write_run(tmp_path / f"timed-{end}", [(10, 2_000_000, 60.0)], seconds=(end,)) for end in (3, 9, 4)]
+    assert Group("L", "", timed).median("cpu_seconds") == {4: 60.0}
 
 
 @pytest.mark.parametrize(("start", "top"), [(9000.0, 78.0), (900.0, 1000.0)])
@@ -101,6 +105,9 @@ def test_ratio_is_to_a_transformer_that_saw_the_same(tmp_path):
     other = Group("T4", "", [write_run(tmp_path / "other", points, "full", source="another.txt")])
     narrow = Group("T5", "", [write_run(tmp_path / "narrow", points, "full", n=256)])
     assert ratio(ours, [ours, short]) == "1.200 at 0.001 M"
+    tried = {"full": [(0, 0, 900.0), (5, 500, 60.0)], "linformer": [(0, 0, 900.0), (7, 700, 50.0)]}
+    full, begun = (Group(kind, "", [write_run(tmp_path / kind, of, kind)]) for kind, of in tried.items())
+    assert ratio(begun, [begun, full]) == "–"  # before training all are equal
     assert ratio(ours, [ours, long, equal]) == f"{30 / 24:.3f} at 0.002 M, T3"
     assert (
         ratio(ours, [ours, other]) == ratio(ours, [ours, narrow]) == ratio(ours, [ours]) == ratio(equal, [ours, equal]) == "–"
@@ -135,15 +142,17 @@ def test_a_part_is_compared_with_the_transformer_that_has_it(tmp_path):
         ({"max_length": 128}, False),
         ({"batch_size": 4}, True),
         ({"batch_size": 4, "limit": 20}, False),  # 20 batches are then other rows
+        ({"limit": 20, "other_limit": 10}, False),
         ({"source": "elsewhere"}, False),
         ({"source": "elsewhere", "validation_source": "held.txt"}, None),
     ],
 )
 def test_perplexities_of_other_validation_text_do_not_compare(settings, comparable, tmp_path):
     limit = settings.pop("limit", 1.0)
+    limits = limit, settings.pop("other_limit", limit)
     runs = []
     both = {"validation_source": "held.txt"} if comparable is None else {}
-    for name, changed in (("one", both), ("other", settings)):
+    for name, changed, limit in zip(("one", "other"), (both, settings), limits, strict=True):
         run = write_run(tmp_path / name, [(10, 1000, 60.0)])
         config = yaml.safe_load((run.folder / "config.yaml").read_text())
         config["data"]["init_args"] |= {"batch_size": 8, **changed}
@@ -217,3 +226,12 @@ def test_a_curve_goes_on_where_its_pretraining_ended(tmp_path, monkeypatch):
     assert [run.last("tokens") for run in (a, b)] == [7_000_000, 2_000_000]  # result.json counts this part only
     assert [run.last("seconds") for run in (a, b)] == [1 + 2, 1] and a.last("step") == 10
     assert Run(a.folder, "a").points() == b.points()
+
+
+def test_a_conversion_is_compared_with_its_teacher(tmp_path):
+    points = [(0, 0, 100.0), (4, 400_000, 60.0), (9, 900_000, 40.0), (20, 2_000_000, 25.0)]
+    runs = [write_run(tmp_path / name, points) for name in ("distilled", "alone")]
+    runs[0].result["metrics"]["val/teacher_perplexity"] = 20.0
+    rows = tables(conversion_table(runs))
+    assert rows["distilled"] == ["distilled", "20.00", "100.00", "40.00", "25.00", "1.250", "2.00"]
+    assert rows["alone"][1:2] + rows["alone"][5:] == ["–", "–", "2.00"]

@@ -5,7 +5,7 @@ from pathlib import Path
 from lit_linformer.studies.report.command import main
 from lit_linformer.studies.report.figures import draw_curves
 from lit_linformer.studies.report.sources import Group, Run
-from lit_linformer.studies.report.times import clock_of
+from lit_linformer.studies.report.times import clock_of, time_table
 from tests.studies.conftest import tables, write_run
 
 
@@ -36,12 +36,16 @@ def test_the_better_model_in_the_same_time(tmp_path, monkeypatch):
     assert named["ours"] == [[0.0, 0.5, 1.0, 2.0, 2.5], [900.0, 50.0, 24.0, 12.0, 8.0]]
     # With more threads a second of processor time is not one of the clock; runs from before have neither.
     assert clock_of(groups) == "cpu_seconds"
-    groups[1].runs[0].result["environment"]["threads"] = 8
-    assert clock_of(groups) == "training_seconds"
+    for other in ({"threads": 8}, {"processes": 2}, {"cpu": "An Abacus"}):  # with a cpu beside it the hardware is a GPU
+        groups[1].runs[0].result["environment"] = {"hardware": "An Abacus", "threads": 1, **other}
+        assert clock_of(groups) == "training_seconds"
     old = Group("old", "", [write_run(tmp_path / "old", points)])
     assert clock_of([old, groups[0]]) is None
     groups[1].runs[0].result["environment"] |= {"threads": 1, "hardware": "another"}
     assert clock_of(groups) is None  # whose seconds differ
+    past = write_run(tmp_path / "past", [*points, (30, 6_000_000, 30.0)], "full", seconds=(0, 3600, 7200, 9000))
+    full = [groups[0], Group("past", "", [past])]  # which was as good, but not at its end
+    assert "÷ full" in time_table([*full[::-1], groups[1]], "cpu_seconds")
 
 
 def test_a_run_on_another_text_is_in_no_equal_time(tmp_path, monkeypatch):

@@ -20,8 +20,8 @@ from lit_linformer.cli.tune import main
 from lit_linformer.runs.record import RunRecord
 from lit_linformer.studies.grid.run import run_jobs
 from lit_linformer.studies.tune.page import draw_slices, write_page
-from lit_linformer.studies.tune.space import read_space
-from lit_linformer.studies.tune.study import STUDY, Study
+from lit_linformer.studies.tune.space import Axis, Space, read_space
+from lit_linformer.studies.tune.study import STUDY, Study, _draw, _pruner
 from lit_linformer.utils.figures import figure_class
 from tests.helpers import HANGS, run_forked
 
@@ -101,6 +101,29 @@ def test_after_its_first_trial_a_study_is_drawn_without_a_warning(tmp_path, monk
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         draw_slices(figure_class(), study).savefig("slices.png")
+
+
+@pytest.mark.parametrize(("pruner", "finished", "ended"), [("median", 6, False), ("median", 7, True), ("none", 20, False)])
+def test_the_median_needs_as_many_finished_trials_as_the_space_says(pruner, finished, ended):
+    space = Space("a", (), 30, (), pruner, prune_after=7)
+    study = optuna.create_study(pruner=_pruner(space))
+    for _ in range(finished):
+        study.add_trial(optuna.trial.create_trial(value=1.0, intermediate_values={10: 1.0}))
+    trial = study.ask()
+    trial.report(2.0, 10)
+    assert bool(trial.should_prune()) is ended
+
+
+def test_values_are_drawn_on_the_scale_that_the_space_says():
+    trial = optuna.create_study().ask()
+    ends = {"lr": (1e-4, 1e-2), "k": (16, 256), "dropout": (0.0, 0.3), "warmup": (1, 9)}
+    for setting, both in ends.items():
+        _draw(trial, Axis(setting, both, log=setting in ("lr", "k")))
+    assert {name: found.log for name, found in trial.distributions.items()} == {
+        **dict.fromkeys(ends, False),
+        "lr": True,
+        "k": True,
+    }
 
 
 def test_a_study_draws_the_same_whenever_it_was_interrupted(tmp_path, monkeypatch):
