@@ -10,6 +10,7 @@ from lit_linformer.studies.benchmark import cells
 from lit_linformer.studies.benchmark.models import Layers, WrittenOutAttention, build, encoder_config, operations
 from lit_linformer.studies.benchmark.passes import largest, measure_memory, measure_time, peak_memory
 from lit_linformer.studies.benchmark.process import Job, measure
+from lit_linformer.studies.benchmark.tables import with_ratios
 from lit_linformer.studies.paper import MEMORY_SAVED, TIME_SAVED
 from tests.studies.conftest import settings_of
 
@@ -49,6 +50,27 @@ def test_operation_counts_by_the_formulas():
     assert operations(f"linformer {k}", settings, n) == 20 * D**2 + 6 * k * D + 4 * D**2 * k / n
     full, ours = (operations(name, settings, 65536) for name in ("fused", f"linformer {k}"))
     assert full / ours == pytest.approx(17.4, abs=0.05)
+
+
+def test_ratios_by_hand():
+    def ratios(kind, **models):
+        names = {"written_out": "written-out", "flash": "fused flash", "math": "fused math", "ours": "linformer 8"}
+        found = {names[name]: {"status": "ok", **entry} for name, entry in models.items()}
+        cell = {"kind": kind, "n": 64, "direction": "forward", "models": found}
+        return with_ratios(cell, settings)["ratios"]["linformer 8"]
+
+    settings = settings_of()
+    times = {"written_out": [4.0, 6.0, 8.0], "flash": [3.0, 3.0, 3.0], "math": [2.0, 4.0, 9.0], "ours": [1.0, 2.0, 2.0]}
+    found = ratios("time", **{name: {"seconds": seconds} for name, seconds in times.items()})
+    counts = operations("fused", settings, 64) / operations("linformer 8", settings, 64)
+    assert found["written-out"] == {"against": "written-out", "ratio": 4.0, "quartiles": [3.5, 4.0], "operation_counts": counts}
+    assert (found["fused"]["against"], found["fused"]["ratio"]) == ("fused flash", 1.5)  # the median of the rounds' ratios
+    found = ratios("memory", written_out={"bytes": 800}, flash={"bytes": 700}, math={"bytes": 600}, ours={"bytes": 200})
+    assert [found[baseline]["ratio"] for baseline in ("written-out", "fused")] == [4.0, 3.0]
+    sizes = {"written_out": (10, False), "flash": (40, True), "math": (20, False), "ours": (40, True)}
+    found = ratios("largest_batch", **{name: {"batch": batch, "at_bound": at} for name, (batch, at) in sizes.items()})
+    assert found["written-out"] == {"against": "written-out", "ratio": 4.0, "at_least": True}
+    assert (found["fused"]["against"], found["fused"]["ratio"]) == ("fused flash", None)  # at the bound nothing is known
 
 
 def test_written_out_attention_is_the_same_function():

@@ -139,7 +139,7 @@ def test_a_study_draws_the_same_whenever_it_was_interrupted(tmp_path, monkeypatc
             finished(job.cell.run_dir, 50 + number)
             run_jobs(iter([job]), 1, study.ended, study.watch)
         drawn.append([one.params for one in study.trials()])
-    assert drawn[0] == drawn[1]
+    assert drawn[0] == drawn[1] and len({str(values) for values in drawn[0]}) == 4
 
 
 def test_what_a_killed_process_left_is_taken_up_and_what_another_runs_is_not(tmp_path, monkeypatch, capsys):
