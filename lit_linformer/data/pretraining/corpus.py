@@ -275,7 +275,8 @@ def _below(root: Path, setting: str) -> list[Path]:
 
     found, seen = [], {root.resolve()}
     for here, folders, names in os.walk(root, onerror=refuse, followlinks=True):
-        inner = {Path(here, name).resolve(): name for name in sorted(folders) if name[0] != "."}
+        shown = [name for name in sorted(folders) if name[0] != "." and name != "lost+found"]  # a file system's own
+        inner = {Path(here, name).resolve(): name for name in shown}
         folders[:] = [name for path, name in inner.items() if path not in seen]
         seen |= inner.keys()
         found += [Path(here, name) for name in names if name[0] != "."]

@@ -200,12 +200,13 @@ def test_hub_names_are_checked(source):
 
 
 def test_a_folder_that_cannot_be_read_is_not_left_out(tmp_path, monkeypatch):
+    (tmp_path / "lost+found").mkdir()
     (tmp_path / "closed").mkdir()
     (tmp_path / "a.txt").write_text("text")
     scandir = os.scandir
 
     def denied(path):
-        if os.path.basename(path) == "closed":
+        if os.path.basename(path) in ("closed", "lost+found"):
             raise PermissionError(13, "Permission denied", str(path))
         return scandir(path)
 
@@ -213,6 +214,8 @@ def test_a_folder_that_cannot_be_read_is_not_left_out(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"^data.source: .*/closed cannot be read: Permission denied; allowed: folders"):
         Corpus(str(tmp_path)).files()
     assert len(Corpus(str(tmp_path / "*.txt")).files()) == 1
+    (tmp_path / "closed").rmdir()
+    assert len(Corpus(str(tmp_path)).files()) == 1
 
 
 def test_missing_and_empty(tmp_path):
