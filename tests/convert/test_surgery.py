@@ -156,8 +156,10 @@ def test_interpolated_positions_and_columns():
 
 def test_a_mean_stays_one_when_its_window_is_spread():
     net = MaskedLanguageModel(EncoderConfig(**SHAPE, projection_dim=4, sharing="layerwise"))
-    E = to_longer(net, 48, "repeat", "interpolate").encoder.E.weight
-    assert torch.allclose(E.sum(-1), torch.ones(4))
+    made, other = to_longer(net, 48, "repeat", "interpolate").encoder, to_longer(net, 48, "interpolate", "repeat").encoder
+    assert torch.allclose(made.E.weight.sum(-1), torch.ones(4))
+    assert torch.equal(made.positions.weight[12:24], net.encoder.positions.weight) and other.E.weight.shape == (16, 48)
+    assert not torch.allclose(other.positions.weight[12:24], net.encoder.positions.weight)
 
 
 @pytest.mark.parametrize(("how", "k", "width"), [("repeat", 8, 3), ("interpolate", 4, 6)])

@@ -149,6 +149,8 @@ def test_more_tokens(folders, tmp_path):
     model.save_pretrained(tmp_path)
     after = AutoModelForMaskedLM.from_pretrained(tmp_path).eval()(torch.tensor([[0, 5, 2]])).logits
     assert after.shape[-1] == 310 and torch.equal(after[..., :300], before)
+    model.resize_token_embeddings(40)
+    assert torch.equal(model(torch.tensor([[0, 5, 2]])).logits, before[..., :40])
 
 
 def test_activation_checkpointing_is_exact(folders):

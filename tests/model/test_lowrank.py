@@ -9,7 +9,7 @@ from torch.linalg import matrix_norm
 
 from lit_linformer.model import Attention, Encoder, EncoderConfig
 from lit_linformer.model.attention import attend, merge_heads
-from lit_linformer.model.lowrank import ERRORS, approximations, cumulative, measure, rank_holding
+from lit_linformer.model.lowrank import ERRORS, Measured, approximations, check_index, cumulative, measure, rank_holding
 from tests.model.mechanisms import MECHANISMS
 
 SHAPE = {
@@ -91,6 +91,14 @@ def test_rank_holding():
     held = [int(rank_holding(curve, share)) for share in (0.1, 0.5, 0.51, 0.9, 0.95, 1.0)]
     assert held == [1, 1, 2, 3, 4, 4]
     assert int(rank_holding(curve * math.nan, 0.9)) == 4
+    even = Measured([0], 12, [12], 1, cumulative(torch.ones(1, 2, 12)), [], {})
+    assert [even.suggested(share) for share in (0.5, 0.7, 1.0)] == [[8], [12], [12]]  # up to a multiple of 8, but not beyond n
+
+
+def test_index_is_a_quarter_of_the_fewest_singular_values():
+    layers = EncoderConfig(max_length=64, num_layers=2, projection_dim=[16, 32], sharing="headwise")
+    assert [check_index("index", given, layers, 64) for given in (None, 20)] == [4, 20]
+    assert check_index("index", None, EncoderConfig(max_length=64, num_layers=2, attention="full"), 32) == 8
 
 
 def test_truncated_svd_is_eckart_and_youngs_and_none_is_better():

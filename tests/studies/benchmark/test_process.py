@@ -37,3 +37,12 @@ def test_a_time_limit_counts_every_step_of_a_turn(steps, status):
     sent = []
     take_turns({"model": lambda: 0.1}, Job(take_turns, settings), Reporter(sent.append))
     assert [message[2]["status"] for message in sent if message[0] == "ended"] == [status]
+
+
+def test_models_take_turns_in_another_order_each_round_and_the_first_rounds_do_not_count():
+    ran, sent = [], []
+    passes = {name: lambda name=name: ran.append(name) or len(ran) / 1000 for name in "abc"}
+    take_turns(passes, Job(take_turns, {"warmup": 1, "rounds": 2, "cell_seconds": 9.0}), Reporter(sent.append))
+    assert "".join(ran) == "abcbcacab"
+    seconds = {message[1]: message[2]["seconds"] for message in sent if message[0] == "ended"}
+    assert seconds == {"a": [0.006, 0.008], "b": [0.004, 0.009], "c": [0.005, 0.007]}

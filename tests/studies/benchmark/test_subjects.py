@@ -109,6 +109,24 @@ def test_a_batch_stands_beside_others_without_pads():
     assert "attention_mask" not in even | full
 
 
+def test_ratios_of_lengths_are_of_the_time_a_token_takes(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("lit_linformer.studies.benchmark.steps.now", lambda settings: clock[0])
+    monkeypatch.setattr("lit_linformer.studies.benchmark.passes.peak_memory", lambda action, device: 0)
+    sizes = {lengths.OWN: (10, 20.0), "of n tokens": (8, 4.0), lengths.WHOLE: (6, 10.0)}  # tokens, seconds
+
+    def run(seconds):
+        return lambda batch: clock.__setitem__(0, clock[0] + seconds)
+
+    runs = {kind: run(seconds) for kind, (_, seconds) in sizes.items()}
+    batch = {kind: {"input_ids": torch.zeros(1, tokens)} for kind, (tokens, _) in sizes.items()}
+    found = lengths.measured(runs, [batch, batch], {"rounds": 3, "device": "cpu"})
+    assert {kind: ratio["median"] for kind, ratio in found["ratios"].items()} == {"of n tokens": 0.25, lengths.WHOLE: 0.5}
+    assert {kind: speed["median"] for kind, speed in found["tokens_per_second"].items()} == {
+        lengths.OWN: 0.5, "of n tokens": 2.0, lengths.WHOLE: 0.6,
+    }  # fmt: skip
+
+
 @pytest.mark.slow
 def test_parallel(here, tiny, monkeypatch):
     monkeypatch.setenv("MASTER_PORT", str(free_port()))
