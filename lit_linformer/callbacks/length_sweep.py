@@ -146,11 +146,7 @@ class LengthSweep(Measuring):
             tokens += batch["input_ids"].numel()
             metric.update(values, batch["labels"])
         ranks = trainer.strategy.all_gather(torch.tensor([tokens, seconds, peak / MIB], device=device)).view(-1, 3)
-        return {
-            "perplexity": metric.compute().item(),  # a sum over all ranks
-            "tokens_per_second": round((ranks[:, 0].sum() / ranks[:, 1].max()).item(), 1),
-            "peak_memory_mib": round(ranks[:, 2].max().item(), 2),
-        }
+        return {"perplexity": metric.compute().item(), **together(ranks)}  # both of all ranks
 
     def _draw(self, trainer: Trainer, rows: list[dict], shown: list[dict], path: Path) -> None:
         values = {f"sweep/{name}_{row['length']}": row[name] for row, name in itertools.product(rows, COLUMNS[3:])}
@@ -217,6 +213,15 @@ def peak_memory(step: Callable[[], Any], pl_module: LightningModule) -> float:
     with AllocatedTensors(weights) as allocated:
         step()
     return float(size + allocated.peak)
+
+
+def together(ranks: torch.Tensor) -> dict[str, float]:
+    """Speed and memory of (ranks, 3) tokens, seconds and MiB: the slowest rank's time, the largest peak."""
+    tokens, seconds, peaks = ranks.T
+    return {
+        "tokens_per_second": round((tokens.sum() / seconds.max()).item(), 1),
+        "peak_memory_mib": round(peaks.max().item(), 2),
+    }
 
 
 def _synchronize(device: torch.device) -> None:

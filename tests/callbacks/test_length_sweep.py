@@ -13,8 +13,9 @@ from matplotlib import pyplot
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lit_linformer.callbacks import LengthSweep
-from lit_linformer.callbacks.length_sweep import AllocatedTensors, draw_sweep
+from lit_linformer.callbacks.length_sweep import AllocatedTensors, draw_sweep, together
 from lit_linformer.callbacks.observing import unnoticed
+from lit_linformer.data import PretrainingData
 from lit_linformer.utils.figures import figure_class
 from tests.helpers import assert_same, load, read_log, run_forked, slow
 
@@ -70,6 +71,32 @@ def test_same_on_two_processes_whatever_the_batches(trained, tmp_path):
         assert two[length]["perplexity"] == pytest.approx(one[length]["perplexity"], rel=1e-9)
 
 
+def test_processes_together_are_as_fast_as_the_slowest_allows():
+    ranks = torch.tensor([[600.0, 2.0, 30.0], [400.0, 4.0, 50.0], [500.0, 1.0, 20.0]])
+    assert together(ranks) == {"tokens_per_second": 375.0, "peak_memory_mib": 50.0}
+
+
+@pytest.mark.parametrize(("settings", "rows"), [({}, [16, 4]), ({"num_tokens": 64}, [8, 2])])
+def test_a_batch_holds_as_many_tokens_at_every_length(settings, rows, trained, tmp_path, monkeypatch):
+    asked, loader = tmp_path / "asked", PretrainingData.evaluation_loader
+
+    def noted(data, split, length, rows):
+        with open(asked, "a") as file:
+            print(length, rows, file=file)
+        return loader(data, split, length, rows)
+
+    monkeypatch.setattr(PretrainingData, "evaluation_loader", noted)  # in the forked process too
+    validate(trained, tmp_path, *sweep([8, 32], **settings))
+    assert asked.read_text().split() == ["8", str(rows[0]), "32", str(rows[1])]
+
+
+def test_the_later_of_two_rows_is_kept():
+    callback, row = LengthSweep([8]), {"step": 3, "length": 8}
+    for perplexity in (5.0, 4.0):
+        callback.load_state_dict({"validations": 1, "rows": [row | {"perplexity": perplexity}]})
+    assert callback.state_dict()["rows"] == [row | {"perplexity": 4.0}]
+
+
 @pytest.mark.slow
 def test_limit_bounds_the_cost(trained, tmp_path):
     found = validate(trained, tmp_path, *sweep([8, 32], limit_batches=1, num_tokens=64))
@@ -123,7 +150,8 @@ def measured(path):
 def test_resumed_run_has_the_rows_of_a_whole_one(tiny, tmp_path):
     tiny = [*tiny, "--trainer.val_check_interval", "3"]
     callback = sweep([8, 32], every_n_validations=2, at_end="true")
-    assert run_forked(["fit", *tiny, "--name", "whole", *callback]) == 0
+    assert run_forked(["fit", *tiny, "--name", "whole", *callback], tmp_path / "whole.out") == 0
+    assert (tmp_path / "whole.out").read_text().count("perplexity by length") == 2  # not once more at the end
     assert run_forked(["fit", *tiny, "--name", "killed", *callback, *logged(tmp_path / "log", kill_at=8)]) == -9
     assert run_forked(["fit", *tiny, "--name", "killed", *callback, "--ckpt_path", "last"]) == 0
     whole, killed = (measured(tmp_path / f"runs/{name}/length_sweep.csv") for name in ("whole", "killed"))
