@@ -51,12 +51,12 @@ def trials(name="space"):
     return study.get_trials()
 
 
-def finished(folder, value, steps=(10, 20)):
+def finished(folder, value, steps=(10, 20), metric="val/perplexity"):
     """The files of a finished run, whose curve falls to ``value``."""
     folder.mkdir(parents=True)
     rows = [f"{step},{value * (1 + (steps[-1] - step) / 10)}\n" for step in (0, *steps)]
     (folder / "perplexity.csv").write_text("step,perplexity\n" + "".join(rows))
-    (folder / "result.json").write_text(json.dumps({"step": steps[-1], "metrics": {"val/perplexity": value}}))
+    (folder / "result.json").write_text(json.dumps({"step": steps[-1], "metrics": {metric: value}}))
     (folder / "config.yaml").write_text(f"name: space/{folder.name}\nmodel: {{}}\n")
 
 
@@ -89,6 +89,22 @@ def test_a_study_takes_in_curves_and_results_and_draws_what_it_found(tmp_path, m
     study.space = replace(study.space, axes=(*study.space.axes, study.space.axes[0]))  # 4 of 6 panels are used
     panels = draw_slices(figure_class(), study).axes[:6]  # after them comes the colour bar
     assert [panel.axison for panel in panels] == [True] * 4 + [False] * 2
+
+
+@pytest.mark.parametrize(("metric", "mode", "best"), [("val/perplexity", "min", 1), ("val/accuracy", "max", 2)])
+def test_first_values_come_in_their_order_and_the_best_is_the_lowest_or_highest(metric, mode, best, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rates = [2e-3, 1e-3, 5e-3]
+    write_space(first=[{"model.lr": rate} for rate in rates], trials=3)
+    study = Study(read_space(Path("space.yaml"), None, None), ["fit"], metric, mode)
+    for rate, job in zip(rates, study.todo(), strict=False):
+        assert float(job.cell.fit[2]) == rate
+        finished(job.cell.run_dir, rate, metric=metric)
+        run_jobs(iter([job]), 1, study.ended, study.watch)
+    table = write_page(study, "python run.py tune …").splitlines()
+    assert table[2].startswith(f"| trial-{best:03d} ")
+    assert yaml.safe_load(Path("runs/space/best.yaml").read_text())["name"] == "space-best"
+    assert Path("runs/space/best.yaml").read_text().startswith(f"# The best of 3 trials, trial-{best:03d}: {metric} ")
 
 
 def test_after_its_first_trial_a_study_is_drawn_without_a_warning(tmp_path, monkeypatch):
