@@ -107,6 +107,17 @@ def test_first_values_come_in_their_order_and_the_best_is_the_lowest_or_highest(
     assert Path("runs/space/best.yaml").read_text().startswith(f"# The best of 3 trials, trial-{best:03d}: {metric} ")
 
 
+def test_a_run_that_diverged_counts_as_ended_early(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_space(trials=2)
+    study = Study(read_space(Path("space.yaml"), None, None), ["fit"], "val/perplexity", "min")
+    for value, job in zip([float("nan"), 50.0], study.todo(), strict=False):
+        finished(job.cell.run_dir, value)
+        run_jobs(iter([job]), 1, study.ended, study.watch)
+    assert [one.state for one in study.trials()] == [TrialState.PRUNED, TrialState.COMPLETE]
+    assert study.trials()[0].user_attrs["why"] == "val/perplexity is nan" and study.optuna.best_trial.number == 1
+
+
 def test_after_its_first_trial_a_study_is_drawn_without_a_warning(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_space(trials=2)
