@@ -167,6 +167,8 @@ def _left_to_the_one_that_trains(worker: int) -> None:
     # A signal to a job's process group (`timeout`) or to each of its processes (Slurm, systemd, `pkill -f`) is meant for the
     # training process. It finishes its step, for which it needs its workers, and ends them itself.
     os.setpgrp()
+    if not hasattr(signal, "sigwaitinfo"):
+        return  # macOS does not tell who sent a signal: here SIGTERM ends a worker, whoever sends it
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # also in threads that are started from here on
     threading.Thread(target=_ended_by, args=(os.getppid(),), daemon=True).start()
 

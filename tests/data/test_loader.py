@@ -1,6 +1,7 @@
 """Loaders: the order is the same sequence for any number of ranks, workers and interruptions."""
 
 import multiprocessing
+import signal
 import sys
 import time
 import tracemalloc
@@ -228,3 +229,22 @@ def test_validation_shards_have_every_row_once_and_equally_many_batches(size, ba
 def test_filler_rows_have_no_targets(dataset):
     batch = dataset[[(0, -1), (0, 2)]]
     assert (batch["labels"][0] == IGNORED).all() and (batch["labels"][1] != IGNORED).all()
+
+
+class Deaf(Keys):
+    """Whether the worker blocks SIGTERM."""
+
+    def __getitem__(self, keys):
+        return signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_a_worker_can_be_ended_where_signals_do_not_tell_their_sender(monkeypatch):
+    """macOS has no sigwaitinfo: with SIGTERM blocked and nobody waiting for it, the command would not end."""
+    monkeypatch.delattr(signal, "sigwaitinfo", raising=False)
+    assert not any(EvaluationLoader(Deaf(4), 2, num_workers=1))
+
+
+def test_workers_can_be_spawned():
+    loader = EvaluationLoader(Keys(4), 2, num_workers=1)
+    loader.multiprocessing_context = "spawn"  # as on macOS
+    assert [batch.tolist() for batch in loader] == [[[0, 0], [0, 1]], [[0, 2], [0, 3]]]
