@@ -84,6 +84,8 @@ def main(argv: list[str] | None = None) -> None:
         print(MAIN_HELP.format(commands="\n".join(f"  {name:<10}{what}" for name, what in COMMANDS.items())), end="")
         return
     try:
+        if sys.platform == "win32":
+            raise UserError("commands need file locks and signals that Windows lacks", "Linux, in WSL too (wsl --install)")
         if (here := _here()) not in sys.path:  # so that class paths find the user's files; last, so that none shadows a package
             sys.path.append(here)
         if argv[0] not in LIGHTNING:

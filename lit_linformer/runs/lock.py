@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import fcntl
 import os
 import socket
 import sys
@@ -45,6 +44,8 @@ class RunLock:
         _held.add(self)
 
     def _lock(self, descriptor: int) -> None:
+        import fcntl  # only now: Windows, where models can be loaded but not trained, has none
+
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -82,6 +83,8 @@ def is_held(folder: Path) -> bool:
         descriptor = os.open(folder / LOCK, os.O_RDONLY)
     except OSError:
         return False
+    import fcntl
+
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as error:
@@ -96,4 +99,5 @@ def _forget_all() -> None:
         lock.forget()
 
 
-os.register_at_fork(after_in_child=_forget_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)

@@ -153,3 +153,11 @@ def test_a_python_without_the_packages_is_one_line():
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
     assert f"error: {sys.executable} lacks the package " in done.stderr
+
+
+def test_windows_is_refused_in_one_line_but_loads_models(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert "that Windows lacks; allowed: Linux, in WSL too" in complaint(["fit", "--config", "conf/quickstart.yaml"], tmp_path)
+    lacks = "import os, sys, torch; sys.modules |= dict.fromkeys(('fcntl', 'resource')); del os.register_at_fork, os.fork; "
+    code = lacks + "from lit_linformer.export import load; load('models/small')"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
