@@ -115,11 +115,13 @@ def measure(
         layers: which layers, from 0.
         rank: k of the errors for a Transformer; a model with a projection_dim has its own. None: no errors.
         dtype: for the maps and all computations on them; None: float64 on a CPU, where it costs hardly more, else float32.
+            Apple's GPUs only run the encoder, since torch decomposes wrongly on them, or not at all (pytorch/pytorch#196112).
         reduce: sums a tensor over processes, each of which has other sentences.
         progress: called with the number of sentences done.
     """
     assert not encoder.training
-    config, device = encoder.config, encoder.tokens.weight.device
+    config, home = encoder.config, encoder.tokens.weight.device
+    device = torch.device("cpu") if home.type == "mps" else home  # of the maps
     dtype = dtype or (torch.float64 if device.type == "cpu" else torch.float32)
     count, length = rows.shape
     kind = config.attention_kind
@@ -129,26 +131,28 @@ def measure(
     ranks = [min(length, config.projection_dims[layer] if has_k else rank) for layer in layers] if rank is not None else []
     takes = signature(kind.compress).parameters  # an inherited compress may not take what layers hand on
     names = [name for name in ERRORS if not kind.exact or name != "learned"] if ranks else []
-    sums = torch.float32 if device.type == "mps" else torch.float64  # Apple's GPUs have no float64
     shape = (len(layers), config.num_heads)
-    curves = torch.zeros(*shape, min(length, max(columns)), dtype=sums, device=device)
-    errors = torch.zeros(len(names), *shape, dtype=sums, device=device)
+    curves = torch.zeros(*shape, min(length, max(columns)), dtype=torch.float64, device=device)
+    errors = torch.zeros(len(names), *shape, dtype=torch.float64, device=device)
+
+    def here(part: Tensor) -> Tensor:
+        return part.to(device).to(dtype)  # in two steps: Apple's GPUs have no float64
 
     def observe(place: int, attention: torch.nn.Module, args: tuple, kwargs: dict, _: Any) -> None:
         x = args[0]
-        maps = attention.forward(x, None, **{**kwargs, "need_weights": True})[1].to(dtype)  # .forward: without this hook
+        maps = here(attention.forward(x, None, **{**kwargs, "need_weights": True})[1])  # .forward: without this hook
         if not maps.isfinite().all():  # a model that has diverged
             curves[place] += math.nan
             errors[:, place] += math.nan
             return
         if ranks:
-            q, k, v = (part.to(dtype) for part in attention.heads(x))
+            q, k, v = (here(part) for part in attention.heads(x))
             exact, P = attend(q, k, v, None, 0.0, True)
             svd = torch.linalg.svd(P, full_matrices=False)
             stand_ins = approximations(q, k, v, svd, ranks[place])
             if not kind.exact:
                 given = {name: kwargs[name] for name in kind.handed_on if name in kwargs and name in takes}
-                stand_ins["learned"] = maps @ attention.compress(x, **encoder.shared, **given)[1].to(dtype)
+                stand_ins["learned"] = maps @ here(attention.compress(x, **encoder.shared, **given)[1])
             for name, row in zip(names, errors, strict=True):
                 row[place] += (matrix_norm(stand_ins[name] - exact) / matrix_norm(exact)).sum(0)  # Frobenius
         values = svd[1] if ranks and kind.exact else torch.linalg.svdvals(maps)
@@ -163,14 +167,14 @@ def measure(
         # So that the maps, their singular vectors and copies take some 100 MB on a CPU, 1 GB on a GPU.
         most = 2 ** (23 if device.type == "cpu" else 26) // (config.num_heads * length * (length if ranks else max(columns)))
         for batch in rows.split(max(1, most)) if len(rows) else ():  # a process may have no rows
-            encoder(batch.to(device))
+            encoder(batch.to(home))
             count -= len(batch)
             progress(len(rows) - count)
     finally:
         for handle in handles:
             handle.remove()
-    total = reduce(torch.tensor(float(len(rows)), dtype=sums, device=device))
-    curves, errors = ((reduce(summed) / total).double().cpu() for summed in (curves, errors))
+    total = reduce(torch.tensor(float(len(rows)), dtype=torch.float64, device=device))
+    curves, errors = ((reduce(summed) / total).cpu() for summed in (curves, errors))
     by_name = dict(zip(names, errors, strict=True))
     return Measured(list(layers), length, columns, int(total), curves, ranks, by_name)
 
