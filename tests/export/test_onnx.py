@@ -1,6 +1,7 @@
 """ONNX: one graph for every length; int8 quantisation, and what it costs."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -36,6 +37,24 @@ def test_int8_tells_its_cost(pretrained, tmp_path):
     ((before, after),) = re.findall(r"perplexity float32 ([\d.]+) → int8 ([\d.]+) ", shown)
     assert float(after) == pytest.approx(float(before), rel=0.1) and "onnxruntime int8" in shown
     assert (tmp_path / "out/model.int8.onnx").is_file() and "perplexity float32" in (tmp_path / "out/README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("classes", "after", "expected"),
+    [
+        (2, [[2.0, 1.0], [0.0, 1.0], [0.0, 1.0], [3.0, 4.0]], "int8 gives float32's answer for 3 of 4 texts"),
+        (1, [[1.0], [2.5], [3.0], [4.0]], "values change by 0.125 on average, 0.500 at most, on 4 texts"),
+    ],
+)
+def test_int8_answers_that_change_are_counted(classes, after, expected):
+    pytest.importorskip("onnx")
+    from lit_linformer.export import quantize
+
+    before = {2: [[2.0, 1.0], [0.0, 1.0], [3.0, 1.0], [0.0, 1.0]], 1: [[1.0], [2.0], [3.0], [4.0]]}[classes]
+    batches = [{"input_ids": torch.zeros(2, 3, dtype=torch.int64)}] * 2
+    parts = [iter(torch.tensor(logits).split(2)) for logits in (before, after)]
+    logits = [lambda ids, mask, part=part: next(part) for part in parts]
+    assert quantize.cost(SimpleNamespace(classifies=True, num_labels=classes), batches, *logits) == expected
 
 
 @pytest.mark.slow
