@@ -35,5 +35,6 @@ def test_a_masked_model_whose_program_has_other_logits_at_pads(name, tmp_path):
     graph.write(model, tmp_path)
     written = graph.logits(model, tmp_path)
     assert largest_difference(model, written) < 1e-5
-    with pytest.raises(ValueError, match="the export differs from the checkpoint by"):
-        largest_difference(model, lambda ids, mask: written(ids, mask) + 0.01 * mask[..., None])
+    for wrong in (0.01, float("nan")):
+        with pytest.raises(ValueError, match="the export differs from the checkpoint by"):
+            largest_difference(model, lambda ids, mask, wrong=wrong: written(ids, mask) + wrong * mask[..., None])

@@ -111,15 +111,30 @@ def test_ratio_is_to_a_transformer_that_saw_the_same(tmp_path):
     )
 
 
+def with_settings(folder, name, panel, attention, value, width=5, **settings):
+    """A group of one run with these settings of its model."""
+    run = write_run(folder / f"{name}-{attention}", [(10, 1000, value)], attention)
+    config = yaml.safe_load((run.folder / "config.yaml").read_text())
+    config["model"]["init_args"] |= settings
+    config["model"]["init_args"]["encoder"]["local_width"] = width
+    (run.folder / "config.yaml").write_text(yaml.safe_dump(config))
+    return Group(name, panel, [Run(run.folder, name)])
+
+
+def test_the_panel_and_the_convolution_come_before_other_settings(tmp_path):
+    ours = with_settings(tmp_path, "ours", "A", "linformer", 12.0)
+    near = with_settings(tmp_path, "near", "B", "full", 8.0)
+    plain = with_settings(tmp_path, "plain", "A", "full", 6.0, width=0)
+    unlike = with_settings(tmp_path, "unlike", "A", "full", 10.0, optimizer="muon", schedule="wsd", lr=0.5)
+    assert ratio(ours, [ours, near, plain, unlike]) == "1.200 at 0.001 M, unlike"
+    assert ratio(ours, [ours, near, plain]) == "2.000 at 0.001 M, plain"
+
+
 def test_a_part_is_compared_with_the_transformer_that_has_it(tmp_path):
     from matplotlib.figure import Figure
 
     def group(name, attention, value, **settings):
-        run = write_run(tmp_path / f"{name}-{attention}", [(10, 1000, value)], attention)
-        config = yaml.safe_load((run.folder / "config.yaml").read_text())
-        config["model"]["init_args"] |= settings
-        (run.folder / "config.yaml").write_text(yaml.safe_dump(config))
-        return Group(name, attention, [Run(run.folder, name)])
+        return with_settings(tmp_path, name, attention, attention, value, **settings)
 
     parts = {"a": {}, "b": {"optimizer": "muon"}, "c": {"optimizer": "muon", "schedule": "wsd"}}
     full = [group(name, "full", 10.0, **settings) for name, settings in parts.items()]
