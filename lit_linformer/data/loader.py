@@ -186,6 +186,9 @@ class _Loader(DataLoader):
             batch_size=None,  # an item already is a batch
             sampler=sampler,
             num_workers=num_workers,
+            # Forked, they share the rows in memory, start at once and have this process as their parent. Since Python 3.14
+            # the default is another, with which they would not know whose SIGTERM ends them.
+            multiprocessing_context="fork" if num_workers else None,
             persistent_workers=num_workers > 0,
             pin_memory=pin_memory,
             generator=torch.Generator(),  # else every iterator draws a seed from torch's global generator

@@ -205,8 +205,10 @@ def test_validation_is_fixed_and_in_order(dataset, num_workers):
     assert torch.equal(whole[:-1], torch.from_numpy(dataset.blocks.rows(range(len(dataset))))[:-1])
 
 
-def test_a_worker_that_is_stuck_ends_with_its_process():
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_a_worker_that_is_stuck_ends_with_its_process(method):
     def child():
+        multiprocessing.set_start_method(method, force=True)  # Python 3.14's default is forkserver
         take(EvaluationLoader(Stuck(40), 2, num_workers=1), 2)
         sys.exit(7)
 
