@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from .attention import ATTENTIONS, check_halves, merge_heads, softmax
+from .attention import ATTENTIONS, check_halves, merge_heads, softmax, split_heads
 from .chunks import Permuted, beside, chunked, in_order, near_flops, near_scores, near_values, spread
 from .errors import SettingError, UserError
 from .linformer import LinformerAttention
@@ -137,7 +137,7 @@ class LookupAttention(WindowAttention):
             found = [attend(*pair, same)[0] for pair in pairs]
             context, weights = torch.cat(found, 2), None
         context = Permuted.apply(context.transpose(2, 3).flatten(3), neighbours.back, neighbours.order)  # (B, 2, N, D/2)
-        context = context.unflatten(-1, (self.num_heads // 2, -1)).transpose(2, 3).flatten(1, 2)
+        context = split_heads(context.transpose(1, 2).flatten(2), self.num_heads)
         maps = self._maps(weights, neighbours, chosen) if need_weights and weights is not None else None
         return self.output(context, x, attention_mask), maps
 

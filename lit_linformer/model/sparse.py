@@ -88,8 +88,8 @@ class SparseAttention(Attention):
         """The same as a bias for all pairs of tokens, (1 or B, H, N, N): for the maps and for export, with N² operations."""
         place = torch.arange(q.shape[2], device=q.device)
         apart = place - place[:, None]
-        allowed = torch.stack([apart.abs() <= self.reach, apart % self.stride == 0])
-        allowed = allowed.repeat_interleave(self.num_heads // 2, 0)
+        halves = apart.abs() <= self.reach, apart % self.stride == 0
+        allowed = torch.cat([half.expand(self.num_heads // 2, -1, -1) for half in halves])
         return as_bias(allowed if mask is None else allowed & mask[:, None, None], q.dtype)
 
     def flops(self, length: int, shared: nn.Module | None = None) -> int:

@@ -30,7 +30,7 @@ VARIANTS = [
     *MECHANISMS.values(),
     *(MODERNS[f"modern {name}"] for name in ("full", "linformer", "window")),
     MODERNS["modern lookup"] | {"num_layers": 2},
-    {"attention": "lookup", "num_layers": 2, "attention_options": {"chunk": 4}},
+    {"attention": "lookup", "num_layers": 2, "num_heads": 4, "attention_options": {"chunk": 4}},
 ]
 NAMES = [" ".join(map(str, settings.values())) for settings in VARIANTS]
 

@@ -31,7 +31,7 @@ def test_lookup_is_one_program_for_rows_that_it_reads_by_pairs_of_heads(tmp_path
 @pytest.mark.parametrize("name", [slow("lsh"), "sparse"])
 def test_a_masked_model_whose_program_has_other_logits_at_pads(name, tmp_path):
     """The program attends to all pairs, the model in chunks: logits agree at tokens, and those of padding are never read."""
-    model = model_of(MECHANISMS[name])
+    model = model_of(MECHANISMS[name] | {"num_heads": 4})
     graph.write(model, tmp_path)
     written = graph.logits(model, tmp_path)
     assert largest_difference(model, written) < 1e-5
