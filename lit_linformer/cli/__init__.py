@@ -8,6 +8,7 @@ setting's value.
 import gc
 import importlib
 import io
+import multiprocessing
 import os
 import re
 import select
@@ -75,6 +76,10 @@ def main(argv: list[str] | None = None) -> None:
     argv = list(sys.argv[1:] if argv is None else argv)
     _open_standard_streams()
     warnings.showwarning = _show_warning
+    if multiprocessing.get_start_method(allow_none=True) is None:
+        # For workers of a user's own DataLoader. With Python 3.14's default all that they are given is pickled, which may be
+        # the data module, and with it the Trainer.
+        multiprocessing.set_start_method("fork")
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() not in ("utf-8", "utf8"):
         sys.stdout.reconfigure(errors="backslashreplace")  # an arrow must not crash a command in an ASCII locale
     show_traceback = "--traceback" in argv
