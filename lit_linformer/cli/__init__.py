@@ -95,6 +95,7 @@ def main(argv: list[str] | None = None) -> None:
             sys.path.append(here)
         if argv[0] not in LIGHTNING:
             _program(argv[0])(argv[1:])
+            sys.stdout.flush()  # so that a reader that is gone is noticed here, not at Python's exit
             return
         watch.begin(argv[0])
         if HELP & set(argv):

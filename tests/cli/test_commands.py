@@ -200,11 +200,13 @@ def test_two_processes_launched_by_lightning(tiny, tmp_path):
         "list --source {runs}",
         "fit --help",
         "grid --config conf/paper/table2.yaml --print_commands true",
+        "grid --config conf/mechanisms/quarter.yaml --only mechanism=lookup --print_commands true",
         slow("embed --ckpt_path models/small --text rain --output {runs}/rain.npy"),
     ],
-    ids=("list", "help", "grid", "embed"),
+    ids=("list", "help", "grid", "short", "embed"),
 )
-def test_what_is_printed_may_be_cut_short(argv, tmp_path):
+def test_what_is_printed_may_be_cut_short(argv, tmp_path, monkeypatch):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     read, write = os.pipe()
     os.close(read)  # as head does once it has enough
     command = [sys.executable, "run.py", *argv.format(runs=tmp_path).split()]
