@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from lit_linformer.utils.environment import START_METHOD
 from lit_linformer.utils.errors import UserError, user_error
 from lit_linformer.utils.signals import Stopped, is_first_process, requeue, watch
 
@@ -76,10 +77,10 @@ def main(argv: list[str] | None = None) -> None:
     argv = list(sys.argv[1:] if argv is None else argv)
     _open_standard_streams()
     warnings.showwarning = _show_warning
-    if multiprocessing.get_start_method(allow_none=True) is None:
+    if START_METHOD and multiprocessing.get_start_method(allow_none=True) is None:
         # For workers of a user's own DataLoader. With Python 3.14's default all that they are given is pickled, which may be
         # the data module, and with it the Trainer.
-        multiprocessing.set_start_method("fork")
+        multiprocessing.set_start_method(START_METHOD)
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() not in ("utf-8", "utf8"):
         sys.stdout.reconfigure(errors="backslashreplace")  # an arrow must not crash a command in an ASCII locale
     show_traceback = "--traceback" in argv

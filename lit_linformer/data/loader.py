@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, SequentialSampler
 
+from lit_linformer.utils.environment import START_METHOD
+
 # The second word of Philox's key; masks use 0, so that they and the order of buckets share no random numbers.
 BUCKET_STREAM = 2
 ROUNDS = 8  # of the shuffle's Feistel network
@@ -186,9 +188,9 @@ class _Loader(DataLoader):
             batch_size=None,  # an item already is a batch
             sampler=sampler,
             num_workers=num_workers,
-            # Forked, they share the rows in memory, start at once and have this process as their parent. Since Python 3.14
-            # the default is another, with which they would not know whose SIGTERM ends them.
-            multiprocessing_context="fork" if num_workers else None,
+            # Forked, they share the rows in memory, start at once and have this process as their parent. With Python 3.14's
+            # default they would not know whose SIGTERM ends them.
+            multiprocessing_context=START_METHOD if num_workers else None,
             persistent_workers=num_workers > 0,
             pin_memory=pin_memory,
             generator=torch.Generator(),  # else every iterator draws a seed from torch's global generator
