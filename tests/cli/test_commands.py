@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from lit_linformer.utils.environment import START_METHOD
 from tests.cli.test_errors import complaint
 from tests.helpers import HANGS, fit, in_one_process, load, output, slow
 
@@ -227,13 +228,13 @@ def test_closed_standard_streams_are_opened(tmp_path):
     assert int(number) > 2 and terminal == "False"
 
 
-def test_processes_that_a_command_starts_are_forked_whatever_pythons_default(tmp_path):
+def test_processes_that_a_command_starts_are_forked_on_linux_whatever_pythons_default(tmp_path):
     """Python 3.14's default pickles what they are given, such as a data module whose `batch` a plain DataLoader calls."""
     (tmp_path / "study.py").write_text(
         "import multiprocessing\n\ndef main(argv):\n    print(multiprocessing.get_start_method(allow_none=True))\n"
     )
     command = [sys.executable, str(ROOT / "run.py"), "study"]
-    assert subprocess.check_output(command, cwd=tmp_path, text=True, timeout=HANGS) == "fork\n"
+    assert subprocess.check_output(command, cwd=tmp_path, text=True, timeout=HANGS) == f"{START_METHOD}\n"
 
 
 def test_a_deleted_current_folder_is_one_line(tmp_path):
