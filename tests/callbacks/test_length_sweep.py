@@ -76,7 +76,7 @@ def test_processes_together_are_as_fast_as_the_slowest_allows():
     assert together(ranks) == {"tokens_per_second": 375.0, "peak_memory_mib": 50.0}
 
 
-@pytest.mark.parametrize(("settings", "rows"), [({}, [16, 4]), ({"num_tokens": 64}, [8, 2])])
+@pytest.mark.parametrize(("settings", "rows"), [({}, [16, 4]), slow({"num_tokens": 64}, [8, 2])])
 def test_a_batch_holds_as_many_tokens_at_every_length(settings, rows, trained, tmp_path, monkeypatch):
     asked, loader = tmp_path / "asked", PretrainingData.evaluation_loader
 

@@ -15,6 +15,7 @@ from lit_linformer.data.pretraining.corpus import Corpus
 from lit_linformer.data.pretraining.masking import MaskedBlocks, Masker
 from lit_linformer.data.pretraining.token_files import Holdout, TokenBlocks, make_token_files
 from lit_linformer.model.heads import IGNORED
+from tests.helpers import slow
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +206,7 @@ def test_validation_is_fixed_and_in_order(dataset, num_workers):
     assert torch.equal(whole[:-1], torch.from_numpy(dataset.blocks.rows(range(len(dataset))))[:-1])
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
+@pytest.mark.parametrize("method", [slow("fork"), "forkserver"])
 def test_a_worker_that_is_stuck_ends_with_its_process(method):
     def child():
         multiprocessing.set_start_method(method, force=True)  # Python 3.14's default is forkserver
