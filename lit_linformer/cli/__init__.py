@@ -22,9 +22,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lit_linformer.utils.environment import START_METHOD
 from lit_linformer.utils.errors import UserError, user_error
-from lit_linformer.utils.signals import Stopped, is_first_process, requeue, watch
+from lit_linformer.utils.signals import START_METHOD, Stopped, is_first_process, requeue, watch
 
 COMMANDS = {
     "fit": "train, and validate on the way",

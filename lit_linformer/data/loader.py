@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, SequentialSampler
 
-from lit_linformer.utils.environment import START_METHOD
+from lit_linformer.utils.signals import START_METHOD
 
 # The second word of Philox's key; masks use 0, so that they and the order of buckets share no random numbers.
 BUCKET_STREAM = 2

@@ -10,6 +10,9 @@ from pathlib import Path
 
 from lit_linformer.utils.errors import UserError
 
+with contextlib.suppress(ImportError):  # Windows, where models can be loaded but not trained, has none
+    import fcntl
+
 LOCK = ".lock"
 # Errors of file systems without locks.
 UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP}
@@ -44,8 +47,6 @@ class RunLock:
         _held.add(self)
 
     def _lock(self, descriptor: int) -> None:
-        import fcntl  # only now: Windows, where models can be loaded but not trained, has none
-
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -83,8 +84,6 @@ def is_held(folder: Path) -> bool:
         descriptor = os.open(folder / LOCK, os.O_RDONLY)
     except OSError:
         return False
-    import fcntl
-
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as error:

@@ -15,8 +15,6 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("lightning", "lit-linformer")
-# How processes start, None as Python likes: forked on Linux, as before Python 3.14; on macOS a fork may crash in a library.
-START_METHOD = "fork" if sys.platform == "linux" else None
 # The folders of an absolute path: /home/someone/texts/ of /home/someone/texts/a.txt. Not those of a URL, nor a/b.
 _ABSOLUTE = re.compile(r"(?<![\w.:/~…*?-])~?/(?:[^\s,/'\"`|]+/)+")
 

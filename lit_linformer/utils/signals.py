@@ -20,6 +20,8 @@ BEFORE_TRAINING = {
     "prepare": "; the same command goes on where it was",
 }
 TWICE = 0.5  # seconds: `timeout` and srun signal a process and then its group, which counts as one signal
+# How processes start, None as Python likes: forked on Linux, as before Python 3.14; on macOS a fork may crash in a library.
+START_METHOD = "fork" if sys.platform == "linux" else None
 
 
 class Stopped(SystemExit):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_linformer.utils.environment import START_METHOD
+from lit_linformer.utils.signals import START_METHOD
 from tests.cli.test_errors import complaint
 from tests.helpers import HANGS, fit, in_one_process, load, output, slow
 
