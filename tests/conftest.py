@@ -51,6 +51,7 @@ def make_ready():
             importlib.import_module(name)
     import torch
 
+    from lit_linformer import cli
     from lit_linformer.cli.app import LinformerCLI
     from lit_linformer.cli.quick_checks import known_settings
 
@@ -63,7 +64,7 @@ def make_ready():
         warnings.simplefilter("ignore")
         LinformerCLI(["fit", "--print_config"])
     gc.collect()
-    gc.freeze()
+    cli._app()  # freezes all of it
     os.register_at_fork(after_in_child=forked)
 
 

@@ -5,6 +5,7 @@ in a file; a later --config overrides an earlier one, the command line overrides
 setting's value.
 """
 
+import atexit
 import gc
 import importlib
 import io
@@ -157,9 +158,16 @@ def _app() -> Callable[[list[str]], Any]:
     try:
         from lit_linformer.cli.app import run
     finally:
-        gc.freeze()
+        gc.freeze()  # saves a second at Python's exit, too
         gc.enable()
+        atexit.register(_thaw)
     return run
+
+
+def _thaw() -> None:
+    """The triton of torch 2.15 and later reports what is still frozen at Python's exit as leaked, in forty lines."""
+    if "triton" in sys.modules and sys.modules["torch"].__version__ >= "2.15":
+        gc.unfreeze()
 
 
 def _help(argv: list[str]) -> str:

@@ -26,7 +26,7 @@ META = "meta.pt"  # everything but weights and AdamW's state
 METADATA = ".metadata"  # which tensor is where
 CHECKSUMS = "checksums.json"  # of .metadata; the other files hold torch's own, one for each tensor
 DAMAGED = "the checksum of {} does not fit: it is damaged"
-# Classes that a .metadata may name, those of torch 2.9 to 2.14.
+# Classes that a .metadata may name, those of torch 2.9 to 2.15.
 CLASSES = {
     "torch.distributed.checkpoint.metadata": {
         "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta", "TensorProperties",

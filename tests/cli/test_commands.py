@@ -251,6 +251,22 @@ def test_console_command_works_in_any_directory(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("torch_version, frozen", [("2.14.1", True), ("2.15.0", False)])
+def test_nothing_is_frozen_at_the_exit_where_triton_would_report_it(torch_version, frozen):
+    script = (
+        "import atexit, gc, sys\n"
+        "atexit.register(lambda: print(gc.get_freeze_count() > 0))\n"  # the first is called last
+        "from lit_linformer.cli import _app\n"
+        "_app()\n"
+        "import torch\n"
+        f"torch.__version__ = torch.torch_version.TorchVersion('{torch_version}')\n"
+        "sys.modules['triton'] = None\n"
+    )
+    command = [sys.executable, "-c", script]
+    assert subprocess.check_output(command, cwd=ROOT, text=True, timeout=HANGS) == f"{frozen}\n"
+
+
+@pytest.mark.slow
 def test_a_whole_number_of_batches_is_one_whatever_another_package_has_written(tmp_path):
     """typing returns Optional[Union[int, float]] in the order in which a package first wrote it, maybe float before int."""
     script = (

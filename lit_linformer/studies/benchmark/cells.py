@@ -48,7 +48,7 @@ def seconds_needed(settings: dict[str, Any], places: list[Place], fused: list[st
     """Estimated seconds of each cell: its operation count at the speed of one measured pass; 0 for largest batches."""
     if not places:
         return {}
-    n = settings["lengths"][0]
+    n = min(settings["lengths"][0], 2048)  # at 65,536 the pass of a Transformer takes minutes
     found = measure(Job(measure_speed, {**settings, "num_layers": 1, "compile": False}, n=n), ["fused"])["fused"]
     if found["status"] != "ok":
         return {}
