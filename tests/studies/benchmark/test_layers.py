@@ -129,6 +129,7 @@ def test_out_of_memory_and_over_the_limit_are_results(tmp_path):
         statuses = {name: entry["status"] for name, entry in cell["models"].items()}
         assert statuses == {"written-out": "OOM", "fused": "over limit", "linformer 8": "ok"}
     assert "| 131,072 | written-out: OOM |" in done.stdout and "| 131,072 | fused: over limit |" in done.stdout
+    assert " s by operation counts" in done.stdout  # the estimate was not over the limit
     assert "note: n = 131072 is more than tokens = 64: a batch of one sequence there" in done.stdout
 
 
