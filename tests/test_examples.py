@@ -42,7 +42,7 @@ class Plain(LightningModule):
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=1.0)
 """
-BROKEN = "from lightning.pytorch import Callback\n\n\nclass Watch(Callback):\n    def report(self, folder: Path): ...\n"
+BROKEN = "from lightning.pytorch import Callback\n\n\nclass Watch(Callback):\n    def report(self, folder=Path()): ...\n"
 
 
 @pytest.fixture(scope="module")

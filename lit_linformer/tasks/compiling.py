@@ -41,17 +41,16 @@ def _run(compiled: Callable, plain: Callable, module: nn.Module, *inputs: Any) -
 def check_compiler(device: torch.device) -> None:
     """ValueError, in one line, if torch.compile finds no compiler: it is tried on a small function.
 
-    It needs g++ and Python's headers for a CPU, Triton and a C compiler for a GPU. The first time on a machine this takes some
-    seconds, most of which the model's own compilation then saves.
+    The first time on a machine this takes some seconds, most of which the model's own compilation then saves.
     """
     try:
         torch.compile(_increase, dynamic=False)(torch.ones(8, device=device))
     except Exception as error:  # torch's own, whose module and name differ between versions
-        needs = "a C++ compiler" if device.type == "cpu" else "Triton and a C compiler"
+        compiler = "a C++ compiler" if device.type == "cpu" else "Triton, a C compiler"
         raise SettingError(
             "model.compile",
             True,
-            f"false, or install what it needs on a {device.type} device: {needs}",
+            f"false, or install what it needs on a {device.type} device: {compiler} and Python's headers (python3-dev)",
             more=f", but torch.compile fails here: {first_line(error)}",
         ) from error
 
