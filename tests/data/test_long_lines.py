@@ -199,7 +199,7 @@ print(peak() - imported)
 @pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="needs /proc")
 def test_no_text_takes_a_gigabyte(tmp_path, tokenizer):
-    """Besides imports: 0.44 GB, 0.84 with a CUDA build. A byte of zeros or emoji takes 130 in a tokenizer, one of lists 24."""
+    """Beyond imports, 0.44 GB (CUDA: 0.84). A byte of zeros or emoji takes 130 in a tokenizer, one of lists 24 in a parser."""
     tokenizer.save(tmp_path / "tokenizer.json")
     (tmp_path / "texts").mkdir()
     with lzma.open(tmp_path / "texts/zeros.txt.xz", "wb", preset=0) as file:
