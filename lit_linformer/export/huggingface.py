@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from lit_linformer.model import ClassificationHead, Encoder, EncoderConfig, MaskedLMHead
 from lit_linformer.model.encoder import layer_outputs
 from lit_linformer.model.heads import pool
+from lit_linformer.utils.errors import UserError
 
 try:
     from transformers import (
@@ -136,6 +137,7 @@ class LinformerModel(LinformerPreTrainedModel):
         attention_mask: Tensor | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
+        inputs_embeds: None = None,
     ) -> BaseModelOutput:
         """Encode.
 
@@ -145,7 +147,10 @@ class LinformerModel(LinformerPreTrainedModel):
             output_hidden_states: also return the embeddings and each layer's output, (B, N, D) each; with norm="pre" the last
                 one is normalised.
             output_attentions: also return each layer's maps, as Encoder does.
+            inputs_embeds: must be None, which PEFT gives every model.
         """
+        if inputs_embeds is not None:
+            raise UserError("inputs_embeds are given", "None: the encoder reads input_ids")
         output_hidden_states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         output_attentions = self.config.output_attentions if output_attentions is None else output_attentions
         with layer_outputs(self.encoder) if output_hidden_states else nullcontext() as states:
@@ -159,6 +164,8 @@ class LinformerModel(LinformerPreTrainedModel):
 
 class LinformerForMaskedLM(LinformerPreTrainedModel):
     """The encoder and RoBERTa's head, whose output matrix is the token embedding."""
+
+    accepts_loss_kwargs = True  # num_items_in_batch
 
     def __init__(self, config: LinformerConfig):
         super().__init__(config)
@@ -174,13 +181,19 @@ class LinformerForMaskedLM(LinformerPreTrainedModel):
         labels: Tensor | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
-        **kwargs: Any,
+        inputs_embeds: None = None,
+        num_items_in_batch: Tensor | int | None = None,
     ) -> MaskedLMOutput:
-        """Logits (B, N, V), and the loss if there are labels (B, N), -100 where there is nothing to predict."""
-        found = self.linformer(input_ids, attention_mask, output_hidden_states, output_attentions, return_dict=True)
+        """Logits (B, N, V), and the loss if there are labels (B, N), -100 where there is nothing to predict.
+
+        The loss is their mean, or their sum divided by num_items_in_batch, which the Trainer gives when it accumulates.
+        """
+        found = self.linformer(
+            input_ids, attention_mask, output_hidden_states, output_attentions, inputs_embeds, return_dict=True
+        )
         features = self.lm_head(found.last_hidden_state)
         logits = nn.functional.linear(features, self.linformer.encoder.tokens.weight, self.lm_head.bias)
-        loss = None if labels is None else self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
+        loss = None if labels is None else self.loss_function(logits, labels, self.config.vocab_size, num_items_in_batch)
         return MaskedLMOutput(loss=loss, logits=logits, hidden_states=found.hidden_states, attentions=found.attentions)
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
@@ -213,9 +226,12 @@ class LinformerForSequenceClassification(LinformerPreTrainedModel):
         labels: Tensor | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
+        inputs_embeds: None = None,
     ) -> SequenceClassifierOutput:
         """Logits (B, C), and the loss if there are labels (B,): cross entropy, or squared error for a regression."""
-        found = self.linformer(input_ids, attention_mask, output_hidden_states, output_attentions, return_dict=True)
+        found = self.linformer(
+            input_ids, attention_mask, output_hidden_states, output_attentions, inputs_embeds, return_dict=True
+        )
         mask = None if attention_mask is None else attention_mask.bool()
         logits = self.classifier(pool(found.last_hidden_state, mask, self.config.pooling))
         loss = None if labels is None else self.loss_function(labels, logits, self.config)

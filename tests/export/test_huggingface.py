@@ -121,6 +121,25 @@ def test_loss_is_that_of_this_project(folders, pretrained):
     assert task(ids, labels=torch.tensor([0.5, 2.0])).loss.isfinite()
 
 
+def test_what_no_model_reads_is_refused_but_none_is_accepted(folders):
+    """PEFT passes inputs_embeds=None to each model; a masked language model silently ignored position_ids and the like."""
+    ids = torch.tensor([[0, 5, 6, 2]])
+    for auto in ("AutoModel", "AutoModelForMaskedLM", "AutoModelForSequenceClassification"):
+        model = getattr(transformers, auto).from_pretrained(folders["mlm"]).eval()
+        assert torch.equal(model(input_ids=ids, inputs_embeds=None)[0], model(ids)[0])
+        with pytest.raises(ValueError, match="inputs_embeds are given; allowed: None"):
+            model(ids, inputs_embeds=torch.zeros(1, 4, 16))
+        with pytest.raises(TypeError, match="position_ids"):
+            model(ids, position_ids=torch.arange(4)[None] + 3)
+
+
+def test_loss_of_accumulated_batches_is_divided_by_their_tokens(folders):
+    model = AutoModelForMaskedLM.from_pretrained(folders["mlm"]).eval()
+    assert model.accepts_loss_kwargs  # so that the Trainer passes num_items_in_batch
+    ids = torch.randint(5, 300, (2, 9))
+    assert model(ids, labels=ids, num_items_in_batch=36).loss.item() == pytest.approx(model(ids, labels=ids).loss.item() / 2)
+
+
 def test_a_masked_language_model_starts_a_classifier(folders):
     torch.manual_seed(0)
     model, report = transformers.AutoModelForSequenceClassification.from_pretrained(
