@@ -56,7 +56,8 @@ class PretrainingData(ResumableDataModule):
             trainer.val_check_interval then counts optimiser steps, and nothing changes with the number of devices. None:
             batch_size × devices × trainer.accumulate_grad_batches.
         mask_rate: Share of a row's tokens to predict in training; validation always has 0.15.
-        whole_word: Mask whole words instead of single tokens, in training.
+        whole_word: Mask whole words, runs of letters and digits, instead of single tokens, in training. A run of more tokens
+            than are masked in a row, such as DNA, is masked token by token.
         num_workers: Processes that load batches. 0 loads in the training process, which takes about 25 µs for a row of 512.
         seed: Seed of the order and the masks of training; which documents are held out does not depend on it.
         cache_dir: Folder for trained tokenizers and token files.

@@ -31,8 +31,8 @@ class Masker:
         mask_rate: Share of a block's N tokens that is chosen: M = max(1, round(mask_rate · N)) in every row. A row with
             fewer candidates has fillers at its front: position 0, label -100.
         seed: Together with epoch and index the only source of randomness.
-        word_tables: `Tokenizer.word_tables()` to choose whole words (the last one is cut where M is reached); None:
-            single tokens.
+        word_tables: `Tokenizer.word_tables()` to choose whole words (the last one is cut where M is reached; one of more
+            than M tokens, such as a row of DNA, is taken token by token); None: single tokens.
     """
 
     def __init__(
@@ -88,7 +88,11 @@ class Masker:
             chosen = np.argpartition(np.where(forbidden, np.inf, order), m - 1, axis=1)[:, :m]
         else:
             # every token of a word takes the number of its first one, so words stay together when sorted
-            order = np.take_along_axis(order, word_starts(ids, *self.word_tables), axis=1)
+            starts = word_starts(ids, *self.word_tables)
+            of_batch = starts + np.arange(len(ids))[:, None] * length
+            tokens = np.bincount(of_batch.ravel(), minlength=ids.size)[of_batch]  # of each token's word
+            # of a longer word always the same first M tokens would be chosen
+            order = np.take_along_axis(order, np.where(tokens > m, np.arange(length), starts), axis=1)
             chosen = np.argsort(np.where(forbidden, np.inf, order), axis=1, kind="stable")[:, :m]
         positions = np.sort(np.where(np.take_along_axis(forbidden, chosen, axis=1), 0, chosen), axis=1)
         originals = np.take_along_axis(ids, positions, axis=1)

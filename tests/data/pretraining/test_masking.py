@@ -122,6 +122,18 @@ def test_whole_words_are_whole():
     assert 0 < cut < 200
 
 
+def test_a_word_of_more_tokens_than_are_masked_is_masked_token_by_token():
+    """A row of DNA is one word, of which always the first tokens were masked; words beside it stay whole."""
+    joins, ends_word = np.full(VOCABULARY, True), np.full(VOCABULARY, True)
+    joins[SPECIAL] = ends_word[SPECIAL] = joins[5] = False
+    ids = np.full((400, 64), 7)
+    ids[:, 0], ids[:, 50::7] = 0, 5
+    batch = Masker(VOCABULARY, SPECIAL, MASK, word_tables=(joins, ends_word))(ids.copy(), keys(400))
+    check(ids, batch)
+    chosen = np.bincount(batch["positions"].ravel(), minlength=64)
+    assert chosen[1:50].min() > 20 and np.ptp(chosen[50:57]) < 60  # the last word of a row may be cut
+
+
 def test_word_starts():
     joins = np.array([False, False, True, True])
     ends_word = np.array([False, True, True, False])
