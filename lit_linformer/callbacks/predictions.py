@@ -51,7 +51,7 @@ class PredictionWriter(Callback):
             written = f" → {path}{_replaced(path)}"
             write_lines(path, (line for _, line in sorted(self._lines, key=itemgetter(0))))
         console, count, shown = Console(), len(self._lines), [record for _, record in self._shown]
-        if not shown or not all("text" in record and record.keys() & {"top", "value"} for record in shown):
+        if not shown or not all(map(_fits_table, shown)):
             console.print(f"{count} prediction{'s' * (count != 1)}{written}", highlight=False, markup=False)
             return
         console.print(_table(shown))
@@ -125,6 +125,16 @@ def _wrong(results: list[dict[str, Any]], task: Any) -> str:
     if task.labels is None or not known:
         return ""
     return f", {sum(int((result['predictions'] != result['targets']).sum()) for result in known):,} of them wrong"
+
+
+def _fits_table(record: dict[str, Any]) -> bool:
+    """Whether it is a task's record; a module of your own may give these names to anything."""
+    texts, top, value = record.get("text"), record.get("top"), record.get("value")
+    told = isinstance(texts, str) or (isinstance(texts, list) and all(isinstance(text, str) for text in texts))
+    ranked = isinstance(top, list) and all(
+        isinstance(found, dict) and "probability" in found and found.keys() & {"label", "token"} for found in top
+    )
+    return told and (ranked or (top is None and isinstance(value, int | float)))
 
 
 def _table(records: list[dict[str, Any]]) -> Any:

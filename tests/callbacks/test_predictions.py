@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from lit_linformer.callbacks.predictions import PredictionWriter, _table
+from lit_linformer.callbacks.predictions import FILE, PredictionWriter, _table
 from lit_linformer.callbacks.task_scores import submission
 from lit_linformer.data.finetuning.text_tasks import find_task, own_task
 from tests.helpers import output
@@ -110,6 +110,24 @@ def test_what_a_module_of_ones_own_predicts_is_a_row_a_line(outputs, rows):
     writer = PredictionWriter()
     writer.on_predict_batch_end(None, None, outputs, None)
     assert [json.loads(line) for _, line in writer._lines] == [{"prediction": row} for row in rows]
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"text": "series 3", "value": torch.ones(2)},
+        {"text": "series 3", "value": None},
+        {"text": "a", "top": [["x", 0.5]]},
+        {"text": "a", "top": [{"token": "x"}]},
+        {"text": torch.arange(3), "value": 0.5},
+    ],
+)
+def test_records_of_another_shape_are_written_but_not_printed(record, tmp_path, capsys):
+    """A module of your own may give these names to anything; such a file was written, then `predict` ended in a traceback."""
+    writer, trainer = PredictionWriter(), SimpleNamespace(is_global_zero=True, fast_dev_run=False, default_root_dir=tmp_path)
+    writer.on_predict_batch_end(trainer, None, [record], None)
+    writer.on_predict_end(trainer, None)
+    assert capsys.readouterr().out.startswith("1 prediction → ") and json.loads((tmp_path / FILE).read_text()).keys() == record.keys()
 
 
 def test_predictions_of_many_rows_take_little_more_memory_than_their_file():
