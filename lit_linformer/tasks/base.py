@@ -178,7 +178,8 @@ class TrainingModule(LightningModule):
     def count(self, batch: Batch) -> None:
         """To be called once for each training batch."""
         self.batches_seen += 1
-        self.tokens_seen += batch["input_ids"].shape[:2].numel() * self.trainer.world_size
+        if isinstance(batch, dict) and isinstance(batch.get("input_ids"), torch.Tensor):  # else a user's own batches
+            self.tokens_seen += batch["input_ids"].shape[:2].numel() * self.trainer.world_size
 
     def _check_ids(self, batch: Any, batch_idx: int) -> None:
         encoder, there = encoder_of(self), isinstance(batch, dict) and "input_ids" in batch
@@ -234,7 +235,8 @@ class TrainingModule(LightningModule):
     def on_train_start(self) -> None:
         # A restored optimiser brings the old run's settings; this run's replace them (which Lightning does not do).
         optimizer, scheduler, groups = self.optimizers(), self.lr_schedulers(), self.parameter_groups()
-        if not isinstance(scheduler, LambdaLR) or _kinds(optimizer.param_groups) != _kinds(groups):
+        own = isinstance(optimizer, list) or not isinstance(scheduler, LambdaLR)  # a list where there are several
+        if own or _kinds(optimizer.param_groups) != _kinds(groups):
             return  # they are from a subclass's own configure_optimizers
         done, total = scheduler.last_epoch, self._total_steps()
         if 0 < total < done and (rest := scheduler.lr_lambdas[0](done)) < 1:  # passes over other data may have fewer steps

@@ -145,3 +145,6 @@ def test_tokens_of_all_processes_count():
     for _ in range(3):
         module.count({"input_ids": torch.zeros(4, 5, 6)})
     assert (module.batches_seen, module.tokens_seen) == (3, 3 * 4 * 5 * 2)
+    for other in ({"first": torch.zeros(4, 5), "second": torch.zeros(4, 5)}, [torch.zeros(4, 5)]):  # of a user's own data
+        module.count(other)
+    assert (module.batches_seen, module.tokens_seen) == (5, 3 * 4 * 5 * 2)

@@ -285,9 +285,30 @@ class OwnSchedule(OwnOptimizer):
         return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 10)}
 
 
-@pytest.mark.parametrize("kind", ["OwnOptimizer", "OwnSchedule"])
+class TwoOptimizers(MLM):
+    """Manual optimisation, with a schedule for one of the two."""
+
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.automatic_optimization = False
+
+    def configure_optimizers(self):
+        first, second = (torch.optim.SGD(self.parameters(), lr=0.1) for _ in range(2))
+        return [first, second], [torch.optim.lr_scheduler.LambdaLR(first, lambda step: 1.0)]
+
+    def training_step(self, batch, batch_idx):
+        loss = self.training_loss(batch)
+        self.count(batch)
+        self.manual_backward(loss)
+        for optimizer in self.optimizers():
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("kind", ["OwnOptimizer", "OwnSchedule", "TwoOptimizers"])
 def test_a_subclass_may_have_another_optimiser(kind, tiny, tmp_path):
-    output(["fit", *tiny, "--model", f"tests.tasks.test_optim.{kind}", "--trainer.max_steps", "2"], tmp_path)
+    unclipped = ["--trainer.gradient_clip_val", "null"]  # which manual optimisation requires
+    output(["fit", *tiny, *unclipped, "--model", f"tests.tasks.test_optim.{kind}", "--trainer.max_steps", "2"], tmp_path)
     state = load(tmp_path / "runs/tiny/checkpoints/last.ckpt")
     assert state["global_step"] == 2 and state["optimizer_states"][0]["param_groups"][0]["lr"] == 0.1
 
