@@ -70,6 +70,8 @@ class Run(RunRecord):
         """Judged by its curve or, without one, by its data and its metric: a user's own module may have another metric."""
         if self.curve:
             return "perplexity" in self.curve[0]
+        if self.result.get("best_metrics"):
+            return False  # validated without PerplexityCurve: shown by its scores
         return of_class(self.setting("data.class_path"), "PretrainingData") and self.monitor.endswith("perplexity")
 
     @property

@@ -128,6 +128,17 @@ def test_a_run_with_a_metric_of_its_own_has_no_perplexity(tmp_path, monkeypatch)
     assert tables(page)["runs/own"][-1] == "loss 0.5000"
 
 
+def test_a_pretraining_run_without_a_curve_is_told_by_its_scores(tmp_path, monkeypatch):
+    """A config of one's own without PerplexityCurve: its perplexity is in result.json, and the page had none."""
+    monkeypatch.chdir(tmp_path)
+    write_run(Path("runs/own"), [(20, 2000, 9.5)])
+    Path("runs/own/perplexity.csv").unlink()
+    result = json.loads(Path("runs/own/result.json").read_text()) | {"best_metrics": {"val/perplexity": 9.5}}
+    Path("runs/own/result.json").write_text(json.dumps(result))
+    main([])
+    assert tables(Path("runs/report/report.md").read_text())["runs/own"][-1] == "perplexity 9.5000"
+
+
 def test_run_that_reached_its_last_step_is_finished_without_a_result(tmp_path):
     assert write_run(tmp_path / "old", [(100, 1000, 9.0)], finished=False).finished
     assert not write_run(tmp_path / "cut", [(99, 1000, 9.0)], finished=False).finished
