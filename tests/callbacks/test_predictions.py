@@ -127,7 +127,8 @@ def test_records_of_another_shape_are_written_but_not_printed(record, tmp_path, 
     writer, trainer = PredictionWriter(), SimpleNamespace(is_global_zero=True, fast_dev_run=False, default_root_dir=tmp_path)
     writer.on_predict_batch_end(trainer, None, [record], None)
     writer.on_predict_end(trainer, None)
-    assert capsys.readouterr().out.startswith("1 prediction → ") and json.loads((tmp_path / FILE).read_text()).keys() == record.keys()
+    assert capsys.readouterr().out.startswith("1 prediction → ")
+    assert json.loads((tmp_path / FILE).read_text()).keys() == record.keys()
 
 
 def test_predictions_of_many_rows_take_little_more_memory_than_their_file():
