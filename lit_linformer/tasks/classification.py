@@ -209,7 +209,7 @@ def task_of_rows(data: Any, num_labels: int) -> TextTask:
 
     ValueError if the numbers of names and of classes differ.
     """
-    names = None if num_labels == 1 else tuple(getattr(data, "labels", map(str, range(num_labels))))
+    names = None if num_labels == 1 else tuple(getattr(data, "labels", None) or map(str, range(num_labels)))
     if names is not None and len(names) != num_labels:
         raise UserError(f"{type(data).__name__}.labels are {', '.join(map(str, names))}", f"{num_labels} names, as num_labels")
     sets = tuple(data.evaluation_names)

@@ -20,7 +20,7 @@ from torchmetrics.functional.regression import pearson_corrcoef, spearman_corrco
 from torchmetrics.utilities import dim_zero_cat
 
 from lit_linformer.tasks.perplexity import Exact
-from lit_linformer.utils.errors import SettingError
+from lit_linformer.utils.errors import SettingError, UserError
 
 
 def score(name: str, predictions: Tensor, targets: Tensor, num_labels: int) -> float:
@@ -113,7 +113,10 @@ def _joined(state: Tensor | list[Tensor]) -> Tensor:
 
 
 def task_loss(logits: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
-    """Cross-entropy of (B, C) logits in nats; mean squared error of (B, 1) ones."""
+    """Cross-entropy of (B, C) logits in nats; mean squared error of (B, 1) ones. labels: (B,)."""
+    if labels.shape != logits.shape[:1]:  # a column (B, 1) would be compared with the values of all rows
+        allowed = f"({len(logits)},), a class or value for each row"
+        raise UserError(f"labels of a batch have the shape {tuple(labels.shape)}", allowed)
     if logits.shape[1] == 1:
         return functional.mse_loss(logits[:, 0], labels.to(logits.dtype), reduction=reduction)
     return functional.cross_entropy(logits, labels, reduction=reduction)

@@ -8,7 +8,9 @@ from lightning.pytorch import LightningDataModule, Trainer
 
 from lit_linformer.model import Encoder, EncoderConfig
 from lit_linformer.tasks import MLM, SequenceClassification, TrainingModule
+from lit_linformer.tasks.classification import task_of_rows
 from lit_linformer.tasks.optim import lr_factor
+from lit_linformer.tasks.scores import task_loss
 from lit_linformer.tasks.sharding import check_whole
 from lit_linformer.utils.errors import UserError
 
@@ -108,6 +110,19 @@ def test_the_loss_of_a_classifier_is_in_float32_or_as_exact_as_its_weights(weigh
     module = SequenceClassification(encoder=EncoderConfig(max_length=8, **SHAPE), vocab_size=9).to(weights)
     batch = {"input_ids": torch.arange(8).repeat(2, 1), "labels": torch.tensor([0, 1]), "index": torch.arange(2)}
     assert module.training_loss(batch).dtype == loss
+
+
+@pytest.mark.parametrize(("classes", "shape"), [(1, (4, 1)), (3, (4, 3)), (3, (4, 1))])
+def test_labels_of_another_shape_are_refused(classes, shape):
+    """A column of values was compared with those of all rows, with no more than a warning of torch."""
+    with pytest.raises(UserError, match=r"labels of a batch have the shape \(4, .\); allowed: \(4,\), a class or value"):
+        task_loss(torch.zeros(4, classes), torch.zeros(shape))
+
+
+@pytest.mark.parametrize("names", [{}, {"labels": None}])
+def test_classes_without_names_are_named_by_their_numbers(names):
+    data = SimpleNamespace(metrics=("accuracy",), evaluation_names=("",), **names)
+    assert task_of_rows(data, 3).labels == ("0", "1", "2")
 
 
 def module_in(trainer, **settings):
