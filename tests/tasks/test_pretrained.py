@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from lit_linformer.data.tokenizer import load_tokenizer, train_tokenizer
-from lit_linformer.model import EncoderConfig
+from lit_linformer.model import Encoder, EncoderConfig
 from lit_linformer.runs.checkpoints import find_checkpoint
 from lit_linformer.runs.trained_model import read_model
-from lit_linformer.tasks import MLM, SequenceClassification
+from lit_linformer.tasks import MLM, SequenceClassification, TrainingModule
 from lit_linformer.tasks.pretrained import check_same_tokenizer
 from lit_linformer.utils.errors import UserError
 from tests.helpers import TINY, inside, load, run_forked
@@ -52,6 +52,26 @@ def test_weights_of_a_net_of_ones_own_are_refused_in_one_line(task, run, tmp_pat
     torch.save(checkpoint, tmp_path / "own.ckpt")
     with pytest.raises(UserError, match=r"^model\.pretrained is .*/own\.ckpt, whose weights are of another model \(it has"):
         task(pretrained=str(tmp_path / "own.ckpt"))
+
+
+class Own(TrainingModule):
+    """As docs/extending.md says to begin with a trained encoder."""
+
+    def __init__(self, pretrained=None, encoder=None, vocab_size=None):
+        super().__init__()
+        source, encoder = self.start_from(pretrained, encoder, vocab_size)
+        self.net = torch.nn.ModuleDict({"encoder": Encoder(encoder)})
+        if source is not None:
+            source.fill(self.net.encoder, source.encoder_weights)
+
+
+def test_a_module_of_ones_own_begins_with_a_trained_encoder(run):
+    weights = load(find_checkpoint(run, "best"))["state_dict"]
+    module = Own(pretrained=str(run))
+    for name, tensor in module.net.encoder.state_dict().items():
+        assert torch.equal(tensor, weights[f"net.encoder.{name}"]), name
+    shape = module.net.encoder.config
+    assert Own(encoder=shape, vocab_size=shape.vocab_size).net.encoder.config == shape
 
 
 def test_settings_without_weights(run):
