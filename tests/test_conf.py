@@ -33,7 +33,8 @@ CONFIGS = set((ROOT / "conf").rglob("*.yaml")) - {*OVERLAYS, *TRAINERS, *FINETUN
 CONFIGS = sorted(CONFIGS)
 # Small enough for a test; everything else is as in the file.
 SHRINK = (
-    "--model.encoder.hidden_size 24 --model.encoder.intermediate_size 48 --model.encoder.max_length 256 --data.vocab_size 300 "
+    "--model.encoder.num_layers 2 --model.encoder.hidden_size 24 --model.encoder.intermediate_size 48 "
+    "--model.encoder.max_length 256 --data.vocab_size 300 "
     "--data.batch_size 2 --data.global_batch_size null --data.num_workers 0 --data.validation_fraction 0.1 "
     "--data.test_fraction 0.1 --trainer.devices 1 "
     "--trainer.max_steps 2 --trainer.accumulate_grad_batches 1 --trainer.val_check_interval 2 --trainer.accelerator cpu"

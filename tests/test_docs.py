@@ -53,6 +53,7 @@ def check(command, folder, cache):
             extra += ["--trainer.max_epochs", "1", "--trainer.accelerator", "cpu"]
         elif "convert" in command[2]:
             extra += ["--trainer.max_steps", "2", "--trainer.val_check_interval", "2", "--data.validation_fraction", "0.1"]
+            extra += ["--data.source", "texts/text.txt"]
         elif "--model.pretrained" in command:  # it determines the encoder's settings
             extra += ["--trainer.max_steps", "2", "--trainer.val_check_interval", "2", "--data.validation_fraction", "0.1"]
             extra += ["--model.warmup_steps", "1", "--data.batch_size", "2", "--data.global_batch_size", "null"]
