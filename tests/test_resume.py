@@ -1,11 +1,14 @@
 """kill -9 at any step, --ckpt_path last, and the run continues as if nothing had happened: bit for bit."""
 
+import copy
 import json
 import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
+from lit_linformer.model import EncoderConfig, MaskedLanguageModel
 from lit_linformer.runs.checkpoints import check_checkpoint
 from lit_linformer.utils.files import read_rows
 from tests.cli.test_errors import complaint
@@ -14,27 +17,22 @@ from tests.model.mechanisms import MECHANISMS
 
 ROOT = Path(__file__).parents[1]
 MODERN = ["--config", str(ROOT / "conf/model/modern.yaml"), "--trainer.callbacks+", "Averaging"]
+# 20 rows of 32 tokens make some 30 batches of 4 an epoch: kills fall in the middle of it and of an accumulation.
 CASES = {
-    # 20 rows of 32 tokens make some 30 batches of 4 an epoch: kills fall in the middle of it and of an accumulation.
-    "plain": [],
     "accumulate": ["--trainer.accumulate_grad_batches", "3"],
-    "workers": ["--data.num_workers", "2"],
-    "bf16": ["--trainer.precision", "bf16-mixed"],
-    "many passes": ["--data.batch_size", "64"],
-    "whole words": ["--data.whole_word", "true"],
-    "modern": MODERN,
+    "workers, whole words, bf16": [
+        "--data.num_workers", "2", "--data.whole_word", "true", "--trainer.precision", "bf16-mixed",
+    ],
+    "modern, many passes": [*MODERN, "--data.batch_size", "64"],
     "modern, two processes": [
         *MODERN, "--trainer.strategy", "ddp_fork", "--trainer.devices", "2",
         "--trainer.accumulate_grad_batches", "2", "--model.encoder.attention", "lookup", "--model.encoder.sharing", "none",
     ],
-    "two processes": ["--trainer.strategy", "ddp_fork", "--trainer.devices", "2"],
     "two processes, workers, accumulate": [
         "--trainer.strategy", "ddp_fork", "--trainer.devices", "2", "--data.num_workers", "2",
         "--trainer.accumulate_grad_batches", "2",
     ],
 }  # fmt: skip
-
-
 QUICK = ("accumulate",)
 
 
@@ -57,9 +55,36 @@ def test_killed_run_resumes_bit_for_bit(case, tiny, tmp_path):
     assert ("training_weights" in whole) == ("modern" in case)  # then state_dict holds averages
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", MECHANISMS)
-def test_every_mechanism_resumes_bit_for_bit(name, tiny, tmp_path):
+def test_a_mechanism_goes_on_from_what_a_checkpoint_holds(name):
+    """Weights, the optimiser's state and that of the random numbers: no mechanism has another state."""
+    shape = dict(vocab_size=60, max_length=32, hidden_size=16, num_heads=2, intermediate_size=32, projection_dim=8)
+    batch = [torch.randint(1, 60, (4, n)) for n in (32, 5)]
+
+    def begin():
+        net = MaskedLanguageModel(EncoderConfig(**shape, num_layers=2, **MECHANISMS[name]))
+        return net, torch.optim.AdamW(net.parameters(), lr=0.01)
+
+    def step(net, optimizer):
+        optimizer.zero_grad()
+        loss = net.loss(batch[0], torch.arange(5).repeat(4, 1), batch[1])
+        loss.backward()
+        optimizer.step()
+        return loss.item(), copy.deepcopy(net.state_dict())
+
+    first, other = begin(), begin()
+    step(*first)
+    for one, same in zip(first, other, strict=True):
+        same.load_state_dict(copy.deepcopy(one.state_dict()))
+    random = torch.get_rng_state()
+    whole = [step(*first) for _ in range(2)]
+    torch.set_rng_state(random)
+    assert_same(whole, [step(*other) for _ in range(2)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["long-short", "lsh"])  # the one with most settings, and one that draws
+def test_a_mechanism_resumes_bit_for_bit(name, tiny, tmp_path):
     settings = {key: value if isinstance(value, str) else json.dumps(value) for key, value in MECHANISMS[name].items()}
     words = [word for key, value in settings.items() for word in (f"--model.encoder.{key}", value)]
     assert fit(tiny, "whole", tmp_path / "whole", *words) == 0
@@ -72,10 +97,10 @@ def test_every_mechanism_resumes_bit_for_bit(name, tiny, tmp_path):
 
 
 @pytest.mark.slow
-def test_every_kill_step_resumes(tiny, tmp_path):
+def test_kills_between_steps_that_are_all_saved_resume(tiny, tmp_path):
     tiny = [*tiny, "--last.every_n_steps", "1", "--trainer.max_steps", "6"]
     assert fit(tiny, "whole", tmp_path / "whole") == 0
-    for step in range(2, 6):
+    for step in (2, 5):
         fit(tiny, f"killed{step}", tmp_path / f"killed{step}", kill_at=step)
         assert fit(tiny, f"killed{step}", tmp_path / f"killed{step}", "--ckpt_path", "last") == 0
         assert read_log(tmp_path / "whole.0") == read_log(tmp_path / f"killed{step}.0")
@@ -136,15 +161,15 @@ def test_a_run_continues_with_other_rows_a_step(change, tiny, tmp_path):
 @pytest.mark.slow
 def test_a_run_of_passes_is_not_continued_with_other_rows_a_step(tiny, tmp_path):
     """Half an epoch is not a whole number of new steps, and the learning rate decays by steps."""
-    passes = [*tiny, "--trainer.max_steps", "-1", "--trainer.max_epochs", "1"]
-    assert fit(passes, "run", tmp_path / "run", kill_at=7) == -9
-    again = ["fit", *passes, "--name", "run", "--ckpt_path", "last", "--data.batch_size"]
+    passes = [*tiny, "--trainer.max_steps", "-1", "--trainer.max_epochs", "1", "--data.batch_size"]
+    assert fit([*passes, "16"], "run", tmp_path / "run", kill_at=7) == -9
+    again = ["fit", "--name", "run", "--ckpt_path", "last", *passes]
     assert (
-        "error: a step has 8 rows, in the checkpoint 4, and trainer.max_epochs counts epochs; allowed: as many (data.glob"
-        in (line := complaint([*again, "8"], tmp_path))
+        "error: a step has 32 rows, in the checkpoint 16, and trainer.max_epochs counts epochs; allowed: as many (data.glob"
+        in (line := complaint([*again, "32"], tmp_path))
     ), line
-    assert run_forked([*again, "2", "--data.global_batch_size", "4"]) == 0
-    whole = [*passes, "--data.batch_size", "2", "--data.global_batch_size", "4"]
+    assert run_forked([*again, "8", "--data.global_batch_size", "16"]) == 0
+    whole = [*passes, "8", "--data.global_batch_size", "16"]
     assert fit(whole, "whole", tmp_path / "whole") == 0
     steps = [load(tmp_path / f"runs/{name}/checkpoints/last.ckpt")["global_step"] for name in ("run", "whole")]
     assert steps[0] == steps[1] > 20
@@ -156,8 +181,7 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("first", ["within one", slow("after a pass")])
-@pytest.mark.parametrize("max_steps", [slow("1000"), "-1"])
+@pytest.mark.parametrize(("max_steps", "first"), [("-1", "within one"), slow("1000", "after a pass")])
 def test_a_run_that_has_ended_goes_on_in_its_pass(max_steps, first, tiny, tmp_path):
     """After two epochs of six steps, and within the second, to the end of the third."""
     then = [*tiny, "--data.batch_size", "64", "--trainer.check_val_every_n_epoch", "1", "--trainer.val_check_interval", "1.0"]
