@@ -54,7 +54,7 @@ def test_scores_under_ones_own_names_are_results(own, tmp_path):
     grid = {
         "name": "rates",
         "arguments": shlex.join([*own, *BEST]),
-        "axes": {"rate": {"high": "--model.rate 1e-2", "low": "--model.rate 1e-4"}, "seed": {"0": "--seed_everything 0"}},
+        "axes": {"rate": {"high": "--model.rate 1e-2"}, "seed": {"0": "--seed_everything 0"}},
         "table": {"rows": "rate", "columns": "seed", "value": "test_loss", "decimals": "4"},
     }
     Path("grid.yaml").write_text(yaml.safe_dump(grid))
