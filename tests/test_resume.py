@@ -1,14 +1,11 @@
 """kill -9 at any step, --ckpt_path last, and the run continues as if nothing had happened: bit for bit."""
 
-import copy
 import json
 import shutil
 from pathlib import Path
 
 import pytest
-import torch
 
-from lit_linformer.model import EncoderConfig, MaskedLanguageModel
 from lit_linformer.runs.checkpoints import check_checkpoint
 from lit_linformer.utils.files import read_rows
 from tests.cli.test_errors import complaint
@@ -55,35 +52,8 @@ def test_killed_run_resumes_bit_for_bit(case, tiny, tmp_path):
     assert ("training_weights" in whole) == ("modern" in case)  # then state_dict holds averages
 
 
-@pytest.mark.parametrize("name", MECHANISMS)
-def test_a_mechanism_goes_on_from_what_a_checkpoint_holds(name):
-    """Weights, the optimiser's state and that of the random numbers: no mechanism has another state."""
-    shape = dict(vocab_size=60, max_length=32, hidden_size=16, num_heads=2, intermediate_size=32, projection_dim=8)
-    batch = [torch.randint(1, 60, (4, n)) for n in (32, 5)]
-
-    def begin():
-        net = MaskedLanguageModel(EncoderConfig(**shape, num_layers=2, **MECHANISMS[name]))
-        return net, torch.optim.AdamW(net.parameters(), lr=0.01)
-
-    def step(net, optimizer):
-        optimizer.zero_grad()
-        loss = net.loss(batch[0], torch.arange(5).repeat(4, 1), batch[1])
-        loss.backward()
-        optimizer.step()
-        return loss.item(), copy.deepcopy(net.state_dict())
-
-    first, other = begin(), begin()
-    step(*first)
-    for one, same in zip(first, other, strict=True):
-        same.load_state_dict(copy.deepcopy(one.state_dict()))
-    random = torch.get_rng_state()
-    whole = [step(*first) for _ in range(2)]
-    torch.set_rng_state(random)
-    assert_same(whole, [step(*other) for _ in range(2)])
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["long-short", "lsh"])  # the one with most settings, and one that draws
+@pytest.mark.parametrize("name", ["long-short", "lsh"])  # most settings; drawn numbers. Others: model/test_encoder.py
 def test_a_mechanism_resumes_bit_for_bit(name, tiny, tmp_path):
     settings = {key: value if isinstance(value, str) else json.dumps(value) for key, value in MECHANISMS[name].items()}
     words = [word for key, value in settings.items() for word in (f"--model.encoder.{key}", value)]

@@ -129,6 +129,8 @@ def test_k_may_differ_by_layer():
 def test_the_state_dict_holds_all_that_a_run_continues_from(options):
     first, second = randomised(tiny(**options)), Encoder(tiny(**options)).double().eval()  # the second from other numbers
     ids = torch.randint(0, 50, (2, 13))
+    first.train()(ids)  # which may change it
+    first.eval()
     assert not torch.equal(first(ids), second(ids))
     second.load_state_dict(first.state_dict())
     assert torch.equal(first(ids), second(ids))
