@@ -34,16 +34,17 @@ def test_learns_a_task_and_leaves_what_scripts_and_people_read(learnt):
     assert sum(counts) == 37 and (counts[0] + counts[3]) / 37 == pytest.approx(result["metrics"]["val/accuracy"])
 
 
+WINDOWS = "--model.layer_lr_decay 0.7 --data.max_length 10 --data.max_windows 3 --data.window_overlap 2".split()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "extra",
     [
-        [],
-        ["--data.num_workers", "2", "--trainer.accumulate_grad_batches", "2"],
+        ["--data.num_workers", "2", "--trainer.accumulate_grad_batches", "2", *WINDOWS],
         ["--trainer.strategy", "ddp_fork", "--trainer.devices", "2", "--data.batch_size", "4"],
-        "--model.layer_lr_decay 0.7 --data.max_length 10 --data.max_windows 3 --data.window_overlap 2".split(),
     ],
-    ids=["plain", "workers, accumulate", "two processes", "layer decay, windows"],
+    ids=["workers, accumulate, layer decay, windows", "two processes"],
 )
 def test_killed_run_resumes_bit_for_bit(extra, task, tmp_path):
     accumulate = 2 if "--trainer.accumulate_grad_batches" in extra else 1

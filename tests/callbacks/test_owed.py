@@ -65,8 +65,7 @@ PASS = {  # an epoch has 6 steps; by steps there is a validation in its middle, 
 }
 
 
-@pytest.mark.parametrize("signalled", [False, slow(True)], ids=["killed", "signalled"])
-@pytest.mark.parametrize("end", ["by steps", slow("by epochs")])
+@pytest.mark.parametrize(("end", "signalled"), [("by steps", False), slow("by epochs", True)], ids=["killed", "signalled"])
 def test_stopped_in_a_validation_at_the_end_of_a_pass_it_goes_on(end, signalled, ending, tmp_path):
     ending += ["--trainer.check_val_every_n_epoch", "1" if end == "by epochs" else "null"]
     words = [*ending, "--data.batch_size", "64", *PASS[end].split(), "--last.every_n_steps", "6"]
