@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from lit_linformer.studies.grid.file import read_grid
 from tests.data.finetuning.glue import FILES, write_glue
 from tests.data.longrange.files import write_long_range
-from tests.helpers import TINY, inside, read_log, run_forked, slow, write_reviews
+from tests.helpers import TINY, in_one_process, inside, read_log, run_forked, slow, write_reviews
 
 ROOT = Path(__file__).parents[1]
 TRAINERS = sorted((ROOT / "conf/trainer").glob("*.yaml"))
@@ -25,9 +26,10 @@ DISTILL = ROOT / "conf/convert/distill.yaml"
 GRIDS = [path for path in sorted((ROOT / "conf").rglob("*.yaml")) if "axes" in yaml.safe_load(path.read_text())]
 FINETUNE = sorted(set((ROOT / "conf/finetune").glob("*.yaml")) - {*OVERLAYS, *GRIDS})
 RECALL = sorted((ROOT / "conf/recall").glob("*.yaml"))
+TASKS = ("image", "listops", "pathfinder", "retrieval", "text")  # run in tests/test_grids.py
 LRA = sorted(set((ROOT / "conf/lra").glob("*.yaml")) - {*IMAGES, *GRIDS})
 # The others are variants in size, data or attention; .ci/run runs them all.
-QUICK = ("quickstart", "linformer_base", "small", "sst2", "own", "pretrain")
+QUICK = ("quickstart", "linformer_base", "small", "sst2", "own")
 SPACES = sorted((ROOT / "conf/tune").glob("*.yaml"))  # run in tests/studies/tune
 CONFIGS = set((ROOT / "conf").rglob("*.yaml")) - {*OVERLAYS, *TRAINERS, *FINETUNE, *GRIDS, *SPACES, *RECALL, *LRA, DISTILL}
 CONFIGS = sorted(CONFIGS)
@@ -73,9 +75,9 @@ def test_recall_runs(path, tmp_path, monkeypatch):
     assert "val/accuracy" in json.loads((tmp_path / f"runs/{name}/result.json").read_text())["metrics"]
 
 
-@pytest.mark.parametrize("path", [*quick_first(LRA), *IMAGES], ids=named)
+@pytest.mark.parametrize("path", [*(path for path in LRA if path.stem not in TASKS), *IMAGES], ids=named)
 def test_long_range_arena_runs(path, tmp_path, monkeypatch):
-    """Two steps of each, then the test, on a few generated rows or small files; n is cut to 512 if rows may be truncated."""
+    """Two steps of each, then the test, on a few generated rows or small files."""
     monkeypatch.chdir(tmp_path)
     path, overlay = (ROOT / "conf/lra/image.yaml", ["--config", str(path)]) if path in IMAGES else (path, [])
     config = yaml.safe_load(path.read_text())
@@ -85,7 +87,6 @@ def test_long_range_arena_runs(path, tmp_path, monkeypatch):
     write_long_range(tmp_path, task)
     generated = ["--data.rows", "6", "--data.held_out_rows", "4"]
     argv += generated if task in ("listops", "pathfinder") else ["--data.source", "files"]
-    argv += [] if "cut" in config["data"]["init_args"] else ["--model.encoder.max_length", "512"]
     log = tmp_path / "out.txt"
     assert run_forked(["fit", *argv], log) == 0, log.read_text()
     name = config["name"]
@@ -204,10 +205,12 @@ def test_a_grid_of_the_paper_from_end_to_end(finetuning, cache, tmp_path, monkey
     monkeypatch.chdir(finetuning)
     for name in ("small-linformer", "small-transformer"):
         shutil.copytree("runs/tiny", f"runs/{name}")
-    log = tmp_path / "out.txt"
     extra = f"--data.source data --data.limit_train 4 --trainer.max_epochs 1 --data.cache_dir {cache}"
-    argv = ["grid", "--config", "conf/paper/table2_small.yaml", "--arguments", extra, "--only", "task=QNLI", "--only", "seed=1"]
-    assert run_forked(argv, log) == 0, log.read_text()
+    path, only, log = "conf/paper/table2_small.yaml", ["task=QNLI", "seed=1"], tmp_path / "out.txt"
+    lines = [line for cell in read_grid(Path(path), arguments=extra).select(only) for line in cell.left()]
+    assert [status for status, _ in in_one_process(lines, tmp_path / "printed")] == [0] * len(lines)
+    assert run_forked(["grid", "--config", path, "--arguments", extra, "--only", *only], log) == 0, log.read_text()
+    assert log.read_text().count("finished before") == 4
     table = (finetuning / "runs/table2-small/table.md").read_text()
     assert table.count("1 of 3 runs") == 4 and "Linformer, from scratch" in table
 

@@ -110,6 +110,7 @@ def test_long_range_arena_is_pretrained_on_and_scored(task, tmp_path, monkeypatc
     assert config["model"]["init_args"]["pretrained"] == str(cell.pretraining.run_dir)
     assert cell.value() == json.loads((cell.run_dir / "test.json").read_text())["metrics"]["test/accuracy"]
     assert None not in [measure.read(cell.run_dir) for measure in grid.measures.values()]
+    assert len((cell.run_dir / f"submission/{task.lower()}.tsv").read_text().splitlines()) == 5
 
 
 @pytest.mark.parametrize("path", FIGURE3, ids=named)
