@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ LONG = [path for path in GRIDS if path.parent.name == "long" and path not in CUR
 def test_every_mechanism_of_a_grid_trains_and_all_it_measures_is_there(path, tmp_path, corpus, cache, monkeypatch):
     """All cells of two grids, and the last of the others, which have the same mechanisms at other n and k."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # figures have tests of their own
     os.symlink(ROOT / "conf", "conf")
     shrink = ["--model.encoder.hidden_size", "24", "--model.encoder.intermediate_size", "48", "--data.vocab_size", "300"]
     shrink += ["--data.validation_fraction", "0.02", "--data.test_fraction", "0.02", "--trainer.max_steps", "2"]
