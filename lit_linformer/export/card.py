@@ -120,7 +120,7 @@ def _lead(model: TrainedModel) -> str:
 def _settings(model: TrainedModel) -> list[str]:
     e = model.encoder
     settings = {**vars(e), "parameters": count_parameters(model.net)}
-    hidden = ("causal", "activation_checkpointing", "initializer_range", "projection_noise")
+    hidden = ("causal", "activation_checkpointing", "initializer_range", "projection_noise", "local_std")
     hidden += tuple({name for known in ATTENTIONS.values() for name in known.settings} - {*e.attention_kind.settings})
     hidden += tuple(name for name in ("attention_options", "projection_options") if settings[name] is None)
     hidden += ("vocab_size",) if e.input_size else ("input_size",)

@@ -204,7 +204,8 @@ def check_width(width: int) -> None:
 class LocalConvolution(nn.Module):
     """A depthwise convolution over the tokens, (B, N, D) → (B, N, D), initialised to zero: a local branch beside attention.
 
-    Not in the paper. With budgets of millions of tokens either model needs it to leave the unigram level (docs/LOG.md).
+    Not in the paper. With budgets of millions of tokens either model needs it to leave the unigram level (docs/LOG.md). An
+    encoder with ``local_std`` draws its weights instead.
 
     Args:
         hidden_size: D.

@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.nn.parameter import UninitializedParameter
 from torch.utils.checkpoint import checkpoint
 
-from .attention import ATTENTIONS, Attention, check_heads, check_width
+from .attention import ATTENTIONS, Attention, LocalConvolution, check_heads, check_width
 from .errors import SettingError, UserError
 from .parts import FEED_FORWARDS, NORM_TYPES, POSITIONS, check_input, check_mask, check_parts, inner_width, make_norm
 from .projection import SHORT_ROWS, Projection
@@ -59,6 +59,7 @@ class EncoderConfig:
         short_rows: what E (linear, gaussian, conv) reads at positions beyond the end of a row: zeros (the paper's) | mean (of
             the row's tokens, as if the row went on like this: a model trained on full rows then does better on short ones).
         local_width: width, odd, of a depthwise convolution of each layer's input, added to its heads; 0, none, is the paper's.
+        local_std: standard deviation of that convolution's initial weights; 0: zeros, so that training begins without it.
         norm: post (the paper's) or pre, which trains at higher learning rates.
         norm_type: layer (LayerNorm, the paper's) | rms (RMSNorm: no mean, no bias).
         position: learned (an embedding for each of n positions, the paper's) | rotary (queries and keys are rotated by their
@@ -97,6 +98,7 @@ class EncoderConfig:
     mass_bias: bool = False
     short_rows: Annotated[str, OneOf(SHORT_ROWS)] = "zeros"
     local_width: Natural = 0
+    local_std: Annotated[float, Range(least=0, most=100)] = 0.0
     norm: Annotated[str, OneOf(NORMS)] = "post"
     norm_type: Annotated[str, OneOf(NORM_TYPES)] = "layer"
     position: Annotated[str, OneOf(POSITIONS)] = "learned"
@@ -231,6 +233,8 @@ class Encoder(nn.Module):
             nn.init.normal_(module.weight, std=self.config.initializer_range)
         if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)
+        if isinstance(module, LocalConvolution) and self.config.local_std:
+            nn.init.normal_(module.weight, std=self.config.local_std)
 
 
 PIECE = 8192  # tokens

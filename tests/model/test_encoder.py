@@ -125,6 +125,16 @@ def test_k_may_differ_by_layer():
     assert [maps[layer].shape[-1] for layer in (0, 1)] == [8, 2]
 
 
+@pytest.mark.parametrize("attention", ["full", "linformer", "lookup"])
+def test_the_convolution_begins_at_zero_or_with_a_given_deviation(attention):
+    shape = {"attention": attention, "norm": "pre", "local_width": 5, "hidden_size": 256}
+    zeros, drawn = Encoder(tiny(**shape)), Encoder(tiny(**shape, local_std=0.5))
+    for one, other in zip(zeros.layers, drawn.layers, strict=True):
+        assert not one.attention.local.weight.any()
+        assert other.attention.local.weight.detach().std().item() == pytest.approx(0.5, rel=0.1)
+        assert other.attention.query.weight.detach().std().item() == pytest.approx(0.02, rel=0.1)
+
+
 @pytest.mark.parametrize("options", [*MECHANISMS.values(), IMAGE], ids=[*MECHANISMS, "image"])
 def test_the_state_dict_holds_all_that_a_run_continues_from(options):
     first, second = randomised(tiny(**options)), Encoder(tiny(**options)).double().eval()  # the second from other numbers
