@@ -25,7 +25,7 @@ OVERLAYS += [ROOT / "conf/finetune/small.yaml", ROOT / "conf/convert/mlm.yaml"]
 DISTILL = ROOT / "conf/convert/distill.yaml"
 GRIDS = [path for path in sorted((ROOT / "conf").rglob("*.yaml")) if "axes" in yaml.safe_load(path.read_text())]
 FINETUNE = sorted(set((ROOT / "conf/finetune").glob("*.yaml")) - {*OVERLAYS, *GRIDS})
-RECALL = sorted((ROOT / "conf/recall").glob("*.yaml"))
+RECALL = sorted(set((ROOT / "conf/recall").glob("*.yaml")) - {*GRIDS})
 TASKS = ("image", "listops", "pathfinder", "retrieval", "text")  # run in tests/test_grids.py
 LRA = sorted(set((ROOT / "conf/lra").glob("*.yaml")) - {*IMAGES, *GRIDS})
 # The others are variants in size, data or attention; .ci/run runs them all.
@@ -193,7 +193,7 @@ def test_cells_of_a_grid_are_commands_that_parse(path, finetuning, cache, tmp_pa
     known += "trainer.limit_val_batches data.validation_fraction data.test_fraction trainer.callbacks+ "
     known += "trainer.callbacks.lengths trainer.callbacks.every_n_validations trainer.callbacks.at_end "
     known += "trainer.callbacks.limit_batches data.source model.encoder.local_width model.encoder.norm model.lr "
-    known += "last.every_n_steps data.global_batch_size data.task data.cut "
+    known += "last.every_n_steps data.global_batch_size data.task data.cut data.pairs "
     known += "model.encoder.position model.encoder.feed_forward model.encoder.norm_type model.encoder.bias model.optimizer "
     known += "model.encoder.head_bias model.schedule model.decay_share data.mask_rate trainer.callbacks"
     settings = {name for name in settings if "_options." not in name}
