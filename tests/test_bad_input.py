@@ -1,4 +1,4 @@
-"""Every bad input of bad_input.yaml, and five values for each numeric setting of each command: one line, and nothing hangs.
+"""Every bad input of bad_input.yaml, and six values for each numeric setting of each command: one line, and nothing hangs.
 
 The line begins with `error: `, contains the words in the table, and is printed last; the exit status is 2.
 """
@@ -18,7 +18,7 @@ from lit_linformer.utils.arguments import check_number
 from tests.helpers import in_one_process
 
 TABLE = yaml.safe_load(Path(__file__).with_name("bad_input.yaml").read_text())
-VALUES = {"nan": ".nan", "-1": "-1", "0": "0", "2^70": str(2**70), "text": "much"}
+VALUES = {"nan": ".nan", "inf": ".inf", "-1": "-1", "0": "0", "2^70": str(2**70), "text": "much"}
 TASKS, DATA, CALLBACKS = "lit_linformer.tasks", "lit_linformer.data", "lit_linformer.callbacks"
 WEIGHTS = tuple(f"model.{name}_weight" for name in ("logits", "hidden", "labels"))
 # What each part of the generated table adds to the command line, and which settings it covers.

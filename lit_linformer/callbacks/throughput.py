@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lit_linformer.callbacks.observing import Stepping
 from lit_linformer.model.ranges import Range, check_ranges
+from lit_linformer.tasks.base import input_ids_of
 from lit_linformer.utils.amounts import count
 from lit_linformer.utils.environment import process_memory
 from lit_linformer.utils.peaks import device_peak
@@ -141,12 +142,13 @@ class Throughput(Stepping):
         return {name: float(f"{value:.5g}") for name, value in (self.rates(spent) | each).items()}
 
     def _count(self, pl_module: LightningModule, batch: Any) -> None:
-        if not isinstance(batch, dict) or not isinstance(batch.get("input_ids"), Tensor):  # a user's own LightningModule
+        ids = input_ids_of(batch)
+        if ids is None:
             return
         totals, world_size = self._totals, self._world_size
-        totals.tokens += batch["input_ids"].shape[:2].numel() * world_size
+        totals.tokens += ids.shape[:2].numel() * world_size
         labels = batch.get("labels")
-        rows = labels if isinstance(labels, Tensor) and labels.dim() else batch["input_ids"]  # windows are not samples
+        rows = labels if isinstance(labels, Tensor) and labels.dim() else ids  # windows are not samples
         totals.samples += len(rows) * world_size
         if hasattr(pl_module, "training_flops"):
             totals.flops += (pl_module.training_flops(batch) or 0) * world_size  # 0: not known, and then not shown

@@ -41,6 +41,12 @@ def encoder_of(module: LightningModule) -> Encoder | None:
     return encoder if isinstance(encoder, Encoder) else None
 
 
+def input_ids_of(batch: Any) -> torch.Tensor | None:
+    """(B, N); None for batches of a user's own that have none."""
+    ids = batch.get("input_ids") if isinstance(batch, dict) else None
+    return ids if isinstance(ids, torch.Tensor) else None
+
+
 def batches_before(module: LightningModule) -> int:
     """Training batches so far: a TrainingModule's own count, which is right on any number of devices, else the loop's."""
     return getattr(module, "batches_seen", 0) or module.trainer.fit_loop.total_batch_idx
@@ -178,14 +184,15 @@ class TrainingModule(LightningModule):
     def count(self, batch: Batch) -> None:
         """To be called once for each training batch."""
         self.batches_seen += 1
-        if isinstance(batch, dict) and isinstance(batch.get("input_ids"), torch.Tensor):  # else a user's own batches
-            self.tokens_seen += batch["input_ids"].shape[:2].numel() * self.trainer.world_size
+        if (ids := input_ids_of(batch)) is not None:
+            self.tokens_seen += ids.shape[:2].numel() * self.trainer.world_size
 
     def _check_ids(self, batch: Any, batch_idx: int) -> None:
-        encoder, there = encoder_of(self), isinstance(batch, dict) and "input_ids" in batch
-        ids = there and encoder is not None and not encoder.config.input_size
-        if ids and (batch_idx == 0 or batch["input_ids"].device.type == "cpu"):
-            check_ids(batch["input_ids"], encoder.config.vocab_size)  # on a GPU only once, since it has to wait
+        encoder, ids = encoder_of(self), input_ids_of(batch)
+        if ids is None or encoder is None or encoder.config.input_size:
+            return
+        if batch_idx == 0 or ids.device.type == "cpu":
+            check_ids(ids, encoder.config.vocab_size)  # on a GPU only once, since it has to wait
 
     def on_validation_batch_start(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         self._check_ids(batch, batch_idx)
