@@ -50,6 +50,7 @@ PROGRAMS |= {name: f"lit_linformer.{name}.command" for name in ("export", "conve
 PROGRAMS |= {name: f"lit_linformer.studies.{name}" for name in ("embed", "draw")}
 PROGRAMS |= {"tune": "lit_linformer.cli.tune", "list": "lit_linformer.cli.listing"}
 HELP = {"-h", "--help", "--help_all"}
+MISTAKES = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)  # the user's, of OSErrors
 MAIN_HELP = """usage: python run.py COMMAND --config FILE [--config OVERLAY …] [--SETTING VALUE …]
 
 {commands}
@@ -73,7 +74,10 @@ Add --traceback to any command to see where an error came from.
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs a command; an error becomes one line on stderr and exit status 2, but a bug of ours keeps its traceback."""
+    """Runs a command; an error becomes one line on stderr and exit status 2, but a bug of ours keeps its traceback.
+
+    Exit status 74 (os.EX_IOERR): the machine failed, not the settings, as with a full disk; `tune` tries such a trial again.
+    """
     argv = list(sys.argv[1:] if argv is None else argv)
     _open_standard_streams()
     warnings.showwarning = _show_warning
@@ -124,7 +128,7 @@ def main(argv: list[str] | None = None) -> None:
             message = _as_typed(message, argv)
         if is_first_process() or not getattr(error, "of_all_processes", False):
             print(f"error: {message}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(os.EX_IOERR if isinstance(error, OSError) and not isinstance(error, MISTAKES) else 2)
 
 
 def _here() -> str:

@@ -45,7 +45,8 @@ class SequenceClassification(TrainingModule):
         weight_decay: weight decay of the matrices; norms, biases and embeddings have none.
         warmup_fraction: share of all optimiser steps over which the learning rate rises from 0.
         compile: use torch.compile in training, for batches of any length: three graphs for each kind of layer, for rows
-            shorter than k, shorter than n, and of n tokens. Needs a compiler (g++; for a GPU Triton).
+            shorter than k, shorter than n, and of n tokens. Meant for a GPU; on a CPU hardly faster, and minutes to compile.
+            Needs a compiler (g++; for a GPU Triton).
         optimization: the other settings of AdamW and its learning rate (`tasks.optim.Optimization`).
     """
 

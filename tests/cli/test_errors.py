@@ -18,11 +18,11 @@ from tests.helpers import TINY, in_one_process, load, run_forked, small_disk
 ROOT = Path(__file__).parents[2]
 
 
-def complaint(argv, tmp_path):
+def complaint(argv, tmp_path, status=2):
     """What a failing command prints: exactly one line beginning with `error: `, and no traceback."""
     log = tmp_path / "complaint.txt"
     log.unlink(missing_ok=True)
-    assert run_forked(argv, log) == 2
+    assert run_forked(argv, log) == status
     lines = log.read_text().splitlines()
     errors = [line for line in lines if line.startswith("error: ")]
     assert len(errors) == 1 and lines[-1] == errors[0] and "Traceback" not in log.read_text(), lines
@@ -115,7 +115,7 @@ def test_full_disk_while_a_checkpoint_is_written(tiny, tmp_path):
         assert run_forked(["fit", *tiny, "--trainer.max_steps", "5"], tmp_path / "out.txt") == 0
         room = os.statvfs(runs)
         (runs / "filler").write_bytes(bytes(room.f_bavail * room.f_bsize - 40_000))
-        line = complaint(["fit", *tiny, "--ckpt_path", "last"], tmp_path)
+        line = complaint(["fit", *tiny, "--ckpt_path", "last"], tmp_path, os.EX_IOERR)
         assert re.search("cannot write the checkpoint .*: .*No space left on device; those before it are intact", line)
         checkpoints = runs / "tiny" / "checkpoints"
         assert not list(checkpoints.glob("*.tmp"))

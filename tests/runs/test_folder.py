@@ -1,5 +1,6 @@
 """Run folders: only runs are overwritten, only their own files deleted, and a start that is refused leaves nothing."""
 
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -269,7 +270,7 @@ class BecomesReadOnly(Callback):
 @pytest.mark.slow
 def test_a_read_only_folder_is_one_line(tiny, tmp_path):
     with small_disk(tmp_path / "runs", "8m") as runs:
-        line = complaint(["fit", *tiny, "--trainer.callbacks+", "tests.runs.test_folder.BecomesReadOnly"], tmp_path)
+        line = complaint(["fit", *tiny, "--trainer.callbacks+", "tests.runs.test_folder.BecomesReadOnly"], tmp_path, os.EX_IOERR)
         assert "Read-only file system" in line and "runs/tiny" in line
         subprocess.run(["umount", "-l", str(runs)], check=True)
         assert run_forked(["fit", *tiny, "--ckpt_path", "auto"]) == 0

@@ -118,6 +118,22 @@ def test_a_run_that_diverged_counts_as_ended_early(tmp_path, monkeypatch):
     assert study.trials()[0].user_attrs["why"] == "val/perplexity is nan" and study.optuna.best_trial.number == 1
 
 
+@pytest.mark.parametrize(("status", "state"), [(2, TrialState.PRUNED), (os.EX_IOERR, TrialState.RUNNING)])
+def test_a_refused_trial_has_ended_and_one_that_the_machine_failed_is_tried_again(status, state, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("lit_linformer.studies.grid.run.run_command", lambda: [sys.executable, "-c", f"exit({status})"])
+    write_space(trials=2)
+    study = Study(read_space(Path("space.yaml"), None, None), ["fit"], "val/perplexity", "min")
+    for number, job in zip(range(2), study.todo(), strict=False):
+        if number == 0:
+            finished(job.cell.run_dir, 50)
+            (job.cell.run_dir / "run.json").write_text('{"project": "lit-linformer"}')
+        run_jobs(iter([job]), 1, study.ended, study.watch)
+    assert [one.state for one in study.trials()] == [TrialState.COMPLETE, state]
+    job = next(Study(study.space, ["fit"], "val/perplexity", "min").todo(), None)
+    assert (job and job.trial.number) == (1 if state == TrialState.RUNNING else None)
+
+
 def test_after_its_first_trial_a_study_is_drawn_without_a_warning(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_space(trials=2)
