@@ -50,7 +50,8 @@ PROGRAMS |= {name: f"lit_linformer.{name}.command" for name in ("export", "conve
 PROGRAMS |= {name: f"lit_linformer.studies.{name}" for name in ("embed", "draw")}
 PROGRAMS |= {"tune": "lit_linformer.cli.tune", "list": "lit_linformer.cli.listing"}
 HELP = {"-h", "--help", "--help_all"}
-MISTAKES = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)  # the user's, of OSErrors
+# Of OSErrors, the user's:
+MISTAKES = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
 MAIN_HELP = """usage: python run.py COMMAND --config FILE [--config OVERLAY …] [--SETTING VALUE …]
 
 {commands}

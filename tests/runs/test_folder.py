@@ -270,7 +270,8 @@ class BecomesReadOnly(Callback):
 @pytest.mark.slow
 def test_a_read_only_folder_is_one_line(tiny, tmp_path):
     with small_disk(tmp_path / "runs", "8m") as runs:
-        line = complaint(["fit", *tiny, "--trainer.callbacks+", "tests.runs.test_folder.BecomesReadOnly"], tmp_path, os.EX_IOERR)
+        argv = ["fit", *tiny, "--trainer.callbacks+", "tests.runs.test_folder.BecomesReadOnly"]
+        line = complaint(argv, tmp_path, os.EX_IOERR)
         assert "Read-only file system" in line and "runs/tiny" in line
         subprocess.run(["umount", "-l", str(runs)], check=True)
         assert run_forked(["fit", *tiny, "--ckpt_path", "auto"]) == 0

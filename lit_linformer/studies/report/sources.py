@@ -120,7 +120,10 @@ class Run(RunRecord):
             names = ["source", "validation_fraction", "column", "document_start", "max_length"]
         found = (kind, *(settings.get(name) for name in names))
         limit = self.setting("trainer.limit_val_batches")
-        batch = None if limit in (None, 1.0) else self.setting("data.init_args.batch_size")  # it decides which rows are read
+        batch = None
+        if limit not in (None, 1.0):  # then the rows of a batch, of all processes, decide which rows are read
+            batch = settings.get("eval_batch_size") or settings.get("batch_size")
+            batch = f"{batch} × {(self.result.get('environment') or {}).get('processes', 1)}"
         return (*map(str, found), tokenizer, str(limit), str(batch))
 
 

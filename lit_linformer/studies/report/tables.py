@@ -61,7 +61,7 @@ def ratio(group: Group, groups: list[Group]) -> str:
             found.append((likeness, ours[common] / theirs[common], common, other.label))
     if group.transformer or not found:
         return "–"
-    _, value, tokens, name = min(found)
+    _, value, tokens, name = min(found, key=lambda one: (one[0], -one[1]))  # of equally similar ones the better
     which = f", {plain(name)}" if len({other.label for other in groups if other.transformer}) > 1 else ""
     return f"{of_any_size(value, 3)} at {millions(tokens)} M{which}"
 

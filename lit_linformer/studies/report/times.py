@@ -18,7 +18,7 @@ def clock_of(groups: list[Group]) -> str | None:
     one_thread = places and all(
         place.get("threads") == 1 and place.get("processes", 1) == 1 and "cpu" not in place for place in places
     )
-    if len({place.get("hardware") for place in places}) > 1:
+    if len({tuple(place.get(key, 1) for key in ("hardware", "processes")) for place in places}) > 1:
         return None
     for clock in CLOCKS if one_thread else ["training_seconds"]:
         if sum(any(group.median(clock)) for group in groups) > 1:
@@ -34,24 +34,36 @@ def axis_of(clock: str, groups: list[Group]) -> tuple[float, str]:
 
 
 def time_table(groups: list[Group], clock: str) -> str:
-    """One line per group: its last validation within the time of the Transformer that was best at its own end.
+    """A table for each panel, with one line per group: its last validation within the time of the panel's best Transformer.
 
-    The Transformer is taken at its end, when its learning rate has fallen; the others wherever they are by then.
+    The Transformer is taken at its end, when its learning rate has fallen; the others wherever they are by then. A panel
+    without one, as where the columns are attentions, is compared with the best of the others.
     """
-    full = [group for group in groups if group.transformer and any(group.median(clock))]
-    if not full or len(full) == len(groups):
+    timed = [group for group in groups if any(group.median(clock))]
+    panels = dict.fromkeys(group.panel for group in timed)
+    return "\n".join(filter(None, (_panel_table(panel, timed, clock) for panel in panels)))
+
+
+def _panel_table(panel: str, groups: list[Group], clock: str) -> str:
+    here = [group for group in groups if group.panel == panel]
+    full = [group for group in groups if group.transformer and any(group.comparable(one) for one in here)]
+    full = [group for group in full if group.panel == panel] or full
+    if not full or all(group.transformer for group in here):
         return ""
     against = min(full, key=lambda group: list(group.median(clock).values())[-1])
+    name = plain(against.label if against in here else f"{against.label} · {against.panel}")
     end, theirs = list(against.median(clock).items())[-1]
     unit, label = axis_of(clock, groups)
-    lines = [["run", label.partition("(")[2].rstrip(")"), "tokens, millions", "perplexity", f"÷ {plain(against.label)}"]]
-    for group in groups:
+    lines = [["run", label.partition("(")[2].rstrip(")"), "tokens, millions", "perplexity", f"÷ {name}"]]
+    for group in here if against in here else [against, *here]:
         within = {seconds: value for seconds, value in group.median(clock).items() if seconds <= end}
-        if group.panel != against.panel or not group.comparable(against) or not within:
+        if not group.comparable(against) or not within:
             continue
         seconds, value = list(within.items())[-1]
         tokens = max(tokens for tokens, at in group.at(clock).items() if at <= seconds)
         cells = [f"{seconds / unit:.1f}", millions(tokens), of_any_size(value)]
-        lines.append([plain(group.label), *cells, "–" if group is against else of_any_size(value / theirs, 3)])
-    named = f"{plain(against.label)}, {end / unit:.1f} {lines[0][1]}"
-    return f"At equal {CLOCKS[clock]}, that of the best Transformer ({named}):\n\n" + aligned(lines, right=True, words=1)
+        lines.append([name if group is against else plain(group.label), *cells])
+        lines[-1].append("–" if group is against else of_any_size(value / theirs, 3))
+    of = f"{plain(panel)}, at" if len({group.panel for group in groups}) > 1 else "At"
+    told = f"{of} equal {CLOCKS[clock]}, that of the best Transformer ({name}, {end / unit:.1f} {lines[0][1]})"
+    return f"{told}:\n\n{aligned(lines, right=True, words=1)}"

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-import optuna
+from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 from optuna.trial import FrozenTrial, TrialState
 
 from lit_linformer.runs.record import RunRecord
@@ -29,7 +29,8 @@ def write_page(study: Study, command: str) -> str:
         write_bytes(study.folder / "slices.png", rendered(draw_slices(figure, study), format="png", dpi=120))
         if len(done) >= FEWEST and len(study.space.axes) > 1:
             text += "\n![What the value depends on](importance.png)\n"
-            found = optuna.importance.get_param_importances(study.optuna)
+            evaluator = PedAnovaImportanceEvaluator()  # the default of Optuna 4 needs scikit-learn
+            found = get_param_importances(study.optuna, evaluator=evaluator)
             bars = draw_importance(figure, found, study.metric)
             write_bytes(study.folder / "importance.png", rendered(bars, format="png", dpi=120))
     write_text(study.folder / "study.md", text)

@@ -106,6 +106,8 @@ def test_ratio_is_to_a_transformer_that_saw_the_same(tmp_path):
     narrow = Group("T5", "", [write_run(tmp_path / "narrow", points, "full", n=256)])
     assert ratio(ours, [ours, short]) == "1.200 at 0.001 M"
     assert ratio(ours, [ours, long, equal]) == f"{30 / 24:.3f} at 0.002 M, T3"
+    worse = Group("T0", "", [write_run(tmp_path / "worse", [(10, 1000, 65.0), (20, 2000, 40.0)], "full")])
+    assert ratio(ours, [ours, worse, equal]) == ratio(ours, [ours, equal, worse]) == f"{30 / 24:.3f} at 0.002 M, T3"
     assert (
         ratio(ours, [ours, other]) == ratio(ours, [ours, narrow]) == ratio(ours, [ours]) == ratio(equal, [ours, equal]) == "–"
     )
@@ -155,22 +157,26 @@ def test_a_part_is_compared_with_the_transformer_that_has_it(tmp_path):
         ({"batch_size": 4}, True),
         ({"batch_size": 4, "limit": 20}, False),  # 20 batches are then other rows
         ({"limit": 20, "other_limit": 10}, False),
+        ({"limit": 20, "processes": 1}, True),
+        ({"limit": 20, "processes": 2}, False),  # twice as many rows
+        ({"processes": 2}, True),
         ({"source": "elsewhere"}, False),
         ({"source": "elsewhere", "validation_source": "held.txt"}, None),
     ],
 )
 def test_perplexities_of_other_validation_text_do_not_compare(settings, comparable, tmp_path):
     limit = settings.pop("limit", 1.0)
-    limits = limit, settings.pop("other_limit", limit)
+    limits, processes = (limit, settings.pop("other_limit", limit)), (1, settings.pop("processes", 1))
     runs = []
     both = {"validation_source": "held.txt"} if comparable is None else {}
-    for name, changed, limit in zip(("one", "other"), (both, settings), limits, strict=True):
+    for name, changed, limit, count in zip(("one", "other"), (both, settings), limits, processes, strict=True):
         run = write_run(tmp_path / name, [(10, 1000, 60.0)])
         config = yaml.safe_load((run.folder / "config.yaml").read_text())
         config["data"]["init_args"] |= {"batch_size": 8, **changed}
         config["trainer"]["limit_val_batches"] = limit
         (run.folder / "config.yaml").write_text(yaml.safe_dump(config))
         runs.append(Run(run.folder, name))
+        runs[-1].result["environment"]["processes"] = count
     assert (runs[0].text == runs[1].text) == (comparable is not False)
 
 
