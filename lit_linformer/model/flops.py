@@ -18,7 +18,8 @@ width, I width of the feed-forward, K slots, w width of the local convolution, M
                          R times, and 2 N D R p for the hashes; sparse, with half of D (c = r), and 4 l ⌈N/l⌉² D/2
     Luna                 4 N D² and 2 K D² (packing's), 4 K D² (W_K, W_V) + 8 K N D
     Nyström              8 K N D + 4 K² D and 8 K³ H for each step towards the inverse
-    lookup               12 ⌈N/c⌉ c² D in addition to the Linformer's, and with compress first 4 N D² (W_K, W_V of all tokens)
+    lookup               12 ⌈N/c⌉ c² D in addition to the Linformer's, with compress first 4 N D² (W_K, W_V of all tokens), and
+                         with rare 4 R N D
     local convolution    2 w N D
     input_size           2 N D · input_size, if tokens are not ids
     masked tokens' head  M (2 D² + 2 D V)

@@ -8,6 +8,7 @@ ddp.json.
     python run.py benchmark --what parallel --config conf/pretrain/small.yaml --processes 8 --arguments "--data.source texts/"
 """
 
+import os
 import shlex
 import statistics
 import subprocess
@@ -18,7 +19,7 @@ from typing import Any
 from lit_linformer.runs.record import RunRecord
 from lit_linformer.studies.benchmark.subject import DEVICE, WHAT, begin, output, spread, write
 from lit_linformer.utils.arguments import Setting, whole, word
-from lit_linformer.utils.environment import ROOT, run_command
+from lit_linformer.utils.environment import ROOT, cores, run_command
 from lit_linformer.utils.errors import UserError
 
 SETTINGS = {
@@ -59,11 +60,12 @@ def fit(names: list[str], devices: list[str], folder: Path, settings: dict[str, 
     command += ["--trainer.accelerator", "cpu" if settings["device"] == "cpu" else "gpu"]
     command += ["--trainer.log_every_n_steps", str(log_every), "--trainer.limit_val_batches", "0"]
     command += shlex.split(settings["arguments"])
+    here = {"OMP_NUM_THREADS": str(max(1, cores() // settings["processes"])), **os.environ}  # as Lightning shares them in DDP
     started = []
     for name, of in zip(names, devices, strict=True):
         words = [*command, "--name", name, "--overwrite", "true", "--trainer.devices", of]
         words += ["--trainer.default_root_dir", str(folder / name)]
-        started.append(subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+        started.append(subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=here))
     try:
         for process in started:
             shown, _ = process.communicate()

@@ -155,7 +155,7 @@ def largest(fits: Callable[[int], bool], bound: int, seconds: float) -> int:
     """The largest number up to ``bound`` that fits, to within 3 %; 0 if none does. TimeoutError after ``seconds``."""
     begin = time.monotonic()
     low, high, number = 0, bound + 1, 1
-    while high - low > 1 + low // 32:
+    while high - low > (1 if high > bound else 1 + low // 32):  # the bound itself is tried while nothing has failed
         if time.monotonic() - begin > seconds:
             raise TimeoutError
         if fits(number):

@@ -125,6 +125,7 @@ def test_largest_batch_by_bisection(limit):
 
     found = largest(fits, 65536, seconds=60)
     assert min(limit, 65536) / 1.04 <= found <= min(limit, 65536) and len(tried) < 30 and max(tried) <= 65536
+    assert all(largest(lambda number: True, bound, seconds=60) == bound for bound in (1, 3, 64, 66, 1000, 1030))
     with pytest.raises(TimeoutError):
         largest(fits, 65536, seconds=-1)
 

@@ -62,7 +62,7 @@ def test_each_panel_has_its_own_equal_time(tmp_path):
     short = [group(tmp_path, name, "n 512", name, value) for name, value in (("full", 40.0), ("linformer", 50.0))]
     long = [group(tmp_path, name, "n 4096", name, value, n=4096) for name, value in (("full", 60.0), ("linformer", 30.0))]
     shown = time_table([*short, *long], "cpu_seconds")
-    of_512, of_4096 = shown.split("n 4096, at equal processor time in training, that of the best Transformer (full, 60.0 minutes)")
+    of_512, of_4096 = shown.split("n 4096, at equal processor time in training, that of the best Transformer (full, 60.0 min")
     assert of_512.startswith("n 512, at equal processor time") and of_512.rstrip().endswith("1.250 |")
     assert tables(of_4096)["linformer"][-1] == "0.500"
     names = {"plain": 80.0, "modern": 25.0}
