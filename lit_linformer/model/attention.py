@@ -91,8 +91,7 @@ class Attention(nn.Module):
         """What all layers share: it belongs to the encoder, as E in the state dict; each ``forward`` gets it as ``shared``."""
         return None
 
-    @classmethod
-    def of_ids(cls, config: "EncoderConfig", input_ids: Tensor, attention_mask: Tensor | None) -> dict[str, Any]:
+    def of_ids(self, config: "EncoderConfig", input_ids: Tensor, attention_mask: Tensor | None) -> dict[str, Any]:
         """Further arguments of each layer's ``forward``, computed once from the ids (B, N) and the mask (B, N) or None."""
         return {}
 

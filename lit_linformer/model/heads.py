@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from .encoder import Encoder, EncoderConfig
 from .errors import SettingError
-from .parts import at_least_float32, make_norm
+from .parts import at_least_float32, exact_sum, make_norm, without_autocast
 
 IGNORED = -100  # a label that is ignored: torch's own default for cross_entropy
 POOLINGS = ("first", "mean")
@@ -79,7 +79,7 @@ class MaskedLanguageModel(nn.Module):
         In float64 for a model of float64.
         """
         features = self._features(self.encoder(input_ids, attention_mask), positions)
-        with torch.autocast(features.device.type, enabled=False):
+        with without_autocast(features.device):
             bias = None if self.head.bias is None else at_least_float32(self.head.bias)
             return functional.linear(at_least_float32(features), at_least_float32(self.encoder.tokens.weight), bias)
 
@@ -166,5 +166,5 @@ def pool(hidden: Tensor, attention_mask: Tensor | None, pooling: str) -> Tensor:
         return hidden[:, 0]
     if attention_mask is None:
         return hidden.mean(1)
-    real = attention_mask[..., None].to(hidden.dtype)
-    return (hidden * real).sum(1) / real.sum(1).clamp(min=1)
+    real = attention_mask[..., None].bool()
+    return (exact_sum(hidden * real, 1) / real.sum(1).clamp(min=1)).to(hidden.dtype)

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
-from torch.nn import functional
+from torch import Tensor, nn
 
 from .attention import ATTENTIONS, Attention, log_mass, split_heads, zero_pads
 from .errors import SettingError, UserError
@@ -214,10 +213,9 @@ class LinformerAttention(Attention):
         if E.commutes and not exporting() and x.shape[1] < E.projection_dim:
             # Fewer tokens than slots: E (x W) + b is (E x) W + b, with W applied to N rows instead of K. (An exported program
             # may serve any length, and cannot choose.)
-            k = E(functional.linear(x, self.key.weight), attention_mask)
-            v = F(functional.linear(x, self.value.weight), attention_mask)
-            if self.key.bias is not None:
-                k, v = k + self.key.bias.to(k.dtype), v + self.value.bias.to(v.dtype)
+            k, v = (
+                _projected_after(linear, to_slots, x, attention_mask) for linear, to_slots in ((self.key, E), (self.value, F))
+            )
         else:
             x_E = E.for_input(x, attention_mask)(x, attention_mask)  # (B, K, D)
             x_F = x_E if F is E else F.for_input(x, attention_mask)(x, attention_mask)
@@ -272,6 +270,15 @@ class LinformerAttention(Attention):
         if not self.compress_first or (E.commutes and length < self.projection_dim):
             return length, [E, F]
         return self.projection_dim, [E] if F is E else [E, F]
+
+
+def _projected_after(linear: nn.Module, projection: Projection, x: Tensor, mask: Tensor | None) -> Tensor:
+    """E (x W) + b, where W is applied by the layer itself, which may hold an adapter or have hooks."""
+    y = linear(x)
+    if linear.bias is None:
+        return projection(y, mask)
+    bias = linear.bias.to(y.dtype)
+    return projection(y - bias, mask) + bias
 
 
 # Arguments of make_projection that are given here, besides projection_options.

@@ -85,19 +85,16 @@ class LookupAttention(WindowAttention):
 
     @classmethod
     def arguments(cls, config: "EncoderConfig", layer: int) -> dict[str, Any]:
-        every = _option(config, "every", 2)
+        every = _option(cls, config, "every")
         return super().arguments(config, layer) | {"looks_up": (config.num_layers - 1 - layer) % every == 0}
 
-    @classmethod
-    def of_ids(cls, config: "EncoderConfig", input_ids: Tensor, attention_mask: Tensor | None) -> dict[str, Any]:
-        options = config.attention_options or {}  # checked when the layers were made: torch 2.9 cannot trace the checks
-        given: dict[str, Any] = {"neighbours": neighbours(input_ids, attention_mask, options.get("chunk", 16))}
-        rare = options.get("rare", 0)
-        return given | ({"chosen": rarest(input_ids, attention_mask, rare)} if rare else {})
+    def of_ids(self, config: "EncoderConfig", input_ids: Tensor, attention_mask: Tensor | None) -> dict[str, Any]:
+        given: dict[str, Any] = {"neighbours": neighbours(input_ids, attention_mask, self.chunk)}
+        return given | ({"chosen": rarest(input_ids, attention_mask, self.rare)} if self.rare else {})
 
     @classmethod
     def columns(cls, config: "EncoderConfig", layer: int, length: int) -> int:
-        seen = cls.arguments(config, layer)["looks_up"] or _option(config, "window", 0)
+        seen = cls.arguments(config, layer)["looks_up"] or _option(cls, config, "window")
         return (super() if seen else LinformerAttention).columns(config, layer, length)
 
     def forward(
@@ -224,10 +221,10 @@ def rarest(ids: Tensor, mask: Tensor | None, count: int) -> Chosen:
     return Chosen(functional.pad(order, (0, count)).gather(-1, at), found >= 0)
 
 
-def _option(config: "EncoderConfig", name: str, default: int) -> int:
-    """A number in attention_options that is needed before the attention is made."""
+def _option(kind: type[LookupAttention], config: "EncoderConfig", name: str) -> int:
+    """A number in attention_options, or the class's default, that is needed before the attention is made."""
     options = config.attention_options or {}
     check_ranges("attention_options.", LookupAttention.__init__, options)
-    if not isinstance(value := options.get(name, default), int):
+    if not isinstance(value := options.get(name, ATTENTIONS.defaults(kind)[name]), int):
         raise SettingError(f"attention_options.{name}", value, "a whole number")
     return value

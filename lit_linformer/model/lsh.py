@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from .attention import ATTENTIONS, Attention, as_bias, split_heads
 from .chunks import Permuted, beside, check_even, chunked, near_flops, near_scores, near_values
-from .parts import exporting
+from .parts import exporting, without_autocast
 from .ranges import Range
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class LshAttention(Attention):
 
     def _hashes(self, q: Tensor, mask: Tensor | None) -> Tensor:
         """Each token's bucket and sorted position in each round, (B, H, R, N, 2) int64; padding comes last."""
-        with torch.autocast(q.device.type, enabled=False):
+        with without_autocast(q.device):
             turned = torch.einsum("bhnd,hdrfp->bhrnfp", q.to(self.rotations.dtype), self.rotations)
         first, second = torch.cat([turned, -turned], -1).argmax(-1).unbind(-1)
         bucket = first * self.each + second

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from .attention import ATTENTIONS, Attention, as_bias
+from .parts import without_autocast
 from .projection import check_dims, longer_dims
 from .projections import Mean, check_windows, window_counts
 from .ranges import Count
@@ -79,7 +80,7 @@ class NystromAttention(Attention):
         there = window_counts(self.landmarks, q, attention_mask)[:, None] > 0  # (1 or B, 1, K)
         real = None if attention_mask is None else as_bias(attention_mask[:, None, None], q.dtype)
         of_landmarks, reading = self.attend(mean_q, k, v, real, need_weights)
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x.device):
             inverse = self._inverse(mean_q, mean_k, there)
         # No bias if all landmarks are there: the fastest kernels take none.
         full = attention_mask is None and x.shape[1] == self.max_length

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,6 +26,17 @@ def exporting() -> bool:
 def at_least_float32(x: Tensor) -> Tensor:
     """For sums and losses, which half precision would round; float64 stays."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def exact_sum(x: Tensor, dim: int, keepdim: bool = False) -> Tensor:
+    """A sum in float32 at least: that of a long row may be beyond float16."""
+    return x.sum(dim, keepdim=keepdim, dtype=torch.promote_types(x.dtype, torch.float32))
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager:
+    """Operations in their tensors' own precision, on the meta device, too, which has no autocast to switch off."""
+    known = torch.amp.is_autocast_available(device.type)
+    return torch.autocast(device.type, enabled=False) if known else nullcontext()
 
 
 def rotated(x: Tensor, num_heads: int, base: float) -> Tensor:
@@ -158,6 +170,10 @@ def check_mask(mask: Tensor, ids: Tensor, training: bool) -> None:
     traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
     if traced or not (mask.is_cpu or (mask.is_cuda and not training and not torch.cuda.is_current_stream_capturing())):
         return
-    if (mask[:, 1:] > mask[:, :-1]).any():
+    try:
+        pads_first = bool((mask[:, 1:] > mask[:, :-1]).any())
+    except RuntimeError:  # torch.func.vmap's and fake tensors have no values to look at
+        return
+    if pads_first:
         allowed = "real tokens first, then pads: of a tokenizer of transformers padding_side='right'"
         raise UserError("attention_mask has pads before real tokens", allowed)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .errors import SettingError, UserError
+from .parts import exact_sum
 from .registry import Registry, check_shape
 from .starts import FITS, PROJECTION_INITS
 
@@ -217,7 +218,7 @@ def mean_token(x: Tensor, mask: Tensor | None) -> Tensor:
     if mask is None:
         return x.mean(-2, keepdim=True)
     count = mask.sum(-1).clamp(min=1).view(-1, *[1] * (x.dim() - 1))
-    return x.sum(-2, keepdim=True) / count.to(x.dtype)
+    return (exact_sum(x, -2, keepdim=True) / count).to(x.dtype)
 
 
 def check_dims(config: "EncoderConfig") -> list[int]:

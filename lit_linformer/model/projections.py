@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .errors import SettingError, UserError
-from .parts import at_least_float32, exporting
+from .parts import at_least_float32, exporting, without_autocast
 from .projection import PROJECTIONS, Projection, as_column, mean_token, missing, project, real_tokens
 from .starts import WINDOW_INITS, initial_matrix
 
@@ -55,7 +55,7 @@ class Linear(Projection):
             mask = functional.pad(mask, (0, self.max_length - length))
         else:
             size = size[..., :length]
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x.device):
             real = torch.einsum("hkn,bn->bhk", size, mask.to(size.dtype))
         return real / total
 

@@ -110,6 +110,12 @@ class Registry(Mapping):
                 break
         return parameters
 
+    def defaults(self, found: type) -> dict[str, Any]:
+        """The default of each argument of a class, of those of the package's class that it derives from, too."""
+        base = next((cls for cls in found.__mro__ if cls in self._classes.values()), found)
+        taken = self._parameters(base) | self._parameters(found)
+        return {name: one.default for name, (_, one) in taken.items()}
+
     def check_options(self, name: str, taken: set[str], options: dict[str, Any] | None) -> None:
         """ValueError for an option that the class ``name`` does not have, for a missing one, or for a bad value.
 

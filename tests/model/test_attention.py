@@ -218,3 +218,38 @@ def test_bfloat16_on_a_cpu_is_near_float32():
     rounded, weights = attend(*(t.bfloat16() for t in (q, k, v)), None, 0.0, False)
     assert weights is None and rounded.dtype == torch.bfloat16
     torch.testing.assert_close(rounded.float(), exact, atol=0.03, rtol=0.03)
+
+
+class Adapter(torch.nn.Module):
+    """As PEFT wraps a layer: its weight and bias are those of the layer below."""
+
+    def __init__(self, below):
+        super().__init__()
+        self.below, self.added = below, torch.nn.Parameter(torch.randn_like(below.weight))
+
+    @property
+    def weight(self):
+        return self.below.weight
+
+    @property
+    def bias(self):
+        return self.below.bias
+
+    def forward(self, x):
+        return self.below(x) + x @ self.added.t()
+
+    def merged(self):
+        self.below.weight.data += self.added.data
+        return self.below
+
+
+@pytest.mark.parametrize("length", [2, K, N])
+def test_an_adapter_of_keys_and_values_counts_in_rows_of_any_length(length):
+    attention, x = make(), torch.randn(B, length, D, dtype=torch.float64)
+    plain = attention(x)[0]
+    attention.key, attention.value = Adapter(attention.key), Adapter(attention.value)
+    adapted = attention(x)[0]
+    adapted.sum().backward()
+    assert attention.value.added.grad.abs().min() > 0 and not torch.allclose(adapted, plain)
+    attention.key, attention.value = attention.key.merged(), attention.value.merged()
+    torch.testing.assert_close(attention(x)[0], adapted, rtol=1e-12, atol=1e-12)

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from lit_linformer.model import MaskedLanguageModel, SequenceClassifier
-from lit_linformer.model.heads import IGNORED
+from lit_linformer.model.heads import IGNORED, pool
+from lit_linformer.model.projection import mean_token
 from tests.model.test_encoder import tiny
 
 
@@ -116,3 +117,13 @@ def test_weights_of_bfloat16_do_not_round_the_loss():
     assert loss.dtype == torch.float32
     expected = torch.nn.functional.cross_entropy(logits.double().flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
     assert loss.item() == pytest.approx(expected.item(), abs=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_means_of_long_rows_fit_into_half_precision(dtype):
+    """The sum over 9,000 tokens is beyond float16, their number beyond bfloat16's digits."""
+    x = torch.full((2, 9000, 3), 10.0, dtype=dtype)
+    mask = torch.arange(9000) < torch.tensor([[9000], [257]])
+    expected = torch.full((2, 3), 10.0, dtype=dtype)
+    assert torch.equal(pool(x, mask, "mean"), expected)
+    assert torch.equal(mean_token(x * mask[..., None], mask)[:, 0], expected)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from lit_linformer.model import Encoder, EncoderConfig, LookupAttention, WindowAttention, make_projection
+from lit_linformer.model import ATTENTIONS, Encoder, EncoderConfig, LookupAttention, WindowAttention, make_projection
 from lit_linformer.model.chunks import Permuted, in_order
 from lit_linformer.model.lookup import neighbours, rarest
 
@@ -254,3 +254,24 @@ def test_no_gradient_of_a_layer_is_a_sum_over_rows_read():
     called = {event.name for event in profile.events()}
     assert "aten::index_select" in called
     assert not called & {"aten::index_add_", "aten::index_put_", "aten::scatter_add_", "aten::_index_put_impl_"}
+
+
+class EachLayer(LookupAttention):
+    """With other defaults than its parent's."""
+
+    def __init__(self, *shape, every=1, chunk=2, window=4, rare=3, **more):
+        super().__init__(*shape, every=every, chunk=chunk, window=window, rare=rare, **more)
+
+
+def test_a_class_of_ones_own_may_have_other_defaults():
+    shape = {"vocab_size": 30, "max_length": LONGEST, "hidden_size": D, "num_heads": H, "num_layers": 3, "projection_dim": K}
+    path, options = f"{__name__}.EachLayer", {"every": 1, "chunk": 2, "window": 4, "rare": 3}
+    kinds = {"attention": path}, {"attention": "lookup", "attention_options": options}
+    own, named = (Encoder(EncoderConfig(**shape, **kind)).eval() for kind in kinds)
+    named.load_state_dict(own.state_dict())
+    ids = torch.randint(0, 30, (B, LONGEST - 1))
+    assert torch.equal(own(ids), named(ids)) and all(layer.attention.looks_up for layer in own.layers)
+    columns = [
+        [ATTENTIONS.find(one.config.attention).columns(one.config, layer, 9) for layer in range(3)] for one in (own, named)
+    ]
+    assert columns[0] == columns[1]

@@ -56,7 +56,7 @@ class Layers(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         with contextlib.nullcontext() if self.backend is None else sdpa_kernel(self.backend):
-            given = self.config.attention_kind.of_ids(self.config, self.ids[:, : x.shape[1]].expand(len(x), -1), None)
+            given = self.layers[0].attention.of_ids(self.config, self.ids[:, : x.shape[1]].expand(len(x), -1), None)
             given = given if self.E is None else {"shared": self.E, **given}
             for layer in self.layers:
                 x, _, handed_on = layer(x, None, False, given)
