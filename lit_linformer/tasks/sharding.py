@@ -43,10 +43,13 @@ class ShardedStrategy(ModelParallelStrategy):
 
         whole = StateDictOptions(full_state_dict=True)
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        weights = checkpoint.pop("state_dict") | checkpoint.pop(TRAINING_WEIGHTS, {})  # `Averaging` is not for sharded runs
+        weights, training = checkpoint.pop("state_dict"), checkpoint.pop(TRAINING_WEIGHTS, {})
+        if self.optimizers:  # it trains, and goes on without the average: `Averaging` is not for sharded runs
+            weights |= training
         set_model_state_dict(self.model, weights, options=whole)
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
-        for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
+        states = checkpoint["optimizer_states"] if self.optimizers else []
+        for optimizer, state in zip(self.optimizers, states, strict=True):
             order = [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
             groups = [{**group, "params": [order[number] for number in group["params"]]} for group in state["param_groups"]]
             named = {"state": {order[number]: part for number, part in state["state"].items()}, "param_groups": groups}

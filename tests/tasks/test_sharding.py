@@ -16,13 +16,13 @@ from tests.helpers import HANGS, fit, load, output, read_log
 from tests.test_distributed import EXACT, GLOBAL, free_port
 
 ROOT = Path(__file__).parents[2]
+SHARDED = ["--config", str(ROOT / "conf/trainer/fsdp.yaml"), "--trainer.accelerator", "cpu", "--trainer.precision", "32-true"]
 
 
 def fit_sharded(argv: list[str], name: str, log: Path, *extra: str) -> None:
     """Runs `fit` in two processes started from outside, as torchrun does."""
     port, processes = str(free_port()), []
-    overlay = ["--config", str(ROOT / "conf/trainer/fsdp.yaml"), "--trainer.accelerator", "cpu", "--trainer.devices", "2"]
-    overlay += ["--trainer.precision", "32-true"]
+    overlay = [*SHARDED, "--trainer.devices", "2"]
 
     def process(rank: int) -> None:
         started = {"TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "2", "RANK": str(rank), "LOCAL_RANK": str(rank)}
@@ -35,6 +35,15 @@ def fit_sharded(argv: list[str], name: str, log: Path, *extra: str) -> None:
     for started in processes:
         started.join(HANGS)
     assert [started.exitcode for started in processes] == [0, 0], log.with_suffix(".out").read_text()
+
+
+def test_evaluation_shards_a_plain_checkpoint_and_scores_its_average(tiny, tmp_path):
+    assert fit(tiny, "run", tmp_path / "run", "--trainer.callbacks+", "Averaging", "--trainer.callbacks.decay", "0.9") == 0
+    command, found = ["validate", "--config", "runs/run/config.yaml", "--ckpt_path", "last"], []
+    for overlay in ([], [*SHARDED, "--trainer.devices", "1"]):
+        output([*command, *overlay], tmp_path)
+        found.append(json.loads((tmp_path / "runs/run/validate.json").read_text())["metrics"]["val/perplexity"])
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
 
 
 @pytest.mark.slow
