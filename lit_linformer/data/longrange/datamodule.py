@@ -269,4 +269,4 @@ class LongRangeData(ResumableDataModule):
             return Patches(rows, self.task.pixels, self.patch)
         if not self.masked:
             return rows
-        return MaskedBlocks(rows, Masker(self.num_tokens, range(SPECIAL), MASK, mask_rate, seed), unequal=True)
+        return MaskedBlocks(rows, Masker(self.num_tokens, range(SPECIAL), MASK, mask_rate, seed))

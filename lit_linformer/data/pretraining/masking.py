@@ -28,8 +28,8 @@ class Masker:
         vocab_size: Number of token ids.
         special_ids: Ids that are never chosen and never drawn as a random replacement.
         mask_id: Id of the mask token.
-        mask_rate: Share of a block's N tokens that is chosen: M = max(1, round(mask_rate · N)) in every row. A row with
-            fewer candidates has fillers at its front: position 0, label -100.
+        mask_rate: Share of a row's tokens that is chosen: M = max(1, round(mask_rate · N)) of N. A row with padding, whose
+            count is that of its real tokens, or with fewer candidates has fillers at its front: position 0, label -100.
         seed: Together with epoch and index the only source of randomness.
         word_tables: `Tokenizer.word_tables()` to choose whole words (the last one is cut where M is reached; one of more
             than M tokens, such as a row of DNA, is taken token by token); None: single tokens.
@@ -61,15 +61,15 @@ class Masker:
         Args:
             ids: (B, N) int64, changed in place. Position 0 must hold a special token (bos): fillers point to it.
             keys: (epoch, index) of each row.
-            lengths: (B,) tokens of each row without padding, if N is the length of the batch's longest row: each row is then
-                masked as if it were alone, with its own M and fillers up to the batch's. None: N is always the same.
+            lengths: (B,) tokens of each row without padding: each row is masked as if it were alone, whatever N is. None: no
+                row has padding.
 
         Returns:
-            input_ids (B, N), positions (B, M) in ascending order, labels (B, M); M is the longest row's.
+            input_ids (B, N), positions (B, M) in ascending order, labels (B, M).
         """
         if lengths is None:
             return self._full_rows(ids, keys)
-        m = self.count(int(lengths.max()))
+        m = self.count(ids.shape[1])
         positions, labels = np.zeros((len(ids), m), np.int64), np.full((len(ids), m), IGNORED, np.int64)
         for row, length in enumerate(lengths.tolist()):
             found = self._full_rows(ids[row : row + 1, :length], keys[row : row + 1])
@@ -128,18 +128,17 @@ class MaskedBlocks(Dataset):
     Args:
         blocks: A data set of such batches without positions and labels.
         masker: Masks them.
-        unequal: Whether N, the length of the longest row, differs between batches: masks must not depend on it.
     """
 
-    def __init__(self, blocks: Any, masker: Masker, unequal: bool = False):
-        self.blocks, self.masker, self.unequal = blocks, masker, unequal
+    def __init__(self, blocks: Any, masker: Masker):
+        self.blocks, self.masker = blocks, masker
 
     def __len__(self) -> int:
         return len(self.blocks)
 
     def __getitem__(self, keys: list[tuple[int, int]]) -> dict[str, torch.Tensor]:
         batch = self.blocks[keys]
-        lengths = batch["attention_mask"].sum(1).numpy() if self.unequal and "attention_mask" in batch else None
+        lengths = batch["attention_mask"].sum(1).numpy() if "attention_mask" in batch else None
         found = self.masker(batch["input_ids"].numpy(), [(int(epoch), max(int(index), 0)) for epoch, index in keys], lengths)
         found["labels"][[row for row, (_, index) in enumerate(keys) if index == FILLER]] = IGNORED
         made = {name: torch.from_numpy(array) for name, array in found.items()}

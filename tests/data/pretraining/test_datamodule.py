@@ -137,6 +137,17 @@ def test_validation_is_the_same_whatever_training_uses(make):
         assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
+@pytest.mark.parametrize("batch_size", [1, 8])
+def test_of_the_last_row_too_15_percent_are_masked(make, batch_size):
+    data = make(batch_size=batch_size)
+    data.prepare_data()
+    data.setup("validate")
+    *_, last = data.val_dataloader()
+    real, asked = last["attention_mask"].sum(1), (last["labels"] != IGNORED).sum(1)
+    assert real[-1] < 64 and asked.tolist() == [max(1, round(0.15 * tokens)) for tokens in real.tolist()]
+    assert last["positions"].shape[1] == 10  # as in every other batch
+
+
 def test_training_masks_as_the_settings_say(make):
     for settings, expected in (
         ({}, (0.15, 0, False)),

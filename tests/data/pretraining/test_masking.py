@@ -78,6 +78,21 @@ def test_rows_with_few_candidates_are_filled_up_without_targets():
     assert (batch["input_ids"][:, 0] == 0).all()
 
 
+@pytest.mark.parametrize("n", [64, 128])
+def test_a_padded_row_is_masked_as_if_it_were_alone(n):
+    ids = np.full((3, n), 1)
+    for row, length in enumerate((40, 64, 2)):
+        ids[row, :length] = make_rows(1, length, seed=row)
+    masker = Masker(VOCABULARY, SPECIAL, MASK)
+    batch = masker(ids.copy(), keys(3), lengths=np.array([40, 64, 2]))
+    check(ids, batch)
+    assert batch["positions"].shape[1] == masker.count(n)  # static shapes, also in a batch of short rows
+    assert (batch["labels"] != IGNORED).sum(axis=1).tolist() == [6, 10, 1]
+    alone = masker(ids[:1, :40].copy(), keys(1))
+    assert np.array_equal(batch["input_ids"][0, :40], alone["input_ids"][0])
+    assert np.array_equal(batch["positions"][0, -6:], alone["positions"][0])
+
+
 def test_masks_depend_on_seed_epoch_and_index_and_on_nothing_else():
     ids = make_rows(16, 128)
     masker = Masker(VOCABULARY, SPECIAL, MASK, seed=3)
