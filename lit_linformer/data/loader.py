@@ -21,6 +21,7 @@ from lit_linformer.utils.signals import START_METHOD
 
 # The second word of Philox's key; masks use 0, so that they and the order of buckets share no random numbers.
 BUCKET_STREAM = 2
+HELD_OUT_KEY = [20200608, 6]  # not a run's seed
 ROUNDS = 8  # of the shuffle's Feistel network
 AHEAD = 4096  # samples whose order is computed at once
 FILLER = -1
@@ -130,14 +131,23 @@ def _mixed(words: np.ndarray) -> np.ndarray:
 
 
 class FixedOrder(_Order):
-    """One rank's batches of a held-out set: every row once over all ranks, in the data set's order, all at epoch 0.
+    """One rank's batches of a held-out set: every row once over all ranks, all at epoch 0.
 
     All ranks have the same number of batches, because a forward pass under DistributedDataParallel waits for the others; a
-    rank that runs out of rows gets a filler row without targets. lengths: tokens of each row, the longest first.
+    rank that runs out of rows gets a filler row without targets.
+
+    size: number of rows; lengths: tokens of each. With lengths a batch has rows of about the same length, and rows and batches
+    are in a mixed order, always the same: Trainer.limit_val_batches then scores a sample, not the longest texts or one class.
+    None: the data set's order.
     """
 
-    def __init__(self, lengths: Sequence[int], batch_size: int, rank: int, world_size: int):
-        of_all = even_batches(lengths, batch_size * world_size)
+    def __init__(self, size: int, lengths: np.ndarray | None, batch_size: int, rank: int, world_size: int):
+        if lengths is None:
+            of_all = even_batches([1] * size, batch_size * world_size)
+        else:
+            order = mixed(size)
+            batches = by_length(lengths[order].tolist(), batch_size * world_size)
+            of_all = [order[batches[number]].tolist() for number in mixed(len(batches))]
         self.batches = [[(0, row) for row in batch[rank::world_size]] or [(0, FILLER)] for batch in of_all]
 
     def __len__(self) -> int:
@@ -145,6 +155,11 @@ class FixedOrder(_Order):
 
     def __iter__(self):
         return iter(self.batches)
+
+
+def mixed(count: int) -> np.ndarray:
+    """A permutation of range(count), the same in every run."""
+    return np.random.Generator(np.random.Philox(key=HELD_OUT_KEY)).permutation(count)
 
 
 def even_batches(lengths: Sequence[int], size: int) -> list[range]:
@@ -215,13 +230,13 @@ class EvaluationLoader(_Loader):
         world_size: Number of ranks; None: torch.distributed's.
         num_workers: Processes that load batches; 0: this one does.
         pin_memory: For copies to a GPU.
-        lengths: Tokens of each row, the longest first: batches have fewer rows where these differ. None: all are equal.
+        lengths: Tokens of each row: batches have rows of about the same length, fewer where these differ, and come in a mixed
+            order. None: all are equal, and are read in the data set's order.
     """
 
     def __init__(self, dataset, batch_size, rank=None, world_size=None, num_workers=0, pin_memory=False, lengths=None):
         rank, world_size = _place(rank, world_size)
-        lengths = [1] * len(dataset) if lengths is None else lengths.tolist()
-        super().__init__(dataset, FixedOrder(lengths, batch_size, rank, world_size), num_workers, pin_memory)
+        super().__init__(dataset, FixedOrder(len(dataset), lengths, batch_size, rank, world_size), num_workers, pin_memory)
 
 
 class ResumableLoader(_Loader):

@@ -66,6 +66,16 @@ def test_ranks_have_the_same_batches_of_held_out_rows():
         assert parts == [whole[0::2], whole[1::2] or [-1]]
 
 
+def test_the_first_batches_of_held_out_rows_are_a_sample():
+    """Of lengths, and of a file that is sorted by class: Trainer.limit_val_batches scores no others."""
+    for lengths in (np.sort(lengths_of(4000))[::-1], np.full(4000, 64)):
+        batches = [batch[:, 1].numpy() for batch in EvaluationLoader(Keys(4000), 16, lengths=lengths)]
+        assert sorted(np.concatenate(batches)) == list(range(4000))
+        first = np.concatenate(batches[: len(batches) // 4])
+        assert lengths[first].mean() == pytest.approx(lengths.mean(), rel=0.1)
+        assert 0.4 < (first < 2000).mean() < 0.6
+
+
 def test_ranks_share_what_one_process_would_read():
     one = take(loader(700, 32), 100)
     ranks = [take(loader(700, 16, rank=rank, world_size=2), 100) for rank in range(2)]
