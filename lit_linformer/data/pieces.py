@@ -75,9 +75,9 @@ def encode_texts(texts: Iterable[str], tokenizer) -> Iterator[np.ndarray]:
 
     held: list[np.ndarray] = []
     for batch in batches_of(pieces()):
-        encodings = tokenizer.encode_plain([piece for piece, _, _ in batch])
-        for (_, ends, _), encoding in zip(batch, encodings, strict=True):
-            held.append(np.array(encoding.ids, np.int64))
+        encoded = tokenizer.encode_plain([piece for piece, _, _ in batch])
+        for (_, ends, _), ids in zip(batch, encoded, strict=True):
+            held.append(np.array(ids, np.int64))
             if ends:
                 yield np.concatenate(held) if len(held) > 1 else held[0]
                 held = []

@@ -72,10 +72,27 @@ class Tokenizer:
         self.backend.encode_special_tokens = False
         return self.backend.encode(text, add_special_tokens=False).ids
 
-    def encode_plain(self, texts: list[str]) -> list:
-        """Encodings of a batch, in parallel; "<mask>" or "</s>" in a text is plain text, such as a mention in a manual."""
+    def encode_plain(self, texts: list[str]) -> Iterator[list[int]]:
+        """Ids of each text; "<mask>" or "</s>" in a text is plain text, such as a mention in a manual.
+
+        The texts are tokenised at once, in parallel; the ids are converted one by one as they are asked for.
+        """
         self.backend.encode_special_tokens = True
-        return self.backend.encode_batch_fast(texts, add_special_tokens=False)
+        return (self._as_text(found.ids) for found in self.backend.encode_batch_fast(texts, add_special_tokens=False))
+
+    def _as_text(self, ids: list[int]) -> list[int]:
+        if not self._read_names:
+            return ids
+        unknown = [] if self.unk_id is None else [self.unk_id]
+        return [i for each in ids for i in (unknown if each in self._read_names else [each])]
+
+    @cached_property
+    def _read_names(self) -> set[int]:
+        """The special tokens whose names the model itself finds in plain text, as Unigram and WordLevel do."""
+        self.backend.encode_special_tokens = True
+        names = [self.backend.id_to_token(i) for i in self.special_ids]
+        found = {i for name in names for i in self.backend.encode(name, add_special_tokens=False).ids}
+        return found & set(self.special_ids) - {self.unk_id}
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
         return self.backend.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens)
@@ -106,6 +123,11 @@ class Tokenizer:
     @cached_property
     def sha256(self) -> str:
         return hashlib.sha256(self.backend.to_str().encode()).hexdigest()
+
+    @property
+    def of_plain_text(self) -> str:
+        """What the ids of `encode_plain` depend on: sha256, marked where names of special tokens were once those tokens."""
+        return f"{self.sha256} names" if self._read_names else self.sha256
 
     @cached_property
     def _config(self) -> dict:

@@ -46,9 +46,30 @@ def test_mask_in_a_text_swallows_the_space_left_of_it(tokenizer):
 
 def test_special_names_in_a_corpus_are_plain_text(tokenizer, wordpiece):
     for each, text in ((tokenizer, "a <mask> and </s> tag"), (wordpiece, "a [MASK] and [SEP] tag")):
-        (encoding,) = each.encode_plain([text])
-        assert not {each.mask_id, each.eos_id} & set(encoding.ids)
+        (ids,) = each.encode_plain([text])
+        assert not {each.mask_id, each.eos_id} & set(ids)
         assert {each.mask_id, each.eos_id} <= set(each.encode(text))
+
+
+def words(*others: str) -> Tokenizer:
+    """A tokenizer whose model takes special tokens' names in a text for those tokens."""
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import models, pre_tokenizers
+
+    names = ["<s>", "<pad>", "</s>", "<mask>", *others]
+    backend = Backend(models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.add_special_tokens(names[:4])
+    return Tokenizer(backend, "words")
+
+
+def test_special_names_that_the_model_holds_are_unknown_words(tokenizer, wordpiece):
+    text = "a </s> is <mask> and <pad>"
+    known = words("<unk>", "a", "is", "and")
+    assert list(known.encode_plain([text, "a"])) == [[5, 4, 6, 4, 7, 4], [5]] and known.encode(text) == [5, 2, 6, 3, 7, 1]
+    assert list(words("a", "is", "and").encode_plain([text])) == [[4, 5, 6]]  # without one they are left out
+    # Those that were always read as text have the cache's files as they are.
+    assert [each.of_plain_text == each.sha256 for each in (known, tokenizer, wordpiece)] == [False, True, True]
 
 
 def test_saved_and_loaded_is_the_same(tokenizer, tmp_path, documents):

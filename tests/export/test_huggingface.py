@@ -70,7 +70,7 @@ def test_the_cards_example_cuts_a_long_text_as_predict_does(folders, finetuned, 
 
 def test_tokenizer_builds_rows_as_this_project_does(folders, finetuned):
     tokenizer, own = AutoTokenizer.from_pretrained(folders["task"]), open_checkpoint(finetuned).tokenizer
-    first, second = (encoding.ids for encoding in own.encode_plain(["a <mask> film", "so good"]))
+    first, second = own.encode_plain(["a <mask> film", "so good"])
     bos, eos = own.bos_id, own.eos_id
     assert tokenizer(" a <mask> film")["input_ids"] == [bos, *first, eos]
     assert tokenizer("a <mask> film", "so good")["input_ids"] == [bos, *first, eos, eos, *second, eos]

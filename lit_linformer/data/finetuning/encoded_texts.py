@@ -53,7 +53,7 @@ def inputs_of(source: LabelledSource, split: str, tokenizer: Tokenizer) -> dict:
     """All that shapes a split's files; the tokenizer's whole content is part of it."""
     task = source.task
     return {
-        "tokenizer": tokenizer.sha256,
+        "tokenizer": tokenizer.of_plain_text,
         "source": source.stamp(split),
         "split": split,
         "columns": [task.columns, task.label_column, task.headerless],

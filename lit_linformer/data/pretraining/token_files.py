@@ -73,7 +73,7 @@ def make_token_files(
     """
     inputs = {
         "format": FORMAT,
-        "tokenizer": tokenizer.sha256,
+        "tokenizer": tokenizer.of_plain_text,
         "sources": {split: corpus.stamp() for split, corpus in corpora.items()},
         "holdout": [holdout.validation, holdout.test],
     }
@@ -142,13 +142,13 @@ def write_tokens(pieces: Iterable[tuple], tokenizer: Tokenizer, files, counts, d
     leaves them idle while it converts Python objects.
     """
 
-    def write(batch, encodings) -> tuple[int, int, bool]:
+    def write(batch, encoded) -> tuple[int, int, bool]:
         ids: dict[str, list[int]] = {split: [] for split in files}
         done = 0
-        for (_, split, ends, size), encoding in zip(batch, encodings, strict=True):
+        for (_, split, ends, size), found in zip(batch, encoded, strict=True):
             tokens, count = ids[split], counts[split]
             before = len(tokens)
-            tokens.extend(encoding.ids)
+            tokens.extend(found)
             if ends:
                 tokens.append(tokenizer.eos_id)
                 count["documents"] += 1
@@ -164,11 +164,11 @@ def write_tokens(pieces: Iterable[tuple], tokenizer: Tokenizer, files, counts, d
         reading, writing = pool.submit(next, batches, None), None
         while (batch := reading.result()) is not None:
             reading = pool.submit(next, batches, None)
-            encodings = tokenizer.encode_plain([text for text, _, _, _ in batch])
+            encoded = tokenizer.encode_plain([text for text, _, _, _ in batch])
             if writing is not None:
                 yield writing.result()
-            writing = pool.submit(write, batch, encodings)
-            del encodings
+            writing = pool.submit(write, batch, encoded)
+            del encoded
         if writing is not None:
             yield writing.result()
 
@@ -221,9 +221,12 @@ class TokenBlocks:
         """The batch for (epoch, index) of each row: input_ids (B, n) int64, attention_mask if there is padding."""
         import torch  # not needed to make the files
 
-        ids = torch.from_numpy(self.rows([max(int(index), 0) for _, index in keys]))
-        real = ids != self.pad_id
-        return {"input_ids": ids} if real.all() else {"input_ids": ids, "attention_mask": real}
+        rows = np.array([max(int(index), 0) for _, index in keys])
+        batch = {"input_ids": torch.from_numpy(self.rows(rows))}
+        if (rows >= self.full).any():
+            real = np.minimum(self.tokens - rows * (self.length - 1), self.length - 1)  # beside bos
+            batch["attention_mask"] = torch.from_numpy(np.arange(self.length) <= real[:, None])
+        return batch
 
     @cached_property
     def stream(self) -> np.ndarray:

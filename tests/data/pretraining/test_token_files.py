@@ -10,6 +10,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
 from lit_linformer.data.cache import fingerprint, make_once, read_meta
 from lit_linformer.data.pieces import pieces_of
@@ -55,6 +56,16 @@ def test_blocks_hold_every_token_once_in_order(tmp_path, tokenizer, monkeypatch,
         if blocks.full >= 3:  # rows spread evenly
             assert (blocks.full_rows(3) == blocks.rows([0, round((blocks.full - 1) / 2), blocks.full - 1])).all()
     assert sum(count["bytes"] for count in counts.values()) == sum(len(d.encode()) for d in documents)
+
+
+def test_padding_is_a_matter_of_place(tmp_path, tokenizer, text_file):
+    """A token of the text may have the id of pad: files from before names of special tokens were text."""
+    blocks = TokenBlocks(make(tmp_path, Corpus(str(text_file)), tokenizer), "train", 64, tokenizer.bos_id, tokenizer.pad_id)
+    last = len(blocks) - 1
+    expected = blocks[[(0, 3), (0, last)]]["attention_mask"]
+    assert expected.sum(1).tolist() == [64, 1 + blocks.tokens - last * 63] and "attention_mask" not in blocks[[(0, 3)]]
+    blocks.pad_id = int(blocks.stream[3 * 63 + 20])
+    assert torch.equal(blocks[[(0, 3), (0, last)]]["attention_mask"], expected) and "attention_mask" not in blocks[[(0, 3)]]
 
 
 def test_held_out_documents_are_about_the_share_and_the_same_ever_after():
