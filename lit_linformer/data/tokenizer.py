@@ -235,10 +235,12 @@ def _load_bert(file: Path) -> Tokenizer:
         backend = Backend(model)
         tokens = [token for token in backend.get_vocab() if not token.startswith("[")]
         config = file.with_name("tokenizer_config.json")
-        lower = json.loads(config.read_text(encoding="utf-8")).get("do_lower_case") if config.is_file() else None
-    if lower is None:
-        lower = all(token == token.lower() for token in tokens)
-    _as_bert(backend, lower)
+        told = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
+        lower = told.get("do_lower_case")
+        if lower is None:
+            lower = all(token == token.lower() for token in tokens)
+        chinese = told.get("tokenize_chinese_chars") is not False
+        _as_bert(backend, lower, strip_accents=told.get("strip_accents"), handle_chinese_chars=chinese)
     _add_special(backend, SPECIAL["wordpiece"])
     return Tokenizer(backend, str(file))
 
@@ -295,10 +297,10 @@ def _as_roberta(backend):
     return backend
 
 
-def _as_bert(backend, lower: bool):
+def _as_bert(backend, lower: bool, **others: bool | None):
     from tokenizers import decoders, normalizers, pre_tokenizers
 
-    backend.normalizer = normalizers.BertNormalizer(lowercase=lower)
+    backend.normalizer = normalizers.BertNormalizer(lowercase=lower, **others)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece(prefix="##")
     return backend

@@ -131,6 +131,18 @@ def test_bert_vocabulary_tells_its_case(tmp_path):
     assert load_tokenizer(str(tmp_path)).encode("The the") == [12, 6]
 
 
+def test_bert_settings_of_accents_and_chinese(tmp_path):
+    (tmp_path / "vocab.txt").write_text("\n".join([*UNCASED, "über", "uber", "東京", "東", "京"]), encoding="utf-8")
+    for told, expected in (
+        ({}, ["uber", "東", "京"]),
+        ({"strip_accents": None, "tokenize_chinese_chars": None}, ["uber", "東", "京"]),
+        ({"strip_accents": False, "tokenize_chinese_chars": False}, ["über", "東京"]),
+    ):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(told | {"do_lower_case": True}))
+        loaded = load_tokenizer(str(tmp_path))
+        assert [loaded.backend.id_to_token(i) for i in loaded.encode("Über 東京")] == expected
+
+
 def test_bad_files_are_one_line(tmp_path):
     cases = {
         "nowhere": "allowed: bpe, wordpiece, or a file or folder that exists",
