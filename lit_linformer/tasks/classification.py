@@ -77,9 +77,10 @@ class SequenceClassification(TrainingModule):
                 "model.pretrained is not given",
                 "a run directory or a checkpoint, or model.encoder with the settings of one to train from scratch",
             )
+        given = encoder is not None
         source, encoder = self.start_from(pretrained, encoder, vocab_size)
-        if source is None:
-            _check_ignored(encoder, dropout=dropout, attention_dropout=attention_dropout)
+        if given:
+            _check_ignored(encoder, source and source.encoder, dropout=dropout, attention_dropout=attention_dropout)
             activation_checkpointing |= encoder.activation_checkpointing
         encoder = replace(
             encoder,
@@ -218,10 +219,10 @@ def task_of_rows(data: Any, num_labels: int) -> TextTask:
     return TextTask(type(data).__name__, (), labels=names, metrics=tuple(data.metrics), evaluation=sets, submission=files)
 
 
-def _check_ignored(encoder: EncoderConfig, **settings: float) -> None:
-    """Raises ValueError for a setting of the encoder that is neither its default nor the value that is used."""
+def _check_ignored(encoder: EncoderConfig, pretrained: EncoderConfig | None, **settings: float) -> None:
+    """Raises ValueError for a setting of the encoder that is neither its default, the pretrained model's nor what is used."""
     for name, used in settings.items():
-        if getattr(encoder, name) not in (getattr(EncoderConfig, name), used):
+        if getattr(encoder, name) not in (getattr(EncoderConfig, name), getattr(pretrained, name, used), used):
             raise SettingError(f"model.encoder.{name}", getattr(encoder, name), f"model.{name}", more=", which is not read")
 
 

@@ -1,6 +1,7 @@
 """What fine-tuning takes over from a pretraining run."""
 
 import shutil
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -131,6 +132,14 @@ def test_tokenizers_are_compared_where_data_of_ones_own_has_one():
     check_same_tokenizer(SimpleNamespace(tokenizer=own.backend), own)  # of the package tokenizers: it cannot be compared
     with pytest.raises(ValueError, match=r"data.tokenizer='SimpleNamespace' is another tokenizer than the one that model"):
         check_same_tokenizer(SimpleNamespace(tokenizer=other), own)
+
+
+def test_a_pretrained_encoder_is_given_settings_as_one_from_scratch_is(run):
+    encoder = read_model(run).encoder
+    with pytest.raises(ValueError, match=r"model.encoder.dropout is 0.3, which is not read; allowed: model.dropout"):
+        SequenceClassification(pretrained=str(run), encoder=replace(encoder, dropout=0.3))
+    checkpointing = replace(encoder, activation_checkpointing=True)
+    assert SequenceClassification(pretrained=str(run), encoder=checkpointing).net.encoder.config.activation_checkpointing
 
 
 def test_settings_of_the_encoder_that_a_classifier_does_not_read():
