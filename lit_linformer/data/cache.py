@@ -33,7 +33,8 @@ def make_once(folder: Path, make: Callable[[Path], None]) -> Path:
     """Returns `folder`, after `make(temporary folder)` has filled it if it was not there.
 
     Other processes wait meanwhile; if the one that makes it fails or dies, the next one starts over, or continues from what
-    `write_progress` has recorded in the temporary folder.
+    `write_progress` has recorded in the temporary folder. SettingError if the cache cannot be written; an OSError about
+    another file, which `make` reads, stays what it is.
     """
     if folder.is_dir():
         with suppress(OSError):  # the process that made it was killed right after the rename
@@ -55,6 +56,8 @@ def make_once(folder: Path, make: Callable[[Path], None]) -> Path:
                 _remove_stale(cache)
                 _make(folder, make)
     except (OSError, NotImplementedError) as error:  # NotImplementedError: a file system without locks
+        if _elsewhere(getattr(error, "filename", None), cache):
+            raise  # a source that has vanished, say
         reason = getattr(error, "strerror", None) or error
         raise SettingError(
             "data.cache_dir",
@@ -63,6 +66,14 @@ def make_once(folder: Path, make: Callable[[Path], None]) -> Path:
             more=f", where {folder.name} cannot be written ({reason})",
         ) from error
     return folder
+
+
+def _elsewhere(name: object, cache: Path) -> bool:
+    """Whether the file that an error names is neither in the cache nor a folder around it, which had to be made."""
+    if not isinstance(name, str):
+        return False
+    path, cache = Path(name).resolve(), cache.resolve()
+    return not (path.is_relative_to(cache) or cache.is_relative_to(path))
 
 
 def _make(folder: Path, make: Callable[[Path], None]) -> None:

@@ -316,6 +316,23 @@ def test_full_disk_is_one_line_and_leaves_nothing(tmp_path):
     assert not list(tmp_path.glob("thing-1.tmp")) and not (tmp_path / "thing-1").exists()
 
 
+def test_a_source_that_vanishes_is_not_the_caches_fault(tmp_path, tokenizer, documents):
+    path = tmp_path / "text.txt"
+    path.write_text("\n\n".join(documents), encoding="utf-8")
+
+    class Vanishing(Corpus):
+        def __iter__(self):
+            read = super().__iter__()
+            yield next(read)
+            path.unlink()
+            yield from read
+
+    with pytest.raises(FileNotFoundError) as caught:
+        make(tmp_path / "cache", Vanishing(str(path)), tokenizer)
+    assert caught.value.filename == str(path)
+    assert all(path.suffix == ".lock" for path in (tmp_path / "cache").iterdir())
+
+
 def test_cache_that_is_a_file_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"^data.cache_dir is '.*file', where thing-1 cannot be written \("):
