@@ -77,7 +77,8 @@ class BucketOrder(StreamOrder):
         self.lengths, self.accumulate = lengths, accumulate
         self.global_batch = self.batch_size * self.world_size
         self.step_rows = self.global_batch * accumulate
-        # A window is never longer than a pass: otherwise sorting would put copies of a sample next to each other.
+        # Sorting puts copies of a sample next to each other. A window is never longer than a pass, so it holds at most two;
+        # windows do not begin where passes do. Of as many rows as RTE has, 4 % share a step with their copy.
         self.window = min(WINDOW, max(1, num_samples // self.step_rows))
         self._steps: tuple[int, np.ndarray] | None = None
 
