@@ -24,7 +24,7 @@ from lit_linformer.utils.errors import SettingError, UserError
 Rows = Iterator[tuple[list[np.ndarray], int]]
 CIFAR_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CIFAR_BYTES = 1 + 3 * 32 * 32  # of an image, label first
-GRAY = np.array([299, 587, 114]) / 1000  # ITU-R BT.601, as TensorFlow's rgb_to_grayscale has it
+GRAY = np.array([299, 587, 114]) / 1000  # ITU-R BT.601; TensorFlow's rgb_to_grayscale, with 0.2989, differs slightly
 
 
 @dataclass(frozen=True)
