@@ -142,17 +142,19 @@ def best_or_last(run_dir: Path) -> Path | None:
 
 
 def _find_last(run_dir: Path) -> Path | None:
+    """The one written last, not the one of the highest step: a run may have gone back to an earlier step."""
     found, unread = [], []
-    for rank, name in enumerate(("previous", "last", "new")):
+    for name in ("previous", "last", "new"):  # the order in which they were written
         if not (path := run_dir / "checkpoints" / f"{name}.ckpt").exists():
             continue
         try:
-            found.append((check_checkpoint(path, whole=False)["global_step"], rank, path))
+            check_checkpoint(path, whole=False)
+            found.append(path)
         except UserError as error:
             unread.append(error.what)
     for what in unread if is_first_process() else ():
         print(f"warning: {what}{'; falling back to the one before it' * bool(found)}", file=sys.stderr, flush=True)
-    return max(found)[2] if found else None
+    return found[-1] if found else None
 
 
 def without(run_dir: Path, which: str = "last") -> str:

@@ -94,7 +94,8 @@ def test_a_flipped_bit_in_the_table_of_contents_says_compressed(tmp_path):
         ({"last": 2, "previous": 1, "new": 3}, "new"),  # killed before it became last.ckpt
         ({"previous": 1, "new": 3}, "new"),  # killed between the two renames
         ({"last": 2, "new": 2}, "new"),
-        ({"last": 3, "new": 2}, "last"),
+        ({"last": 2, "previous": 3}, "last"),  # after going back to an earlier step, as with --ckpt_path best
+        ({"last": 3, "new": 2}, "new"),
         ({"new": 3}, "new"),
         ({"previous": 1}, "previous"),
         ({}, None),
