@@ -47,9 +47,8 @@ class RunResult(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._clock.start()
+        _remove(trainer, RESULT, PRUNED)  # a resumed run is not finished
         if trainer.is_global_zero and not trainer.fast_dev_run:
-            for name in (RESULT, PRUNED):  # a resumed run is not finished
-                (Path(trainer.default_root_dir) / name).unlink(missing_ok=True)
             # At the start: later the checkout may be at another commit than the running code.
             self.environment = environment(str(trainer.strategy.root_device)) | {"processes": trainer.world_size}
 
@@ -62,6 +61,7 @@ class RunResult(Callback):
             new, old = found[self.monitor], self.best.get("metrics", {}).get(self.monitor)
             if math.isfinite(new) and (old is None or (new > old if self.mode == "max" else new < old)):
                 self.best = {"step": trainer.global_step, "metrics": found}
+                _remove(trainer, VALIDATE, TEST)  # they tell of the model that was the best before
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         _write(trainer, TEST, {"metrics": metrics(trainer), "command": self.command})
@@ -76,6 +76,12 @@ class RunResult(Callback):
         if hasattr(trainer.datamodule, "summary") and (data := trainer.datamodule.summary()):
             result["data"] = data
         _write(trainer, RESULT, result | {"command": self.command, "environment": self.environment})
+
+
+def _remove(trainer: Trainer, *names: str) -> None:
+    if trainer.is_global_zero and not trainer.fast_dev_run:
+        for name in names:
+            (Path(trainer.default_root_dir) / name).unlink(missing_ok=True)
 
 
 def _write(trainer: Trainer, name: str, content: dict[str, Any]) -> None:

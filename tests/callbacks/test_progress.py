@@ -199,6 +199,19 @@ def test_a_trial_of_one_batch_leaves_the_result_of_an_earlier_run(tmp_path):
     assert (tmp_path / "result.json").exists()
 
 
+@pytest.mark.parametrize(("fast_dev_run", "perplexity", "left"), [(0, 9.0, 0), (0, 21.0, 2), (1, 9.0, 2)])
+def test_a_better_model_makes_scores_of_the_one_before_untrue(fast_dev_run, perplexity, left, tmp_path):
+    for name in ("validate.json", "test.json"):
+        (tmp_path / name).write_text("{}")
+    result = RunResult()
+    result.load_state_dict({"seconds": 0.0, "best": {"step": 1000, "metrics": {"val/perplexity": 20.0}}})
+    trainer = SimpleNamespace(is_global_zero=True, fast_dev_run=fast_dev_run, default_root_dir=tmp_path, global_step=4000)
+    trainer.state, trainer.sanity_checking = SimpleNamespace(fn="fit"), False
+    trainer.callback_metrics = {"val/perplexity": perplexity}
+    result.on_validation_end(trainer, SimpleNamespace())
+    assert len(list(tmp_path.iterdir())) == left
+
+
 def test_a_metric_that_is_nan_is_not_the_best():
     progress = Progress(live=False)
     for step, value in enumerate((5.0, math.nan, 6.0)):
