@@ -81,7 +81,7 @@ def runs(places: list[Path], alone: bool, width: int) -> list[str]:
 def _row(run: RunRecord) -> tuple[str, ...]:
     (value, best_step), step, seconds, tokens = run.best(), run.step(), run.last("seconds"), run.last("tokens")
     metric = run.monitor.removeprefix("val/")
-    best = "" if value is None else f"{value:{'.2f' if 'perplexity' in metric else '.4f'}} {metric}"
+    best = "" if value is None else f"{value:{'.2f' if 'perplexity' in metric else '.4g'}} {metric}"
     at = f" at {best_step:,}" if best and best_step is not None and best_step != step else ""
     time = "" if seconds is None else clock(seconds)
     many = "" if tokens is None else f"{tokens / 1e6:.1f} M" if tokens >= 1e5 else f"{int(tokens):,}"

@@ -101,18 +101,16 @@ class RunRecord:
         """
         named = [(path, found) for path in checkpoints(self.folder) if (found := BEST.fullmatch(path.name))]
         scored = [(float(found[2]), int(found[1]), path) for path, found in named if found[2] != "nan"]
-        names = ("perplexity", self.monitor)
-        measured = {(row.get("step"), row.get(name)) for row in self.curve for name in names}
 
-        def on_curve(score: float, step: int) -> bool:
-            # The file name has four decimals of a float32.
-            return any(
-                at == step and value is not None and abs(value - score) <= 1e-4 + 1e-6 * abs(score) for at, value in measured
-            )
+        def measured(score: float, step: int) -> float | None:
+            """The curve's value; the file name has four decimals of a float32, with which small ones would all be 0.0000."""
+            rows = (row for row in self.curve if row.get("step") == step)
+            values = (row[name] for row in rows for name in (self.monitor, "perplexity") if name in row)
+            return next((value for value in values if abs(value - score) <= 1e-4 + 1e-6 * abs(score)), None)
 
-        scored = [one for one in scored if on_curve(*one[:2])] or scored
+        exact = [(value, step, path) for score, step, path in scored if (value := measured(score, step)) is not None]
         better = max if self.setting("best.mode") == "max" else min
-        return better(scored, key=lambda one: one[0], default=(math.nan, 0, None))
+        return better(exact or scored, key=lambda one: one[0], default=(math.nan, 0, None))
 
     def step(self) -> int | None:
         found = self.result.get("step") or checkpoint_step(self.folder / "checkpoints" / "last.ckpt") or self.last("step")

@@ -118,6 +118,16 @@ def test_a_run_that_was_stopped_is_listed_with_its_best_checkpoint(tmp_path, mon
     assert found["runs/stopped"].endswith("MLM, lsh") and found["runs/own"].endswith("MLM, lookup, k = 128")
 
 
+def test_the_best_of_another_metric_is_shown_in_four_digits(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name, value in (("small", 1.2e-5), ("large", 2.34567)):
+        (folder := Path("runs", name)).mkdir(parents=True)
+        (folder / "config.yaml").write_text("{trainer: {}, model: {}, data: {}, best: {monitor: val/mse}, last: {}}")
+        (folder / "result.json").write_text(json.dumps({"step": 3, "best_step": 3, "best_metrics": {"val/mse": value}}))
+    found = listed(capsys, "runs")
+    assert found["runs/small"].startswith("1.2e-05 mse") and found["runs/large"].startswith("2.346 mse")
+
+
 def test_no_run_yet_and_what_there_is_not(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     main(["runs"])

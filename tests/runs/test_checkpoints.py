@@ -130,7 +130,7 @@ def test_best_is_what_the_curve_tells(tmp_path):
     (tmp_path / "perplexity.csv").write_text(curve.format(8.99996))
     assert find_checkpoint(tmp_path, "best") == stale
     record = RunRecord(tmp_path)
-    assert (record.last("step"), record.best()) == (14, (9.0, 14))
+    assert (record.last("step"), record.best()) == (14, (8.99996, 14))
     (tmp_path / "result.json").write_text('{"step": 20, "best_step": 7, "best_metrics": {"val/perplexity": 8.5}}')
     record = RunRecord(tmp_path)
     assert (record.last("step"), record.last("tokens"), record.best()) == (20, 2, (8.5, 7))
@@ -143,6 +143,13 @@ def test_best_of_scores(tmp_path):
     assert find_checkpoint(tmp_path, "best") == stale
     (tmp_path / "scores.csv").write_text("step,epoch,val/score\n7,0,0.5\n14,1,0.3\n")
     assert find_checkpoint(tmp_path, "best") == first
+
+
+def test_best_of_values_that_are_all_0_in_four_decimals(tmp_path):
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"best": {"monitor": "val/mse", "mode": "min"}}))
+    (tmp_path / "curve.csv").write_text("step,seconds,val/mse,best\n100,1,4.1e-05,0\n200,1,1.2e-05,0\n300,1,2.6e-05,0\n")
+    files = {step: write(tmp_path / "checkpoints", f"best-{step:08d}-0.0000.ckpt") for step in (100, 200, 300)}
+    assert find_checkpoint(tmp_path, "best") == files[200] and RunRecord(tmp_path).best() == (1.2e-05, 200)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "best: 3", "best: {monitor: [", "\x00", "a: &a [*a]", "{" * 3000])
