@@ -6,6 +6,7 @@ processes after the same step. Nothing heavy is imported here, since this is act
 
 import multiprocessing
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -64,6 +65,8 @@ class Watch:
             if number == signal.SIGTERM:
                 os._exit(128 + number)
             return
+        if number == signal.SIGHUP:
+            _leave_closed_terminal()
         again, self._last = time.monotonic() - self._last, time.monotonic()
         if self.received and again < TWICE:
             return
@@ -91,6 +94,20 @@ class Watch:
         if not self._said and is_first_process():
             os.write(2, f"{line}\n".encode())
         self._said = True
+
+
+def _leave_closed_terminal() -> None:
+    """Discards further output if its terminal is gone: printing would fail, and end the run before its step is saved."""
+    if not hasattr(select, "poll"):  # not every system has it
+        return
+    poll = select.poll()
+    for number in (1, 2):
+        poll.register(number, 0)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for number, event in poll.poll(0):
+        if event & (select.POLLERR | select.POLLHUP):
+            os.dup2(nowhere, number)
+    os.close(nowhere)
 
 
 watch = Watch()

@@ -2,14 +2,20 @@
 
 import multiprocessing.connection
 import os
+import pty
 import re
+import select
 import signal
 import subprocess
+import sys
+import time
 
 import pytest
+import torch
 from lightning.pytorch.loops import _EvaluationLoop
 
 from lit_linformer.callbacks import Preemption
+from lit_linformer.cli import main
 from lit_linformer.cli.app import LinformerCLI
 from lit_linformer.data import PretrainingData
 from lit_linformer.tasks import MLM
@@ -139,6 +145,34 @@ def test_a_signal_during_a_validation_ends_the_run_after_it(tiny, tmp_path, monk
     assert "stopped by SIGTERM at step 7" in output(["fit", *tiny], tmp_path, status=143)
     assert load(tmp_path / "runs/tiny/checkpoints/last.ckpt")["global_step"] == 7
     assert len((tmp_path / "runs/tiny/perplexity.csv").read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize("live", ["true", "false"])
+def test_a_terminal_closed_during_a_validation_loses_no_step(live, tiny, tmp_path, monkeypatch):
+    def wait(loop, *_):
+        if loop.trainer.global_step == 7:
+            (tmp_path / "validating").touch()
+            while not signals.watch.received:
+                time.sleep(0.01)
+
+    after(monkeypatch, _EvaluationLoop, "reset", wait)
+    child, terminal = pty.fork()
+    if child == 0:
+        try:
+            sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")  # not pytest's
+            torch.set_num_threads(torch.get_num_threads())
+            main(["fit", *tiny, "--progress.live", live])
+            os._exit(0)
+        except SystemExit as end:
+            os._exit(end.code)
+        except BaseException:
+            os._exit(1)
+    shown = b""
+    while not (tmp_path / "validating").exists():
+        shown += os.read(terminal, 1 << 16) if select.select([terminal], [], [], 0.05)[0] else b""
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 128 + signal.SIGHUP, shown.decode()
+    assert load(tmp_path / "runs/tiny/checkpoints/last.ckpt")["global_step"] == 7
 
 
 def test_a_run_whose_last_step_is_done_ends_as_it_would(tiny, tmp_path, monkeypatch):
