@@ -48,6 +48,8 @@ OURS = {
     # The last one is Lightning's name, for a user's own ModelCheckpoint.
     "checkpoints": ("last.ckpt", "previous.ckpt", "new.ckpt", "best-*.ckpt", "epoch=*-step=*.ckpt"),
 }  # fmt: skip
+# What `validate`, `test` and `predict` write, and the files that become these.
+EVALUATED = (f"{VALIDATE}*", f"{TEST}*", "predictions.jsonl*", "validate_*", "*.tsv")
 OF_LOGGERS = ("wandb", "mlartifacts")
 SHARDED = ("__*.distcp", ".metadata", "meta.pt", "checksums.json")  # the files of a checkpoint that is a folder
 
@@ -166,7 +168,8 @@ class Claim:
 
         Raises ValueError for a folder with a run in it, unless one of these is true, and for one with files that are no run's.
         """
-        # TensorBoard's files are written before the marker; a .tmp is left by a start that was killed before writing that.
+        # A .tmp is left by a start that was killed while it wrote the marker, TensorBoard's files by one of an earlier version,
+        # which wrote those first.
         held = [path for path in self._before if not any(fnmatch(path.name, name) for name in (*EVENTS, "*.tmp"))]
         if held and not is_run(self.folder):
             raise UserError(
@@ -188,10 +191,14 @@ class Claim:
                 remove(path)
 
     def release(self) -> None:
-        """Removes the lock and, if training never began, whatever this start has written."""
+        """Removes the lock and, if training never began, whatever this start has written.
+
+        What an evaluation of the same run may have written meanwhile stays.
+        """
         if self._marker() == self._marker_before:
             for path in set(own_files(self.folder)) - set(self._before):
-                remove(path)
+                if not any(fnmatch(path.name, name) for name in EVALUATED):
+                    remove(path)
             for place in filter(None, OURS):
                 with contextlib.suppress(OSError):
                     (self.folder / place).rmdir()

@@ -180,6 +180,16 @@ def test_a_start_that_is_refused_leaves_no_trace(tmp_path):
     assert files(folder) == before
 
 
+def test_a_start_that_is_refused_leaves_what_an_evaluation_wrote_meanwhile(tmp_path):
+    folder = make(tmp_path / "run", "checkpoints/last.ckpt")
+    write_marker(folder)
+    claim = Claim(folder)
+    evaluated = ("validate.json", "test.json.17.tmp", "predictions.jsonl", "validate_spectrum.json", "submission/SST-2.tsv")
+    make(folder, *evaluated, "events.out.tfevents.1")
+    claim.release()
+    assert files(folder) == {"run.json", "checkpoints/last.ckpt", *evaluated}
+
+
 def test_what_a_killed_start_left_half_written_stops_no_other_and_goes(tmp_path):
     # Killed before the marker was in place; then during training.
     run = make(tmp_path / "run", "run.json.17.tmp", "events.out.tfevents.1.host.17.0")
