@@ -110,7 +110,7 @@ class Progress(ProgressBar):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
         step, total = trainer.global_step, self._pace.total
         if isinstance(outputs, Mapping) and "loss" in outputs:  # not with manual optimisation
-            self._losses, self._batches = self._losses + outputs["loss"].detach(), self._batches + 1
+            self._losses, self._batches = self._losses + outputs["loss"].detach().float(), self._batches + 1
         if step == self._marked_step:
             return
         self._pace.stepped(step)

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from rich.console import Console
 
 from lit_linformer.callbacks import RunResult
@@ -122,6 +123,14 @@ def test_the_loss_of_a_line_is_the_mean_since_the_one_before(tiny, tmp_path):
     halves = [value for _, value in curves(Path("runs/accumulated"))["train/loss"]]
     (first, *_) = re.findall(r"^step 4/12  loss (\S+)", again, re.M)
     assert float(first) == pytest.approx(statistics.mean(halves[:4]), abs=0.2)  # the last micro-batch of each step
+
+
+def test_losses_in_bfloat16_are_summed_in_float32(capsys):
+    progress = Progress(every_n_steps=500, live=False)
+    progress._marked_step, loss = 0, torch.tensor(0.9, dtype=torch.bfloat16)
+    for step in range(1, 501):
+        progress.on_train_batch_end(SimpleNamespace(global_step=step, accumulate_grad_batches=1), None, {"loss": loss})
+    assert capsys.readouterr().out == f"step 500  loss {loss:.3f}\n"
 
 
 def test_a_command_longer_than_a_line_is_one_that_a_shell_takes(tiny, tmp_path):
