@@ -83,6 +83,8 @@ def check_settings(config: Namespace) -> None:
             raise SettingError(f"trainer.{key}", trainer[key], allowed)
     for key, declared in CALLBACKS.items():
         if key in config:
+            if not isinstance(config[key], Namespace):
+                raise SettingError(key, config[key], "its settings by name")
             check_ranges(f"{key}.", _parameters(declared), dict(vars(config[key])))
     for key in ("model", "data"):
         _check_class(key, config.get(key), key)
