@@ -92,8 +92,13 @@ def walk(argv: list[str]) -> Iterator[tuple[str, str, Any]]:
         yield from (("", name, None) for before, name in outdated if before == number)
         yield from ((file, str(key), value) for key, value in content.items())
     yield from (("", name, None) for before, name in outdated if before == len([*config_files(argv)]))
+    yield from (("", name, value) for name, value in _typed_values(argv))
+
+
+def _typed_values(argv: list[str]) -> Iterator[tuple[str, Any]]:
+    """(setting, its value as YAML reads it, or True if there is none) of a command line without --config."""
     for name, text in typed_words(argv):
-        yield "", name, True if text is None else text if _is_text(name, text) else as_read(text)
+        yield name, True if text is None else text if _is_text(name, text) else as_read(text)
 
 
 def typed_words(argv: list[str]) -> Iterator[tuple[str, str | None]]:
@@ -125,7 +130,7 @@ def as_clock(text: str) -> str:
 def _outdated(argv: list[str]) -> Iterator[tuple[int, str]]:
     """(--config files before it, options) for each file, or command line, that replaces the kind that has these options."""
     given: dict[str, Any] = {}
-    for before, content in enumerate([*(content for _, content in config_contents(argv)), dict(typed_words(argv))]):
+    for before, content in enumerate([*(content for _, content in config_contents(argv)), dict(_typed_values(argv))]):
         new: dict[str, Any] = {}
         for key, value in content.items():
             _put(new, str(key), value)
