@@ -175,6 +175,7 @@ def find_runs(source: Path) -> list[Path]:
 
 def checkpoint_step(path: Path) -> int | None:
     """The optimiser step of a checkpoint, read from its pickle without running it; None: not found."""
+    path = path / "meta.pt" if path.is_dir() else path  # where a sharded one has it
     with contextlib.suppress(OSError, ValueError, zipfile.BadZipFile, KeyError), zipfile.ZipFile(path) as file:
         name = next(name for name in file.namelist() if name.endswith("data.pkl"))
         asked = False

@@ -15,6 +15,7 @@ from torch.distributed.checkpoint import FileSystemReader, load, metadata, save
 
 from lit_linformer.runs import sharded
 from lit_linformer.runs.checkpoints import check_checkpoint, find_checkpoint, unknown_classes
+from lit_linformer.runs.record import RunRecord
 from lit_linformer.runs.sharded import META, METADATA, Planner, Reader, load_sharded, read_metadata, write_checksums
 from tests.helpers import assert_same
 
@@ -63,6 +64,7 @@ def test_reads_what_torch_wrote(folder):
     assert_same(optimizer["state"][0], STATE["optimizer_0"]["state"]["net.a"])
     assert optimizer["param_groups"] == [{"params": [0], "lr": 0.1, "betas": (0.9, 0.98), "name": "decay"}]
     assert checkpoint["global_step"] == 5
+    assert RunRecord(folder.parents[1]).status() == "stopped at step 5"
 
 
 def test_reads_into_tensors_that_are_there(folder):
