@@ -1,10 +1,11 @@
 """What is printed before training."""
 
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Timer
 
 from lit_linformer.model import count_parameters
 from lit_linformer.tasks.base import encoder_of
-from lit_linformer.utils.amounts import count
+from lit_linformer.utils.amounts import clock, count
 from lit_linformer.utils.environment import cores, hardware, lacks_bfloat16
 
 Rows = list[tuple[str, str]]  # label and text
@@ -51,7 +52,10 @@ def _training(trainer: Trainer) -> str:
     each += f" of up to {length} tokens" if rows and length else ""
     if trainer.max_steps > 0:
         return " or ".join(limits) + each
-    return ", ".join([*(limits or ["without an end"]), *([f"steps{each}"] if each else [])])
+    timers = [one for one in trainer.callbacks if isinstance(one, Timer)]  # trainer.max_time's, or one's own
+    times = [left + one.time_elapsed() for one in timers if (left := one.time_remaining()) is not None]
+    limits = limits or [f"for {clock(min(times))}" if times else "without an end"]
+    return ", ".join([*limits, *([f"steps{each}"] if each else [])])
 
 
 def wrapped(rows: Rows, width: int = WIDTH) -> Rows:

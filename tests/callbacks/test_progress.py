@@ -16,10 +16,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from lightning.pytorch import Trainer
 from rich.console import Console
 
 from lit_linformer.callbacks import RunResult
-from lit_linformer.callbacks.header import wrapped
+from lit_linformer.callbacks.header import header, wrapped
 from lit_linformer.callbacks.observing import HEADLINE
 from lit_linformer.callbacks.pace import Pace
 from lit_linformer.callbacks.progress import Progress, _Bar, _fitting
@@ -187,6 +188,12 @@ def test_validations_of_which_there_was_none_yet_do_not_take_no_time(known, told
     progress._pace.stepped(1)
     progress._tell_time(Running(5, 100))
     assert capsys.readouterr().out.split() == f"estimated 1:00 left: 95 steps at 0.5/s, 2 validations{told}".split()
+
+
+@pytest.mark.parametrize(("time", "told"), [("00:08:00:00", "for 8:00:00"), (None, "without an end")])
+def test_an_end_by_time_is_told_before_training(time, told):
+    trainer = Trainer(max_epochs=-1, max_time=time, accelerator="cpu", logger=False, enable_checkpointing=False)
+    assert ("training", told) in header(trainer, torch.nn.Linear(1, 1))
 
 
 def test_a_few_batches_tried_before_training_are_no_validation(capsys):
