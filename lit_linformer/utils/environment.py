@@ -118,10 +118,12 @@ def run_command() -> list[str]:
 
 def typed() -> str:
     """How the user's next command line begins, from the folder that this one was started in."""
-    script = Path(sys.argv[0]).name
-    if script == "lit-linformer":
-        return script
-    return f"python {shlex.quote(sys.argv[0])}" if script == "run.py" else "python run.py"
+    script = Path(sys.argv[0])
+    if script.name == "lit-linformer":
+        return script.name
+    if script.match("lit_linformer/__main__.py"):
+        return "python -m lit_linformer"
+    return f"python {shlex.quote(sys.argv[0])}" if script.name == "run.py" else "python run.py"
 
 
 def command_line(argv: list[str]) -> str:

@@ -51,6 +51,22 @@ def test_commands_start_by_run_py_or_as_a_package(tmp_path, monkeypatch):
     assert environment.run_command() == [sys.executable, "-m", "lit_linformer"]
 
 
+@pytest.mark.parametrize(
+    ("started", "next_begins"),
+    [
+        ("run.py", "python run.py"),
+        ("../a folder/run.py", "python '../a folder/run.py'"),
+        ("/usr/bin/lit-linformer", "lit-linformer"),
+        ("/usr/lib/lit_linformer/__main__.py", "python -m lit_linformer"),
+        ("/usr/lib/pytest/__main__.py", "python run.py"),
+        ("", "python run.py"),
+    ],
+)
+def test_the_next_command_begins_as_this_one_did(started, next_begins, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [started])
+    assert environment.typed() == next_begins
+
+
 @pytest.mark.skipif(
     platform.system() != "Linux" or platform.machine() != "x86_64" or not hasattr(torch.cpu, "get_capabilities"),
     reason="for x86 processors, whose flags stand in /proc/cpuinfo, and a torch that asks them",
