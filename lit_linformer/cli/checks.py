@@ -17,6 +17,7 @@ from lightning.pytorch.accelerators import AcceleratorRegistry, CUDAAccelerator,
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder, ProgressBar, StochasticWeightAveraging
 from lightning.pytorch.strategies import StrategyRegistry
 
+from lit_linformer.callbacks import LastCheckpoint
 from lit_linformer.cli.class_paths import class_of
 from lit_linformer.cli.given import as_list
 from lit_linformer.cli.help import CALLBACKS
@@ -129,7 +130,7 @@ def _check_whole(where: str, hint: Any, value: Any) -> None:
 
 def check_callbacks(callbacks: list[Callback], resumes: bool) -> None:
     """UserError for callbacks that do not work here: two stateful ones of one name, averages that no checkpoint holds, a
-    second progress bar, and finders in a run that resumes."""
+    second progress bar or LastCheckpoint, and finders in a run that resumes."""
     names = [one.state_key for one in callbacks if type(one).state_dict is not Callback.state_dict]
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(f"trainer.callbacks names {twice[0]} twice", "once, for a checkpoint keeps its state by that name")
@@ -141,6 +142,8 @@ def check_callbacks(callbacks: list[Callback], resumes: bool) -> None:
         # They save and restore a checkpoint of their own, after which Lightning has forgotten the run's.
         why = ", which would begin at step 0 with the checkpoint's weights"
         raise SettingError("trainer.callbacks", finders[0], "none; what it found is a setting", why, "with ckpt_path")
+    if any(type(one) is LastCheckpoint for one in callbacks):
+        raise UserError("trainer.callbacks names LastCheckpoint, which every run has", "--last.every_n_steps N")
     if bars := [type(one).__name__ for one in callbacks if isinstance(one, ProgressBar)]:
         raise UserError(f"trainer.callbacks names {bars[0]}", "one progress bar, Progress, whose settings are --progress.*")
 
