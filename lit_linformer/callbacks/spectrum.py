@@ -87,7 +87,8 @@ class Spectrum(Measuring):
             if fitting:
                 self.history.append(entry)
             held = ", ".join(map(str, entry["suggested_k"]))
-            say(trainer, f"step {step}  {self.threshold:.0%} of the spectrum, by layer: k = {held} (n = {measured.length})")
+            percent = f"{100 * self.threshold:g}%"
+            say(trainer, f"step {step}  {percent} of the spectrum, by layer: k = {held} (n = {measured.length})")
             if (path := self.file(trainer, "spectrum.json")) is None:
                 return
             self._write(path, measured, self.history if fitting else [entry])

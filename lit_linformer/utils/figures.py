@@ -77,7 +77,7 @@ def draw_spectra(
 def _curves(axes: Any, measured: Any, index: int, threshold: float, heads: Sequence[int] | None) -> None:
     x = range(1, measured.curves.shape[-1] + 1)
     axes.axhline(threshold, **QUIET)
-    axes.text(len(x), threshold - 0.01, f"{threshold:.0%}", ha="right", va="top", fontsize=8, color=QUIET["color"])
+    axes.text(len(x), threshold - 0.01, f"{100 * threshold:g}%", ha="right", va="top", fontsize=8, color=QUIET["color"])
     axes.axvline(index, linestyle=":", **QUIET)
     layers = thinned(list(range(len(measured.layers))), MOST_CURVES)
     drawn = list(itertools.product(enumerate(layers), enumerate(heads or [None])))

@@ -82,14 +82,17 @@ def test_rows_are_full_spread_and_few_enough(corpus, cache):
         assert (rows != data.pad_id).all() and (rows != data.mask_id).all() and len(np.unique(rows, axis=0)) == len(rows)
 
 
-def test_points_are_means_over_a_layers_heads_and_k_is_that_of_the_threshold(tmp_path):
+def test_points_are_means_over_a_layers_heads_and_k_is_that_of_the_threshold(tmp_path, capsys):
     """Each of two processes has every second row: with one the sum over both is its own."""
     torch.manual_seed(0)
     shape = {"vocab_size": 50, "max_length": 16, "hidden_size": 24, "num_layers": 2, "num_heads": 2, "initializer_range": 0.4}
     module = MLM(EncoderConfig(**shape, attention="full")).eval()
     rows = torch.randint(5, 50, (4, 16))
     points: dict = {}
-    writer = SimpleNamespace(points=lambda values, step: points.update(values), figure=lambda *_: None)
+    figures: list = []
+    writer = SimpleNamespace(
+        points=lambda values, step: points.update(values), figure=lambda name, drawn, step: figures.append(drawn)
+    )
     trainer = SimpleNamespace(
         state=SimpleNamespace(fn="fit"), global_step=3, global_rank=1, world_size=2, is_global_zero=True, fast_dev_run=False,
         datamodule=SimpleNamespace(blocks={"validation": SimpleNamespace(full_rows=lambda most: rows[:most].numpy())}),
@@ -99,6 +102,8 @@ def test_points_are_means_over_a_layers_heads_and_k_is_that_of_the_threshold(tmp
     callback = Spectrum(threshold=0.999)
     callback._layers, callback._index = [0, 1], 3
     callback.after_validation(trainer, module)
+    assert capsys.readouterr().out.startswith("step 3  99.9% of the spectrum, by layer: k = ")
+    assert [text.get_text() for text in figures[0].axes[0].texts] == ["99.9%"]
     expected = measure(module.net.encoder, rows[1::2], [0, 1])
     (entry,) = callback.history
     assert np.allclose(entry["share_at_index"], expected.at(3), atol=1e-6)

@@ -103,8 +103,10 @@ def test_two_runs_side_by_side(here, capsys):
     assert (Path("both") / "figure1.png").read_bytes()[1:4] == b"PNG"
 
 
-def test_suggestion_is_accepted_by_the_command_line(here):
-    main(["--run", "runs/full", "--num_sentences", "4", "--threshold", "0.99", "--output", "suggested"])
+def test_suggestion_is_accepted_by_the_command_line(here, capsys):
+    main(["--run", "runs/full", "--num_sentences", "4", "--threshold", "0.995", "--output", "suggested"])
+    shown = capsys.readouterr().out
+    assert "k for 99.5%" in shown and "A Linformer whose k holds 99.5% of each layer's spectrum" in shown
     (run,) = read("suggested")["runs"]
     EncoderConfig(max_length=32, num_layers=2, projection_dim=run["suggested_k"], sharing="key-value")
     words = shlex.split(run["suggestion"])
