@@ -1,6 +1,7 @@
 """kill -9 at any step, --ckpt_path last, and the run continues as if nothing had happened: bit for bit."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -183,7 +184,7 @@ def test_good_previous_outlives_a_save_that_fails_after_a_fall_back(put, tiny, t
     for name in ("new", "last"):
         (folder / f"{name}.ckpt.tmp").mkdir()  # in place of the next checkpoint's temporary file
         (folder / f"{name}.ckpt.tmp/note.txt").write_text("not the run's own, so it stays")
-    assert fit(tiny, "run", tmp_path / "run", "--ckpt_path", "last", "--trainer.max_steps", "14") == 2
+    assert fit(tiny, "run", tmp_path / "run", "--ckpt_path", "last", "--trainer.max_steps", "14") == os.EX_IOERR
     assert (folder / "previous.ckpt").read_bytes() == good
 
 

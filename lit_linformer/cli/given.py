@@ -198,7 +198,8 @@ def _put(found: dict[str, Any], key: str, value: Any) -> None:
         elif path is not None:
             found[key] = value
             return
-        for name, inner in {**value, **(value.get("init_args") or {})}.items():
+        arguments = value.get("init_args")
+        for name, inner in {**value, **(arguments if isinstance(arguments, dict) else {})}.items():
             if name not in ("class_path", "init_args"):
                 _put(found, f"{key}.{name}", inner)
     else:
