@@ -1,6 +1,7 @@
 """Data of your own: texts from a database, each in a row of its own, for masked language modelling; runs resume exactly.
 
-    python run.py fit --config conf/quickstart.yaml --data examples.database_texts.DatabaseTexts --data.database reviews.db
+    python run.py fit --config conf/quickstart.yaml --name database \
+      --data examples.database_texts.DatabaseTexts --data.database reviews.db
 
 Files need none of this: `--data.source` reads text, CSV, TSV, JSON lines and Parquet. It packs texts into full rows; here no
 text shares its row with another. The tokenizer must exist already: that of a run, or one that `prepare` made.

@@ -22,6 +22,8 @@ set -euo pipefail
 
 config=$1
 shift
+# srun has not taken --cpus-per-task from the job since Slurm 22.05.
+export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}
 # A process that ends takes the others with it; --ckpt_path auto continues where the last start of this job stopped.
 srun --kill-on-bad-exit=1 python run.py fit --config "$config" --config conf/trainer/slurm.yaml --ckpt_path auto \
   --trainer.num_nodes "$SLURM_NNODES" --trainer.devices "$SLURM_NTASKS_PER_NODE" "$@"

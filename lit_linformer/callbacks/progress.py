@@ -28,7 +28,7 @@ class Progress(ProgressBar):
 
     Args:
         every_n_steps: optimiser steps between two readings of the loss, and between two lines where there is no terminal.
-        live: draw a live bar; None: if the output is a terminal.
+        live: draw a live bar; null: if the output is a terminal.
     """
 
     def __init__(self, every_n_steps: Count = 50, live: bool | None = None):

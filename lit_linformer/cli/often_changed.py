@@ -32,8 +32,8 @@ SHAPE = (
 ).split()
 # For the package's own classes; for another one all that its __init__ declares.
 OF_CLASSES = {
-    "MLM": "lr warmup_steps schedule weight_decay projection_lr_factor lr_batch_size pretrained compile",
-    "Recall": "lr warmup_steps schedule weight_decay projection_lr_factor lr_batch_size pretrained compile",
+    "MLM": "lr optimizer warmup_steps schedule weight_decay projection_lr_factor lr_batch_size pretrained compile",
+    "Recall": "lr optimizer warmup_steps schedule weight_decay projection_lr_factor lr_batch_size pretrained compile",
     "Distillation": "pretrained teacher logits_weight hidden_weight labels_weight lr warmup_steps schedule",
     "SequenceClassification": "pretrained load_weights lr pooling dropout layer_lr_decay warmup_fraction weight_decay schedule",
     "PretrainingData": (
@@ -59,7 +59,8 @@ NAMES = {
     "model.encoder.projection_init": "lit_linformer.model.starts.PROJECTION_INITS",
 }
 # {command: [(title of a section, its settings; model.encoder, model and data: the class's own)]}
-TRAINING = "max_steps max_epochs val_check_interval gradient_clip_val accumulate_grad_batches accelerator devices precision"
+TRAINING = "max_steps max_epochs val_check_interval gradient_clip_val accumulate_grad_batches"
+TRAINING += " accelerator devices num_nodes precision"
 SECTIONS: dict[str, list[tuple[str, str]]] = {
     "fit": [
         ("The run", "name ckpt_path overwrite seed_everything"),

@@ -39,7 +39,7 @@ class SequenceClassification(TrainingModule):
         dropout: dropout of encoder and head, in place of that in pretraining or `encoder`.
         attention_dropout: dropout of attention weights, in place of that in pretraining or `encoder`.
         activation_checkpointing: recompute each layer in the backward pass instead of keeping its activations.
-        lr: peak learning rate of AdamW. 1e-5 is for an encoder of RoBERTa-base's size; conf/finetune/small.yaml has 5e-4,
+        lr: peak learning rate of AdamW. 1e-5 is for an encoder of RoBERTa-base's size; conf/finetune/small.yaml has 1e-3,
             for one of a few million parameters.
         layer_lr_decay: factor by which the learning rate falls with each layer below the head; 1.0: it does not.
         weight_decay: weight decay of the matrices; norms, biases and embeddings have none.

@@ -28,7 +28,7 @@ class Optimization:
     """The optimiser, and its learning rate over the steps.
 
     Args:
-        lr: peak learning rate of AdamW.
+        lr: peak learning rate, of AdamW and of Muon.
         lr_batch_size: rows of an optimiser step for which lr was chosen. With R rows the rate becomes lr · √(R /
             lr_batch_size), as in the rule for Adam (Malladi et al., 2022, "On the SDEs and scaling rules for adaptive gradient
             algorithms"), whose betas and eps are not scaled here. None: lr is not scaled.
