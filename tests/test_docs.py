@@ -140,6 +140,8 @@ def test_what_cannot_be_run_is_parsed(page, tmp_path, monkeypatch):
 def test_two_install_commands_are_the_ones_that_ci_runs():
     installs = [line for block in blocks("README.md", "bash") for line in block.splitlines() if line.startswith("pip install")]
     assert len(installs) == 2 and all(line.startswith("pip install -c constraints.txt") for line in installs)
+    ci = (ROOT / ".ci/run").read_text(encoding="utf-8")
+    assert "grep -E '^pip install -c constraints.txt' README.md" in ci and 'bash -euo pipefail -c "${commands[$number]}"' in ci
 
 
 def test_readme_is_short_and_the_index_is_complete():

@@ -72,7 +72,7 @@ def test_kills_between_steps_that_are_all_saved_resume(tiny, tmp_path):
     tiny = [*tiny, "--last.every_n_steps", "1", "--trainer.max_steps", "6"]
     assert fit(tiny, "whole", tmp_path / "whole") == 0
     for step in (2, 5):
-        fit(tiny, f"killed{step}", tmp_path / f"killed{step}", kill_at=step)
+        assert fit(tiny, f"killed{step}", tmp_path / f"killed{step}", kill_at=step) == -9
         assert fit(tiny, f"killed{step}", tmp_path / f"killed{step}", "--ckpt_path", "last") == 0
         assert read_log(tmp_path / "whole.0") == read_log(tmp_path / f"killed{step}.0")
 

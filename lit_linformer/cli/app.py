@@ -133,6 +133,7 @@ class LinformerCLI(LightningCLI):
         check_name(config.name)
         # Not written back into the config: the run's config.yaml with another --name must mean another folder.
         begun, own = given_run(self.argv)
+        own = own and config.name == self.as_given.name  # else it is named after the model that is evaluated
         self.run_dir = begun if own else run_folder(config.name, config.trainer.default_root_dir)
         if begun is not None:
             for one in (config,) if own else (config, self.as_given):  # a new run's config.yaml will lie elsewhere

@@ -22,6 +22,7 @@ from lit_linformer.model import EncoderConfig
 from lit_linformer.runs.checkpoints import check_checkpoint, config_of
 from lit_linformer.runs.exported import is_exported
 from lit_linformer.runs.folder import TOKENIZER, as_name
+from lit_linformer.runs.place import given_run
 from lit_linformer.runs.trained_model import StoredModel, find_model, read_model, task_of
 from lit_linformer.tasks.pretrained import pretrained_encoder
 from lit_linformer.utils.configs import config_files
@@ -120,7 +121,8 @@ def _check_same_task(source: StoredModel, model: Namespace, data: Namespace) -> 
 def evaluated(subcommand: str, argv: list[str], config: Namespace) -> Path | None:
     """The model to evaluate, if the command line names one: its checkpoint becomes ckpt_path, or it is an exported folder.
 
-    Without --name results go to runs/pretrained-MODEL; without a config rows are as long as the model's n.
+    Without --name results go to runs/pretrained-MODEL, unless the config is of this very run; without a config rows are as long
+    as the model's n.
     """
     settings = config.model.get("init_args", Namespace())
     named, typed = settings.get("pretrained"), dict(typed_words(argv))
@@ -129,7 +131,9 @@ def evaluated(subcommand: str, argv: list[str], config: Namespace) -> Path | Non
     path = Path(named)
     if not is_exported(path):
         config.ckpt_path = str(find_model(path, "model.pretrained"))
-    if config.name == RUN["name"][0] and "name" not in typed:
+    begun, own = given_run(argv)
+    another = begun is not None and own and not path.resolve().is_relative_to(begun.resolve())  # than the run of the config
+    if "name" not in typed and (another or config.name == RUN["name"][0]):
         name = path.stem if path.is_file() else path.resolve().name
         config.name = f"pretrained-{as_name(name)}"
     if not any(config_files(argv)) and "data.max_length" not in typed and "max_length" in config.data.get("init_args", ()):

@@ -207,12 +207,12 @@ def convert(model: "TrainedModel", given: dict[str, Any], folder: Path, device: 
     if "max_length" in given:
         how = [given.get(key, "repeat") for key in ("positions", "projections")]
         model.net = surgery.to_longer(model.net, new, *how)
-        model.max_length = new
+        row, model.max_length = model.max_length, new  # rows may have been shorter than n
         if isinstance(before := model.data.get("batch_size"), int):  # keeps the tokens a step; a user's own data may have null
-            model.data["batch_size"] = now = max(1, before * old // new)
+            model.data["batch_size"] = now = max(1, before * row // new)
             if rows := model.data.get("global_batch_size"):
                 # Of a micro-batch less than a row may be left: then there are fewer of them.
-                model.data["global_batch_size"] = max(1, min(rows // before * now, rows * old // new))
+                model.data["global_batch_size"] = max(1, min(rows // before * now, rows * row // new))
         measure("made longer", old)
         measure("made longer", new)
     return measured

@@ -65,16 +65,11 @@ class Permuted(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
         ctx.save_for_backward(*inputs[1:])
-        ctx.save_for_forward(*inputs[1:])
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         order, back = ctx.saved_tensors
         return Permuted.apply(gradient, back, order), None, None
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
-        return Permuted.apply(tangent, *ctx.saved_tensors)
 
 
 def columns(length: int, chunk: int, reach: int, device: torch.device | None = None) -> Tensor:

@@ -51,6 +51,11 @@ def seen_from(folder: Path, settings: Any) -> None:
         value = settings.get(name)
         if not isinstance(value, str) or Path(value).exists() or glob.glob(value):
             continue
+        if value.startswith("hub:"):  # whose path may be a folder
+            path, colon, split = value.removeprefix("hub:").partition(":")
+            if began is not None and not Path(path).exists() and (began / path).is_dir():
+                settings[name] = f"hub:{began / path}{colon}{split}"
+            continue
         if began is not None and (began / value).exists():
             settings[name] = str(began / value)
         elif began is not None and glob.glob(value, root_dir=began):

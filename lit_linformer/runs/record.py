@@ -189,5 +189,5 @@ def checkpoint_step(path: Path) -> int | None:
 
 def _folders(place: Path) -> list[Path]:
     with contextlib.suppress(OSError):
-        return [inner for inner in place.iterdir() if inner.is_dir() and not inner.is_symlink()]
+        return [inner for inner in place.iterdir() if inner.is_dir() and not inner.is_symlink() and inner.name[0] != "."]
     return []

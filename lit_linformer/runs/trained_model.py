@@ -25,6 +25,7 @@ from lit_linformer.runs.checkpoints import (
     without,
 )
 from lit_linformer.runs.folder import PERPLEXITY, SCORES, TOKENIZER
+from lit_linformer.runs.place import seen_from
 from lit_linformer.runs.record import RunRecord, of_class
 from lit_linformer.runs.sharded import is_sharded
 from lit_linformer.utils.environment import versions
@@ -236,7 +237,8 @@ def open_checkpoint(asked: str | Path, setting: str = "ckpt_path", reads_text: b
         model.facts = {"version": version()} | (stored.exported.get("lit_linformer") or {})
         model.curve = _curve(read_rows(path / PERPLEXITY))
         return model
-    run = path.parent.parent
+    run, settings = path.parent.parent, dict(settings)
+    seen_from(run, settings)
     name = run.name if path.parent.name == "checkpoints" else path.stem
     model = TrainedModel(name, net, tokenizer, longest, stored.labels)
     model.data = {"class_path": str(stored.data.get("class_path", "")), **settings}

@@ -4,6 +4,7 @@ GLUE's are computed by torchmetrics from the whole set's predictions at once, no
 a loader added to fill up a batch (index -1) do not count.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -96,7 +97,8 @@ class Scores(Exact):
         if not len(targets):
             return found
         targets = targets[order].cpu()
-        values = {name: score(name, predictions, targets, self.num_labels) for name in self.metrics}
+        broken = bool(self.loss.isnan())  # argmax and ranks make numbers even of NaN
+        values = {name: math.nan if broken else score(name, predictions, targets, self.num_labels) for name in self.metrics}
         scores = {"loss": self.loss.item() / len(order), **values, "score": sum(values.values()) / len(values)}
         return found | {"targets": targets, "scores": scores}
 

@@ -33,6 +33,7 @@ def test_kill_at_any_moment_leaves_a_whole_file(tmp_path):
         process = multiprocessing.get_context("fork").Process(target=save_for_ever, args=(path,))
         process.start()
         while not path.exists():
+            assert process.is_alive()
             time.sleep(0.01)
         time.sleep(0.03 + 0.05 * draw.random())
         os.kill(process.pid, signal.SIGKILL)

@@ -179,6 +179,11 @@ def test_a_folder_answers_as_its_run_does(folders, pretrained, finetuned, tmp_pa
     shutil.copytree(folders["mlm"], "my model-0.5")  # not a valid name for a run
     output(["predict", "--model.pretrained", "my model-0.5", *text], tmp_path)
     assert records(tmp_path / "runs/pretrained-my-model-0.5") == found[0]
+    # With another run's config: that run keeps its own results.
+    shutil.copytree(finetuned, "runs/task")
+    output(["predict", "--config", "runs/task/config.yaml", "--model.pretrained", str(folders["task"]), *text], tmp_path)
+    assert (Path("runs") / f"pretrained-{folders['task'].stem}/predictions.jsonl").is_file()
+    assert not Path("runs/task/predictions.jsonl").exists()
     # In a run's folder, with its name: the run's own checkpoint is not used.
     monkeypatch.chdir(finetuned.parents[1])
     argv = ["--config", str(pretrained / "config.yaml"), "--name", "task", "--model.pretrained", str(folders["mlm"])]

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 import yaml
@@ -10,7 +11,7 @@ import yaml
 from lit_linformer.convert import new_run
 from lit_linformer.runs.trained_model import open_checkpoint
 from tests.convert.commands import convert, refused
-from tests.helpers import output, slow, small_disk
+from tests.helpers import inside, output, slow, small_disk
 
 
 @pytest.mark.slow
@@ -69,6 +70,15 @@ def test_a_transformer_becomes_a_linformer_and_longer_in_one_command(pretrained,
     convert("runs/full", tmp_path, "--max_length", "160", name="longest")  # less than a row is left of a micro-batch of 4
     data = open_checkpoint(tmp_path / "runs/longest").data
     assert (data["batch_size"], data["global_batch_size"]) == (1, 2)
+    # Rows shorter than the model's n: a step keeps their tokens. A text beside runs/ is found from another folder, too.
+    shutil.copy(corpus, tmp_path / "text.txt")
+    words = ["--name", "short", "--data.max_length", "16", "--data.source", "text.txt"]
+    output([*argv, "--trainer.callbacks", "[]", *words], tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    with inside(tmp_path / "elsewhere"):
+        convert("../runs/short", tmp_path, "--max_length", "64", "--source", "validation", "--num_rows", "4")
+        data = open_checkpoint(Path("runs/new")).data
+    assert (data["batch_size"], data["global_batch_size"]) == (1, 3)
     # The perplexities equal those of validate.
     output(
         ["validate", "--config", "runs/full/config.yaml", "--data.batch_size", "4", "--trainer.limit_val_batches", "1"],

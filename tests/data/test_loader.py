@@ -15,7 +15,7 @@ from lit_linformer.data.pretraining.corpus import Corpus
 from lit_linformer.data.pretraining.masking import MaskedBlocks, Masker
 from lit_linformer.data.pretraining.token_files import Holdout, TokenBlocks, make_token_files
 from lit_linformer.model.heads import IGNORED
-from tests.helpers import slow
+from tests.helpers import HANGS, slow
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ class Stuck(Keys):
 
     def __getitem__(self, keys):
         if keys[0][1] >= 4:
-            time.sleep(100)
+            time.sleep(2 * HANGS)
         return super().__getitem__(keys)
 
 
@@ -215,7 +215,7 @@ def test_a_worker_that_is_stuck_ends_with_its_process(method):
 
     process = multiprocessing.get_context("fork").Process(target=child)
     process.start()
-    process.join(60)
+    process.join(HANGS)
     status = process.exitcode
     process.kill()
     assert status == 7

@@ -1,8 +1,8 @@
-"""Transforms of torch.func and devices without values: per-row gradients, forward-mode derivatives, the meta device."""
+"""Gradients of each row by torch.func, and shapes on the meta device, which holds no values."""
 
 import pytest
 import torch
-from torch.func import functional_call, grad, jvp, vmap
+from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lit_linformer.model import MaskedLanguageModel
@@ -34,24 +34,6 @@ def test_gradients_of_each_row_by_vmap(settings):
         expected = [grad(loss)(weights, *row) for row in zip(ids, mask, strict=True)]
     for name, gradients in found.items():
         torch.testing.assert_close(gradients, torch.stack([one[name] for one in expected]), rtol=1e-7, atol=1e-9)
-
-
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own use of it
-@every_kind
-def test_derivative_along_a_direction(settings):
-    model, (ids, mask) = randomised(tiny(local_width=3, **settings)), rows()
-    weights = {name: one.detach() for name, one in model.named_parameters()}
-    generator = torch.Generator().manual_seed(1)
-    along = {name: torch.randn(one.shape, generator=generator, dtype=one.dtype) for name, one in weights.items()}
-
-    def loss(weights):
-        return functional_call(model, weights, (ids, mask))[mask].square().sum()
-
-    with sdpa_kernel(SDPBackend.MATH):
-        _, found = jvp(loss, (weights,), (along,))
-        gradient = grad(loss)(weights)
-    expected = sum((gradient[name] * along[name]).sum() for name in weights)
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
 @every_kind

@@ -78,6 +78,10 @@ def test_paths_of_a_run_are_found_where_it_began(moved, tmp_path):
     seen_from(tmp_path / "in [brackets]/runs/one", settings)
     assert settings["source"] == str(tmp_path / "in [brackets]/texts [2]/a.txt")
     assert [path.name for path in Corpus(settings["validation_source"]).files()] == ["a.txt"]
+    settings = {"source": "hub:texts", "validation_source": "hub:texts:test", "test_source": "hub:wikitext:test"}
+    seen_from(run, settings)
+    assert settings["source"] == f"hub:{tmp_path}/texts" and settings["validation_source"] == f"hub:{tmp_path}/texts:test"
+    assert settings["test_source"] == "hub:wikitext:test"
     with inside(tmp_path):
         settings = {"source": "texts/a.txt"}
         seen_from(Path("runs/group/one"), settings)

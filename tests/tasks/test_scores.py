@@ -1,5 +1,6 @@
 """Scores compared with scikit-learn's and SciPy's; the same for any batches, ranks and filler rows."""
 
+import math
 import multiprocessing
 import socket
 from pathlib import Path
@@ -92,6 +93,15 @@ def test_order_and_fillers_do_not_matter(num_labels):
     assert result["scores"]["score"] == pytest.approx(sum(values) / len(values))
     loss = functional.mse_loss(expected, labels) if num_labels == 1 else functional.cross_entropy(logits, labels)
     assert result["scores"]["loss"] == pytest.approx(loss.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("num_labels", [1, 3])
+def test_of_outputs_that_are_no_numbers_there_is_no_score(num_labels):
+    logits, labels = random_set(num_labels, rows=20)
+    logits[3] = math.nan
+    scores = Scores(["spearman"] if num_labels == 1 else ["accuracy"], num_labels)
+    fill(scores, logits, labels, list(range(20)))
+    assert all(math.isnan(value) for value in scores.compute()["scores"].values())
 
 
 def test_without_labels_there_are_predictions_and_no_scores():

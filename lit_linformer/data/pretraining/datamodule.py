@@ -233,7 +233,10 @@ class PretrainingData(ResumableDataModule):
         if "train" not in self.blocks:
             return []
         tokens, n = self.blocks["train"].longest_document(self.tokenizer.eos_id), self.max_length
-        return [f"the longest document has {tokens:,} of a row's {n:,} tokens: each row joins several"] if tokens < n else []
+        of = " of the first 4 M tokens" if self.blocks["train"].tokens > 1 << 22 else ""
+        return (
+            [f"the longest document{of} has {tokens:,} of a row's {n:,} tokens: each row joins several"] if tokens < n else []
+        )
 
     # Loaders
 

@@ -77,4 +77,5 @@ def read_training(path: Path) -> tuple[dict[str, Any], Any]:
         raise SettingError("config", path, "a config of MLM and PretrainingData", more=f", of {' and '.join(classes)}")
     if "encoder" not in model.get("init_args", {}):
         raise SettingError("config", path, "a config with an encoder of its own", more=", which names no model.encoder")
-    return model["init_args"]["encoder"], PretrainingData(**data.get("init_args", {}))
+    # A batch is a step, as in the bare loop: none are accumulated.
+    return model["init_args"]["encoder"], PretrainingData(**data.get("init_args", {}) | {"global_batch_size": None})

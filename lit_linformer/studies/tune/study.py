@@ -23,7 +23,7 @@ from optuna.samplers import TPESampler
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from lit_linformer.runs.folder import PRUNED, is_run
+from lit_linformer.runs.folder import MARKER, PRUNED, is_run
 from lit_linformer.runs.place import run_folder
 from lit_linformer.runs.record import RunRecord
 from lit_linformer.studies.grid.cell import Cell
@@ -34,6 +34,7 @@ from lit_linformer.utils.files import write_json
 
 STUDY = "tune"  # its name in the database; each study has its own database
 REFUSED = 2  # exit status of a run that ended with a one-line error
+MOST_REFUSED = 4  # trials in a row that are taken for ones with impossible values
 
 
 class RunningTrial(RunningCell):
@@ -45,6 +46,7 @@ class RunningTrial(RunningCell):
         self.known: dict[int, float] = {}  # {step: value} that the study knows
         self.looked = False
         self.pruned: str | None = None  # why
+        self.begun = _began_at(cell.run_dir)
 
 
 class Study:
@@ -76,6 +78,7 @@ class Study:
         self.failed: list[RunningTrial] = []  # neither finished nor pruned: for the next start to resume
         self._own: set[int] = set()  # numbers of trials that this process runs
         self._waiting: list[int] = []
+        self._refused = 0  # trials in a row
 
     def _open(self, asked: dict[str, Any]) -> None:
         if optuna.get_all_study_summaries(self._storage):
@@ -183,8 +186,11 @@ class Study:
                 self._prune(job, f"{self.metric} is {value}")
             print(f"{job.label}: {self.metric} {value:.4g} ({seconds:.0f} s)", flush=True)
         elif job.pruned is not None or status == REFUSED:
-            if job.pruned is None and not self._has_runs():
-                raise UserError(job.error())
+            # Refused before it trained: for its values; for another reason if it has trained before, or others are refused, too.
+            refused = job.pruned is None and _began_at(job.cell.run_dir) == job.begun
+            self._refused = self._refused + 1 if refused else 0
+            if refused and (job.begun or self._refused > MOST_REFUSED or not self._has_runs()):
+                raise UserError(job.error())  # the next start tries it again
             why = job.pruned or job.error()
             self._prune(job, why)
             print(f"{job.label}: ended early ({seconds:.0f} s): {why}", flush=True)
@@ -199,6 +205,12 @@ class Study:
             write_json(job.cell.run_dir / PRUNED, told)
         job.trial.set_user_attr("why", why)
         self.optuna.tell(job.trial.number, state=TrialState.PRUNED)
+
+
+def _began_at(run_dir: Path) -> int | None:
+    """When a run last began to train, as a file's time; None: never."""
+    marker = run_dir / MARKER
+    return marker.stat().st_mtime_ns if marker.exists() else None
 
 
 def run_name(number: int) -> str:

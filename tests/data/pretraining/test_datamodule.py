@@ -126,13 +126,14 @@ def test_overfit_batches_repeats_the_same_rows(make, tmp_path):
 KEYS = ("input_ids", "positions", "labels")
 
 
-def test_validation_is_the_same_whatever_training_uses(make):
+@pytest.mark.parametrize(("stage", "loader"), [("validate", "val_dataloader"), ("test", "test_dataloader")])
+def test_held_out_batches_are_the_same_whatever_training_uses(stage, loader, make):
     batches = []
     for settings in ({}, {"mask_rate": 0.4, "whole_word": True, "seed": 7, "num_workers": 2}):
         data = make(**settings)
         data.prepare_data()
-        data.setup("validate")
-        batches.append(list(data.val_dataloader()))
+        data.setup(stage)
+        batches.append(list(getattr(data, loader)()))
     for a, b in zip(*batches, strict=True):
         assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 

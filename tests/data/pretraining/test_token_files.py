@@ -224,6 +224,7 @@ def test_killed_maker_leaves_nothing_that_is_taken_for_finished(tmp_path):
     assert process.stdout.readline() == "making\n"
     temporary = folder.with_suffix(".tmp")
     while not (temporary / "part3").exists():
+        assert process.poll() is None
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=HANGS)

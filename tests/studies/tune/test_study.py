@@ -17,6 +17,7 @@ import yaml
 from optuna.trial import TrialState
 
 from lit_linformer.cli.tune import main
+from lit_linformer.runs.folder import write_marker
 from lit_linformer.runs.record import RunRecord
 from lit_linformer.studies.grid.run import run_jobs
 from lit_linformer.studies.tune.page import draw_slices, write_page
@@ -132,6 +133,27 @@ def test_a_refused_trial_has_ended_and_one_that_the_machine_failed_is_tried_agai
     assert [one.state for one in study.trials()] == [TrialState.COMPLETE, state]
     job = next(Study(study.space, ["fit"], "val/perplexity", "min").todo(), None)
     assert (job and job.trial.number) == (1 if state == TrialState.RUNNING else None)
+
+
+@pytest.mark.parametrize("trained_before", [True, False])
+def test_a_mistake_beside_the_values_ends_the_study_and_not_its_trials(trained_before, tmp_path, monkeypatch):
+    """As a text that has been moved: it refuses a trial that had trained, and one new trial after the other."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("lit_linformer.studies.grid.run.run_command", lambda: [sys.executable, "-c", "exit(2)"])
+    write_space(trials=20)
+    study = Study(read_space(Path("space.yaml"), None, None), ["fit"], "val/perplexity", "min")
+    jobs = study.todo()
+    first = next(jobs)
+    finished(first.cell.run_dir, 50)
+    write_marker(first.cell.run_dir)
+    run_jobs(iter([first]), 1, study.ended, study.watch)
+    if trained_before:
+        write_marker(Path("runs/space/trial-001"))
+    with pytest.raises(ValueError, match="exit status 2"):
+        for job in jobs:
+            run_jobs(iter([job]), 1, study.ended, study.watch)
+    states = [one.state for one in study.trials()]
+    assert states == [TrialState.COMPLETE, *[TrialState.PRUNED] * (0 if trained_before else 4), TrialState.RUNNING]
 
 
 def test_after_its_first_trial_a_study_is_drawn_without_a_warning(tmp_path, monkeypatch):
