@@ -186,7 +186,7 @@ class Study:
                 self._prune(job, f"{self.metric} is {value}")
             print(f"{job.label}: {self.metric} {value:.4g} ({seconds:.0f} s)", flush=True)
         elif job.pruned is not None or status == REFUSED:
-            # Refused before it trained: for its values; for another reason if it has trained before, or others are refused, too.
+            # Refused before it trained: for its values; for another reason if it trained before, or others are refused, too.
             refused = job.pruned is None and _began_at(job.cell.run_dir) == job.begun
             self._refused = self._refused + 1 if refused else 0
             if refused and (job.begun or self._refused > MOST_REFUSED or not self._has_runs()):
