@@ -6,6 +6,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from lit_linformer.callbacks.checkpoint import BestCheckpoint
 from lit_linformer.callbacks.observing import Clock, callback_of, metrics, tokens_seen
 from lit_linformer.callbacks.throughput import Throughput
 from lit_linformer.model import count_parameters
@@ -27,6 +28,7 @@ class RunResult(Callback):
         self.monitor, self.mode, self.command = monitor, mode, command
         self.environment: dict[str, Any] = {}
         self.best: dict[str, Any] = {}
+        self._keeps_best = True
         self._metrics_before: dict[str, float] = {}
         self._clock = Clock()
 
@@ -48,6 +50,10 @@ class RunResult(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._clock.start()
         _remove(trainer, RESULT, PRUNED)  # a resumed run is not finished
+        kept = callback_of(trainer, BestCheckpoint)
+        self._keeps_best = kept is not None and kept.save_top_k != 0
+        if self._keeps_best and not kept.best_model_path:
+            self.best = {}  # the best checkpoint so far did not come along: the best of what follows is kept
         if trainer.is_global_zero and not trainer.fast_dev_run:
             # At the start: later the checkout may be at another commit than the running code.
             self.environment = environment(str(trainer.strategy.root_device)) | {"processes": trainer.world_size}
@@ -62,6 +68,8 @@ class RunResult(Callback):
             if math.isfinite(new) and (old is None or (new > old if self.mode == "max" else new < old)):
                 self.best = {"step": trainer.global_step, "metrics": found}
                 _remove(trainer, VALIDATE, TEST)  # they tell of the model that was the best before
+        if trainer.state.fn == "fit" and not trainer.sanity_checking and not self._keeps_best:
+            _remove(trainer, VALIDATE, TEST)  # of the last model before
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         _write(trainer, TEST, {"metrics": metrics(trainer), "command": self.command})

@@ -20,6 +20,7 @@ from lightning.pytorch import Trainer
 from rich.console import Console
 
 from lit_linformer.callbacks import RunResult
+from lit_linformer.callbacks.checkpoint import best_checkpoint
 from lit_linformer.callbacks.header import header, wrapped
 from lit_linformer.callbacks.observing import HEADLINE
 from lit_linformer.callbacks.pace import Pace
@@ -210,7 +211,7 @@ def test_a_few_batches_tried_before_training_are_no_validation(capsys):
 
 def test_a_trial_of_one_batch_leaves_the_result_of_an_earlier_run(tmp_path):
     (tmp_path / "result.json").write_text("{}")
-    trainer = SimpleNamespace(is_global_zero=True, fast_dev_run=1, default_root_dir=tmp_path)
+    trainer = SimpleNamespace(is_global_zero=True, fast_dev_run=1, default_root_dir=tmp_path, callbacks=[])
     RunResult().on_fit_start(trainer, SimpleNamespace())
     assert (tmp_path / "result.json").exists()
 
@@ -226,6 +227,23 @@ def test_a_better_model_makes_scores_of_the_one_before_untrue(fast_dev_run, perp
     trainer.callback_metrics = {"val/perplexity": perplexity}
     result.on_validation_end(trainer, SimpleNamespace())
     assert len(list(tmp_path.iterdir())) == left
+
+
+@pytest.mark.parametrize(("keep", "path", "best_step", "left"), [(1, "", 4000, 0), (1, "best.ckpt", 1000, 2), (0, "", 1000, 0)])
+def test_a_worse_model_is_the_best_where_the_better_one_did_not_come_along(keep, path, best_step, left, tmp_path):
+    """keep 0: evaluations read the last one, so that their scores are of an earlier model after each validation."""
+    result, kept = RunResult(), best_checkpoint("val/perplexity", "min", keep)
+    result.load_state_dict({"seconds": 0.0, "best": {"step": 1000, "metrics": {"val/perplexity": 20.0}}})
+    kept.best_model_path = path
+    for name in ("validate.json", "test.json"):
+        (tmp_path / name).write_text("{}")
+    trainer = SimpleNamespace(is_global_zero=True, fast_dev_run=0, default_root_dir=tmp_path, global_step=4000, world_size=1)
+    trainer.callbacks, trainer.strategy = [result, kept], SimpleNamespace(root_device="cpu")
+    trainer.state, trainer.sanity_checking = SimpleNamespace(fn="fit"), False
+    trainer.callback_metrics = {"val/perplexity": 21.0}
+    result.on_fit_start(trainer, SimpleNamespace())
+    result.on_validation_end(trainer, SimpleNamespace())
+    assert result.best["step"] == best_step and len(list(tmp_path.iterdir())) == left
 
 
 def test_a_metric_that_is_nan_is_not_the_best():
