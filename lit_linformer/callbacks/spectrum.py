@@ -19,6 +19,7 @@ from lit_linformer.callbacks.observing import Measuring, say, tokens_seen, unnot
 from lit_linformer.model.lowrank import Measured, check_index, check_layers, check_maps, measure
 from lit_linformer.model.ranges import Count, Natural, Range, check_ranges
 from lit_linformer.tasks.base import encoder_of
+from lit_linformer.utils.amounts import percent
 from lit_linformer.utils.errors import SettingError
 from lit_linformer.utils.figures import draw_spectra, figure_class
 from lit_linformer.utils.files import write_json
@@ -87,8 +88,8 @@ class Spectrum(Measuring):
             if fitting:
                 self.history.append(entry)
             held = ", ".join(map(str, entry["suggested_k"]))
-            percent = f"{100 * self.threshold:g}%"
-            say(trainer, f"step {step}  {percent} of the spectrum, by layer: k = {held} (n = {measured.length})")
+            share = percent(self.threshold)
+            say(trainer, f"step {step}  {share} of the spectrum, by layer: k = {held} (n = {measured.length})")
             if (path := self.file(trainer, "spectrum.json")) is None:
                 return
             self._write(path, measured, self.history if fitting else [entry])

@@ -1,4 +1,4 @@
-"""Counts and times as a terminal shows them."""
+"""Counts, shares and times as a terminal shows them."""
 
 
 def count(number: int) -> str:
@@ -7,6 +7,11 @@ def count(number: int) -> str:
         if number >= 0.99995 * size:  # which one decimal rounds up to it
             return f"{number / size:.1f}{unit}"
     return str(number)
+
+
+def percent(share: float) -> str:
+    """95%, 99.5%: with as many digits as it has."""
+    return f"{100 * share:g}%"
 
 
 def clock(seconds: float) -> str:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from lit_linformer.utils.amounts import percent
+
 # Okabe and Ito's palette, which colour-blind readers can tell apart, and line styles for print without colour.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 STYLES = ("-", "--", "-.", ":")
@@ -77,7 +79,7 @@ def draw_spectra(
 def _curves(axes: Any, measured: Any, index: int, threshold: float, heads: Sequence[int] | None) -> None:
     x = range(1, measured.curves.shape[-1] + 1)
     axes.axhline(threshold, **QUIET)
-    axes.text(len(x), threshold - 0.01, f"{100 * threshold:g}%", ha="right", va="top", fontsize=8, color=QUIET["color"])
+    axes.text(len(x), threshold - 0.01, percent(threshold), ha="right", va="top", fontsize=8, color=QUIET["color"])
     axes.axvline(index, linestyle=":", **QUIET)
     layers = thinned(list(range(len(measured.layers))), MOST_CURVES)
     drawn = list(itertools.product(enumerate(layers), enumerate(heads or [None])))

@@ -21,7 +21,15 @@ from lit_linformer.data.notes import note
 from lit_linformer.data.pretraining.corpus import Corpus
 from lit_linformer.data.pretraining.masking import VALIDATION_MASK_RATE, VALIDATION_SEED, MaskedBlocks, Masker
 from lit_linformer.data.pretraining.prompts import encode_prompts, prompt_loader, read_prompts
-from lit_linformer.data.pretraining.token_files import FILES, SPLITS, Holdout, TokenBlocks, least_fraction, make_token_files
+from lit_linformer.data.pretraining.token_files import (
+    FILES,
+    LOOKED_AT,
+    SPLITS,
+    Holdout,
+    TokenBlocks,
+    least_fraction,
+    make_token_files,
+)
 from lit_linformer.data.summary import Summary
 from lit_linformer.data.tokenizer import check_vocab_size
 from lit_linformer.model.ranges import Count, Range, Seed, check_ranges
@@ -232,11 +240,11 @@ class PretrainingData(ResumableDataModule):
         """Advice if no document is as long as a row, since long rows then have no long-range context."""
         if "train" not in self.blocks:
             return []
-        tokens, n = self.blocks["train"].longest_document(self.tokenizer.eos_id), self.max_length
-        of = " of the first 4 M tokens" if self.blocks["train"].tokens > 1 << 22 else ""
-        return (
-            [f"the longest document{of} has {tokens:,} of a row's {n:,} tokens: each row joins several"] if tokens < n else []
-        )
+        blocks, n = self.blocks["train"], self.max_length
+        if (tokens := blocks.longest_document(self.tokenizer.eos_id)) >= n:
+            return []
+        of = " of the first 4 M tokens" if blocks.tokens > LOOKED_AT else ""
+        return [f"the longest document{of} has {tokens:,} of a row's {n:,} tokens: each row joins several"]
 
     # Loaders
 

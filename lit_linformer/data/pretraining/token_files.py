@@ -32,6 +32,7 @@ FORMAT = 1  # to be increased when the files' meaning changes, so that old cache
 SPLITS = ("train", "validation", "test")
 FILES = {split: f"{split}.bin" for split in SPLITS}
 SHARD_BYTES = 100_000_000
+LOOKED_AT = 1 << 22  # tokens in which the longest document is looked for
 
 
 class Holdout:
@@ -233,7 +234,7 @@ class TokenBlocks:
         """All tokens, (tokens,), eos after each document."""
         return np.memmap(self.path, self.dtype, "r") if self.tokens else np.zeros(0, self.dtype)
 
-    def longest_document(self, eos_id: int, most: int = 1 << 22) -> int:
+    def longest_document(self, eos_id: int, most: int = LOOKED_AT) -> int:
         """Tokens of the longest document, eos included, among the first ``most`` tokens of the split."""
         first = self.stream[:most]
         return int(np.diff(np.flatnonzero(first == eos_id), prepend=-1, append=len(first) - 1).max(initial=0))

@@ -18,6 +18,7 @@ import csv
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lit_linformer.utils.amounts import percent
 from lit_linformer.utils.arguments import Setting, check_device, listed, number, parse, several, whole, word
 from lit_linformer.utils.environment import command_line, environment
 from lit_linformer.utils.errors import SettingError
@@ -141,7 +142,7 @@ def markdown(runs: "list[MeasuredRun]", threshold: float, command: str) -> str:
     lines = ["# Spectrum of attention", "", f"`{command}`", ""]
     for run in runs:
         found, share = run.measured, run.measured.at(run.index)
-        held, percent = rank_holding(found.curves, threshold), f"{100 * threshold:g}%"
+        held, holds = rank_holding(found.curves, threshold), percent(threshold)
         names = list(found.errors)
         lines += [
             f"## {run.name}",
@@ -150,7 +151,7 @@ def markdown(runs: "list[MeasuredRun]", threshold: float, command: str) -> str:
             "means over the layer's heads (lowest to highest head).",
             "",
         ]
-        table = [["layer", f"share at index {run.index}", f"k for {percent}", "suggested k", "k of the errors", *names]]
+        table = [["layer", f"share at index {run.index}", f"k for {holds}", "suggested k", "k of the errors", *names]]
         for place, (layer, k, rank) in enumerate(zip(found.layers, found.suggested(threshold), found.ranks, strict=True)):
             cells = [str(layer), _range(share[place], ".3f"), _range(held[place].double(), ".0f"), str(k), str(rank)]
             table.append(cells + [f"{found.errors[name][place].mean():.3f}" for name in names])
@@ -159,7 +160,7 @@ def markdown(runs: "list[MeasuredRun]", threshold: float, command: str) -> str:
         lines += [f"- {name}: {ERRORS[name]}" for name in names]
         suggestion = run.suggestion(threshold)
         why = f"`{suggestion}`" if suggestion else "only where all layers are measured"
-        lines += ["", f"A Linformer whose k holds {percent} of each layer's spectrum: {why}", ""]
+        lines += ["", f"A Linformer whose k holds {holds} of each layer's spectrum: {why}", ""]
     return "\n".join(lines)
 
 
