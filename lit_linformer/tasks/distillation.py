@@ -15,7 +15,7 @@ from lit_linformer.data.tokenizer import Tokenizer
 from lit_linformer.model import MaskedLanguageModel
 from lit_linformer.model.attention import zero_pads
 from lit_linformer.model.encoder import layer_outputs
-from lit_linformer.model.flops import forward_flops
+from lit_linformer.model.flops import forward_flops, training_flops
 from lit_linformer.model.heads import IGNORED, mean_nll
 from lit_linformer.model.parts import at_least_float32
 from lit_linformer.model.ranges import Range, check_ranges
@@ -113,12 +113,11 @@ class Distillation(MLM):
         return sum(weight * term for weight, term in zip(self.weights, terms, strict=True))
 
     def training_flops(self, batch: Batch) -> int | None:
-        flops = super().training_flops(batch)
-        if not any(self.weights[:2]):
-            return flops
-        rows, length = batch["input_ids"].shape
-        teacher = forward_flops(self.teacher.encoder, length, masked=batch["positions"].shape[1])
-        return None if None in (flops, teacher) else flops + rows * teacher
+        logits, hidden, labels = self.weights
+        (rows, length), masked = batch["input_ids"].shape, batch["positions"].shape[1]
+        flops = training_flops(self.net.encoder, length, masked if logits or labels else 0)
+        teacher = forward_flops(self.teacher.encoder, length, masked if logits else 0) if logits or hidden else 0
+        return None if None in (flops, teacher) else rows * (flops + teacher)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         found = super().validation_step(batch, batch_idx)
@@ -165,20 +164,25 @@ def _terms(
     labels: Tensor,
     attention_mask: Tensor | None,
 ) -> tuple[Tensor | float, Tensor | float, Tensor | float]:
-    """The three terms, unweighted; 0.0 for one of weight 0."""
-    with layer_outputs(student.encoder) as mine:
-        logits = at_least_float32(student(input_ids, attention_mask, positions))  # (B, M, V)
+    """The three terms, unweighted; 0.0 for one of weight 0. A head runs only for a term that reads its logits."""
+
+    def run(net: MaskedLanguageModel, head: bool) -> tuple[Tensor, list[Tensor]]:
+        with layer_outputs(net.encoder) as states:  # logits (B, M, V), or the last hidden states
+            found = net(input_ids, attention_mask, positions) if head else net.encoder(input_ids, attention_mask)
+        return at_least_float32(found), states[1:]
+
+    logits, mine = run(student, head=bool(weights[0] or weights[2]))
     logits_term = hidden_term = labels_term = 0.0
-    if any(weights[:2]):
-        with torch.no_grad(), layer_outputs(teacher.encoder) as theirs:
-            wanted = at_least_float32(teacher(input_ids, attention_mask, positions))
+    if weights[0] or weights[1]:
+        with torch.no_grad():
+            wanted, theirs = run(teacher, head=bool(weights[0]))
     if weights[0]:
         chances, targets = logits.log_softmax(-1), wanted.log_softmax(-1)
         divergence = functional.kl_div(chances, targets, reduction="none", log_target=True).sum(-1)
         asked = labels != IGNORED
         logits_term = (divergence * asked).sum() / asked.sum().clamp(min=1)
     if weights[1]:
-        hidden_term = sum(_relative(*pair, attention_mask) for pair in zip(mine[1:], theirs[1:], strict=True)) / len(mine[1:])
+        hidden_term = sum(_relative(*pair, attention_mask) for pair in zip(mine, theirs, strict=True)) / len(mine)
     if weights[2]:
         labels_term = mean_nll(logits, labels)
     return logits_term, hidden_term, labels_term

@@ -14,6 +14,7 @@ from lit_linformer.tasks import MLM, Distillation
 from lit_linformer.tasks.distillation import _terms
 from tests.cli.test_errors import complaint
 from tests.helpers import TINY, assert_same, fit, inside, load, output, read_log, run_forked
+from tests.model.test_flops import counted
 from tests.studies.conftest import tables
 
 SHAPE = {"vocab_size": 40, "max_length": 12, "hidden_size": 8, "num_layers": 2, "num_heads": 2, "intermediate_size": 16}
@@ -82,10 +83,29 @@ def test_the_three_terms_are_what_they_are_said_to_be(norm):
     assert torch.allclose(hidden, sum(shares) / 2, atol=1e-5)
     assert _terms(student, teacher, (0.0, 0.0, 1.0), ids, positions, labels, mask) == (0.0, 0.0, nll)
     assert all(term.abs() < 1e-6 for term in _terms(teacher, teacher, (1.0, 1.0, 0.0), ids, positions, labels, mask)[:2])
+    heads = []
+    for net in (student, teacher):
+        net.head.register_forward_hook(lambda module, inputs, logits: heads.append(module))
+    assert _terms(student, teacher, (0.0, 1.0, 0.0), ids, positions, labels, mask) == (0.0, hidden, 0.0) and not heads
+    assert _terms(student, teacher, (0.0, 1.0, 1.0), ids, positions, labels, mask)[1:] == (hidden, nll) and len(heads) == 1
     rounded = _terms(student.bfloat16(), teacher.bfloat16(), (1.0, 1.0, 1.0), ids, positions, labels, mask)
     assert {term.dtype for term in rounded} == {torch.float32}  # not the loss: that is with trainer.precision bf16-true
     exact = _terms(student.double(), teacher.double(), (1.0, 1.0, 1.0), ids, positions, labels, mask)
     assert {term.dtype for term in exact} == {torch.float64}
+
+
+@pytest.mark.parametrize("weights", [(1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 1, 1), (1, 1, 0)])
+def test_operations_are_those_that_the_terms_need(weights):
+    student, teacher = models()
+    task = Distillation("a run", *weights, encoder=student.encoder.config)
+    task.net, task._teacher = student, (teacher.requires_grad_(False),)
+    ids, positions, labels = (torch.randint(1, most, (2, n)) for n, most in ((12, 40), (3, 12), (3, 40)))
+
+    def step():
+        terms = _terms(student, teacher, weights, ids, positions, labels, None)
+        sum(weight * term for weight, term in zip(weights, terms, strict=True)).backward()
+
+    assert counted(step) == task.training_flops({"input_ids": ids, "positions": positions})
 
 
 def test_the_teacher_learns_nothing(distill, tmp_path):
