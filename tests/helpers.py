@@ -204,6 +204,23 @@ def after(monkeypatch: Any, owner: type, name: str, then: Callable[..., None]) -
     monkeypatch.setattr(owner, name, called)
 
 
+def disk_calls(monkeypatch: Any) -> list[str]:
+    """A list that fills with what makes files durable, in order: "sync NAME" and "rename NAME", the new name."""
+    calls: list[str] = []
+    sync = os.fsync
+
+    def recorded(descriptor: int) -> None:
+        calls.append(f"sync {os.path.basename(os.readlink(f'/proc/self/fd/{descriptor}'))}")
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    for name in ("replace", "rename"):
+        rename = getattr(os, name)
+        note = lambda old, new, rename=rename: calls.append(f"rename {os.path.basename(new)}") or rename(old, new)  # noqa: E731
+        monkeypatch.setattr(os, name, note)
+    return calls
+
+
 def read_log(path: Path) -> dict[int, dict[str, Any]]:
     """{batch: line}; for a batch that was repeated, the last line."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]

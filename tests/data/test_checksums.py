@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from lit_linformer.data import checksums
+from lit_linformer.data.cache import make_once, write_progress
 from lit_linformer.data.checksums import ShardWriter, verify
 from lit_linformer.data.finetuning.encoded_texts import encoded_files
 from lit_linformer.data.finetuning.labelled_rows import LabelledSource
@@ -16,7 +17,7 @@ from lit_linformer.data.pretraining.corpus import Corpus
 from lit_linformer.data.pretraining.token_files import Holdout, TokenBlocks, make_token_files
 from lit_linformer.data.row_files import FILES
 from tests.data.finetuning.test_labelled_rows import write_json
-from tests.helpers import output
+from tests.helpers import disk_calls, output
 
 
 @pytest.fixture
@@ -29,6 +30,24 @@ def folder(tmp_path, text_file, tokenizer, monkeypatch):
     folder = make_token_files(tmp_path / "cache", corpora, Holdout(0.1, 0.1), tokenizer, progress=False)
     shutil.rmtree(tmp_path / "home")
     return folder
+
+
+def test_shards_are_on_the_disk_before_they_are_called_complete(tmp_path, monkeypatch):
+    calls = disk_calls(monkeypatch)
+
+    def make(temporary):
+        tokens = ShardWriter(temporary / "train.bin")
+        for _ in range(2):
+            tokens.write(np.arange(9))
+            tokens.end_shard()
+            write_progress(temporary, {"shards": tokens.shards})
+        tokens.close()
+
+    make_once(tmp_path / "entry", make)
+    shard = ["sync train.bin", "sync progress.json.new", "rename progress.json"]
+    assert calls[:6] == shard * 2
+    assert {*calls[6:-3]} == {"sync train.bin", "sync progress.json"}
+    assert calls[-3:] == ["sync entry.tmp", "rename entry", f"sync {tmp_path.name}"]
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from lit_linformer.runs.checkpoints import check_checkpoint, checkpoint_path, fi
 from lit_linformer.runs.record import RunRecord
 from lit_linformer.runs.trained_model import find_model
 from tests.callbacks.test_checkpoint import write
-from tests.helpers import output
+from tests.helpers import disk_calls, output
 
 ROOT = Path(__file__).parents[2]
 WEIGHTS = torch.arange(1000.0)
@@ -32,6 +32,12 @@ def flip(path, at=None, bit=1):
     content = bytearray(path.read_bytes())
     content[content.find(WEIGHTS[5:9].numpy().tobytes()) if at is None else at] ^= bit
     path.write_bytes(content)
+
+
+def test_a_checkpoint_is_on_the_disk_before_it_takes_the_place_of_another(tmp_path, monkeypatch):
+    calls = disk_calls(monkeypatch)
+    write_whole(tmp_path, "last.ckpt")
+    assert calls == ["sync last.ckpt.tmp", "rename last.ckpt"]
 
 
 def test_torch_writes_checksums_and_does_not_look_at_them(tmp_path):

@@ -16,8 +16,8 @@ from torch.distributed.checkpoint import FileSystemReader, load, metadata, save
 from lit_linformer.runs import sharded
 from lit_linformer.runs.checkpoints import check_checkpoint, find_checkpoint, unknown_classes
 from lit_linformer.runs.record import RunRecord
-from lit_linformer.runs.sharded import META, METADATA, Planner, Reader, load_sharded, read_metadata, write_checksums
-from tests.helpers import assert_same
+from lit_linformer.runs.sharded import CHECKSUMS, META, METADATA, Planner, Reader, load_sharded, read_metadata, write_checksums
+from tests.helpers import assert_same, disk_calls
 
 STATE = {
     "state_dict": {"net.a": torch.arange(300, dtype=torch.float32), "net.b": torch.ones(7, 5, dtype=torch.bfloat16)},
@@ -35,6 +35,12 @@ def write(folder: Path) -> Path:
     torch.save({"global_step": 5, "epoch": 0}, folder / META)
     write_checksums(folder)
     return folder
+
+
+def test_what_torch_leaves_to_the_kernel_is_synced(tmp_path, monkeypatch):
+    calls = disk_calls(monkeypatch)
+    write(tmp_path / "last.ckpt")
+    assert calls[-3:] == [f"sync {name}" for name in (META, METADATA, CHECKSUMS)]
 
 
 @pytest.fixture(scope="module")
