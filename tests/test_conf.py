@@ -193,7 +193,7 @@ def test_cells_of_a_grid_are_commands_that_parse(path, finetuning, cache, tmp_pa
     known += "trainer.limit_val_batches data.validation_fraction data.test_fraction trainer.callbacks+ "
     known += "trainer.callbacks.lengths trainer.callbacks.every_n_validations trainer.callbacks.at_end "
     known += "trainer.callbacks.limit_batches data.source model.encoder.local_width model.encoder.norm model.lr "
-    known += "last.every_n_steps data.global_batch_size data.task data.cut data.pairs "
+    known += "last.every_n_steps data.global_batch_size data.task data.cut data.pairs data.validation_rows "
     known += "model.encoder.position model.encoder.feed_forward model.encoder.norm_type model.encoder.bias model.optimizer "
     known += "model.encoder.head_bias model.schedule model.decay_share data.mask_rate trainer.callbacks"
     settings = {name for name in settings if "_options." not in name}

@@ -73,6 +73,10 @@ def run(cell, folder):
     assert not cell.left()
 
 
+def encoder_of(cell):
+    return yaml.safe_load((cell.run_dir / "hparams.yaml").read_text())["encoder"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", CURRICULA, ids=named)
 def test_short_rows_first_then_long_ones(path, tmp_path, corpus, cache, monkeypatch):
@@ -84,12 +88,28 @@ def test_short_rows_first_then_long_ones(path, tmp_path, corpus, cache, monkeypa
     grid = read_grid(path, arguments=shrink)
     cell = next(cell for cell in grid.cells if cell.values["model"] == "lookup")
     run(cell, tmp_path)
-    encoders = [yaml.safe_load((of / "hparams.yaml").read_text())["encoder"] for of in (cell.pretraining.run_dir, cell.run_dir)]
+    encoders = [encoder_of(cell.pretraining), encoder_of(cell)]
     n = int(cell.values["n"])
     assert [encoder["max_length"] for encoder in encoders] == [512, n]
     assert [encoder["projection_dim"] for encoder in encoders] == [16, n // 32]  # equally many tokens for each slot
     assert 1 < cell.value() < 1000
     assert None not in [measure.read(cell.run_dir) for measure in grid.measures.values()]
+
+
+@pytest.mark.slow
+def test_recall_is_learnt_in_short_rows_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    os.symlink(ROOT / "conf", "conf")
+    shrink = "--trainer.max_steps 2 --trainer.val_check_interval 2 --data.batch_size 1 --data.validation_rows 2"
+    grid = read_grid(ROOT / "conf/recall/long.yaml", arguments=f"{shrink} --trainer.accelerator cpu")
+    for cell in grid.cells:
+        run(cell, tmp_path)
+        short, long = encoder_of(cell.pretraining), encoder_of(cell)
+        assert (short["max_length"], long["max_length"]) == (128, 512)
+        assert short["attention"] == "full" or long["projection_dim"] == 4 * short["projection_dim"]
+        assert 0 <= cell.value() <= 1
+        missing = {name for name, measure in grid.measures.items() if measure.read(cell.run_dir) is None}
+        assert missing == {name for name in grid.measures if name.endswith(" M tokens")}
 
 
 @pytest.mark.slow
