@@ -3,8 +3,8 @@
     python run.py fit --config conf/quickstart.yaml --name database \
       --data examples.database_texts.DatabaseTexts --data.database reviews.db
 
-Files need none of this: `--data.source` reads text, CSV, TSV, JSON lines and Parquet. It packs texts into full rows; here no
-text shares its row with another. The tokenizer must exist already: that of a run, or one that `prepare` made.
+Files need none of this: `--data.source` reads text, CSV, TSV, JSON lines and Parquet. It packs texts into full rows, while here
+each text has a row of its own. The tokenizer must exist already: use that of a run, or one that `prepare` made.
 """
 
 import sqlite3
@@ -43,7 +43,7 @@ class MaskedRows:
 
 
 class DatabaseTexts(LightningDataModule):
-    """One row of tokens for each text that a query finds; every tenth one is for validation.
+    """One row of tokens for each text that a query finds; every tenth row is for validation.
 
     Args:
         database: an SQLite file.
@@ -93,7 +93,7 @@ class DatabaseTexts(LightningDataModule):
     def val_dataloader(self) -> EvaluationLoader:
         return EvaluationLoader(MaskedRows(self.rows[self.held_out], self.tokenizer, seed=1), self.batch_size)
 
-    # Where a run resumes: after this many rows.
+    # A resumed run continues after this many rows.
 
     def state_dict(self) -> dict[str, int]:
         return {"samples": self._loader.samples if self._loader is not None else self._samples}

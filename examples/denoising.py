@@ -72,7 +72,8 @@ class Denoising(TrainingModule):
         self.log("val/loss", self._loss(batch, fixed), batch_size=len(batch["input_ids"]))
 
     def _loss(self, batch: dict[str, Tensor], generator: torch.Generator | None) -> Tensor:
-        # The data mask tokens for MLM: `labels` (B, M) are the originals at `positions`, -100 where a row has fewer.
+        # The data module has masked tokens for MLM. This puts the original ones back: `labels` (B, M) at `positions`;
+        # -100 where a row has fewer than M.
         known = batch["labels"] >= 0
         there = batch["input_ids"].gather(1, batch["positions"])
         ids = batch["input_ids"].scatter(1, batch["positions"], torch.where(known, batch["labels"], there))

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 
 class GradientNorm(Callback):
-    """Logs train/gradient_norm, before clipping, and prints at the end when it was largest.
+    """Logs train/gradient_norm, before clipping, and prints at the end how large it became, and at which step.
 
     Args:
         power: 2 for the Euclidean norm, 1 for the sum of absolute values.
@@ -21,7 +21,7 @@ class GradientNorm(Callback):
         self.power = power
         self.largest, self.at_step = torch.zeros(()), torch.zeros((), dtype=torch.int64)
 
-    # Saved in each checkpoint, and so survives an interruption.
+    # Saved in each checkpoint, so that a resumed run still knows them.
 
     def state_dict(self) -> dict[str, Any]:
         return {"largest": self.largest.item(), "at_step": self.at_step.item()}

@@ -1,8 +1,8 @@
-"""An attention of your own: each token sees those at most `window` away, with FlexAttention's kernels, in O(n · window).
+"""An attention of your own: each token attends to those at most WINDOW away, with FlexAttention's kernels, in O(n · WINDOW).
 
     PYTHONPATH=. python run.py benchmark --models fused linformer examples.sliding_window.SlidingWindow --lengths 4096 16384
 
-The kernels are compiled, on a CPU with g++. There torch has no backward kernel: training computes all n² scores.
+The kernels are compiled, on a CPU with g++. torch has no backward kernel for a CPU: training there computes all n² scores.
 """
 
 import functools
@@ -20,9 +20,9 @@ WINDOW = 256
 
 @functools.lru_cache(maxsize=8)
 def near(length: int, device: torch.device) -> BlockMask:
-    """The blocks of the (N, N) scores that hold a pair within the window; compiled, so that the whole mask is never made."""
+    """The blocks of the (N, N) scores that contain a pair within the window; compiled, so that the full mask is never made."""
     made = torch.compile(create_block_mask, dynamic=False)
-    with torch.inference_mode(False):  # training could not use a mask made in a validation
+    with torch.inference_mode(False):  # training could not use a mask that a validation has made
         return made(lambda b, h, q, k: (q - k).abs() <= WINDOW, None, None, length, length, device=device)
 
 
