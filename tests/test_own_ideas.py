@@ -109,6 +109,48 @@ def test_the_pages_ideas_compute_in_float16(setting, here, monkeypatch):
     del sys.modules["my_ideas"]
 
 
+OTHER_NET = """
+from torch.nn import functional
+
+from lit_linformer.model.encoder import EncoderLayer
+from lit_linformer.tasks import MLM
+
+
+class Squared(EncoderLayer):
+    def _feed_forward(self, h):
+        return self.down(functional.relu(self.up(h)).square())
+
+
+class SquaredMLM(MLM):
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        for layer in self.net.encoder.layers:
+            layer.__class__ = Squared
+"""
+
+
+def test_a_net_of_ones_own_is_not_taken_for_the_one_that_its_settings_describe(here, corpus, cache, tmp_path):
+    (here / "my_net.py").write_text(OTHER_NET)
+    data = ["--data.source", str(corpus), "--data.cache_dir", str(cache), "--trainer.max_steps", "2"]
+    argv = ["--config", "tiny.yaml", *data, "--model", "my_net.SquaredMLM"]
+    output(["fit", *argv, "--name", "squared"], tmp_path)
+    said = "is runs/squared/checkpoints/last.ckpt, whose encoder.layers.0 is a my_net.Squared; allowed: a model of this"
+    for setting, *words in (
+        ("ckpt_path", "export", "--format", "safetensors", "--output", "out", "--ckpt_path"),
+        ("ckpt_path", "embed", "--text", "a", "--output", "a.npy", "--ckpt_path"),
+        ("ckpt_path", "spectrum", "--run"),
+        ("from", "convert", "--max_length", "64", "--name", "longer", "--from"),
+    ):
+        assert f"{setting} {said}" in complaint([*words, "runs/squared"], tmp_path)
+    teacher = ["--model", "lit_linformer.tasks.Distillation", "--model.teacher", "runs/squared"]
+    assert f"model.teacher {said}" in complaint(["fit", *argv[:-2], *teacher, "--name", "taught"], tmp_path)
+    shown = output(["fit", *argv, "--name", "next", "--model.pretrained", "runs/squared"], tmp_path)
+    assert "note: encoder.layers.0 of model.pretrained=runs/squared is a my_net.Squared: of that only the weights" in shown
+    output(["validate", "--config", "runs/squared/config.yaml"], tmp_path)
+    found = json.loads((here / "runs/squared/validate.json").read_text())["metrics"]["val/perplexity"]
+    assert f"step 0  validation perplexity {found:.2f}  " in shown
+
+
 def test_draws_or_says_that_there_are_no_slots(here, tmp_path):
     pytest.importorskip("matplotlib")
     argv = ["draw", "--text", "a b", "--output", str(tmp_path / "slots.png"), "--ckpt_path"]

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from lit_linformer.data.tokenizer import Tokenizer, load_tokenizer
-from lit_linformer.model import ATTENTIONS, PROJECTIONS, EncoderConfig, MaskedLanguageModel, SequenceClassifier
+from lit_linformer.model import (
+    ATTENTIONS,
+    PROJECTIONS,
+    Attention,
+    EncoderConfig,
+    MaskedLanguageModel,
+    Projection,
+    SequenceClassifier,
+)
 from lit_linformer.runs import exported
 from lit_linformer.runs.checkpoints import (
     OURS,
@@ -83,6 +91,11 @@ class StoredModel:
         return config_of(self.checkpoint, self.path, self.setting).get("data") or {}
 
     @property
+    def own_modules(self) -> dict[str, str]:
+        """`own_modules` of the network that was trained."""
+        return self.checkpoint.get("own_modules", {})
+
+    @property
     def labels(self) -> tuple[str, ...] | None:
         """Names of a classifier's classes, in the order of their numbers; None: not known."""
         if self.exported:
@@ -94,7 +107,8 @@ class StoredModel:
         return labels if len(labels) == self.settings.get("num_labels") != 1 else None
 
     def build(self) -> MaskedLanguageModel | SequenceClassifier:
-        """MaskedLanguageModel or SequenceClassifier, float32, in evaluation mode."""
+        """MaskedLanguageModel or SequenceClassifier, float32, in evaluation mode; SettingError for a user's own modules."""
+        self.check_modules()
         encoder = replace(self.encoder, activation_checkpointing=False)
         try:
             net: MaskedLanguageModel | SequenceClassifier
@@ -106,6 +120,12 @@ class StoredModel:
             raise self._another(error) from error
         self.fill(net, self.weights)
         return net.float().eval()
+
+    def check_modules(self) -> None:
+        """SettingError if a user's own modules were trained, which the encoder's settings do not describe."""
+        for name, kind in self.own_modules.items():
+            allowed = "a model of this project's classes (for others: fit, validate, test, and predict --config)"
+            raise SettingError(self.setting, self.path, allowed, more=f", whose {name} is a {kind}")
 
     def fill(self, part: nn.Module, weights: dict[str, Tensor]) -> None:
         """Loads weights into a network or its encoder; SettingError if they don't fit, as in a user's own task."""
@@ -298,6 +318,18 @@ def own_classes(config: EncoderConfig) -> list[str]:
     if config.attention_kind.slots:
         found[config.projection] = PROJECTIONS
     return [name for name, known in found.items() if name not in known]
+
+
+def own_modules(net: nn.Module, name: str = "") -> dict[str, str]:
+    """Names and class paths of a user's own modules in a network, but for attention and projection, which settings name."""
+    if isinstance(net, Attention | Projection):
+        return {}
+    modules = (kind for kind in type(net).__mro__ if issubclass(kind, nn.Module))
+    own = next((kind for kind in modules if kind.__module__.partition(".")[0] not in ("torch", "lit_linformer")), None)
+    found = {} if own is None else {name or "net": f"{own.__module__}.{own.__qualname__}"}
+    for child, module in net.named_children():
+        found |= own_modules(module, f"{name}.{child}" if name else child)
+    return found
 
 
 def version() -> str:

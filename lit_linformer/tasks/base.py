@@ -21,7 +21,7 @@ from lit_linformer.data.notes import note
 from lit_linformer.data.tokenizer import Tokenizer
 from lit_linformer.model import Encoder, EncoderConfig
 from lit_linformer.runs.checkpoints import take_training_weights
-from lit_linformer.runs.trained_model import StoredModel, read_model
+from lit_linformer.runs.trained_model import StoredModel, own_modules, read_model
 from lit_linformer.tasks.compiling import check_compiler, compile_training
 from lit_linformer.tasks.data_fits import check_ids, check_image, check_input_size, check_row_length
 from lit_linformer.tasks.muon import MuonAndAdamW
@@ -99,6 +99,8 @@ class TrainingModule(LightningModule):
         source = read_model(pretrained) if pretrained is not None else None
         if source is not None:
             self._pretrained_tokenizer = source.own_tokenizer
+            for name, kind in source.own_modules.items():
+                note(f"{name} of model.pretrained={pretrained} is a {kind}: of that only the weights are taken over")
             return source, pretrained_encoder(source, encoder, vocab_size)
         assert encoder is not None
         return None, encoder if vocab_size is None else replace(encoder, vocab_size=vocab_size)
@@ -261,6 +263,9 @@ class TrainingModule(LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         seen = {"batches": self.batches_seen, "tokens": self.tokens_seen}
         checkpoint["seen"] = seen | {"accumulate": self.trainer.accumulate_grad_batches, "rows": self._rows()}
+        net = getattr(self, "net", None)
+        if own := own_modules(net) if isinstance(net, torch.nn.Module) else {}:
+            checkpoint["own_modules"] = own
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         seen = checkpoint.get("seen", {})

@@ -150,6 +150,7 @@ def read_teacher(path: str) -> tuple[MaskedLanguageModel, Tokenizer | None]:
     ValueError, in one line, for anything but a masked language model.
     """
     source = read_model(path, "model.teacher")
+    source.check_modules()
     net = MaskedLanguageModel(source.encoder)
     load_masked_model(net, source, path)
     return net.eval().requires_grad_(False), source.own_tokenizer

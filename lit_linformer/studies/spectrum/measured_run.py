@@ -80,6 +80,7 @@ def open_run(path: Path, given: dict[str, Any]) -> MeasuredRun:
     """Finds a run's checkpoint and text, as the command's settings say; ValueError for bad input before any computation."""
     found = path if is_exported(path) else Path(checkpoint_path("spectrum", given["ckpt_path"], path))
     run = read_model(found, "run" if found == path else "ckpt_path")
+    run.check_modules()
     step = run.checkpoint["global_step"] if run.checkpoint else (run.exported.get("lit_linformer") or {}).get("step", 0)
     layers, heads = check_layers("layers", given["layers"], run.encoder), given["heads"]
     if heads and heads[-1] >= run.encoder.num_heads:
