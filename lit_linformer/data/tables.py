@@ -185,19 +185,16 @@ def _csv_fields(path: Path, setting: str) -> Iterator[tuple[int, list[str], int]
                 raise not_utf8(setting, path, number, error) from error
 
     csv.field_size_limit(LONGEST_LINE)  # the default of 131,072 would refuse a long text
-    begins, rows = 1, csv.reader(lines(), strict=True)
-    while True:
-        try:
-            fields = next(rows, None)
-        except csv.Error as error:
-            raise UserError(
-                f"{setting}: {path}, line {begins} begins a row that is no CSV: {_in_words(str(error))}",
-                "RFC 4180, quotes around a field that holds commas, quotes (written twice) or newlines",
-            ) from error
-        if fields is None:
-            return
-        yield begins, fields, at[1]
-        begins = at[0] + 1
+    begins = 1
+    try:
+        for fields in csv.reader(lines(), strict=True):
+            yield begins, fields, at[1]
+            begins = at[0] + 1
+    except csv.Error as error:
+        raise UserError(
+            f"{setting}: {path}, line {begins} begins a row that is no CSV: {_in_words(str(error))}",
+            "RFC 4180, quotes around a field that holds commas, quotes (written twice) or newlines",
+        ) from error
 
 
 def _in_words(error: str) -> str:
