@@ -10,17 +10,14 @@ from lit_linformer.model import LinformerAttention, SelfAttention, make_projecti
 from lit_linformer.model.attention import LocalConvolution, attend, log_mass
 from lit_linformer.model.linformer import SHARINGS
 from lit_linformer.model.projection import PROJECTIONS
+from tests.model.written_out import made
 
 B, N, D, H, K = 2, 12, 16, 4, 3
 ALL = list(itertools.product(SHARINGS, PROJECTIONS, ["compress_first", "project_first"]))
 
 
 def make(sharing="headwise", order="compress_first", **options):
-    torch.manual_seed(0)
-    attention = LinformerAttention(D, H, N, K, sharing=sharing, order=order, **options).double().eval()
-    for parameter in attention.parameters():
-        torch.nn.init.normal_(parameter)
-    return attention
+    return made(LinformerAttention, D, H, N, K, sharing=sharing, order=order, **options)
 
 
 def shared_for(sharing, kind="linear", order="compress_first", short_rows="zeros"):
@@ -28,8 +25,8 @@ def shared_for(sharing, kind="linear", order="compress_first", short_rows="zeros
         return {}
     channels = D if order == "compress_first" else D // H
     init = "split" if kind in ("conv", "gated") else "xavier"
-    made = make_projection(kind, N, K, channels=channels, init=init, hidden_size=D, short_rows=short_rows)
-    return {"shared": made.double()}
+    shared = make_projection(kind, N, K, channels=channels, init=init, hidden_size=D, short_rows=short_rows)
+    return {"shared": shared.double()}
 
 
 def by_the_paper(attention, x, E, F):

@@ -6,17 +6,14 @@ import pytest
 import torch
 
 from lit_linformer.model import Encoder, EncoderConfig, LinformerAttention, make_projection
+from tests.model.written_out import made
 
 B, D, H, LONGEST, K = 2, 8, 2, 12, 4
 
 
 def make(heads=None, **options):
-    torch.manual_seed(0)
     channels = D if heads is None else D // H
-    E = make_projection("gated", LONGEST, K, num_heads=heads, channels=channels, **options).double()
-    for parameter in E.parameters():
-        torch.nn.init.normal_(parameter)
-    return E
+    return made(make_projection, "gated", LONGEST, K, num_heads=heads, channels=channels, **options)
 
 
 @pytest.mark.parametrize("heads", [None, H])

@@ -8,16 +8,13 @@ import torch
 from lit_linformer.model import ATTENTIONS, Encoder, EncoderConfig, LookupAttention, WindowAttention, make_projection
 from lit_linformer.model.chunks import Permuted, in_order
 from lit_linformer.model.lookup import neighbours, rarest
+from tests.model.written_out import assert_agree, made, three_rows
 
 B, D, H, LONGEST, K = 3, 16, 4, 24, 3
 
 
 def make(**options):
-    torch.manual_seed(0)
-    attention = LookupAttention(D, H, LONGEST, K, **{"sharing": "none", "chunk": 4, **options}).double().eval()
-    for parameter in attention.parameters():
-        torch.nn.init.normal_(parameter)
-    return attention
+    return made(LookupAttention, D, H, LONGEST, K, **{"sharing": "none", "chunk": 4, **options})
 
 
 def same_neighbours(ids, mask, head):
@@ -66,14 +63,12 @@ def written_out(attention, x, ids, mask):
 def test_is_what_is_written_out(length, padded, rare):
     attention = make(chunk=12, rare=rare)  # two chunks: all tokens are within reach
     ids = torch.randint(0, 8, (B, length))
-    mask = torch.arange(length) < torch.tensor([[length], [max(1, length // 2)], [max(1, length - 3)]]) if padded else None
+    _, mask = three_rows(length, padded)
     x = torch.randn(B, length, D, dtype=torch.float64, requires_grad=True)
     given = {"chosen": rarest(ids, mask, rare)} if rare else {}
     found, maps = attention(x, mask, True, neighbours=neighbours(ids, mask, 12), **given)
     expected, real = written_out(attention, x, ids, mask), mask if padded else slice(None)
-    torch.testing.assert_close(found[real], expected[real], rtol=1e-12, atol=1e-12)
-    gradients = [torch.autograd.grad(y[real].square().sum(), x, retain_graph=True)[0] for y in (found, expected)]
-    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-9)
+    assert_agree(found[real], expected[real], x, 1e-12)
     assert maps.shape == (B, H, length, K + length)
     torch.testing.assert_close(maps.sum(-1), torch.ones(B, H, length, dtype=torch.float64))
     read = maps @ attention.compress(x, mask)[1]

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from lit_linformer.model import Encoder, EncoderConfig, LunaAttention
+from tests.model.written_out import assert_agree, three_rows
 
 D, H, K = 16, 4, 6
 ROWS = torch.arange(D).split(D // H)
@@ -38,18 +39,15 @@ def written_out(layer, x, latents):
 @pytest.mark.parametrize("padded", [False, True])
 def test_is_the_papers_formula_over_two_layers(length, padded):
     (first, second), latents = make(2)
-    lengths = [length, max(1, length // 2), max(1, length - 3)] if padded else [length] * 3
-    mask = torch.arange(length) < torch.tensor(lengths)[:, None] if padded else None
+    lengths, mask = three_rows(length, padded)
     x = torch.randn(3, length, D, dtype=torch.float64, requires_grad=True)
     y, _, handed_on = first(x, mask, shared=latents)
     z, maps, _ = second(y, mask, need_weights=True, shared=latents, **handed_on)
     for b, real in enumerate(lengths):
         expected_y, _, of_first = written_out(first, x[b, :real], latents.weight)
         expected, expected_maps, _ = written_out(second, expected_y, of_first)
-        torch.testing.assert_close(z[b, :real], expected, rtol=1e-10, atol=1e-10)
+        assert_agree(z[b, :real], expected, x)
         torch.testing.assert_close(maps[b, :, :real], expected_maps, rtol=1e-10, atol=1e-10)
-        gradients = [torch.autograd.grad(out.square().sum(), x, retain_graph=True)[0][b] for out in (z[b, :real], expected)]
-        torch.testing.assert_close(*gradients, rtol=1e-8, atol=1e-8)
     _, values = second.compress(y, mask, latents, **handed_on)
     torch.testing.assert_close(second.output(maps @ values, y, mask), z, rtol=1e-10, atol=1e-10)
 

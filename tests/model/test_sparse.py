@@ -6,16 +6,13 @@ import pytest
 import torch
 
 from lit_linformer.model import EncoderConfig, SparseAttention
+from tests.model.written_out import assert_agree, made, three_rows
 
 B, D, H, LONGEST = 3, 16, 4, 24
 
 
 def make(**options):
-    torch.manual_seed(0)
-    attention = SparseAttention(D, H, LONGEST, **options).double().eval()
-    for parameter in attention.parameters():
-        torch.nn.init.normal_(parameter)
-    return attention
+    return made(SparseAttention, D, H, LONGEST, **options)
 
 
 def written_out(attention, x, mask, reach, stride):
@@ -39,14 +36,12 @@ def written_out(attention, x, mask, reach, stride):
 def test_is_what_is_written_out(length, options, padded):
     attention = make(**options)
     stride = options.get("stride", 5)  # √24 = 4.9
-    mask = torch.arange(length) < torch.tensor([[length], [max(1, length // 2)], [max(1, length - 3)]]) if padded else None
+    _, mask = three_rows(length, padded)
     x = torch.randn(B, length, D, dtype=torch.float64, requires_grad=True)
     expected, maps = written_out(attention, x, mask, options.get("reach", stride), stride)
     real = mask if padded else slice(None)
     found = attention(x, mask)[0]
-    torch.testing.assert_close(found[real], expected[real], rtol=1e-12, atol=1e-12)
-    gradients = [torch.autograd.grad(y[real].square().sum(), x, retain_graph=True)[0] for y in (found, expected)]
-    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-9)
+    assert_agree(found[real], expected[real], x, 1e-12)
     told = attention(x, mask, need_weights=True)
     torch.testing.assert_close(told[0][real], expected[real], rtol=1e-12, atol=1e-12)
     for b in range(B):

@@ -7,16 +7,13 @@ import torch
 from torch.nn.functional import layer_norm
 
 from lit_linformer.model import EncoderConfig, WindowAttention, make_projection
+from tests.model.written_out import assert_agree, made, three_rows
 
 B, D, H, LONGEST, K = 3, 16, 4, 24, 3
 
 
 def make(**options):
-    torch.manual_seed(0)
-    attention = WindowAttention(D, H, LONGEST, K, **{"sharing": "none", "window": 4, **options}).double().eval()
-    for parameter in attention.parameters():
-        torch.nn.init.normal_(parameter)
-    return attention
+    return made(WindowAttention, D, H, LONGEST, K, **{"sharing": "none", "window": 4, **options})
 
 
 def written_out(attention, x, mask, window):
@@ -56,13 +53,11 @@ CASES = {
 @pytest.mark.parametrize("padded", [False, True])
 def test_is_what_is_written_out(length, options, padded):
     attention = make(**options)
-    mask = torch.arange(length) < torch.tensor([[length], [max(1, length // 2)], [max(1, length - 3)]]) if padded else None
+    _, mask = three_rows(length, padded)
     x = torch.randn(B, length, D, dtype=torch.float64, requires_grad=True)
     (found, maps), real = attention(x, mask, True), mask if padded else slice(None)
     expected, all_maps = written_out(attention, x, mask, options.get("window", 4))
-    torch.testing.assert_close(found[real], expected[real], rtol=1e-10, atol=1e-10)
-    gradients = [torch.autograd.grad(y[real].square().sum(), x, retain_graph=True)[0] for y in (found, expected)]
-    torch.testing.assert_close(*gradients, rtol=1e-8, atol=1e-8)
+    assert_agree(found[real], expected[real], x)
     for b in range(B):
         rows = slice(None) if mask is None else mask[b]
         torch.testing.assert_close(maps[b][:, rows], all_maps[b][:, rows], rtol=1e-10, atol=1e-10)
