@@ -25,7 +25,7 @@ from lit_linformer.runs.trained_model import StoredModel, own_modules, read_mode
 from lit_linformer.tasks.compiling import check_compiler, compile_training
 from lit_linformer.tasks.data_fits import check_ids, check_image, check_input_size, check_row_length
 from lit_linformer.tasks.muon import MuonAndAdamW
-from lit_linformer.tasks.optim import Optimization, check_shardable, endless, lr_factor, parameter_groups
+from lit_linformer.tasks.optim import Optimization, check_shardable, endless, parameter_groups
 from lit_linformer.tasks.pretrained import check_same_tokenizer, pretrained_encoder
 from lit_linformer.tasks.sharding import check_whole, shard
 from lit_linformer.utils import compat
@@ -212,18 +212,10 @@ class TrainingModule(LightningModule):
         total_steps = self._total_steps()
         warmup_steps = self.warmup(total_steps)
         if 0 < total_steps <= warmup_steps and not self.trainer.fast_dev_run:
-            most = lr_factor(total_steps - 1, "constant", warmup_steps, total_steps)
+            most = self.optimization.lr_factor(total_steps - 1, warmup_steps, total_steps)
             short = f"training ends after {total_steps:,} steps, within a warm-up of {warmup_steps:,}"
             rank_zero_warn(f"{short}: the learning rate rises to {most:.2g} of model.lr")
-        factor = partial(
-            lr_factor,
-            schedule=self.optimization.schedule,
-            warmup_steps=warmup_steps,
-            total_steps=total_steps,
-            final=self.optimization.final_lr_factor,
-            power=self.optimization.power,
-            decay_share=self.optimization.decay_share,
-        )
+        factor = partial(self.optimization.lr_factor, warmup_steps=warmup_steps, total_steps=total_steps)
         scheduler = LambdaLR(optimizer, factor)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 

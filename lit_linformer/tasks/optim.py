@@ -71,6 +71,29 @@ class Optimization:
         """Plain values, as checkpoints and hparams.yaml hold them."""
         return asdict(self) | {"betas": list(self.betas)}
 
+    def lr_factor(self, step: int, warmup_steps: int, total_steps: int) -> float:
+        """The factor of the peak learning rate in optimiser step ``step`` (0: the first).
+
+        It rises linearly over ``warmup_steps``, then falls to ``final_lr_factor`` at ``total_steps``: linear, cosine,
+        polynomial ((1 - progress)**power; power 1 is linear); or stays (constant), or stays until the last ``decay_share`` of
+        all steps (wsd: then it falls as 1 - √progress, which did better than linear; Hägele et al., 2024, arXiv 2405.18392).
+        """
+        if step < warmup_steps:
+            return (step + 1) / (warmup_steps + 1)
+        if self.schedule == "constant":
+            return 1.0
+        start = warmup_steps
+        if self.schedule == "wsd":
+            start = max(warmup_steps, total_steps - round(self.decay_share * total_steps))
+        progress = min(1.0, max(0, step - start) / max(1, total_steps - start))
+        shape = {
+            "linear": 1.0 - progress,
+            "cosine": 0.5 * (1.0 + math.cos(math.pi * progress)),
+            "polynomial": (1.0 - progress) ** self.power,
+            "wsd": 1.0 - math.sqrt(progress),
+        }[self.schedule]
+        return self.final_lr_factor + (1.0 - self.final_lr_factor) * shape
+
 
 def endless(schedule: str, max_steps: int) -> ValueError:
     """The error to raise for a schedule that needs an end, if training has none."""
@@ -158,35 +181,3 @@ def layer_decay(decay: float, num_layers: int) -> Callable[[str], float]:
         return decay ** (num_layers + 1 - depth)
 
     return scale
-
-
-def lr_factor(
-    step: int,
-    schedule: str,
-    warmup_steps: int,
-    total_steps: int,
-    final: float = 0.0,
-    power: float = 2.0,
-    decay_share: float = 0.3,
-) -> float:
-    """The factor of the peak learning rate in optimiser step ``step`` (0: the first).
-
-    It rises linearly over ``warmup_steps``, then falls to ``final`` at ``total_steps``: linear, cosine, polynomial
-    ((1 - progress)**power; power 1 is linear); or stays (constant), or stays until the last ``decay_share`` of all steps (wsd:
-    then it falls as 1 - √progress, which did better than linear; Hägele et al., 2024, arXiv 2405.18392).
-    """
-    if step < warmup_steps:
-        return (step + 1) / (warmup_steps + 1)
-    if schedule == "constant":
-        return 1.0
-    start = warmup_steps
-    if schedule == "wsd":
-        start = max(warmup_steps, total_steps - round(decay_share * total_steps))
-    progress = min(1.0, max(0, step - start) / max(1, total_steps - start))
-    shape = {
-        "linear": 1.0 - progress,
-        "cosine": 0.5 * (1.0 + math.cos(math.pi * progress)),
-        "polynomial": (1.0 - progress) ** power,
-        "wsd": 1.0 - math.sqrt(progress),
-    }[schedule]
-    return final + (1.0 - final) * shape

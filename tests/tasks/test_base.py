@@ -9,7 +9,7 @@ from lightning.pytorch import LightningDataModule, Trainer
 from lit_linformer.model import Encoder, EncoderConfig
 from lit_linformer.tasks import MLM, SequenceClassification, TrainingModule
 from lit_linformer.tasks.classification import task_of_rows
-from lit_linformer.tasks.optim import lr_factor
+from lit_linformer.tasks.optim import Optimization
 from lit_linformer.tasks.scores import task_loss
 from lit_linformer.tasks.sharding import check_whole
 from lit_linformer.utils.errors import UserError
@@ -133,13 +133,12 @@ def module_in(trainer, **settings):
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine", "polynomial", "constant", "wsd"])
 def test_every_setting_of_the_optimiser_reaches_it(schedule):
-    shape = {"power": 3.0, "final": 0.2, "decay_share": 0.6}
-    settings = {"power": 3.0, "final_lr_factor": 0.2, "decay_share": 0.6, "betas": (0.8, 0.7), "eps": 1e-3, "lr": 0.5}
-    module = module_in({"estimated_stepping_batches": 40}, schedule=schedule, warmup_steps=4, **settings)
+    shape = {"schedule": schedule, "power": 3.0, "final_lr_factor": 0.2, "decay_share": 0.6}
+    module = module_in({"estimated_stepping_batches": 40}, warmup_steps=4, **shape, betas=(0.8, 0.7), eps=1e-3, lr=0.5)
     made = module.configure_optimizers()
     (factor, *_), groups = made["lr_scheduler"]["scheduler"].lr_lambdas, made["optimizer"].param_groups
     for step in range(41):
-        assert factor(step) == lr_factor(step, schedule, 4, 40, **shape)
+        assert factor(step) == Optimization(**shape).lr_factor(step, 4, 40)
     assert all((group["betas"], group["eps"]) == ((0.8, 0.7), 1e-3) for group in groups)
     assert {group["name"]: group["initial_lr"] for group in groups} == {"decay": 0.5, "no_decay": 0.5, "projection": 0.01}
 

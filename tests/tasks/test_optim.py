@@ -11,7 +11,7 @@ from lit_linformer.data import PretrainingData
 from lit_linformer.model import EncoderConfig, MaskedLanguageModel, SequenceClassifier
 from lit_linformer.tasks import MLM
 from lit_linformer.tasks.muon import QUINTIC, MuonAndAdamW, orthogonalized
-from lit_linformer.tasks.optim import Optimization, layer_decay, lr_factor, parameter_groups
+from lit_linformer.tasks.optim import Optimization, layer_decay, parameter_groups
 from tests.cli.test_errors import complaint
 from tests.helpers import load, output
 
@@ -167,28 +167,31 @@ def test_sharded_matrices_are_not_muons():
 
 
 def test_warm_up_stable_decay():
-    factors = [lr_factor(step, "wsd", 10, 100, final=0.1, decay_share=0.25) for step in range(101)]
+    settings = Optimization(schedule="wsd", final_lr_factor=0.1, decay_share=0.25)
+    factors = [settings.lr_factor(step, 10, 100) for step in range(101)]
     assert factors[0] == pytest.approx(1 / 11) and factors[10:76] == [1.0] * 66
     assert all(a > b for a, b in itertools.pairwise(factors[75:]))
     assert factors[75 + 9] == pytest.approx(0.1 + 0.9 * (1 - 0.6)) and factors[100] == pytest.approx(0.1)
-    whole = [lr_factor(step, "wsd", 10, 100, decay_share=1.0) for step in (9, 10, 11)]
-    assert whole[1] == 1.0 and whole[2] < 1.0  # warm-up takes precedence
-    assert lr_factor(72, "wsd", 0, 100, decay_share=0.29) < 1.0  # 0.29 · 100 is a little less than 29
+    whole = [Optimization(schedule="wsd", decay_share=1.0).lr_factor(step, 10, 100) for step in (10, 11)]
+    assert whole[0] == 1.0 and whole[1] < 1.0  # warm-up takes precedence
+    assert Optimization(schedule="wsd", decay_share=0.29).lr_factor(72, 0, 100) < 1.0  # 0.29 · 100 is a little less than 29
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine", "polynomial"])
 def test_rises_to_1_and_falls_to_final(schedule):
-    factors = [lr_factor(step, schedule, 10, 100, final=0.1) for step in range(101)]
+    settings = Optimization(schedule=schedule, final_lr_factor=0.1)
+    factors = [settings.lr_factor(step, 10, 100) for step in range(101)]
     assert factors[0] == pytest.approx(1 / 11) and factors[10] == 1.0 and factors[100] == pytest.approx(0.1)
     assert all(a < b for a, b in itertools.pairwise(factors[:11]))
     assert all(a > b for a, b in itertools.pairwise(factors[10:]))
-    assert lr_factor(1000, schedule, 10, 100, final=0.1) == pytest.approx(0.1)
+    assert settings.lr_factor(1000, 10, 100) == pytest.approx(0.1)
 
 
 def test_shapes_at_the_middle():
-    at_half = {name: lr_factor(50, name, 0, 100) for name in ("linear", "cosine", "polynomial", "constant")}
+    names = ("linear", "cosine", "polynomial", "constant")
+    at_half = {name: Optimization(schedule=name).lr_factor(50, 0, 100) for name in names}
     assert at_half == pytest.approx({"linear": 0.5, "cosine": 0.5, "polynomial": 0.25, "constant": 1.0})
-    assert lr_factor(50, "polynomial", 0, 100, power=1.0) == 0.5
+    assert Optimization(schedule="polynomial", power=1.0).lr_factor(50, 0, 100) == 0.5
 
 
 def test_layer_decay_falls_from_the_head_down_to_the_embeddings():
