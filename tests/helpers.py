@@ -18,6 +18,8 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 
+from lit_linformer.utils.files import read_rows
+
 # Seconds after which a process started by a test counts as hung: long, so that no test fails on a slow or busy machine.
 HANGS = 1200.0
 
@@ -245,6 +247,21 @@ def assert_same(a: Any, b: Any, where: str = "") -> None:
         assert torch.equal(a, b), where
     else:
         assert a == b, where
+
+
+def assert_same_runs(folder: Path, a: str, b: str, processes: int = 1) -> None:
+    """Two runs of `fit` had the same batches and losses, and ended with the same state, to the last bit."""
+    for rank in range(processes):
+        assert read_log(folder / f"{a}.{rank}") == read_log(folder / f"{b}.{rank}")
+    one, other = (load(folder / f"runs/{name}/checkpoints/last.ckpt") for name in (a, b))
+    for part in ("state_dict", "optimizer_states", "lr_schedulers", "seen", "global_step"):
+        assert_same(one[part], other[part], part)
+    assert_same(one.get("training_weights"), other.get("training_weights"))  # with averaging
+
+
+def untimed(file: Path) -> list[dict[str, float]]:
+    """The rows of a run's CSV file, except times, which differ from run to run."""
+    return [{key: value for key, value in row.items() if "seconds" not in key} for row in read_rows(file)]
 
 
 def in_one_process(lines: list[list[str]], folder: Path, hangs_after: float = HANGS) -> list[tuple[int, str]]:

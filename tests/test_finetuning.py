@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from tests.helpers import assert_same, fit, load, output, read_log, run_forked
+from tests.helpers import assert_same_runs, fit, load, output, run_forked
 from tests.sst2 import CONFIG, scores
 
 
@@ -53,11 +53,7 @@ def test_killed_run_resumes_bit_for_bit(extra, task, tmp_path):
     assert fit(task, "killed", tmp_path / "killed", *extra, kill_at=9 * accumulate - accumulate // 2) == -9
     assert fit(task, "killed", tmp_path / "killed", *extra, "--ckpt_path", "last", kill_at=18 * accumulate) == -9
     assert fit(task, "killed", tmp_path / "killed", *extra, "--ckpt_path", "last") == 0
-    for rank in range(2 if "--trainer.devices" in extra else 1):
-        assert read_log(tmp_path / f"whole.{rank}") == read_log(tmp_path / f"killed.{rank}")
-    whole, killed = (load(tmp_path / f"runs/{name}/checkpoints/last.ckpt") for name in ("whole", "killed"))
-    for part in ("state_dict", "optimizer_states", "lr_schedulers", "seen", "global_step"):
-        assert_same(whole[part], killed[part], part)
+    assert_same_runs(tmp_path, "whole", "killed", processes=2 if "--trainer.devices" in extra else 1)
     assert scores(tmp_path / "runs/whole/scores.csv") == scores(tmp_path / "runs/killed/scores.csv")
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_linformer.utils.files import read_rows
-from tests.helpers import HANGS, assert_same, fit, load, output, read_log, slow
+from tests.helpers import HANGS, assert_same, assert_same_runs, fit, load, output, slow, untimed
 from tests.test_distributed import EXACT, FORKED, GLOBAL, assert_equal_runs, free_port
 
 ROOT = Path(__file__).parents[1]
@@ -117,18 +116,8 @@ def test_a_killed_process_ends_a_run_that_lightning_started(tiny, tmp_path):
 
 def assert_whole(tmp_path: Path, name: str, processes: int = 1) -> None:
     """The stopped and resumed run equals the uninterrupted one, to the last bit."""
-    for rank in range(processes):
-        assert read_log(tmp_path / f"whole.{rank}") == read_log(tmp_path / f"{name}.{rank}")
-    whole, stopped = (load(tmp_path / f"runs/{run}/checkpoints/last.ckpt") for run in ("whole", name))
-    for part in ("state_dict", "optimizer_states", "seen", "global_step"):
-        assert_same(whole[part], stopped[part], part)
-    assert_same(*(curve(tmp_path, run) for run in ("whole", name)))
-
-
-def curve(tmp_path: Path, name: str) -> list[dict[str, float]]:
-    """Everything except times."""
-    rows = read_rows(tmp_path / f"runs/{name}/perplexity.csv")
-    return [{key: value for key, value in row.items() if "seconds" not in key} for row in rows]
+    assert_same_runs(tmp_path, "whole", name, processes=processes)
+    assert_same(*(untimed(tmp_path / f"runs/{run}/perplexity.csv") for run in ("whole", name)))
 
 
 # In the middle of an accumulation; in a step followed by a validation.

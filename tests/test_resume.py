@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from lit_linformer.runs.checkpoints import check_checkpoint
-from lit_linformer.utils.files import read_rows
 from tests.cli.test_errors import complaint
-from tests.helpers import TINY, assert_same, fit, inside, load, output, read_log, run_forked, slow
+from tests.helpers import TINY, assert_same, assert_same_runs, fit, inside, load, output, read_log, run_forked, slow, untimed
 from tests.model.mechanisms import MECHANISMS
 
 ROOT = Path(__file__).parents[1]
@@ -43,13 +42,9 @@ def test_killed_run_resumes_bit_for_bit(case, tiny, tmp_path):
     assert fit(tiny, "killed", tmp_path / "killed", *extra, kill_at=7 * accumulate - 1) == -9
     assert fit(tiny, "killed", tmp_path / "killed", *extra, "--ckpt_path", "last", kill_at=11 * accumulate) == -9
     assert fit(tiny, "killed", tmp_path / "killed", *extra, "--ckpt_path", "last") == 0
-    for rank in range(2 if "two" in case else 1):
-        whole, killed = (read_log(tmp_path / f"{name}.{rank}") for name in ("whole", "killed"))
-        assert len(whole) == 12 * accumulate
-        assert whole == killed
-    whole, killed = (load(tmp_path / f"runs/{name}/checkpoints/last.ckpt") for name in ("whole", "killed"))
-    for part in ("state_dict", "training_weights", "optimizer_states", "lr_schedulers", "seen", "global_step"):
-        assert_same(whole.get(part), killed.get(part), part)
+    assert_same_runs(tmp_path, "whole", "killed", processes=2 if "two" in case else 1)
+    assert len(read_log(tmp_path / "whole.0")) == 12 * accumulate
+    whole = load(tmp_path / "runs/whole/checkpoints/last.ckpt")
     assert ("training_weights" in whole) == ("modern" in case)  # then state_dict holds averages
 
 
@@ -61,10 +56,7 @@ def test_a_mechanism_resumes_bit_for_bit(name, tiny, tmp_path):
     assert fit(tiny, "whole", tmp_path / "whole", *words) == 0
     assert fit(tiny, "killed", tmp_path / "killed", *words, kill_at=8) == -9
     assert fit(tiny, "killed", tmp_path / "killed", *words, "--ckpt_path", "last") == 0
-    assert read_log(tmp_path / "whole.0") == read_log(tmp_path / "killed.0")
-    whole, killed = (load(tmp_path / f"runs/{run}/checkpoints/last.ckpt") for run in ("whole", "killed"))
-    for part in ("state_dict", "optimizer_states"):
-        assert_same(whole[part], killed[part], part)
+    assert_same_runs(tmp_path, "whole", "killed")
 
 
 @pytest.mark.slow
@@ -74,7 +66,7 @@ def test_kills_between_steps_that_are_all_saved_resume(tiny, tmp_path):
     for step in (2, 5):
         assert fit(tiny, f"killed{step}", tmp_path / f"killed{step}", kill_at=step) == -9
         assert fit(tiny, f"killed{step}", tmp_path / f"killed{step}", "--ckpt_path", "last") == 0
-        assert read_log(tmp_path / "whole.0") == read_log(tmp_path / f"killed{step}.0")
+        assert_same_runs(tmp_path, "whole", f"killed{step}")
 
 
 def test_same_seed_same_curve_another_seed_another(put, tiny, tmp_path):
@@ -194,10 +186,7 @@ def test_perplexity_file_of_a_resumed_run_is_that_of_a_whole_one(saved_every, ti
     assert fit(tiny, "whole", tmp_path / "whole") == 0
     assert fit(tiny, "killed", tmp_path / "killed", kill_at=9) == -9
     assert fit(tiny, "killed", tmp_path / "killed", "--ckpt_path", "last") == 0
-    whole, killed = (
-        [{key: value for key, value in row.items() if "seconds" not in key} for row in read_rows(tmp_path / name)]
-        for name in ("runs/whole/perplexity.csv", "runs/killed/perplexity.csv")
-    )
+    whole, killed = (untimed(tmp_path / f"runs/{name}/perplexity.csv") for name in ("whole", "killed"))
     assert whole == killed and [row["step"] for row in whole] == [0, 7]
 
 
@@ -239,10 +228,9 @@ def test_what_was_killed_after_a_step_is_made_up_for_without_doing_the_step_agai
     assert names[0] == names[1]
     found = []
     for run in runs:
-        rows = read_rows(run / "perplexity.csv")
         result = json.loads((run / "result.json").read_text())
         result = {key: result[key] for key in ("step", "metrics", "best_step", "best_metrics")}
-        found.append([[{key: value for key, value in row.items() if "seconds" not in key} for row in rows], result])
+        found.append([untimed(run / "perplexity.csv"), result])
     assert found[0] == found[1]
     assert [row["step"] for row in found[0][0]] == [0, 7, 14] and "val/perplexity" in found[0][1]["metrics"]
 

@@ -13,7 +13,7 @@ from lit_linformer.callbacks import CopySlices
 from lit_linformer.callbacks.copy_slices import OTHER, SLICES, copy_slices
 from lit_linformer.model import EncoderConfig
 from lit_linformer.tasks import MLM
-from tests.helpers import TINY, assert_same, inside, load, output, read_log, run_forked
+from tests.helpers import TINY, assert_same_runs, fit, inside, output, run_forked
 
 SLICED = ["--trainer.callbacks+", "CopySlices", "--trainer.callbacks.near", "3", "--trainer.callbacks.frequent", "270"]
 TWO = ["--trainer.strategy", "ddp_fork", "--trainer.devices", "2"]
@@ -24,11 +24,6 @@ def read(path):
     with open(path, newline="") as file:
         rows = [{key: value if key == "slice" else float(value) for key, value in row.items()} for row in csv.DictReader(file)]
     return {(row["step"], row["slice"]): row for row in rows}
-
-
-def logged(path, kill_at=-1):
-    words = ["--trainer.callbacks+", "tests.helpers.BatchLog", "--trainer.callbacks.path", str(path)]
-    return [*words, "--trainer.callbacks.kill_at", str(kill_at)]
 
 
 def slice_of(row, place, label, near, frequent):
@@ -86,10 +81,9 @@ def runs(tmp_path_factory, corpus, cache):
     tiny += ["--trainer.val_check_interval", "3"]
     with inside(folder):
         for name, words in (("without", []), ("with", SLICED)):
-            assert run_forked(["fit", *tiny, "--name", name, *words, *logged(folder / name)], folder / "out") == 0
-        killed = ["fit", *tiny, "--name", "killed", *SLICED]
-        assert run_forked([*killed, *logged(folder / "log", kill_at=8)], folder / "out") == -9
-        assert run_forked([*killed, "--ckpt_path", "last"], folder / "out") == 0
+            assert fit(tiny, name, folder / name, *words) == 0
+        assert fit(tiny, "killed", folder / "killed", *SLICED, kill_at=8) == -9
+        assert fit(tiny, "killed", folder / "killed", *SLICED, "--ckpt_path", "last") == 0
     return folder, tiny
 
 
@@ -114,10 +108,7 @@ def test_they_add_up_to_the_perplexity(runs):
 
 def test_training_does_not_notice_and_a_resumed_run_has_all_rows(runs):
     folder, _ = runs
-    assert read_log(folder / "without.0") == read_log(folder / "with.0")
-    before, after = (load(folder / f"runs/{name}/checkpoints/last.ckpt") for name in ("without", "with"))
-    for part in ("state_dict", "optimizer_states", "lr_schedulers", "seen", "global_step"):
-        assert_same(before[part], after[part], part)
+    assert_same_runs(folder, "without", "with")
     whole, killed = (folder / f"runs/{name}/copy_slices.csv" for name in ("with", "killed"))
     assert whole.read_text() == killed.read_text()
 

@@ -17,7 +17,7 @@ from lit_linformer.callbacks.length_sweep import AllocatedTensors, draw_sweep, t
 from lit_linformer.callbacks.observing import unnoticed
 from lit_linformer.data import PretrainingData
 from lit_linformer.utils.figures import figure_class
-from tests.helpers import assert_same, load, read_log, run_forked, slow
+from tests.helpers import assert_same_runs, fit, run_forked, slow
 
 TWO = ["--trainer.strategy", "ddp_fork", "--trainer.devices", "2"]
 # The compared runs have different batch sizes, and so, on some processors, another order of float32 sums.
@@ -27,11 +27,6 @@ EXACT = ["--trainer.precision", "64-true"]
 def sweep(lengths, **settings):
     words = ["--trainer.callbacks+", "LengthSweep", "--trainer.callbacks.lengths", str(lengths)]
     return words + [word for name, value in settings.items() for word in (f"--trainer.callbacks.{name}", str(value))]
-
-
-def logged(path, kill_at=-1):
-    words = ["--trainer.callbacks+", "tests.helpers.BatchLog", "--trainer.callbacks.path", str(path)]
-    return [*words, "--trainer.callbacks.kill_at", str(kill_at)]
 
 
 def read(path):
@@ -114,15 +109,9 @@ def test_training_does_not_notice(extra, tiny, tmp_path):
     """Both callbacks, after each validation and at the end: equal batches, masks, losses, weights, optimiser, bit for bit."""
     watched = [*sweep([8, 32], at_end="true"), "--trainer.callbacks+", "Spectrum"]
     for name, callbacks in (("without", []), ("with", watched)):
-        log = tmp_path / f"{name}.out"
-        words = ["fit", *tiny, "--name", name, *extra, *callbacks, *logged(tmp_path / name)]
-        assert run_forked(words, log) == 0, log.read_text()
+        assert fit(tiny, name, tmp_path / name, *extra, *callbacks) == 0, (tmp_path / f"{name}.out").read_text()
     assert {row["step"] for row in read(tmp_path / "runs/with/length_sweep.csv")} == {7, 12}
-    for rank in range(2 if extra else 1):
-        assert read_log(tmp_path / f"without.{rank}") == read_log(tmp_path / f"with.{rank}")
-    before, after = (load(tmp_path / f"runs/{name}/checkpoints/last.ckpt") for name in ("without", "with"))
-    for part in ("state_dict", "optimizer_states", "lr_schedulers", "seen", "global_step"):
-        assert_same(before[part], after[part], part)
+    assert_same_runs(tmp_path, "without", "with", processes=2 if extra else 1)
 
 
 def test_modes_and_random_states_are_restored():
@@ -150,10 +139,10 @@ def measured(path):
 def test_resumed_run_has_the_rows_of_a_whole_one(tiny, tmp_path):
     tiny = [*tiny, "--trainer.val_check_interval", "3"]
     callback = sweep([8, 32], every_n_validations=2, at_end="true")
-    assert run_forked(["fit", *tiny, "--name", "whole", *callback], tmp_path / "whole.out") == 0
+    assert fit(tiny, "whole", tmp_path / "whole", *callback) == 0
     assert (tmp_path / "whole.out").read_text().count("perplexity by length") == 2  # not once more at the end
-    assert run_forked(["fit", *tiny, "--name", "killed", *callback, *logged(tmp_path / "log", kill_at=8)]) == -9
-    assert run_forked(["fit", *tiny, "--name", "killed", *callback, "--ckpt_path", "last"]) == 0
+    assert fit(tiny, "killed", tmp_path / "killed", *callback, kill_at=8) == -9
+    assert fit(tiny, "killed", tmp_path / "killed", *callback, "--ckpt_path", "last") == 0
     whole, killed = (measured(tmp_path / f"runs/{name}/length_sweep.csv") for name in ("whole", "killed"))
     assert whole == killed and [row[0] for row in whole] == [6, 6, 12, 12]
     # The rows measured at the end are newer than last.ckpt, and stay when training is resumed.

@@ -11,7 +11,7 @@ import torch
 
 from lit_linformer.cli.failures import failure
 from lit_linformer.tasks import MLM
-from tests.helpers import after, fit, output, read_log
+from tests.helpers import after, assert_same_runs, fit, output
 
 
 @pytest.mark.slow
@@ -34,7 +34,7 @@ def test_a_killed_worker_is_one_line_and_the_run_goes_on_exactly(tiny, tmp_path,
     assert re.match(rf"error: a process that loads data {how} in step \d+; ", line), shown
     assert line.endswith("data.num_workers is 2; allowed: fewer, or 0; --ckpt_path last goes on") and "Traceback" not in shown
     assert fit(tiny, "killed", tmp_path / "killed", "--ckpt_path", "last") == 0
-    assert read_log(tmp_path / "whole.0") == read_log(tmp_path / "killed.0")
+    assert_same_runs(tmp_path, "whole", "killed")
 
 
 def test_too_little_memory_in_a_step_is_one_line(tiny, tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ from lit_linformer.model import EncoderConfig
 from lit_linformer.tasks import MLM, Recall, SequenceClassification
 from lit_linformer.tasks.compiling import compile_training
 from tests.data.recorder import trainer
-from tests.helpers import assert_same, load, output, read_log, slow
+from tests.helpers import assert_same, fit, load, output, read_log, slow
 from tests.model.mechanisms import IMAGE, MECHANISMS, MODERNS
 
 SHAPE = {"vocab_size": 60, "max_length": 32, "hidden_size": 16, "num_layers": 1, "num_heads": 2, "intermediate_size": 32}
@@ -55,8 +55,7 @@ def test_compiled_training_is_the_same_to_rounding(tiny, tmp_path):
     small = "--model.encoder.num_layers 1 --model.encoder.dropout 0 --model.encoder.attention_dropout 0 --trainer.max_steps 4"
     logs = {}
     for name in ("true", "false"):
-        log = ["--trainer.callbacks+", "tests.helpers.BatchLog", "--trainer.callbacks.path", str(tmp_path / name)]
-        output(["fit", *tiny, *small.split(), "--name", name, "--model.compile", name, *log], tmp_path)
+        assert fit(tiny, name, tmp_path / name, *small.split(), "--model.compile", name) == 0
         logs[name] = [float.fromhex(line["loss"]) for line in read_log(tmp_path / f"{name}.0").values()]
     assert logs["true"] == pytest.approx(logs["false"], abs=1e-4) and logs["true"] != logs["false"]
     compiled, plain = (load(tmp_path / f"runs/{name}/checkpoints/last.ckpt")["state_dict"] for name in logs)

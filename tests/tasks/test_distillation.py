@@ -13,7 +13,7 @@ from lit_linformer.model import EncoderConfig, MaskedLanguageModel
 from lit_linformer.tasks import MLM, Distillation
 from lit_linformer.tasks.distillation import _terms
 from tests.cli.test_errors import complaint
-from tests.helpers import TINY, assert_same, fit, inside, load, output, read_log, run_forked
+from tests.helpers import TINY, assert_same_runs, fit, inside, load, output, read_log, run_forked
 from tests.model.test_flops import counted
 from tests.studies.conftest import tables
 
@@ -131,10 +131,7 @@ def test_a_killed_distillation_resumes_bit_for_bit(distill, tmp_path):
     assert fit(distill, "whole", tmp_path / "whole") == 0
     assert fit(distill, "killed", tmp_path / "killed", kill_at=7) == -9
     assert fit(distill, "killed", tmp_path / "killed", "--ckpt_path", "last") == 0
-    assert read_log(tmp_path / "whole.0") == read_log(tmp_path / "killed.0")
-    whole, killed = (load(tmp_path / f"runs/{name}/checkpoints/last.ckpt") for name in ("whole", "killed"))
-    for part in ("state_dict", "optimizer_states"):
-        assert_same(whole[part], killed[part], part)
+    assert_same_runs(tmp_path, "whole", "killed")
     of_teacher = [teacher_of(tmp_path / f"runs/{name}") for name in ("whole", "killed")]
     assert of_teacher[0] == of_teacher[1] > 1
 

@@ -20,7 +20,7 @@ from lit_linformer.cli.app import LinformerCLI
 from lit_linformer.data import PretrainingData
 from lit_linformer.tasks import MLM
 from lit_linformer.utils import signals
-from tests.helpers import after, assert_same, fit, load, output, read_log, run_forked, slow
+from tests.helpers import after, assert_same_runs, fit, load, output, read_log, run_forked, slow
 from tests.test_distributed import FORKED
 
 BEFORE = "before training began: nothing was trained in this start; the same command starts it again"
@@ -69,9 +69,7 @@ def test_ctrl_c_and_sighup_save_the_step_and_the_run_goes_on_exactly(number, put
         assert fit(tiny, "stopped", tmp_path / "stopped") == 128 + number
     assert f"stopped by {number.name} at step 9; --ckpt_path last goes on" in (tmp_path / "stopped.out").read_text()
     assert fit(tiny, "stopped", tmp_path / "stopped", "--ckpt_path", "last") == 0
-    assert read_log(tmp_path / "whole.0") == read_log(tmp_path / "stopped.0")
-    whole, stopped = (load(tmp_path / f"runs/{name}/checkpoints/last.ckpt") for name in ("whole", "stopped"))
-    assert_same(whole["state_dict"], stopped["state_dict"])
+    assert_same_runs(tmp_path, "whole", "stopped")
 
 
 def test_a_keyboard_interrupt_of_ones_own_code_ends_like_ctrl_c(put, tiny, tmp_path, monkeypatch):
@@ -87,7 +85,7 @@ def test_a_keyboard_interrupt_of_ones_own_code_ends_like_ctrl_c(put, tiny, tmp_p
     said = (tmp_path / "stopped.out").read_text().splitlines()
     assert said[-1] == "stopped by a KeyboardInterrupt at step 8; --ckpt_path last goes on from step 5"
     assert fit(tiny, "stopped", tmp_path / "stopped", "--ckpt_path", "last") == 0
-    assert read_log(tmp_path / "whole.0") == read_log(tmp_path / "stopped.0")
+    assert_same_runs(tmp_path, "whole", "stopped")
 
 
 @pytest.mark.slow
