@@ -37,9 +37,24 @@ SPACE = {
 }
 
 
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
 def write_space(**settings):
     Path("space.yaml").write_text(yaml.safe_dump({**SPACE, **settings}, sort_keys=False))
     return ["--space", "space.yaml"]
+
+
+def open_study(metric="val/perplexity", mode="min", fit=("fit",), **settings):
+    """The study of these settings; if its files are there, as another process opens it."""
+    write_space(**settings)
+    return Study(read_space(Path("space.yaml"), None, None), [*fit], metric, mode)
+
+
+def run_one(study, job):
+    run_jobs(iter([job]), 1, study.ended, study.watch)
 
 
 def words(tiny, *more):
@@ -62,18 +77,16 @@ def finished(folder, value, steps=(10, 20), metric="val/perplexity"):
 
 
 @pytest.mark.slow
-def test_a_study_takes_in_curves_and_results_and_draws_what_it_found(tmp_path, monkeypatch):
+def test_a_study_takes_in_curves_and_results_and_draws_what_it_found():
     """Ten finished runs: perplexity is best at lr 1e-3, whatever the other settings."""
-    monkeypatch.chdir(tmp_path)
-    write_space(first=[{"model.lr": 2e-3, "model.schedule": "cosine"}], trials=10)
-    study = Study(read_space(Path("space.yaml"), None, None), ["fit"], "val/perplexity", "min")
+    study = open_study(first=[{"model.lr": 2e-3, "model.schedule": "cosine"}], trials=10)
     for number, job in enumerate(study.todo()):
         settings = dict(zip(job.cell.fit[1::2], job.cell.fit[2::2], strict=True))
         assert list(settings) == ["--model.lr", "--model.warmup_steps", "--model.schedule", "--name"]
         assert 1e-4 <= float(settings["--model.lr"]) <= 1e-2 and settings["--model.warmup_steps"] in "123456789"
         assert number or (settings["--model.lr"], settings["--model.schedule"]) == ("0.002", "cosine")
         finished(job.cell.run_dir, 40 + 100 * abs(float(settings["--model.lr"]) - 1e-3) / 1e-3)
-        run_jobs(iter([job]), 1, study.ended, study.watch)
+        run_one(study, job)
     assert [one.state for one in study.trials()] == [TrialState.COMPLETE] * 10
     assert list(study.trials()[3].intermediate_values) == [10, 20]  # not the untrained model's
     table = write_page(study, "python run.py tune …").splitlines()
@@ -93,76 +106,66 @@ def test_a_study_takes_in_curves_and_results_and_draws_what_it_found(tmp_path, m
 
 
 @pytest.mark.parametrize(("metric", "mode", "best"), [("val/perplexity", "min", 1), ("val/accuracy", "max", 2)])
-def test_first_values_come_in_their_order_and_the_best_is_the_lowest_or_highest(metric, mode, best, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_first_values_come_in_their_order_and_the_best_is_the_lowest_or_highest(metric, mode, best):
     rates = [2e-3, 1e-3, 5e-3]
-    write_space(first=[{"model.lr": rate} for rate in rates], trials=3)
-    study = Study(read_space(Path("space.yaml"), None, None), ["fit"], metric, mode)
+    study = open_study(metric, mode, first=[{"model.lr": rate} for rate in rates], trials=3)
     for rate, job in zip(rates, study.todo(), strict=False):
         assert float(job.cell.fit[2]) == rate
         finished(job.cell.run_dir, rate, metric=metric)
-        run_jobs(iter([job]), 1, study.ended, study.watch)
+        run_one(study, job)
     table = write_page(study, "python run.py tune …").splitlines()
     assert table[2].startswith(f"| trial-{best:03d} ")
     assert yaml.safe_load(Path("runs/space/best.yaml").read_text())["name"] == "space-best"
     assert Path("runs/space/best.yaml").read_text().startswith(f"# The best of 3 trials, trial-{best:03d}: {metric} ")
 
 
-def test_a_run_that_diverged_counts_as_ended_early(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_space(trials=2)
-    study = Study(read_space(Path("space.yaml"), None, None), ["fit"], "val/perplexity", "min")
+def test_a_run_that_diverged_counts_as_ended_early():
+    study = open_study(trials=2)
     for value, job in zip([float("nan"), 50.0], study.todo(), strict=False):
         finished(job.cell.run_dir, value)
-        run_jobs(iter([job]), 1, study.ended, study.watch)
+        run_one(study, job)
     assert [one.state for one in study.trials()] == [TrialState.PRUNED, TrialState.COMPLETE]
     assert study.trials()[0].user_attrs["why"] == "val/perplexity is nan" and study.optuna.best_trial.number == 1
 
 
 @pytest.mark.parametrize(("status", "state"), [(2, TrialState.PRUNED), (os.EX_IOERR, TrialState.RUNNING)])
-def test_a_refused_trial_has_ended_and_one_that_the_machine_failed_is_tried_again(status, state, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_refused_trial_has_ended_and_one_that_the_machine_failed_is_tried_again(status, state, monkeypatch):
     monkeypatch.setattr("lit_linformer.studies.grid.run.run_command", lambda: [sys.executable, "-c", f"exit({status})"])
-    write_space(trials=2)
-    study = Study(read_space(Path("space.yaml"), None, None), ["fit"], "val/perplexity", "min")
+    study = open_study(trials=2)
     for number, job in zip(range(2), study.todo(), strict=False):
         if number == 0:
             finished(job.cell.run_dir, 50)
             (job.cell.run_dir / "run.json").write_text('{"project": "lit-linformer"}')
-        run_jobs(iter([job]), 1, study.ended, study.watch)
+        run_one(study, job)
     assert [one.state for one in study.trials()] == [TrialState.COMPLETE, state]
-    job = next(Study(study.space, ["fit"], "val/perplexity", "min").todo(), None)
+    job = next(open_study(trials=2).todo(), None)
     assert (job and job.trial.number) == (1 if state == TrialState.RUNNING else None)
 
 
 @pytest.mark.parametrize("trained_before", [True, False])
-def test_a_mistake_beside_the_values_ends_the_study_and_not_its_trials(trained_before, tmp_path, monkeypatch):
+def test_a_mistake_beside_the_values_ends_the_study_and_not_its_trials(trained_before, monkeypatch):
     """As a text that has been moved: it refuses a trial that had trained, and one new trial after the other."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("lit_linformer.studies.grid.run.run_command", lambda: [sys.executable, "-c", "exit(2)"])
-    write_space(trials=20)
-    study = Study(read_space(Path("space.yaml"), None, None), ["fit"], "val/perplexity", "min")
+    study = open_study(trials=20)
     jobs = study.todo()
     first = next(jobs)
     finished(first.cell.run_dir, 50)
     write_marker(first.cell.run_dir)
-    run_jobs(iter([first]), 1, study.ended, study.watch)
+    run_one(study, first)
     if trained_before:
         write_marker(Path("runs/space/trial-001"))
     with pytest.raises(ValueError, match="exit status 2"):
         for job in jobs:
-            run_jobs(iter([job]), 1, study.ended, study.watch)
+            run_one(study, job)
     states = [one.state for one in study.trials()]
     assert states == [TrialState.COMPLETE, *[TrialState.PRUNED] * (0 if trained_before else 4), TrialState.RUNNING]
 
 
-def test_after_its_first_trial_a_study_is_drawn_without_a_warning(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_space(trials=2)
-    study = Study(read_space(Path("space.yaml"), None, None), ["fit"], "val/perplexity", "min")
+def test_after_its_first_trial_a_study_is_drawn_without_a_warning():
+    study = open_study(trials=2)
     job = next(study.todo())
     finished(job.cell.run_dir, 50)
-    run_jobs(iter([job]), 1, study.ended, study.watch)
+    run_one(study, job)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         draw_slices(figure_class(), study).savefig("slices.png")
@@ -191,31 +194,27 @@ def test_values_are_drawn_on_the_scale_that_the_space_says():
     }
 
 
-def test_a_study_draws_the_same_whenever_it_was_interrupted(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_study_draws_the_same_whenever_it_was_interrupted():
     drawn = []
     for name, restarts in (("whole", False), ("parts", True)):
-        write_space(name=name, trials=4)
         study = None
         for number in range(4):
             if study is None or restarts:
-                study = Study(read_space(Path("space.yaml"), None, None), ["fit"], "val/perplexity", "min")
+                study = open_study(name=name, trials=4)
             job = next(study.todo())
             finished(job.cell.run_dir, 50 + number)
-            run_jobs(iter([job]), 1, study.ended, study.watch)
+            run_one(study, job)
         drawn.append([one.params for one in study.trials()])
     assert drawn[0] == drawn[1] and len({str(values) for values in drawn[0]}) == 4
 
 
-def test_what_a_killed_process_left_is_taken_up_and_what_another_runs_is_not(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    write_space(trials=2)
-    one, other = (Study(read_space(Path("space.yaml"), None, None), ["fit"], "val/perplexity", "min") for _ in range(2))
+def test_what_a_killed_process_left_is_taken_up_and_what_another_runs_is_not(capsys):
+    one, other = (open_study(trials=2) for _ in range(2))
     first = next(one.todo())
     second = next(others := other.todo())
     assert [job.trial.number for job in (first, second)] == [0, 1]
     finished(second.cell.run_dir, 60)
-    run_jobs(iter([second]), 1, other.ended, other.watch)
+    run_one(other, second)
     assert next(others) is None and "waiting for trial-000, which other processes run" in capsys.readouterr().out
     first.log.close()  # as the kernel does for a killed process
     taken = next(others)
@@ -223,16 +222,14 @@ def test_what_a_killed_process_left_is_taken_up_and_what_another_runs_is_not(tmp
     taken.log.close()
 
 
-def test_a_trial_that_ends_while_another_process_reaches_for_it_is_left_alone(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_space(trials=1)
-    one, other = (Study(read_space(Path("space.yaml"), None, None), ["fit"], "val/perplexity", "min") for _ in range(2))
+def test_a_trial_that_ends_while_another_process_reaches_for_it_is_left_alone(monkeypatch):
+    one, other = (open_study(trials=1) for _ in range(2))
     job = next(one.todo())
     finished(job.cell.run_dir, 60)
     claim = other._claim
 
     def late(trial):
-        run_jobs(iter([job]), 1, one.ended, one.watch)
+        run_one(one, job)
         return claim(trial)
 
     monkeypatch.setattr(other, "_claim", late)
@@ -250,33 +247,25 @@ def test_a_trial_that_ends_while_another_process_reaches_for_it_is_left_alone(tm
         ({"metric": "val/accuracy"}, "metric is 'val/accuracy min', and was 'val/perplexity min'"),
     ],
 )
-def test_another_study_of_the_same_name_is_refused(change, words, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-    def study(fit=("fit",), metric="val/perplexity", space=SPACE["space"], trials=3, first=()):
-        write_space(space=space, first=[*first])
-        return Study(read_space(Path("space.yaml"), None, trials), list(fit), metric, "min")
-
-    began = study()
+def test_another_study_of_the_same_name_is_refused(change, words):
+    began = open_study()
     job = next(began.todo())
     job.log.close()
-    study(**change), study()  # nothing was trained: it is made anew
+    open_study(**change), open_study()  # nothing was trained: it is made anew
     finished(job.cell.run_dir, 50)
     (job.cell.run_dir / "run.json").write_text('{"project": "lit-linformer"}')
-    again = study()
-    run_jobs(iter([next(again.todo())]), 1, again.ended, again.watch)
+    again = open_study()
+    run_one(again, next(again.todo()))
     with pytest.raises(ValueError, match="^" + words.replace("[", r"\[").replace("{", r"\{")):
-        study(**change)
-    assert study(trials=30).space.trials == 30  # a longer one is the same study
+        open_study(**change)
+    assert open_study(trials=30).space.trials == 30  # a longer one is the same study
 
 
-def test_a_study_is_no_run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_study_is_no_run():
     finished(Path("runs/space"), 50)
     (Path("runs/space") / "run.json").write_text('{"project": "lit-linformer"}')
-    write_space()
     with pytest.raises(ValueError, match="name is 'space', and runs/space is a run; allowed: another --name"):
-        Study(read_space(Path("space.yaml"), None, None), ["fit"], "val/perplexity", "min")
+        open_study()
 
 
 @pytest.mark.slow
