@@ -13,6 +13,7 @@ from lit_linformer.callbacks import CopySlices
 from lit_linformer.callbacks.copy_slices import OTHER, SLICES, copy_slices
 from lit_linformer.model import EncoderConfig
 from lit_linformer.tasks import MLM
+from lit_linformer.utils.files import read_rows
 from tests.helpers import TINY, assert_same_runs, fit, inside, output, run_forked
 
 SLICED = ["--trainer.callbacks+", "CopySlices", "--trainer.callbacks.near", "3", "--trainer.callbacks.frequent", "270"]
@@ -90,8 +91,7 @@ def runs(tmp_path_factory, corpus, cache):
 def test_they_add_up_to_the_perplexity(runs):
     folder, _ = runs
     rows = read(folder / "runs/with/copy_slices.csv")
-    with open(folder / "runs/with/perplexity.csv") as file:
-        curve = {float(row["step"]): float(row["perplexity"]) for row in csv.DictReader(file)}
+    curve = {row["step"]: row["perplexity"] for row in read_rows(folder / "runs/with/perplexity.csv")}
     assert sorted({step for step, _ in rows}) == [3, 6, 9, 12]
     for step in (3, 6, 9, 12):
         seen = [rows[step, name] for name in SLICES]

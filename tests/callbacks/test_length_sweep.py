@@ -1,6 +1,5 @@
 """The length sweep: the perplexities equal those of `validate`, on one and two processes; training is not affected."""
 
-import csv
 import json
 import random
 import sys
@@ -17,6 +16,7 @@ from lit_linformer.callbacks.length_sweep import AllocatedTensors, draw_sweep, t
 from lit_linformer.callbacks.observing import unnoticed
 from lit_linformer.data import PretrainingData
 from lit_linformer.utils.figures import figure_class
+from lit_linformer.utils.files import read_rows
 from tests.helpers import assert_same_runs, fit, run_forked, slow
 
 TWO = ["--trainer.strategy", "ddp_fork", "--trainer.devices", "2"]
@@ -29,16 +29,11 @@ def sweep(lengths, **settings):
     return words + [word for name, value in settings.items() for word in (f"--trainer.callbacks.{name}", str(value))]
 
 
-def read(path):
-    with open(path, newline="") as file:
-        return [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
-
-
 def validate(tiny, tmp_path, *extra):
     """{length: row} of a length sweep over the checkpoint of runs/run."""
     log = tmp_path / "validate.out"
     assert run_forked(["validate", *tiny, "--name", "run", *extra], log) == 0, log.read_text()
-    return {int(row["length"]): row for row in read(tmp_path / "runs/run/validate_length_sweep.csv")}
+    return {int(row["length"]): row for row in read_rows(tmp_path / "runs/run/validate_length_sweep.csv")}
 
 
 @pytest.fixture
@@ -110,7 +105,7 @@ def test_training_does_not_notice(extra, tiny, tmp_path):
     watched = [*sweep([8, 32], at_end="true"), "--trainer.callbacks+", "Spectrum"]
     for name, callbacks in (("without", []), ("with", watched)):
         assert fit(tiny, name, tmp_path / name, *extra, *callbacks) == 0, (tmp_path / f"{name}.out").read_text()
-    assert {row["step"] for row in read(tmp_path / "runs/with/length_sweep.csv")} == {7, 12}
+    assert {row["step"] for row in read_rows(tmp_path / "runs/with/length_sweep.csv")} == {7, 12}
     assert_same_runs(tmp_path, "without", "with", processes=2 if extra else 1)
 
 
@@ -132,7 +127,7 @@ def test_modes_and_random_states_are_restored():
 
 def measured(path):
     """All columns except timings."""
-    return [(row["step"], row["tokens"], row["length"], row["perplexity"]) for row in read(path)]
+    return [(row["step"], row["tokens"], row["length"], row["perplexity"]) for row in read_rows(path)]
 
 
 @pytest.mark.slow
@@ -157,7 +152,7 @@ def test_resumed_run_has_the_rows_of_a_whole_one(tiny, tmp_path):
 def test_tensorboard_and_figure(tiny, tmp_path):
     assert run_forked(["fit", *tiny, *EXACT, "--name", "run", *sweep([8, 32])]) == 0
     events = EventAccumulator(str(tmp_path / "runs/run")).Reload()
-    (row,) = (row for row in read(tmp_path / "runs/run/length_sweep.csv") if row["length"] == 32)
+    (row,) = (row for row in read_rows(tmp_path / "runs/run/length_sweep.csv") if row["length"] == 32)
     (point,) = events.Scalars("watch_sweep/perplexity_32")
     assert point.step == 7 and point.value == pytest.approx(row["perplexity"])
     names = {"perplexity", "tokens_per_second", "peak_memory_mib"}
@@ -167,8 +162,8 @@ def test_tensorboard_and_figure(tiny, tmp_path):
     assert "watch_sweep/by_length" in events.Tags()["images"]
     assert (tmp_path / "runs/run/length_sweep.png").read_bytes()[1:4] == b"PNG"
     # At the model's own length it equals the validation perplexity.
-    with open(tmp_path / "runs/run/perplexity.csv") as file:
-        assert row["perplexity"] == pytest.approx(float(list(csv.DictReader(file))[-1]["perplexity"]), rel=1e-9)
+    last = read_rows(tmp_path / "runs/run/perplexity.csv")[-1]
+    assert row["perplexity"] == pytest.approx(last["perplexity"], rel=1e-9)
 
 
 def test_counts_what_lives_at_once():

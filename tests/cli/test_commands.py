@@ -1,6 +1,5 @@
 """The commands as a user runs them: fit, validate, test, predict, prepare, and their help."""
 
-import csv
 import json
 import os
 import re
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from lit_linformer.utils.files import read_rows
 from lit_linformer.utils.signals import START_METHOD
 from tests.cli.test_errors import complaint
 from tests.helpers import HANGS, fit, in_one_process, load, output, slow
@@ -48,8 +48,7 @@ def test_fit_leaves_a_run_directory_and_says_what_is_next(trained, tmp_path):
 def test_curve_file_and_tensorboard_tell_the_same(trained, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    with open(tmp_path / "runs/tiny/perplexity.csv") as file:
-        rows = [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
+    rows = read_rows(tmp_path / "runs/tiny/perplexity.csv")
     assert [(row["step"], row["tokens"]) for row in rows] == [(0, 0), (7, 7 * 4 * 32)]
     assert rows[1]["perplexity"] < rows[0]["perplexity"] < 400 and rows[1]["best"] == rows[1]["perplexity"]
     events, by_tokens = (EventAccumulator(str(tmp_path / "runs/tiny" / sub)).Reload() for sub in ("", "by_tokens"))
@@ -74,16 +73,14 @@ def test_resumed_tensorboard_repeats_no_point(tiny, tmp_path):
 
 def test_best_checkpoints_are_kept_by_perplexity(tiny, tmp_path):
     output(["fit", *tiny, "--trainer.val_check_interval", "3", "--best.keep", "2"], tmp_path)
-    with open(tmp_path / "runs/tiny/perplexity.csv") as file:
-        curve = {int(row["step"]): float(row["perplexity"]) for row in csv.DictReader(file) if row["step"] != "0"}
+    curve = {int(row["step"]): row["perplexity"] for row in read_rows(tmp_path / "runs/tiny/perplexity.csv")[1:]}  # trained
     kept = sorted(path.name for path in (tmp_path / "runs/tiny/checkpoints").glob("best-*.ckpt"))
     best = sorted(curve, key=curve.get)[:2]
     assert kept == sorted(f"best-{step:08d}-{curve[step]:.4f}.ckpt" for step in best)
 
 
 def test_validate_and_test_take_the_best_checkpoint(trained, tiny, tmp_path):
-    with open(tmp_path / "runs/tiny/perplexity.csv") as file:
-        best = float(list(csv.DictReader(file))[-1]["best"])
+    best = read_rows(tmp_path / "runs/tiny/perplexity.csv")[-1]["best"]
     shown = output(["validate", *tiny], tmp_path)
     (measured,) = re.findall(r"val/perplexity +│ +([0-9.]+)", shown)
     assert "best-00000007" in shown and float(measured) == pytest.approx(best, rel=1e-9)

@@ -1,12 +1,11 @@
 """Perplexity: token-weighted, in float64, equal on one and two processes."""
 
-import csv
-
 import pytest
 import torch
 
 from lit_linformer.tasks.perplexity import Mean, Perplexity
 from lit_linformer.tasks.scores import Scores
+from lit_linformer.utils.files import read_rows
 from tests.helpers import run_forked
 
 
@@ -59,8 +58,7 @@ EXACT = ["--trainer.precision", "64-true"]
 
 
 def perplexities(path):
-    with open(path) as file:
-        return [float(row["perplexity"]) for row in csv.DictReader(file)]
+    return [row["perplexity"] for row in read_rows(path)]
 
 
 def test_equal_on_one_and_two_processes(tiny, tmp_path):

@@ -1,7 +1,6 @@
 """`report` on real runs: every number on the page compared with the runs' own files; and unfinished runs."""
 
 import base64
-import csv
 import json
 import platform
 import re
@@ -20,6 +19,7 @@ from lit_linformer.studies.grid.file import read_grid
 from lit_linformer.studies.grid.table import write_table
 from lit_linformer.studies.report.command import main
 from lit_linformer.studies.spectrum.command import main as spectrum
+from lit_linformer.utils.files import read_rows
 from tests.helpers import TINY, inside, run_forked
 from tests.studies.conftest import tables
 
@@ -60,8 +60,7 @@ def benchmark_data(folder):
 
 
 def curve(folder):
-    with open(folder / "perplexity.csv") as file:
-        return [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
+    return read_rows(folder / "perplexity.csv")
 
 
 @pytest.fixture(scope="module")
