@@ -121,6 +121,7 @@ def test_a_database_as_data(clean):
     folder, found = clean
     said = found["database"][1]
     assert "validation perplexity\n  first " in said and "python run.py validate --config runs/database/config.yaml" in said
+    assert "predict" not in said  # which needs more than ids, positions and labels
     assert found["validate database"][0] == 0 and "checkpoints/best-" in found["validate database"][1]
     assert len(read_rows(folder / "runs/database/perplexity.csv")) >= 2
 

@@ -33,11 +33,13 @@ SAID = {
 UNCOUNTED = """
 
 class Uncounted(Window):
-    forward = Window.forward
+    def forward(self, x: Tensor, attention_mask: Tensor | None = None, need_weights: bool = False):
+        return Window.forward(self, self.scale * x, attention_mask, need_weights)
 
     def __init__(self, reach: int = 4, **shape):
         super().__init__(reach, **shape)
         self.register_buffer("past", torch.full((4, 4), -torch.inf).triu(1))
+        self.register_buffer("scale", torch.tensor(0.5), persistent=False)
 """
 
 
@@ -166,6 +168,7 @@ def test_draws_or_says_that_there_are_no_slots(here, tmp_path):
         slow("salient", "torch"),
         ("window", "safetensors"),
         slow("window", "onnx"),
+        slow("uncounted", "huggingface"),
     ],
 )
 def test_exports(name, form, here, tmp_path):

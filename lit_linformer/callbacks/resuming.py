@@ -3,6 +3,7 @@
 TrainingModule (tasks/base.py) does all of this by itself, in a user's own Trainer, too.
 """
 
+import inspect
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,6 +15,7 @@ from lightning.pytorch.callbacks import LearningRateFinder
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 
 from lit_linformer.callbacks.observing import callback_of, out_of_time, stopped_early
+from lit_linformer.data.notes import note
 from lit_linformer.runs.checkpoints import take_training_weights
 from lit_linformer.tasks.base import batches_before, seeds_at
 from lit_linformer.utils import compat
@@ -63,6 +65,7 @@ class Resuming(Callback):
             why = f", whose rate the schedule of {type(pl_module).__name__} would replace by its own"
             raise SettingError("trainer.callbacks", "LearningRateFinder", "`tune` with model.lr in its space", why)
         self._given = [[_settings(group) for group in optimizer.param_groups] for optimizer in trainer.optimizers]
+        self._plans = [_plan(part) for part in _schedulers(trainer)]
         self._own = {name: getattr(pl_module, name) for name in OWN_HOOKS}
         for name in OWN_HOOKS:
             setattr(pl_module, name, _already_called)
@@ -75,6 +78,11 @@ class Resuming(Callback):
         self.teardown(trainer, pl_module, "fit")  # which Lightning leaves out then, but the module may be trained again
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for part, given in zip(_schedulers(trainer), self._plans, strict=True):
+            for name, saved in _plan(part).items():
+                if saved != given.get(name, saved):
+                    kept = f"{type(part).__name__} goes on with the {name} of the checkpoint, {saved}"
+                    note(f"{kept}, not with that of configure_optimizers, {given[name]}")
         schedules = _schedules(trainer)
         for optimizer, before, now in zip(trainer.optimizers, self._before, self._given, strict=False):
             mine = [one.base_lrs for one in schedules if one.optimizer is optimizer]
@@ -163,8 +171,18 @@ def _settings(group: dict[str, Any]) -> Settings:
 
 def _schedules(trainer: Trainer) -> list[Any]:
     """The schedulers that compute the rate from a base rate, which ReduceLROnPlateau does not."""
-    parts = (part for config in trainer.lr_scheduler_configs for part in _parts(config.scheduler))
-    return [part for part in parts if hasattr(part, "base_lrs")]
+    return [part for part in _schedulers(trainer) if hasattr(part, "base_lrs")]
+
+
+def _schedulers(trainer: Trainer) -> list[Any]:
+    return [part for config in trainer.lr_scheduler_configs for part in _parts(config.scheduler)]
+
+
+def _plan(scheduler: Any) -> dict[str, Any]:
+    """What a scheduler was made with and keeps, such as T_max; a checkpoint restores it together with the position."""
+    made_with = inspect.signature(type(scheduler)).parameters.keys() - {"optimizer", "last_epoch"}
+    found = {name: vars(scheduler)[name] for name in sorted(made_with & vars(scheduler).keys())}
+    return {name: value for name, value in found.items() if isinstance(value, int | float | str | list | dict)}
 
 
 def _parts(scheduler: Any) -> Iterator[Any]:

@@ -6,6 +6,8 @@ from pathlib import Path
 from lightning.pytorch import LightningDataModule, LightningModule
 
 from lit_linformer.callbacks.header import INDENT, WIDTH
+from lit_linformer.data import PretrainingData
+from lit_linformer.tasks import MLM
 from lit_linformer.utils.environment import typed
 
 
@@ -14,7 +16,8 @@ def closing_lines(
 ) -> list[str]:
     """The lines for a run's folder. curves: commands that show its loggers' curves; validates: whether its config does."""
     config = ["--config", shlex.quote(f"{folder}/config.yaml")]
-    if _has(model, data, "predict_step", "predict_dataloader"):
+    fills_masks = type(model).predict_step is MLM.predict_step and not isinstance(data, PretrainingData)
+    if _has(model, data, "predict_step", "predict_dataloader") and not fills_masks:
         used = [["predict", *config, *_example(data)]]
     else:
         there = validates and _has(model, data, "validation_step", "val_dataloader")

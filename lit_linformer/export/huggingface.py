@@ -100,7 +100,8 @@ class LinformerPreTrainedModel(PreTrainedModel):
             encoder = self.base_model.encoder
             name = next((name for name, part in encoder.named_modules() if part is module), "") if own else ""
             if name:  # E, a local convolution, a class of the user's own
-                fresh = _fresh(self.config.encoder(), name).state_dict()
+                part = _fresh(self.config.encoder(), name)  # its state_dict() has no buffers with persistent=False
+                fresh = {**dict(part.named_parameters(recurse=False)), **dict(part.named_buffers(recurse=False))}
                 for key in own.keys() & fresh.keys():
                     init.copy_(own[key], fresh[key].to(own[key].device))
 

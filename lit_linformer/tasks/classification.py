@@ -161,13 +161,22 @@ class SequenceClassification(TrainingModule):
     def _log_scores(self, split: str) -> None:
         self.results = {}
         for position, (name, scores) in enumerate(self.evaluations.items()):
-            self.results[name] = scores.results()
+            found = self.results[name] = scores.results()
             scores.reset()
+            if found["targets"] is not None:
+                found["scores"] |= self.further_scores(found["predictions"], found["targets"])
             # The first set logs val/score and so on, the others val/mismatched/score.
             prefix = f"{split}/" if position == 0 else f"{split}/{name}/"
-            found = {prefix + key: value for key, value in self.results[name]["scores"].items()}
+            logged = {prefix + key: value for key, value in found["scores"].items()}
             # All processes have the same; Lightning doubts that unless they are compared, and of equals the maximum is exact.
-            self.log_dict(found, prog_bar=True, sync_dist=True, reduce_fx="max")
+            self.log_dict(logged, prog_bar=True, sync_dist=True, reduce_fx="max")
+
+    def further_scores(self, predictions: Tensor, targets: Tensor) -> dict[str, float]:
+        """Scores besides those of data.metrics, by name, for a subclass to define: logged as val/NAME and test/NAME.
+
+        predictions, targets (R,): class numbers, or values, of all rows of an evaluation set, on all processes.
+        """
+        return {}
 
     def predict_step(self, batch: Batch, batch_idx: int) -> list[dict[str, Any]]:
         """[{text, line or row of data.file, label if it is known, prediction, probabilities, top}, …].

@@ -17,6 +17,8 @@ from lit_linformer.tasks.perplexity import Perplexity
 from lit_linformer.tasks.pretrained import load_masked_model
 from lit_linformer.utils.errors import UserError
 
+OF_TEXTS = ("rows", "columns", "texts", "places", "attention_mask")  # what a batch for predict holds besides input_ids
+
 
 class MLM(TrainingModule):
     """Pretraining by masked language modelling (BERT's task, with RoBERTa's dynamic masking).
@@ -100,6 +102,9 @@ class MLM(TrainingModule):
 
         For a text from data.file also line, or row, its number there.
         """
+        if lacking := [name for name in OF_TEXTS if name not in batch]:
+            allowed = f"one with {', '.join(lacking)}, as PretrainingData makes it, or a predict_step of your own"
+            raise UserError(f"a batch for predict holds {', '.join(batch)}", allowed)
         rows = batch["rows"].tolist()
         number = [rows[:index].count(row) for index, row in enumerate(rows)]  # of the mask within its text
         positions = batch["columns"].new_zeros(len(batch["input_ids"]), 1 + max(number))

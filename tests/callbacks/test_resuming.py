@@ -40,6 +40,8 @@ class Noisy(Plain):
         if self.hparams.schedule == "ReduceLROnPlateau":
             plateau = schedules.ReduceLROnPlateau(optimizer, patience=0, threshold=1e9)
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "val_loss"}}
+        if self.hparams.schedule == "CosineAnnealingLR":
+            return [optimizer], [schedules.CosineAnnealingLR(optimizer, self.trainer.estimated_stepping_batches)]
         return [optimizer], [schedules.StepLR(optimizer, 1, 0.5)]
 
 
@@ -69,6 +71,14 @@ def test_bit_for_bit_with_a_plain_loader(schedule, more, own, tmp_path):  # noqa
     one, other = last(tmp_path, "whole"), last(tmp_path, "parts")
     for weights in ("state_dict", "training_weights") if more else ("state_dict",):
         assert all(torch.equal(one[weights][name], other[weights][name]) for name in one[weights])
+
+
+def test_a_schedule_that_a_checkpoint_restores_is_told(own, tmp_path):  # noqa: F811
+    argv = ["fit", *own, *BEST, *MODEL, "--model.schedule", "CosineAnnealingLR", "--name", "longer"]
+    output([*argv, "--trainer.max_epochs", "1"], tmp_path)
+    shown = output([*argv, "--trainer.max_epochs", "2", "--ckpt_path", "last"], tmp_path)
+    told = "note: CosineAnnealingLR goes on with the T_max of the checkpoint, 8, not with that of configure_optimizers, 16"
+    assert told in shown and shown.count("note: Cosine") == 1
 
 
 @pytest.mark.parametrize("schedule", ["StepLR", *map(slow, ("null", "SequentialLR", "ReduceLROnPlateau"))])

@@ -25,9 +25,10 @@ through a `convert` with those arguments, as NAME/SLUG-converted. The grid file:
 import shlex
 from pathlib import Path
 
+from lit_linformer.data.notes import note
 from lit_linformer.studies.grid.file import read_grid
 from lit_linformer.studies.grid.run import run_cells, until_stopped
-from lit_linformer.studies.grid.table import write_table
+from lit_linformer.studies.grid.table import not_found, write_table
 from lit_linformer.utils.arguments import FLAG, Setting, parse, several, whole, word
 from lit_linformer.utils.environment import command_line, run_command
 from lit_linformer.utils.errors import UserError
@@ -63,6 +64,9 @@ def main(argv: list[str]) -> None:
     finally:
         folder = write_table(grid, command)
     print((folder / "table.md").read_text(encoding="utf-8"), end="", flush=True)
+    for name in not_found(grid):
+        measure = grid.measures[name]
+        note(f"measures.{name}: no finished run's {measure.file} has {measure.value}{' in such a row' * bool(measure.where)}")
     if failed:
         names = ", ".join(str(cell) for cell in failed[:4]) + (", …" if len(failed) > 4 else "")
         raise UserError(

@@ -92,6 +92,12 @@ def measured(table: dict[str, Any]) -> str:
     return of_words(lines, right=True, words=1 + by_column)
 
 
+def not_found(grid: Grid) -> list[str]:
+    """The measures that no finished cell has, perhaps for a wrong name."""
+    done = [cell.run_dir for cell in grid.cells if not cell.left()]
+    return [name for name, value in measures.medians(grid.measures, done).items() if done and value is None]
+
+
 def write_table(grid: Grid, command: str) -> Path:
     """Writes table.md and table.json into the grid's folder, which it returns."""
     folder, table, begun = run_folder(grid.name), summary(grid), grid.begun

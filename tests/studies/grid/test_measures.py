@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from lit_linformer.studies.grid.command import main
 from lit_linformer.studies.grid.file import read_grid
 from lit_linformer.studies.grid.measures import Measure, medians, shown
-from lit_linformer.studies.grid.table import measured, read_table, write_table
+from lit_linformer.studies.grid.table import measured, not_found, read_table, write_table
 
 GRID = """
 axes: {k: {few: --a 1, many: --a 2}, n: {16: "", 32: --b 2}, seed: {1: --c 1, 2: --c 2}}
@@ -41,7 +42,7 @@ def test_what_is_no_measure_is_refused(text):
         Measure.parse("m", text)
 
 
-def test_a_second_table_of_medians_over_seeds(tmp_path, monkeypatch):
+def test_a_second_table_of_medians_over_seeds(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("g.yaml").write_text(GRID)
     grid = read_grid(Path("g.yaml"))
@@ -61,6 +62,10 @@ def test_a_second_table_of_medians_over_seeds(tmp_path, monkeypatch):
     lines = [line.split() for line in measured(table).splitlines()]
     assert lines[2] == ["|", "few", "|", "16", "|", "20.5", "|", "–", "|", "1,500", "|"]
     assert table["measured"][1]["values"]["early"] == 22.0
+    assert not_found(grid) == ["rare"]
+    main(["--config", "g.yaml", "--only", "k=few", "seed=1"])
+    shown = capsys.readouterr()
+    assert shown.err == "note: measures.rare: no finished run's copy_slices.csv has nll in such a row\n"
     assert measured(table) in (folder / "table.md").read_text() and read_table(folder).name == grid.name
 
 
