@@ -72,7 +72,7 @@ class DatabaseTexts(LightningDataModule):
 
     @property
     def num_tokens(self) -> int:
-        """The model's vocab_size is taken from here."""
+        """The size of the vocabulary, from which the command line sets the model's vocab_size."""
         return len(self.tokenizer)
 
     def setup(self, stage: str) -> None:

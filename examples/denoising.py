@@ -2,7 +2,7 @@
 
     python run.py fit --config conf/quickstart.yaml --name denoising --model examples.denoising.Denoising
 
-Everything else is the quickstart's: text, tokenizer, Trainer. `headline` says what makes a checkpoint the best one.
+The text, the tokenizer and the Trainer are the quickstart's. `headline` names the metric that decides which checkpoint is best.
 """
 
 from dataclasses import asdict, replace
@@ -31,11 +31,11 @@ class Denoising(TrainingModule):
     """Replaced-token detection.
 
     Args:
-        encoder: the encoder's shape; its vocab_size is taken from the data.
-        vocab_size: filled in from the data's tokenizer.
+        encoder: the encoder's settings; its vocab_size is taken from the data.
+        vocab_size: the command line takes it from the data's tokenizer.
         replaced: share of the tokens that are replaced, in training and in validation.
         warmup_steps: optimiser steps over which the learning rate rises from 0.
-        optimization: settings of AdamW and its learning rate (`lit_linformer.tasks.optim.Optimization`).
+        optimization: settings of the optimiser and its learning rate (`lit_linformer.tasks.optim.Optimization`).
     """
 
     headline = ("val/loss", "validation loss", ".4f", min)

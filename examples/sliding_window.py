@@ -32,7 +32,7 @@ def kernel():
 
 
 class SlidingWindow(SelfAttention):
-    """For rows without padding."""
+    """Attention to the tokens at most WINDOW away, for rows without padding."""
 
     title, exact = "sliding window", False
 

@@ -1,4 +1,4 @@
-"""`python -m lit_linformer COMMAND`, the same as run.py where the package is installed without it."""
+"""`python -m lit_linformer COMMAND` does the same as run.py, for an installed package, which lacks run.py."""
 
 from lit_linformer.cli import main
 

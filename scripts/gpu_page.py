@@ -1,4 +1,4 @@
-"""The page of scripts/gpu_suite.py: goals, the results of each part, pictures."""
+"""The page that scripts/gpu_suite.py writes: goals, the results of each part, pictures."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ TITLES = {
     "roberta": "Beside RoBERTa, each in its Trainer",
     "pretrain": "Pretraining",
 }
-# (part, keys of the number in its results, the least, words).
+# (part, keys that lead to the number in its results, the least that is wanted, words).
 GOALS = (
     ("speed", ("models", "linformer 512", "mfu"), 0.4, "MFU of a training step, base model, n = 512"),
     ("mechanisms", ("models", "lookup 512", "mfu"), 0.4, "MFU of the same with lookup"),

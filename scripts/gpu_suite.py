@@ -1,9 +1,9 @@
-"""All measurements on a GPU, the most important first, in as many calls of ten minutes as it takes; one page in the end.
+"""All measurements on a GPU, the most important first, in as many calls of ten minutes as it takes, and one page of results.
 
     python scripts/gpu_suite.py --source texts/ --tokenizer tokenizer.json --output runs/gpu-suite --minutes 9.5
 
-The same command again continues: finished parts are skipped, one that ran out of time is started again (the benchmark resumes
-where it was, and so does training). A part that fails, or that makes no progress in its time, does not stop the others; the
+The same command again continues: finished parts are skipped, and a part that ran out of time is started again (benchmark and
+training resume where they stopped). A part that fails, or that makes no progress in its time, does not stop the others; the
 next call tries it once more. No network is needed: text and tokenizer are given as files (`python run.py prepare` makes a
 tokenizer.json).
 
@@ -11,7 +11,7 @@ tokenizer.json).
     OUTPUT/page/weights/             the pretrained model in bfloat16, in pieces of --piece_mb: cat them to model.safetensors
     OUTPUT/PART/, OUTPUT/PART.log    what each part has written
 
-With --device cpu, or --tiny, everything is so small that the numbers mean nothing: a rehearsal.
+With --device cpu, or --tiny, it is a rehearsal: everything is so small that the numbers mean nothing.
 """
 
 import argparse
@@ -96,14 +96,14 @@ def commands(args: argparse.Namespace, seconds: float) -> dict[str, list[str]]:
 
 
 def processes(args: argparse.Namespace) -> int:
-    """GPUs here; two processes in a rehearsal."""
+    """The number of GPUs here; in a rehearsal two processes."""
     import torch
 
     return 2 if args.device == "cpu" else torch.cuda.device_count()
 
 
 def data(args: argparse.Namespace) -> list[str]:
-    """Settings of every training: the text, a batch for one device, and in a rehearsal a small model."""
+    """Settings of every training run: the text, a batch for one device, and in a rehearsal a small model."""
     words = ["--data.source", args.source, "--data.tokenizer", args.tokenizer, "--data.cache_dir", args.cache]
     words += "--data.validation_fraction 0.01 --data.test_fraction 0 --data.global_batch_size null".split()
     small = "--model.encoder.hidden_size 32 --model.encoder.num_heads 2 --model.encoder.num_layers 1 --data.batch_size 4 "
@@ -138,7 +138,7 @@ def training(args: argparse.Namespace, name: str) -> list[str]:
 
 
 def pretraining(args: argparse.Namespace, done: dict[str, Any], seconds: float) -> list[str]:
-    """As many steps, with a learning rate that falls to 0, as the measured speed allows; fixed from the first start on."""
+    """The command that pretrains for as many steps as the measured speed allows; their number is fixed at the first start."""
     words, at = training(args, "pretrain"), max(10, int(seconds - CLOSING))
     until = int(trained(Path(args.output) / "pretrain/checkpoints/last.ckpt")) + at  # max_time counts earlier calls, too
     words += "--model.optimizer muon --model.schedule wsd --data.mask_rate 0.3".split()  # conf/pretrain/small.yaml's training
@@ -164,7 +164,7 @@ def pretraining(args: argparse.Namespace, done: dict[str, Any], seconds: float) 
 
 
 def trained(checkpoint: Path) -> float:
-    """Seconds of training that a checkpoint has seen, by Lightning's Timer; 0 where there is none."""
+    """Seconds of training that led to a checkpoint, by Lightning's Timer; 0 if there is no checkpoint."""
     import torch
 
     if not checkpoint.exists():
@@ -174,7 +174,7 @@ def trained(checkpoint: Path) -> float:
 
 
 def run(command: list[str], log: Path, limit: float) -> tuple[str, float]:
-    """(ok | failed | time limit, seconds); when its time is over, the part and all that it started are ended."""
+    """(ok | failed | time limit, seconds); after ``limit`` seconds the part and all processes that it started are ended."""
     began, paths = time.monotonic(), os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     with open(log, "w", encoding="utf-8") as file:
         process = subprocess.Popen(
@@ -196,7 +196,7 @@ def run(command: list[str], log: Path, limit: float) -> tuple[str, float]:
 
 
 def results(part: str, folder: Path) -> Any:
-    """The results that a part has written, as far as it came."""
+    """The results that a part has written so far."""
     if part == "tests":
         log = (folder / "tests.log").read_text(errors="replace")
         told = re.findall(r"^(?:=+ )?(\d+ (?:passed|failed|skipped|error).*? in [\d.]+s.*?)(?: =+)?$", log, re.MULTILINE)
@@ -257,17 +257,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--source", required=True, help="text to train on: a file, a folder or a glob, as data.source")
     parser.add_argument("--tokenizer", required=True, help="tokenizer.json, or a folder with a tokenizer's files")
-    parser.add_argument("--output", default="runs/gpu-suite", help="where all of it goes (default runs/gpu-suite)")
-    parser.add_argument("--minutes", type=float, default=9.5, help="of this call (default 9.5)")
+    parser.add_argument("--output", default="runs/gpu-suite", help="where everything is written (default runs/gpu-suite)")
+    parser.add_argument("--minutes", type=float, default=9.5, help="length of this call (default 9.5)")
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS), help="parts to run (default: all)")
-    parser.add_argument("--device", default="cuda", help="cuda (default) or cpu, a rehearsal")
-    parser.add_argument("--tiny", action="store_true", help="all small: a rehearsal")
-    parser.add_argument("--config", default=str(ROOT / "conf/pretrain/linformer_base.yaml"), help="of what is trained")
+    parser.add_argument("--device", default="cuda", help="cuda (default), or cpu for a rehearsal")
+    parser.add_argument("--tiny", action="store_true", help="a rehearsal in which everything is small")
+    parser.add_argument("--config", default=str(ROOT / "conf/pretrain/linformer_base.yaml"), help="config of what is trained")
     parser.add_argument("--cache", default="cache", help="token files, as data.cache_dir (default: in OUTPUT)")
-    parser.add_argument("--batch_size", type=int, default=128, help="rows a step of the trainings (default 128)")
-    parser.add_argument("--pretrain_minutes", type=float, default=0, help="in all (default: what is left of a call)")
+    parser.add_argument("--batch_size", type=int, default=128, help="rows per step in training (default 128)")
+    parser.add_argument("--pretrain_minutes", type=float, default=0, help="of pretraining in all (default: the rest of a call)")
     parser.add_argument("--pretrain_arguments", default="", help='more settings of the pretraining: "--SETTING VALUE …"')
-    parser.add_argument("--piece_mb", type=float, default=15, help="the weights are cut into files of so many MiB (default 15)")
+    parser.add_argument("--piece_mb", type=float, default=15, help="MiB of each file into which weights are cut (default 15)")
     parser.add_argument("--least", type=float, default=40, help="no part begins with fewer seconds left (default 40)")
     args = parser.parse_args()
     try:

@@ -1,13 +1,13 @@
-"""Kills training with -9, again and again, and compares the result bit for bit with a run that was left alone.
+"""Kills training with kill -9, again and again, and compares the result bit for bit with a run that was left alone.
 
     python scripts/torture.py --kills 100 --minutes 10
     python scripts/torture.py --only sharded-2:17                # repeats a round exactly
 
-A round is a fresh run of a tiny model with a cache of its own. It is killed up to three times, each time restarted with the
+A round is a new run of a tiny model with a cache of its own. It is killed up to three times, each time restarted with the
 same command (`--ckpt_path auto`), and then left to finish. Three in four kills are at points that the undisturbed run passed:
 before a file is opened, renamed or removed, or before a hook of Lightning; some of the files being written are truncated at a
-random size. The others are at a random time. With two processes (as torchrun starts them) all are killed, or one, and the
-other must end by itself. The processes are forks of this one, which has imported everything, so that they start quickly.
+random size. The other kills are at a random time. With two processes (as torchrun starts them) either both are killed, or one,
+and the other must end by itself. The processes are forks of this one, which has imported everything, so they start quickly.
 
 It compares weights, optimiser, schedules and counters, perplexity.csv, the curves as TensorBoard reads them, the token files
 and the contents of folders. It writes report.md and torture.json to --output, and keeps the folder of each failed round.
@@ -70,10 +70,10 @@ MIX = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--kills", type=int, default=100, help="of each case, at least; its last round is finished (default 100)"
+        "--kills", type=int, default=100, help="kills of each case, at least; its last round is finished (default 100)"
     )
     parser.add_argument("--minutes", type=float, default=math.inf, help="no new round after that many (default: no limit)")
-    parser.add_argument("--seed", type=int, default=0, help="of where and when is killed (default 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of where and when runs are killed (default 0)")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), help="what is killed (default: all)")
     parser.add_argument("--only", metavar="CASE:ROUND", help="this round alone, as it was with the same --seed")
     parser.add_argument("--keep", action="store_true", help="keep the folders of all rounds, not only of those that failed")
@@ -184,7 +184,7 @@ def play(case: str, number: int, kills: list[Kill], work: Path, keep: bool) -> d
             done.append({"kill": str(kill), "phase": start.phase})
             if "Traceback" not in start.log:
                 continue
-            stuck.append(f"start {at}: who was not killed ended with a traceback")
+            stuck.append(f"start {at}: a process that was not killed ended with a traceback")
         elif any(start.statuses):
             last = [line for line in start.log.splitlines() if line.strip()][-1:]
             stuck.append(f"start {at} ended with {start.statuses}: {' '.join(last)}")
@@ -210,12 +210,12 @@ def report(content: dict) -> str:
     place, rounds = content["environment"], content["rounds"]
     versions = ", ".join(f"{name} {place[name]}" for name in ("python", "torch", "lightning") if name in place)
     kills = sum(len(done["kills"]) for done in rounds)
-    lines = ["# Killed and gone on", "", f"`{content['command']}`", ""]
+    lines = ["# Killed and continued", "", f"`{content['command']}`", ""]
     lines += [
         f"{place['hardware']}, {place['cores']} cores, {versions}, commit {place.get('commit', 'unknown')}: {kills} kills in"
     ]
     lines[-1] += f" {len(rounds)} rounds, {content['seconds'] / 60:.1f} minutes."
-    lines += ["", "| case | killed in | kills | went on | same bits | curves right |", "|---|---|---|---|---|---|"]
+    lines += ["", "| case | killed in | kills | continued | same bits | same curves |", "|---|---|---|---|---|---|"]
     total = [0, 0, 0, 0]
     for case in CASES:
         for phase in PHASES:

@@ -1,4 +1,4 @@
-"""The comparison in scripts/torture.py: in what a run that was killed differs from one that was left alone."""
+"""The comparison for scripts/torture.py: how a run that was killed differs from one that was left alone."""
 
 import json
 import logging
@@ -16,7 +16,7 @@ from lit_linformer.utils.files import read_rows
 
 # Wall-clock times; what Lightning neither restores nor reads; validation's own counter of batches.
 UNEQUAL = {"seconds", "training_seconds", "cpu_seconds", "current_score", "epoch_loop.val_loop.batch_progress"}
-# What must be equal in a checkpoint. In last.ckpt all is compared: others may be from before a validation, or after it.
+# What must be equal in a checkpoint. In last.ckpt everything is compared: others may be from before or after a validation.
 TRAINED = ("state_dict", "optimizer_states", "lr_schedulers", "seen", "global_step", "epoch")
 # Lightning writes these along with every other tag, so twice if it writes twice.
 UNREAD = {"epoch", "watch/epoch"}

@@ -1,7 +1,7 @@
 """Points of scripts/torture.py's runs: each action of a process, logged to a file, and the one at which it is killed.
 
-Logged are files of the round's folder that are opened, renamed and removed (by Python's audit events, so whatever library does
-it, and before it is done) and hooks of Lightning (before the other callbacks'), each with the optimiser step: a resumed run
+It logs files of the round's folder that are opened, renamed and removed (by Python's audit events, so whichever library does
+that, and before it is done) and hooks of Lightning (before the other callbacks'), each with the optimiser step: a resumed run
 passes the same points as one that was left alone.
 """
 

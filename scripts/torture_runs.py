@@ -84,7 +84,7 @@ class Start:
 
 
 def launch(case: str, folder: Path, number: int, kill: Kill | None) -> Start:
-    """Starts the case's command in the folder, the ``number``-th time there, kills it, and waits for all processes to end."""
+    """Starts the case's command in the folder for the ``number``-th time, kills it, and waits for all processes to end."""
     folder.mkdir(exist_ok=True)
     # TensorBoard orders a run's files by the second in which they were created.
     while any(int(path.name.split(".")[3]) >= int(time.time()) for path in folder.glob("runs/*/events.out.tfevents.*")):

@@ -226,7 +226,7 @@ def test_validations_count_steps_beside_a_global_batch(epochs, tiny, tmp_path):
         ),
         (
             "--data.global_batch_size 8 --trainer.accumulate_grad_batches 3",
-            "trainer.accumulate_grad_batches is 3 beside data.global_batch_size = 8; allowed: 1",
+            "trainer.accumulate_grad_batches is 3 with data.global_batch_size = 8; allowed: 1",
         ),
         (
             "--trainer.val_check_interval 00:00:10:00 --trainer.devices 2 --trainer.strategy ddp_fork",

@@ -127,7 +127,7 @@ def test_sigterm_saves_the_step_and_the_run_goes_on_exactly(at, step, tiny, tmp_
     tiny += ["--trainer.val_check_interval", "21"]  # in batches: after step 7
     assert fit(tiny, "whole", tmp_path / "whole") == 0
     assert fit(tiny, "stopped", tmp_path / "stopped", *send(tmp_path, signal.SIGTERM, at)) == 143
-    assert f"stopped by SIGTERM at step {step}; --ckpt_path last goes on" in (tmp_path / "stopped.out").read_text()
+    assert f"stopped by SIGTERM at step {step}; --ckpt_path last continues the run" in (tmp_path / "stopped.out").read_text()
     assert load(tmp_path / "runs/stopped/checkpoints/last.ckpt")["global_step"] == step
     assert fit(tiny, "stopped", tmp_path / "stopped", "--ckpt_path", "auto") == 0
     assert_whole(tmp_path, "stopped")

@@ -1,6 +1,6 @@
 """Callbacks: most observe and record; Finite and Preemption may end training, and Resuming makes a resumed run exact.
 
-Only Averaging changes what is validated and kept: its weights are means over the steps.
+Only Averaging changes what is validated and kept: weights averaged over the steps.
 """
 
 from lit_linformer.callbacks.averaging import Averaging

@@ -17,12 +17,12 @@ from lit_linformer.utils.errors import UserError
 class Averaging(Stepping):
     """An exponential moving average of the weights (Polyak and Juditsky, 1992): a ← d a + (1 - d) w after each step.
 
-    Validation and whatever reads a checkpoint see the average; training goes on from its own weights, as without this callback,
-    and a run resumes exactly. (Lightning's EMAWeightAveraging updates its average after our checkpoints are written: a run that
-    was killed would lose an update.)
+    Validation and whatever reads a checkpoint see the average; training continues with its own weights, as without this
+    callback, and a run resumes exactly. (Lightning's EMAWeightAveraging updates its average after our checkpoints are written:
+    a run that was killed would lose an update.)
 
     Args:
-        decay: d. In the first t steps it is at most (1 + t)/(10 + t), so that the start is soon forgotten.
+        decay: d. After t steps it is at most (1 + t)/(10 + t), so that the initial weights are soon forgotten.
 
     The average of half-precision weights is kept in float32, since half precision cannot hold its small steps.
     """

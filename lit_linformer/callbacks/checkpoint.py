@@ -1,7 +1,7 @@
 """Checkpoints: written atomically; the two newest and the k best are kept.
 
-A run's checkpoints/ holds last.ckpt (the newest), previous.ckpt (the one before, in case the newest is damaged) and
-best-STEP-METRIC.ckpt. runs/checkpoints.py finds them again.
+A run's checkpoints/ holds last.ckpt (the newest), previous.ckpt (the one before it, in case the newest is damaged) and
+best-STEP-METRIC.ckpt. runs/checkpoints.py finds them.
 """
 
 import io
@@ -43,11 +43,12 @@ class LastCheckpoint(Stepping, Checkpoint):
 
     Lightning's ModelCheckpoint may save in the middle of a gradient accumulation, from where no run resumes exactly. And a run
     that is saved between a step and its validation, and killed there, resumes without the validation, whose point is lost. Here
-    such a checkpoint records that it owes the validation; callbacks/owed.py runs it first, and last.ckpt is written anew.
+    such a checkpoint records that its validation is owed, that is, still to come; when the run resumes, callbacks/owed.py
+    validates first, and last.ckpt is written again.
 
     Args:
         every_n_steps: optimiser steps between two checkpoints.
-        validation: whether training ends with a validation, even if trainer.val_check_interval does not ask for one there.
+        validation: end training with a validation, even if trainer.val_check_interval does not ask for one there.
     """
 
     def __init__(self, every_n_steps: Count = 500, validation: bool = True):
@@ -56,8 +57,8 @@ class LastCheckpoint(Stepping, Checkpoint):
         self._saved = (-1, False)  # last.ckpt's step, and whether it owes that step's validation
         self._due = False  # whether to save before and after the validation that follows
         self._settled = False
-        self._loads = False  # whether a checkpoint of this run is known to load
-        self.owes_validation = False  # whether a checkpoint written now owes its validation
+        self._loads = False  # whether a checkpoint of this run is known to load again
+        self.owes_validation = False  # whether the validation of a checkpoint written now is still to come
 
     @property
     def saved_step(self) -> int:
@@ -85,8 +86,8 @@ class LastCheckpoint(Stepping, Checkpoint):
                 self.save(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # Not at the end of the batch: from a checkpoint saved here Lightning resumes as after the validation, both within an
-        # epoch and at its end.
+        # Not at the end of the batch: only from a checkpoint saved here does Lightning resume as if the validation were over,
+        # both within an epoch and at its end.
         if self._due and not self.owes_validation:
             self.save(trainer, owing=True)
 
@@ -106,7 +107,7 @@ class LastCheckpoint(Stepping, Checkpoint):
         self._settle(trainer)  # for a run with no steps left
 
     def save(self, trainer: Trainer, owing: bool = False) -> None:
-        """Writes last.ckpt, unless it is up to date; ``owing``: the validation of its step is still to come."""
+        """Writes last.ckpt, unless it is up to date; ``owing``: whether the validation of this step is still to come."""
         if trainer.fast_dev_run or (trainer.global_step, owing) == self._saved:
             return
         self.owes_validation = owing
@@ -123,7 +124,7 @@ class LastCheckpoint(Stepping, Checkpoint):
         if not self._loads:
             foreign = unknown_classes(new) if trainer.is_global_zero else []
             if foreign := trainer.strategy.broadcast(foreign):
-                why = f"{new} holds {', '.join(foreign)}, which is not loaded again, for that may run code"
+                why = f"{new} holds {', '.join(foreign)}, which is not loaded again, since that may run code"
                 raise UserError(why, "plain values, tensors, NumPy's and paths in what schedulers, callbacks and data keep")
             self._loads = True
         if trainer.is_global_zero:
@@ -135,9 +136,9 @@ class LastCheckpoint(Stepping, Checkpoint):
         trainer.strategy.barrier()
 
     def _settle(self, trainer: Trainer) -> None:
-        """Removes from checkpoints/ what is not part of the history that this run resumes.
+        """Removes from checkpoints/ what does not belong to the history that this run continues.
 
-        Only after the first batch: a start that fails earlier deletes nothing.
+        This is done only after the first batch, so that a start that fails earlier deletes nothing.
         """
         if self._settled or not trainer.is_global_zero or trainer.fast_dev_run:
             return
@@ -157,7 +158,7 @@ class LastCheckpoint(Stepping, Checkpoint):
 
 
 def check_loadable(name: str, kept: Mapping[str, Any]) -> None:
-    """UserError if save_hyperparameters() of the class ``name`` kept a value that no checkpoint could be loaded with."""
+    """Raises UserError if save_hyperparameters() of the class ``name`` kept a value that cannot be loaded from a checkpoint."""
     for key, value in kept.items():
         file = io.BytesIO()
         try:
@@ -175,8 +176,8 @@ class MissingMetric(SettingError):
 class BestCheckpoint(ModelCheckpoint):
     """Lightning's ModelCheckpoint, for runs that are killed and resumed: it keeps what is best in the run's history.
 
-    A checkpoint that was beaten is deleted only once last.ckpt no longer refers to it: a run that is killed before that
-    resumes from a last.ckpt for which it is the best. A metric that is not finite is never the best.
+    A best checkpoint that was beaten is deleted only once last.ckpt no longer refers to it: a run that is killed before that
+    resumes from a last.ckpt for which it is still the best. A metric that is not finite is never the best.
     """
 
     def __init__(self, **kwargs: Any):
@@ -202,10 +203,10 @@ class BestCheckpoint(ModelCheckpoint):
         super().on_validation_end(trainer, pl_module)
 
     def _check_monitors(self, trainer: Trainer, module: str) -> None:
-        """MissingMetric if this callback or an EarlyStopping waits for a metric that validation does not log.
+        """Raises MissingMetric if this callback or an EarlyStopping waits for a metric that validation does not log.
 
-        For an EarlyStopping this is certain before training only with a metric of validation: others may be logged by training
-        and checked at the end of an epoch. If it finds nothing there, cli/failures.py says so.
+        Before training, this is certain for an EarlyStopping only if its metric is one of validation: others may be logged by
+        training, and checked at the end of an epoch. If they are missing then, cli/failures.py says so.
         """
         # Before training Lightning has no metrics of several validation sets, and training's names are not known.
         if trainer.sanity_checking and isinstance(trainer.val_dataloaders, Sequence | Mapping):
@@ -223,7 +224,7 @@ class BestCheckpoint(ModelCheckpoint):
             raise MissingMetric(setting, metric, logged, more=f", which {module} does not log in its validation")
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over the best checkpoints of the history, in their present folder, as far as they exist."""
+        """Takes over the best checkpoints of the history, in the present folder, as far as they exist there."""
         scores = {os.path.join(self.dirpath, Path(path).name): score for path, score in state_dict["best_k_models"].items()}
         # One answer for all processes, or they would wait for each other at the next validation.
         gone = self._trainer.strategy.broadcast([path for path in scores if not Path(path).exists()])
@@ -242,7 +243,7 @@ class BestCheckpoint(ModelCheckpoint):
         self._beaten.append(filepath)
 
     def drop_beaten(self) -> None:
-        """Deletes the beaten ones; for the first process, once last.ckpt is written."""
+        """Deletes the beaten checkpoints; called on the first process, after last.ckpt was written."""
         kept = {Path(path).name for path in self.best_k_models}
         for path in self._beaten:
             if Path(path).name not in kept:
@@ -250,7 +251,7 @@ class BestCheckpoint(ModelCheckpoint):
         self._beaten = []
 
     def drop_others(self) -> None:
-        """Deletes those of steps to be repeated, and those beaten before; for the first process of a resumed run."""
+        """Deletes checkpoints of steps to be repeated, and those beaten earlier; called on a resumed run's first process."""
         kept = {Path(path).name for path in [*self.best_k_models, *self._beaten]}
         for path in Path(self.dirpath).glob("best-*.ckpt"):
             if path.name not in kept and BEST.fullmatch(path.name):
@@ -262,9 +263,9 @@ def _best_callbacks(trainer: Trainer) -> list[BestCheckpoint]:
 
 
 def best_of(model: type, monitor: str | None, mode: str | None) -> tuple[str, str]:
-    """best.monitor and best.mode; left out by the user, they are the headline metric's, if the model's class declares one.
+    """best.monitor and best.mode; if the user leaves them out, they are those of the headline metric of the model's class.
 
-    For another metric mode is min if it is a loss or a perplexity, else SettingError asks for it.
+    For another metric the mode is min if it is a loss or a perplexity; otherwise SettingError asks for it.
     """
     name, _, _, better = getattr(model, "headline", HEADLINE)
     monitor = monitor or name
@@ -285,8 +286,8 @@ def best_checkpoint(
     """Keeps the checkpoints of the best validations.
 
     Args:
-        monitor: the logged metric that checkpoints are compared by; none: the headline metric of the model's class.
-        mode: min, or max if higher is better; none: the headline metric's, and min for a loss or a perplexity.
+        monitor: the logged metric by which checkpoints are compared; None: the headline metric of the model's class.
+        mode: min, or max if higher is better; None: that of the headline metric, and min for a loss or a perplexity.
         keep: number of best checkpoints to keep; 0 for none.
     """
     check_ranges("best.", best_checkpoint, locals())

@@ -1,8 +1,9 @@
-"""How well a masked language model predicts tokens that their row offers to copy, and others: copy_slices.csv and TensorBoard.
+"""How well a masked language model predicts tokens that it could copy from their row, and others: copy_slices.csv, TensorBoard.
 
     --trainer.callbacks+ CopySlices
 
-A Transformer's head finds a token with the masked one's neighbour, and copies it; slots blur this (docs/LOG.md).
+A head of a Transformer finds a token that has the same neighbour as the masked one, and copies it; slots, which average tokens,
+blur this (docs/LOG.md).
 """
 
 import math
@@ -27,16 +28,17 @@ AT_A_TIME = 2**22  # comparisons of two tokens
 
 
 class CopySlices(Measuring):
-    """Mean negative log-likelihood of the validation by whether the masked token could be copied from its own row.
+    """Mean negative log-likelihood of validation tokens by whether the masked token could be copied from its own row.
 
-    Six slices, and one for the rest. In the row as the model sees it, the masked token occurs nowhere else; elsewhere, next to
-    other neighbours; or elsewhere next to the same neighbour, left or right. Each is split into frequent tokens, the first
-    ones of the vocabulary (BPE's merges are ordered by frequency), and rare ones. Other: tokens that masking left as they
-    are, and those that occur again only nearby. Validation's masks are fixed, so a slice holds the same tokens in every run
-    on the same data. Training is not affected. With `validate` the file is validate_copy_slices.csv.
+    There are six slices, and one for the rest. In the row as the model sees it, the masked token occurs nowhere else; or
+    elsewhere, next to other neighbours; or elsewhere beside the same neighbour, left or right. Each of these is split into
+    frequent tokens, the first ones of the vocabulary (BPE's merges are ordered by frequency), and rare ones. The rest, other:
+    tokens that masking left as they are, and those that occur again only nearby. Validation's masks are fixed, so a slice
+    holds the same tokens in every run on the same data. Training is not affected. With `validate` the file is
+    validate_copy_slices.csv.
 
     Args:
-        near: tokens on each side that count as nearby, not as elsewhere, since the local convolution sees them.
+        near: number of tokens on each side that count as nearby, not as elsewhere, since the local convolution sees them.
         frequent: ids below this count as frequent.
     """
 
@@ -95,7 +97,7 @@ class SliceSums(Exact):
         self.add_state("count", torch.zeros(len(SLICES), dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, nll: Tensor, slices: Tensor) -> None:
-        """(B, M) each: negative log-likelihoods, and the slices' numbers, IGNORED where there is no target."""
+        """Adds a batch: negative log-likelihoods (B, M), and indices into SLICES (B, M), IGNORED where there is no target."""
         asked = slices != IGNORED
         found = functional.one_hot(slices[asked], len(SLICES))
         self.nll += found.to(self.nll.dtype).T @ nll[asked].to(self.nll.dtype)
@@ -112,14 +114,14 @@ def copy_slices(ids: Tensor, positions: Tensor, labels: Tensor, mask_id: int, ne
         ids: (B, N) int64, masked.
         positions: (B, M) int64, of the masked tokens.
         labels: (B, M) int64, the original tokens.
-        mask_id: id of the mask token; two masks do not count as the same neighbour.
-        near: tokens on each side that do not count as elsewhere.
+        mask_id: id of the mask token; a mask does not count as the same neighbour.
+        near: number of tokens on each side that do not count as elsewhere.
         frequent: ids below this are frequent.
 
     Returns:
         (B, M) int64.
     """
-    # Only so many masked tokens of each row at once: a long row has many, and each is compared with all tokens.
+    # Some masked tokens of each row at a time: a long row has many, and each is compared with all tokens.
     width = max(1, AT_A_TIME // ids.numel())
     parts = zip(positions.split(width, 1), labels.split(width, 1), strict=True)
     return torch.cat([_slices(ids, *part, mask_id, near, frequent) for part in parts], 1)

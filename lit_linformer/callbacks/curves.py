@@ -15,17 +15,18 @@ from lit_linformer.utils.errors import UserError, first_line
 from lit_linformer.utils.files import write_text
 
 IDENTITIES = "loggers.json"
-Identities = dict[str, list[str]]  # {logger class: the ids by which loggers of it find this run again}
+Identities = dict[str, list[str]]  # {logger class: the ids with which its loggers find this run again}
 
 
 class Curves(Stepping):
     """Opens the loggers when training begins, not before, so that none shows an empty run for a fit that is refused.
 
-    Writes a step's points before its checkpoint, not after it, and drops points that will be repeated if the logger can.
-    (Lightning writes when all callbacks are done with the batch: a run that ends with its checkpoint would lose those points.)
+    A step's points are written before its checkpoint, not after it, and points that will be repeated are dropped if the logger
+    can do so. (Lightning writes when all callbacks are done with the batch: a run that ends with its checkpoint would lose
+    those points.)
 
     Args:
-        loggers: builds them, given the ids by which they know a resumed run.
+        loggers: builds them, given the ids with which they find a resumed run.
     """
 
     def __init__(self, loggers: Callable[[Identities], list[Logger]]) -> None:
@@ -64,8 +65,8 @@ class Curves(Stepping):
         return found
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # What was written after the last checkpoint, or by a start without one, is written again. All points of a step are
-        # dropped: if only its validation is repeated, the checkpoint holds the others.
+        # What was written after the last checkpoint, or by a start without one, will be written again, so it is dropped. All
+        # points of a step are: if only its validation is repeated, the checkpoint holds the others.
         owed = owes_validation(trainer)
         step = trainer.global_step
         for writer in writers(trainer):
@@ -95,7 +96,7 @@ class Curves(Stepping):
         if trainer.sanity_checking and is_whole(trainer):
             self._untrained = metrics(trainer, "val")
         for writer in self.writers:
-            writer.holding = False  # its place stays: a pass's means follow, which Lightning would put a batch earlier
+            writer.holding = False  # its place stays, for the means over the epoch, which Lightning would put a batch earlier
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         for writer in self.writers:

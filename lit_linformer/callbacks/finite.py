@@ -19,13 +19,13 @@ from lit_linformer.utils.weights import all_finite
 
 
 class NotFinite(UserError):
-    """What is not finite, which checkpoint is good, and what may help. All processes raise it, the first one prints it."""
+    """Says what is not finite, which checkpoint is good, and what may help. All processes raise it, the first one prints it."""
 
     of_all_processes = True
 
 
 class LossWatch:
-    """Whether each loss is finite. With a GPU it waits for the forward pass only, while the backward pass keeps that busy."""
+    """Checks whether losses are finite. It waits for a GPU's forward pass only, while the backward pass keeps the GPU busy."""
 
     KINDS = ("", "infinite", "nan")
 
@@ -36,7 +36,7 @@ class LossWatch:
         self._steps = 0  # bad steps in a row
 
     def note(self, loss: Tensor) -> None:
-        """To be called before the backward pass of ``loss``, which has one element, or several if gradients are given."""
+        """To be called before the backward pass of ``loss``, which may have several elements if their gradients are given."""
         loss = loss.detach().sum().reshape(1)
         if loss.device.type != "cuda":
             self._value = loss
@@ -50,8 +50,8 @@ class LossWatch:
     def read(self, stepped: bool, precision_plugin: Any) -> int:
         """The index in KINDS of the worst loss of this step so far; 0: none was bad.
 
-        With a gradient scaler (16-mixed) it takes two bad steps in a row: a loss that overflows makes gradients overflow, and
-        the scaler then skips the step, which does no harm. But it does not help if the next step overflows, too.
+        With a gradient scaler (16-mixed) a loss counts as bad only in the second bad step in a row: when the first overflows,
+        so do its gradients, and the scaler skips the step, which does no harm.
         """
         if self._copied is not None:
             self._copied.synchronize()
@@ -67,7 +67,7 @@ class LossWatch:
 
 
 class Finite(Stepping):
-    """Ends the run when a loss is not finite, refuses checkpoints of a model that is not, and says when a metric is not.
+    """Ends the run when a loss is not finite, refuses to save a model that is not, and warns if a metric is not.
 
     With several processes each watches its own loss, and callbacks/preemption.py ends all of them.
     """
@@ -102,7 +102,7 @@ class Finite(Stepping):
         self._check(trainer, pl_module)
 
     def _check(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """NotFinite, on all processes, if weights or the optimiser's state are not finite on any of them."""
+        """Raises NotFinite on all processes if weights or the optimiser's state are not finite on one of them."""
         tensors = list(pl_module.parameters())
         tensors += [value for optimizer in trainer.optimizers for state in optimizer.state.values() for value in state.values()]
         step, kind = self.bad or (0, 0)
@@ -115,7 +115,7 @@ class Finite(Stepping):
 
 
 def _not_finite(trainer: Trainer, what: str, first: bool = False) -> NotFinite:
-    """first: in step 1, before the optimiser's first update."""
+    """The error. first: it happened in step 1, before the optimiser's first update."""
     last = callback_of(trainer, LastCheckpoint)
     path = Path(trainer.default_root_dir) / "checkpoints" / "last.ckpt"
     if last is None or not path.exists():
@@ -125,7 +125,7 @@ def _not_finite(trainer: Trainer, what: str, first: bool = False) -> NotFinite:
 
 
 def _remedies(trainer: Trainer, first: bool = False) -> str:
-    """Settings that make it less likely, with their present values; in step 1 without those that only act at its end."""
+    """Settings that make it less likely, with their present values; in step 1 without those that act only after the step."""
     lr, clip, precision = trainer.lightning_module.hparams.get("lr"), trainer.gradient_clip_val, str(trainer.precision)
     tries = []
     if not first:

@@ -9,7 +9,7 @@ from lit_linformer.utils.amounts import clock, count
 from lit_linformer.utils.environment import cores, hardware, lacks_bfloat16
 
 Rows = list[tuple[str, str]]  # label and text
-WIDTH, INDENT = 80, 12  # of a line, and where its text begins, as it does in the data's lines after the longest split's name
+WIDTH, INDENT = 80, 12  # of a line, and where its text begins: after "validation", the longest label of the data's lines
 
 
 def header(trainer: Trainer, pl_module: LightningModule) -> Rows:

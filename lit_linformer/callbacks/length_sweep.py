@@ -1,4 +1,4 @@
-"""How a model does at lengths other than its own: validation perplexity, tokens/s and memory, while it trains or after.
+"""How a model does at other lengths than it trains on: validation perplexity, tokens/s and memory, during training or after.
 
     --trainer.callbacks+ LengthSweep --trainer.callbacks.lengths [64,128,256,512]
 
@@ -34,16 +34,16 @@ class LengthSweep(Measuring):
     """Measures the model on the validation text cut into rows of other lengths: length_sweep.csv, a figure, the loggers.
 
     The perplexity at a length is what `validate --data.max_length LENGTH` gives. Tokens/s are those of the forward pass,
-    over all processes, with the output matrix applied to the masked tokens. Peak memory is weights and activations of such
-    a pass on one process; on a GPU, reading it resets CUDA's own peak counter. Training is not affected. With `validate`
-    the file is validate_length_sweep.csv. For one device, or several with DDP: sharded weights are not gathered.
+    over all processes, with the output matrix applied to the masked tokens. Peak memory is that of weights and activations in
+    such a pass on one process; on a GPU, reading it resets CUDA's own peak counter. Training is not affected. With `validate`
+    the file is validate_length_sweep.csv. It works on one device, or several with DDP, but not with sharded weights.
 
     Args:
         lengths: tokens in a row, bos included: from 8 to model.encoder.max_length.
         every_n_validations: number of validations from one sweep to the next in fit; 0: no sweep.
         at_end: sweep when training ends, too.
         num_tokens: tokens in a batch on each process, the same at every length, as in the paper's figure 2; at least one row.
-            Perplexity does not depend on it, speed and memory do. None: data.batch_size times data.max_length.
+            Speed and memory depend on it, perplexity does not. None: data.batch_size times data.max_length.
         limit_batches: number of batches, the first ones, of each length on each process, to bound the cost; None: the whole
             split.
     """
@@ -93,7 +93,7 @@ class LengthSweep(Measuring):
             )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # A sweep at the end is newer than the last checkpoint: only the file has it.
+        # A sweep at the end of training is newer than the last checkpoint: only the file has it.
         path = Path(trainer.default_root_dir) / "length_sweep.csv"
         if trainer.global_step:
             in_file = [row | {name: int(row[name]) for name in COLUMNS[:3]} for row in read_rows(path)]
@@ -123,7 +123,7 @@ class LengthSweep(Measuring):
             self._draw(trainer, rows, shown, path.with_suffix(".png"))
 
     def _measure(self, trainer: Trainer, pl_module: LightningModule, length: int) -> dict[str, float]:
-        """One length: {perplexity, tokens_per_second, peak_memory_mib}, the same on every rank."""
+        """Measures one length: {perplexity, tokens_per_second, peak_memory_mib}, the same on every rank."""
         data, device, limit = trainer.datamodule, pl_module.device, 1 if trainer.fast_dev_run else self.limit_batches
         rows = max(1, (self.num_tokens or data.batch_size * data.max_length) // length)
         loader = data.evaluation_loader("validation", length, rows)
@@ -146,7 +146,7 @@ class LengthSweep(Measuring):
             tokens += batch["input_ids"].numel()
             metric.update(values, batch["labels"])
         ranks = trainer.strategy.all_gather(torch.tensor([tokens, seconds, peak / MIB], device=device)).view(-1, 3)
-        return {"perplexity": metric.compute().item(), **together(ranks)}  # both of all ranks
+        return {"perplexity": metric.compute().item(), **together(ranks)}  # each over all ranks
 
     def _draw(self, trainer: Trainer, rows: list[dict], shown: list[dict], path: Path) -> None:
         values = {f"sweep/{name}_{row['length']}": row[name] for row, name in itertools.product(rows, COLUMNS[3:])}
@@ -202,7 +202,7 @@ class AllocatedTensors(compat.TorchDispatchMode):
 
 
 def peak_memory(step: Callable[[], Any], pl_module: LightningModule) -> float:
-    """Bytes of a module's weights, plus the most that a call allocates besides them."""
+    """Bytes of a module's weights and buffers, plus the most that the call ``step()`` allocates besides them."""
     device, weights = pl_module.device, [*pl_module.parameters(), *pl_module.buffers()]
     size = sum(tensor.nbytes for tensor in weights)
     if device.type == "cuda":
@@ -230,7 +230,7 @@ def _synchronize(device: torch.device) -> None:
 
 
 def draw_sweep(figure_class: Any, rows: Sequence[dict[str, float]]) -> Any:
-    """Perplexity and tokens/s of the latest sweep against length, those before it in grey; rows as in length_sweep.csv."""
+    """Perplexity and tokens/s of the latest sweep against length, earlier sweeps in grey; rows as in length_sweep.csv."""
     figure = figure_class(figsize=(9, 3.6), layout="constrained")
     panels = figure.subplots(1, 2)
     labels = {"perplexity": "validation perplexity", "tokens_per_second": "thousand tokens/s (forward pass)"}

@@ -25,9 +25,9 @@ PROJECT = "lit-linformer"  # name of the project or experiment, for loggers that
 
 
 class TensorBoard(Writer):
-    """Its page expands the first two groups in alphabetical order: train and val, with loss and perplexity.
+    """TensorBoard's page expands only the first two groups in alphabetical order: train and val, with loss and perplexity.
 
-    Everything else is in groups after them, collapsed.
+    So everything else is put into groups that come after these.
     """
 
     kind = TensorBoardLogger
@@ -67,7 +67,7 @@ class TensorBoard(Writer):
     def begin_against_tokens(self, first: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        # In a separate folder: TensorBoard drops points by step, and would drop those against tokens as well.
+        # In a folder of their own: TensorBoard drops points by step, and would drop those against tokens as well.
         self._by_tokens = SummaryWriter(os.path.join(self.logger.log_dir, "by_tokens"), purge_step=first)
 
     def against_tokens(self, name: str, value: float, tokens: int, step: int) -> None:
@@ -89,7 +89,7 @@ class TensorBoard(Writer):
 
 
 class Table(Writer):
-    """metrics.csv, a row for everything logged at once. For figures there are those in the run folder."""
+    """metrics.csv, with a row for everything that is logged at once; figures are in the run folder."""
 
     kind = CSVLogger
     NAME, BEFORE = "metrics.csv", "metrics-before.csv"
@@ -151,7 +151,7 @@ class WeightsAndBiases(Writer):
 
 
 class MLflow(Writer):
-    """A database and a folder of files in the run folder, unless there is a server (tracking_uri, MLFLOW_TRACKING_URI)."""
+    """A database and a folder of files in the run folder, unless a server is given (tracking_uri, MLFLOW_TRACKING_URI)."""
 
     kind = MLFlowLogger
     packages = ("mlflow", "sqlalchemy", "alembic")
@@ -159,7 +159,7 @@ class MLflow(Writer):
 
     @classmethod
     def settings(cls, given: Settings, folder: Path, name: str, earlier: str | None) -> Settings:
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # it would send usage data to its makers
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # it would send usage data to its developers
         os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
         logging.getLogger(MLFlowLogger.__module__).setLevel(logging.ERROR)  # "not found. Creating it."
         given = _filled(given, experiment_name=("lightning_logs", PROJECT), run_name=(None, name), run_id=(None, earlier))
@@ -209,10 +209,10 @@ def writers(trainer: Trainer) -> list[Writer]:
 
 
 def _in(folder: Path, given: Settings) -> Settings:
-    """Sets the run folder for loggers that would otherwise begin a new one, version_0 and so on, at each start."""
+    """Sets the run folder for loggers that would otherwise make a new folder, version_0 and so on, at each start."""
     return given if given.get("save_dir") is not None else given | {"save_dir": str(folder), "name": "", "version": ""}
 
 
 def _filled(given: Settings, **defaults: tuple[Any, Any]) -> Settings:
-    """Replaces Lightning's defaults, the first of each pair, by ours, the second."""
+    """Replaces Lightning's defaults (the first of each pair) with ours (the second)."""
     return given | {name: ours for name, (lightnings, ours) in defaults.items() if given.get(name) == lightnings}

@@ -20,7 +20,7 @@ from lit_linformer.runs.record import of_split
 from lit_linformer.utils.errors import UserError
 from lit_linformer.utils.files import write_text
 
-# The metric that says how a model does: its name, words, format, and which of two values is better.
+# The metric that says how good a model is: its name, words for it, format, and min or max: which value is better.
 Headline = tuple[str, str, str, Callable[..., float]]
 HEADLINE: Headline = ("val/perplexity", "validation perplexity", ".2f", min)
 One = TypeVar("One", bound=Callback)
@@ -33,7 +33,7 @@ AT_ONCE = {
 
 
 def headline(trainer: Trainer, pl_module: LightningModule) -> Headline:
-    """The module's, if it declares one, else the metric that decides which checkpoint is best."""
+    """The module's headline metric, if it declares one, else the metric that decides which checkpoint is best."""
     if (declared := getattr(pl_module, "headline", None)) is not None:
         return declared
     for callback in trainer.checkpoint_callbacks:
@@ -43,7 +43,7 @@ def headline(trainer: Trainer, pl_module: LightningModule) -> Headline:
 
 
 def metrics(trainer: Trainer, of: str = "") -> dict[str, float]:
-    """The values logged last; of: "val" or "test", for that split only."""
+    """The values logged last; of: "val" or "test": only those of that split."""
     return {name: float(value) for name, value in trainer.callback_metrics.items() if not of or of_split(name, of)}
 
 
@@ -54,17 +54,17 @@ def tokens_seen(pl_module: LightningModule) -> int | None:
 
 
 def at_max_steps(trainer: Trainer) -> bool:
-    """Whether its last step is done. With several optimisers, whose steps all count, a batch may go beyond max_steps."""
+    """Whether max_steps steps are done. With several optimisers, whose steps all count, a batch may go beyond max_steps."""
     return 0 < trainer.max_steps <= trainer.global_step
 
 
 def is_whole(trainer: Trainer) -> bool:
-    """Whether the present validation covers all batches, unlike Lightning's sanity check of a few before training."""
+    """Whether the present validation covers all batches, unlike Lightning's sanity check, which runs a few before training."""
     return not trainer.sanity_checking or trainer.num_sanity_val_steps == float("inf")
 
 
 def callback_of(trainer: Trainer, kind: type[One]) -> One | None:
-    """The trainer's callback of that class."""
+    """The trainer's first callback of that class; None if it has none."""
     return next((one for one in trainer.callbacks if isinstance(one, kind)), None)
 
 
@@ -87,7 +87,7 @@ def unnoticed(pl_module: LightningModule) -> Iterator[None]:
 
 
 class Stepping(Callback):
-    """Knows, at the end of a batch, whether the optimiser stepped: in an accumulation only the last batch has a step."""
+    """Knows, at the end of a batch, whether the optimiser stepped: with accumulation it does so only after some batches."""
 
     _step_before_batch = -1
 
@@ -120,14 +120,14 @@ class Measuring(Callback):
         self.after_validation(trainer, pl_module)
 
     def after_validation(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Measures, on all processes."""
+        """Measures; called on all processes."""
         raise NotImplementedError
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self._loaded_step = checkpoint["global_step"]  # `validate` does not restore the trainer's step
 
     def refuse(self, trainer: Trainer, allowed: str) -> NoReturn:
-        """UserError: this cannot measure such a model or such data."""
+        """Raises UserError: this callback cannot measure such a model or such data."""
         data = type(trainer.datamodule).__name__
         raise UserError(f"trainer.callbacks holds {type(self).__name__}, but data is {data}", allowed)
 
@@ -135,14 +135,14 @@ class Measuring(Callback):
         return trainer.global_step if trainer.state.fn == "fit" else self._loaded_step
 
     def file(self, trainer: Trainer, name: str) -> Path | None:
-        """The file in the run folder that this process writes, validate_NAME with `validate`; None: none."""
+        """The file in the run folder to write, validate_NAME with `validate`; None: this process writes none."""
         if not trainer.is_global_zero or trainer.fast_dev_run:
             return None
         return Path(trainer.default_root_dir) / (name if trainer.state.fn == "fit" else f"validate_{name}")
 
 
 class Clock:
-    """Wall-clock time of a run in seconds: that of its earlier starts plus that of this one."""
+    """Wall-clock time of a run in seconds: that of earlier starts (``before``) plus that of this one."""
 
     def __init__(self) -> None:
         self.before = 0.0
@@ -163,11 +163,11 @@ def owes_validation(trainer: Trainer) -> bool:
 def why_ended(trainer: Trainer) -> list[str]:
     """Why training ended early, in words; empty if it did not."""
     why = [f"{metric} {reason}" for metric, reason in stopped_early(trainer).items()]
-    return why + ["the time is over that training was given"] * (out_of_time(trainer) and not at_max_steps(trainer))
+    return why + ["the time given for training is over"] * (out_of_time(trainer) and not at_max_steps(trainer))
 
 
 def stopped_early(trainer: Trainer) -> dict[str, str]:
-    """{metric: why} of each EarlyStopping that has ended training; checkpoints keep that it did."""
+    """{metric: why} of each EarlyStopping that has ended training, also in a run resumed from a checkpoint."""
     return {one.monitor: why for one in trainer.early_stopping_callbacks if (why := _why_stopped(one))}
 
 
@@ -179,7 +179,7 @@ def _why_stopped(one: EarlyStopping) -> str:
 
 
 def out_of_time(trainer: Trainer) -> bool:
-    """Whether trainer.max_time, or a user's own Timer, has ended training; checkpoints keep the time that has passed."""
+    """Whether trainer.max_time, or a user's own Timer, has ended training, also in a run resumed from a checkpoint."""
     left = [one.time_remaining() for one in trainer.callbacks if isinstance(one, Timer)]
     return any(seconds is not None and seconds <= 0 for seconds in left)
 

@@ -1,4 +1,4 @@
-"""What Lightning would leave out: the validation after the last step, and what a resumed run owes.
+"""What Lightning would leave out: the validation after the last step, and what a resumed run "owes".
 
 It owes a validation, or the end of an epoch, if its checkpoint was written just before that (callbacks/checkpoint.py).
 """
@@ -13,14 +13,14 @@ from lit_linformer.utils import compat
 
 
 class LastValidation(Stepping):
-    """Ends training with a validation even between two of them, so that best checkpoint and result include the last step.
+    """Ends training with a validation, even if none is due then, so that best checkpoint and result include the last step.
 
-    It asks Lightning to stop after the last step, which is then validated in the ordinary place. It comes before the callbacks
+    It asks Lightning to stop after the last step, which is then validated in the usual place. It comes before the callbacks
     that ask whether a validation follows, and after the Timer of trainer.max_time, which asks to stop after any batch: within
-    an accumulation that has to wait for the step.
+    an accumulation that request has to wait for the step.
 
     Args:
-        validates: false: no such validation (last.validation).
+        validates: whether to validate (last.validation).
     """
 
     def __init__(self, validates: bool = True) -> None:
@@ -44,9 +44,9 @@ class LastValidation(Stepping):
 
 
 class Owed(Callback):
-    """Runs what the checkpoint's step still owes before the next step, when all other callbacks have started.
+    """Before the first step, and after all other callbacks have started, runs what the checkpoint's step still owes.
 
-    This is its validation and, after the last batch of an epoch, the end of that epoch.
+    This is its validation and, if its batch was the last one of an epoch, the end of that epoch.
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -62,7 +62,7 @@ class Owed(Callback):
 
 
 def finish(trainer: Trainer) -> None:
-    """Validates the last step of a resumed run that owes only that: Lightning would end it before it begins."""
+    """Validates the last step of a resumed run that owes only that: Lightning would end such a run before it begins."""
     if owes_validation(trainer):
         trainer.fit_loop.on_run_start()
         trainer.fit_loop.on_run_end()

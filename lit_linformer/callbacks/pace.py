@@ -1,10 +1,10 @@
-"""How long training will still take: from its steps so far, except the first, which compiles, and the validations to come."""
+"""How long training will still take: from its steps so far, without the first, which compiles, and the validations to come."""
 
 from collections.abc import Callable
 
 from lightning.pytorch import Trainer
 
-WARM = 1  # steps that do not count
+WARM = 1  # first steps, which are not timed
 
 
 class Pace:
@@ -13,8 +13,8 @@ class Pace:
     Args:
         seconds: gives the time that training has taken so far; only differences count.
         total: the run's steps; None: it has no end.
-        step: the last one done.
-        validation: seconds of a validation; None: there was none yet.
+        step: the last step done.
+        validation: seconds that a validation takes; None: there was none yet.
     """
 
     def __init__(self, seconds: Callable[[], float], total: int | None, step: int, validation: float | None = None) -> None:
@@ -27,13 +27,13 @@ class Pace:
             self._warm = self._seconds(), step
 
     def per_step(self, step: int) -> float | None:
-        """Seconds per step; None before two steps."""
+        """Seconds per step; None before the second step."""
         if self._warm is None or step <= self._warm[1]:
             return None
         return (self._seconds() - self._warm[0]) / (step - self._warm[1])
 
     def validations(self, trainer: Trainer) -> int:
-        """How many are still to come, the last one included."""
+        """How many validations are still to come, including the one at the end."""
         if self.total is None or not trainer.enable_validation:
             return 0
         between = trainer.val_check_batch

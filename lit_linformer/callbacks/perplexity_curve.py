@@ -18,12 +18,12 @@ FILES = {"val/perplexity": ("perplexity", PERPLEXITY)}  # column and file; for a
 class PerplexityCurve(Callback):
     """Writes perplexity.csv into the run folder, one row for each validation, and the curve against tokens into the loggers.
 
-    For a module without val_perplexity it is curve.csv, with the module's headline metric, or the one that best.monitor names.
-    A headline metric besides the perplexity, such as recall's val/accuracy, has its own column.
+    For a module without val_perplexity the file is curve.csv, with the module's headline metric, or the one that best.monitor
+    names. A headline metric besides the perplexity, such as recall's val/accuracy, has its own column.
 
     With trainer.num_sanity_val_steps=-1 the first row is the untrained model's. Training is not affected. ``seconds`` is the
-    run's wall-clock time; with callback Throughput, training_seconds leaves out validation and checkpoints, and cpu_seconds is
-    the first process's CPU time within these: with one thread it compares models even on a busy machine.
+    run's wall-clock time; with the callback Throughput, training_seconds leaves out validation and checkpoints, and cpu_seconds
+    is the first process's CPU time within training_seconds: with one thread it compares models even on a busy machine.
     """
 
     def __init__(self) -> None:

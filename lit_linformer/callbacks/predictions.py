@@ -1,4 +1,4 @@
-"""predictions.jsonl in the run folder: what `predict` found, and each row that `validate` or `test` classified."""
+"""predictions.jsonl in the run folder: what `predict` predicted, and each row that `validate` or `test` classified."""
 
 from collections.abc import Iterator
 from operator import itemgetter
@@ -14,7 +14,7 @@ from lit_linformer.utils.files import json_text, write_lines
 
 FILE = "predictions.jsonl"
 LONGEST = 300  # characters of a text on the terminal
-SHOWN = 10  # rows of `predict` on the terminal, the first ones
+SHOWN = 10  # how many rows `predict` shows on the terminal
 
 
 class PredictionWriter(Callback):
@@ -63,9 +63,9 @@ class PredictionWriter(Callback):
 class EvaluationWriter(Callback):
     """Writes each row of an evaluation, for error analysis.
 
-    A line has split; line, or row, its number there; text, or a pair's [text, text]; label, the gold one, if there is one;
-    prediction and probabilities by class, or the value of a regression. Rows that are not texts have index instead of line
-    and text.
+    A line has split; line, or row, its number in the file; text, or a pair's [text, text]; label, the gold one, if there is
+    one; prediction and probabilities by class, or the value of a regression. Rows that are not texts have index instead of
+    line and text.
     """
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -77,7 +77,7 @@ class EvaluationWriter(Callback):
 
 
 def write_evaluation(trainer: Trainer, pl_module: LightningModule, kind: str) -> None:
-    """Writes the rows that a module has classified; nothing for other modules."""
+    """Writes the rows that a module has classified (kind: validation or test); nothing for other modules."""
     data, found = trainer.datamodule, getattr(pl_module, "results", None)
     task = getattr(pl_module, "text_task", None)
     results = list(found.values()) if isinstance(found, dict) and task is not None else []
@@ -128,7 +128,7 @@ def _wrong(results: list[dict[str, Any]], task: Any) -> str:
 
 
 def _fits_table(record: dict[str, Any]) -> bool:
-    """Whether it is a task's record; a module of your own may give these names to anything."""
+    """Whether the record is one of our tasks'; in a module of your own these names may mean anything."""
     texts, top, value = record.get("text"), record.get("top"), record.get("value")
     told = isinstance(texts, str) or (isinstance(texts, list) and all(isinstance(text, str) for text in texts))
     ranked = isinstance(top, list) and all(
@@ -173,5 +173,5 @@ def _plain(value: Any) -> Any:
 
 
 def _name(found: dict[str, Any]) -> str:
-    """A label, or a token; one of only white space, such as a line feed, as a Python literal."""
+    """A label, or a token; a token of white space alone, such as a line feed, as a Python literal."""
     return found["label"] if "label" in found else found["token"].strip() or repr(found["token"])

@@ -21,7 +21,7 @@ from lit_linformer.utils.signals import Stopped, requeue, watch
 
 
 class Preemption(Stepping, Checkpoint):
-    """Stops all processes of a run after the same optimiser step: on a signal with last.ckpt written, on a bad loss without.
+    """Stops all processes of a run after the same optimiser step: on a signal last.ckpt is written, on a bad loss it is not.
 
     After a signal the step is finished, and so is a validation that has begun; one that has not is left to the resumed run.
     Lightning's own handlers (which RunTrainer leaves out) send messages to the other processes from within the handler, which
@@ -35,7 +35,7 @@ class Preemption(Stepping, Checkpoint):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         watch.training = True
-        if watch.received:  # in code that lets no exception out, such as a destructor
+        if watch.received:  # during code from which no exception escapes, such as a destructor
             raise Stopped(128 + watch.received)
         if dist.is_available() and dist.is_initialized() and trainer.world_size > 1:
             self._group = dist.new_group(backend="gloo", timeout=compat.timeout(trainer.strategy))
@@ -45,7 +45,7 @@ class Preemption(Stepping, Checkpoint):
             dist.all_reduce(steps, dist.ReduceOp.MAX, group=self._group)
             if steps.unique().numel() > 1:
                 raise UserError(
-                    f"ckpt_path: the processes would go on from steps {steps.tolist()}",
+                    f"ckpt_path: the processes would continue from steps {steps.tolist()}",
                     "one checkpoint, in a run directory that all machines see",
                 )
 
@@ -77,7 +77,7 @@ class Preemption(Stepping, Checkpoint):
         self._take_answer()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        # Of the processes that Lightning started on this machine, tell which ended first and took the others with it.
+        # Of the processes that Lightning started on this machine, say which ended first and so ended the others.
         started = getattr(trainer.strategy.launcher, "procs", None) or []
         processes = [process for process in started if isinstance(process, subprocess.Popen)]
         if isinstance(exception, Stopped | NotFinite):
@@ -91,7 +91,7 @@ class Preemption(Stepping, Checkpoint):
     def _agree(self, bad: tuple[int, int]) -> tuple[int, int, int]:
         """The signal that any process has received, and the step and kind of a bad loss: the same numbers on all of them.
 
-        With several processes, as of the step before: they communicate while the next step is computed.
+        With several processes they are those of the step before: the processes communicate while the next step is computed.
         """
         if self._group is None:
             return watch.received, 0, 0
@@ -114,21 +114,21 @@ class Preemption(Stepping, Checkpoint):
         trainer.strategy.barrier()  # the checkpoint must be complete before any process ends, which ends the others
         name = signal.Signals(self._agreed).name
         if trainer.is_global_zero:
-            print(f"stopped by {name} at step {trainer.global_step}; --ckpt_path last goes on", flush=True)
+            print(f"stopped by {name} at step {trainer.global_step}; --ckpt_path last continues the run", flush=True)
             if self._agreed == signal.SIGUSR1:
                 requeue()
         raise Stopped(128 + self._agreed)
 
 
 def interrupted(trainer: Trainer) -> Stopped:
-    """Says that a KeyboardInterrupt of the user's own code ends the run; returns what ends the program as Ctrl-C does.
+    """Prints that a KeyboardInterrupt raised by the user's own code ends the run; returns the exception that ends the program.
 
     Nothing is saved: unlike a signal, it did not wait for the end of a step.
     """
     line, last = "stopped by a KeyboardInterrupt", callback_of(trainer, LastCheckpoint)
     if trainer.state.fn == "fit":
         there = last is not None and (Path(trainer.default_root_dir) / "checkpoints" / "last.ckpt").exists()
-        goes_on = f"--ckpt_path last goes on from step {last.saved_step}" if there else "it has no checkpoint yet"
+        goes_on = f"--ckpt_path last continues from step {last.saved_step}" if there else "it has no checkpoint yet"
         line += f" at step {trainer.global_step}; {goes_on}"
     if trainer.is_global_zero:
         print(line, flush=True)
@@ -137,7 +137,7 @@ def interrupted(trainer: Trainer) -> Stopped:
 
 
 def _tell_first(processes: list[subprocess.Popen]) -> None:
-    """Says which process has ended, and how; it may be why the others did."""
+    """Prints which process has ended, and how, since that may be why the others did."""
     until = time.monotonic() + 2.0  # its connections close a moment before its end is known
     while processes and not any(process.poll() for process in processes) and time.monotonic() < until:
         time.sleep(0.05)

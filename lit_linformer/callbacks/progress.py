@@ -24,11 +24,11 @@ EARLY = 5  # steps after which the time left is first shown
 class Progress(ProgressBar):
     """Shows loss, the task's headline metric and throughput (with the callback Throughput) as optimiser steps go by.
 
-    The loss is the mean since the line before: a single batch's, which the loggers have, is noisy.
+    The loss is the mean since the previous line: that of a single batch, which the loggers have, is noisy.
 
     Args:
-        every_n_steps: optimiser steps between two readings of the loss, and between two lines where there is no terminal.
-        live: draw a live bar; null: if the output is a terminal.
+        every_n_steps: optimiser steps between two readings of the loss, and between two lines if there is no terminal.
+        live: whether to draw a live bar; null: if the output is a terminal.
     """
 
     def __init__(self, every_n_steps: Count = 50, live: bool | None = None):
@@ -75,7 +75,7 @@ class Progress(ProgressBar):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._clock.start()
         metric, *_ = headline(trainer, pl_module)
-        if self._metric not in ("", metric):  # an earlier start's was another
+        if self._metric not in ("", metric):  # an earlier start had another headline metric
             self._marks = {}
         self._metric = metric
         if self.live and self._enabled:
@@ -186,7 +186,7 @@ class Progress(ProgressBar):
             width = max(map(len, shown.values()))
             rows = [(words, "")]
             rows += [(f"  {name}", f"{text:>{width}} (step {self._marks[name][1]})") for name, text in shown.items()]
-        rows += [("ended", f"early at step {trainer.global_step}, for {reason}") for reason in why_ended(trainer)]
+        rows += [("ended", f"early at step {trainer.global_step}: {reason}") for reason in why_ended(trainer)]
         time_and_speed = [clock(self._clock.seconds())]
         if self._throughput is not None:
             time_and_speed += cells(self._throughput.summary())[:1]

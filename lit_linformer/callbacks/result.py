@@ -16,7 +16,7 @@ from lit_linformer.utils.files import write_json
 
 
 class RunResult(Callback):
-    """Writes the final metrics, those of the best validation, and where it ran, into the run folder.
+    """Writes the final metrics, those of the best validation, and the hardware and versions, into the run folder.
 
     Args:
         monitor: the metric that decides which validation was best.
@@ -53,7 +53,7 @@ class RunResult(Callback):
         kept = callback_of(trainer, BestCheckpoint)
         self._keeps_best = kept is not None and kept.save_top_k != 0
         if self._keeps_best and not kept.best_model_path:
-            self.best = {}  # the best checkpoint so far did not come along: the best of what follows is kept
+            self.best = {}  # the best checkpoint so far is not here: the best from now on is kept
         if trainer.is_global_zero and not trainer.fast_dev_run:
             # At the start: later the checkout may be at another commit than the running code.
             self.environment = environment(str(trainer.strategy.root_device)) | {"processes": trainer.world_size}
@@ -67,9 +67,9 @@ class RunResult(Callback):
             new, old = found[self.monitor], self.best.get("metrics", {}).get(self.monitor)
             if math.isfinite(new) and (old is None or (new > old if self.mode == "max" else new < old)):
                 self.best = {"step": trainer.global_step, "metrics": found}
-                _remove(trainer, VALIDATE, TEST)  # they tell of the model that was the best before
+                _remove(trainer, VALIDATE, TEST)  # they are about the model that was the best before
         if trainer.state.fn == "fit" and not trainer.sanity_checking and not self._keeps_best:
-            _remove(trainer, VALIDATE, TEST)  # of the last model before
+            _remove(trainer, VALIDATE, TEST)  # they are about an earlier last model
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         _write(trainer, TEST, {"metrics": metrics(trainer), "command": self.command})

@@ -1,6 +1,6 @@
-"""What a run of any LightningModule needs to resume exactly, and with the optimiser settings that it is given now.
+"""What a run of any LightningModule needs to resume exactly, and with the optimiser settings of the present start.
 
-TrainingModule (tasks/base.py) does all of this by itself, in a user's own Trainer, too.
+TrainingModule (tasks/base.py) does all of this itself, also in a user's own Trainer.
 """
 
 import inspect
@@ -23,7 +23,7 @@ from lit_linformer.utils.errors import SettingError
 
 Settings = dict[str, Any]  # a parameter group without its parameters
 # Hooks of the module that Lightning calls after those of the callbacks, one of which writes the checkpoint: what they change,
-# such as the weights of a teacher, would only be in the next one.
+# such as the weights of a teacher, would be missing from it.
 OWN_HOOKS = ("on_train_batch_end", "on_validation_end")
 
 
@@ -31,7 +31,8 @@ class Resuming(Callback):
     """Seeds each batch, calls the module's hooks before a checkpoint is written, and applies changed optimiser settings.
 
     Lightning restores the optimiser's parameter groups as they were, with the learning rate that a scheduler had reached. If
-    this start is given another rate, that and the schedule are multiplied by new / old; other settings are replaced.
+    this start has another learning rate, the restored one and the schedule are multiplied by new / old; other settings are
+    replaced.
     """
 
     def __init__(self) -> None:
@@ -39,7 +40,7 @@ class Resuming(Callback):
         self._before: list[list[Settings]] = []  # the same for the start that wrote the checkpoint
         self._limits: dict[str, list[Any]] = {}  # of each EarlyStopping, besides its patience
         self._limits_before = self._limits
-        self._seeded = -1  # the epoch for which that is done
+        self._seeded = -1  # the last epoch that was seeded
         self.owes_end = False  # of an epoch: the checkpoint was written after its last batch
         self._own: dict[str, Callable[..., None]] = {}  # the module's OWN_HOOKS
 
@@ -96,10 +97,10 @@ class Resuming(Callback):
             _seed(begun, 0)
 
     def restored(self, trainer: Trainer) -> None:
-        """Called when everything in a checkpoint is restored; for a new run, too.
+        """Called when everything in a checkpoint has been restored, and also for a new run.
 
-        Next Lightning asks the loader for its iterator, and a plain one shuffles by torch's random state, the same on all
-        processes: for a checkpoint from an epoch's end the next epoch's, for one within an epoch the same once more.
+        Next, Lightning asks the loader for its iterator, and a plain one shuffles with torch's random state. This is seeded
+        here, the same on all processes: after a checkpoint from an epoch's end as for the next epoch, else as for the same one.
         """
         for stopping, patience in zip(trainer.early_stopping_callbacks, self._patience, strict=True):
             stopping.patience = patience
@@ -125,7 +126,7 @@ class Resuming(Callback):
         self._own["on_train_batch_end"](*arguments)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.state.fn == "fit":  # one that a resumed run owes draws what it would have drawn after its batch
+        if trainer.state.fn == "fit":  # so that a validation that a resumed run owes draws the same numbers
             _seed(1 + batches_before(pl_module), 1 + trainer.global_rank, 1)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -134,14 +135,14 @@ class Resuming(Callback):
 
 
 def _already_called(*arguments: Any) -> None:
-    """In place of a module's hook, which Resuming calls itself."""
+    """Stands in for a module's hook, which Resuming calls itself."""
 
 
 def _begin_the_right_pass(trainer: Trainer) -> None:
-    """For a run resumed after its end, which Lightning counts as the end of an epoch even if it was within one.
+    """Corrects the epoch of a run resumed after its end, which Lightning takes for an epoch's end even if it was within one.
 
-    An epoch with batches left goes on. Without any, the next one begins: with max_steps and max_epochs Lightning would run the
-    same epoch again, which has nothing left to do, and count one more.
+    An epoch that has batches left continues. If it has none, the next one begins: with max_steps and max_epochs Lightning would
+    run the same epoch again, in which nothing is left to do, and count one more.
     """
     progress, batches = trainer.fit_loop.epoch_progress, trainer.fit_loop.epoch_loop.batch_progress
     ended = progress.current.ready == progress.current.processed and batches.current.ready
@@ -165,12 +166,12 @@ def _seed(*place: int) -> None:
 
 
 def _settings(group: dict[str, Any]) -> Settings:
-    """Those of the types that checkpoints are loaded with."""
+    """A group's settings of types that can be loaded from a checkpoint; its parameters are left out."""
     return {name: value for name, value in group.items() if isinstance(value, bool | int | float | str | tuple | None)}
 
 
 def _schedules(trainer: Trainer) -> list[Any]:
-    """The schedulers that compute the rate from a base rate, which ReduceLROnPlateau does not."""
+    """The schedulers that compute the learning rate from a base rate, as ReduceLROnPlateau does not."""
     return [part for part in _schedulers(trainer) if hasattr(part, "base_lrs")]
 
 
@@ -186,7 +187,7 @@ def _plan(scheduler: Any) -> dict[str, Any]:
 
 
 def _parts(scheduler: Any) -> Iterator[Any]:
-    """A scheduler, and those that it consists of, as SequentialLR does."""
+    """A scheduler, and those that it consists of, if it is like SequentialLR."""
     yield scheduler
     for inner in (one for value in vars(scheduler).values() if isinstance(value, list) for one in value):
         if isinstance(inner, torch.optim.lr_scheduler.LRScheduler):
@@ -194,7 +195,7 @@ def _parts(scheduler: Any) -> Iterator[Any]:
 
 
 def _change(group: dict[str, Any], before: Settings, now: Settings, place: int, base_lrs: list[list[float]]) -> None:
-    """Applies to a group, and to its schedulers' base rates, what differs between two starts."""
+    """Applies to a group, and to its schedulers' base rates, the settings that differ between two starts."""
     old, new = before.get("initial_lr", before.get("lr")), now.get("initial_lr", now.get("lr"))
     for name in now.keys() - {"lr", "initial_lr"}:
         if now[name] != before.get(name, now[name]):

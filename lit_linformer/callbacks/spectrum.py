@@ -2,8 +2,8 @@
 
     --trainer.callbacks+ Spectrum --trainer.callbacks.num_sentences 32
 
-writes spectrum.json into the run directory and the curves into the loggers. For a trained run, with the errors of several
-approximations beside it, there is `python run.py spectrum --run RUN`.
+writes spectrum.json into the run directory and the curves into the loggers. For a trained run, and with the errors of several
+approximations, there is `python run.py spectrum --run RUN`.
 """
 
 from functools import partial
@@ -26,18 +26,19 @@ from lit_linformer.utils.files import write_json
 
 
 class Spectrum(Measuring):
-    """Cumulative singular values of the attention maps of validation text: spectrum.json, the loggers. Leaves training alone.
+    """Cumulative singular values of the attention maps of validation text: spectrum.json, the loggers.
 
-    Only full rows are used, unmasked; they are divided among the processes (DDP; sharded weights are not gathered). The
-    singular values of a Transformer's 512 × 512 map take 50 ms on one core: 13 s for 16 sentences of 4 layers of 4 heads.
+    Training is not affected. Only full rows are used, unmasked; they are divided among the processes (with DDP; it does not
+    work with sharded weights). The singular values of a Transformer's 512 × 512 map take 50 ms on one core: 13 s for 16
+    sentences, 4 layers and 4 heads.
 
     Args:
         every_n_validations: number of validations from one measurement to the next.
-        layers: which layers, counted from 0; none: all.
+        layers: which layers, counted from 0; None: all.
         num_sentences: rows of data.max_length tokens, spread evenly over the validation set; fewer if it has fewer.
-        index: singular value, counted from 1, whose cumulative share is logged; none: a quarter of their number, as the
+        index: which singular value's cumulative share is logged, counted from 1; None: a quarter of their number, like the
             paper's 128 of 512.
-        threshold: cumulative share, 0 to 1, that a suggested k holds.
+        threshold: cumulative share, 0 to 1, that a suggested k must reach.
     """
 
     def __init__(

@@ -72,7 +72,10 @@ def show(loggers: list[Writer], step: int, tag: str, counts: Tensor, labels: tup
 
 
 def draw_confusion_matrix(figure_class: Any, counts: Tensor, labels: tuple[str, ...]) -> Any:
-    """Shares of each true class as shades and, for up to MOST_COUNTED classes, counts as text."""
+    """Draws shares of each true class as shades and, for up to MOST_COUNTED classes, counts as text.
+
+    counts: (C, C), true class × predicted class.
+    """
     counted = len(labels) <= MOST_COUNTED
     side = 1.6 + 0.9 * min(len(labels), MOST_COUNTED)
     figure = figure_class(figsize=(side + 0.8, side), layout="constrained")
@@ -93,7 +96,7 @@ def draw_confusion_matrix(figure_class: Any, counts: Tensor, labels: tuple[str, 
 
 
 def submission(predictions: Tensor, task: Any) -> list[str]:
-    """Predictions as GLUE's site wants them: class names for MNLI, QNLI and RTE, else numbers, STS-B's within its range."""
+    """Predictions as GLUE's site expects them: class names for MNLI, QNLI and RTE, else numbers; STS-B's within its range."""
     if task.labels is None and task.label_range is None:  # a user's own regression, of values however small
         return [f"{value:.6g}" for value in predictions.tolist()]
     if task.labels is None:

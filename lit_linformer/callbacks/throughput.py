@@ -1,7 +1,7 @@
 """How fast a model trains: tokens/s, model FLOPs utilisation, waiting for data, memory; Progress and TensorBoard show it.
 
-Model FLOPs utilisation (MFU) is the operations per second that the model needs (model/flops.py; recomputation does not count)
-over the devices' peak (utils/peaks.py). For an unknown device, or a CPU, there is no MFU, only the operations per second.
+Model FLOPs utilisation (MFU) is the rate of the operations that the model needs (model/flops.py; recomputation does not count)
+divided by the devices' peak (utils/peaks.py). For an unknown device, or a CPU, there is no MFU, only operations per second.
 """
 
 import contextlib
@@ -26,10 +26,10 @@ NOTABLE_WAIT = 0.05  # share of the time
 
 @dataclass
 class Totals:
-    """Totals of training since it began, over all processes; without validation and checkpoints."""
+    """Totals of training since it began in this start, over all processes; without validation and checkpoints."""
 
     seconds: float = 0.0
-    cpu_seconds: float = 0.0  # CPU time of this process, all its threads, which a busy machine does not stretch
+    cpu_seconds: float = 0.0  # CPU time of all threads of this process, which other load on the machine does not increase
     waiting: float = 0.0  # seconds between the end of a batch and the start of the next
     tokens: int = 0  # padding included
     samples: int = 0
@@ -40,23 +40,23 @@ class Totals:
 
 
 class Throughput(Stepping):
-    """Measures training without changing it in any bit. On a GPU it synchronises only at its readings.
+    """Measures training without changing a bit of it. On a GPU it synchronises only when it takes a reading.
 
     Every trainer.log_every_n_steps the loggers get the values since the previous point (TensorBoard under watch/):
 
         throughput/tokens_per_second    over all processes, padding included
         throughput/samples_per_second   rows, or texts
         throughput/gflops_per_second    10⁹ operations that the model needs, per second and device
-        throughput/mfu                  their share of the device's peak
+        throughput/mfu                  the same as a share of the device's peak
         throughput/data_wait            share of the time between the end of a batch and the start of the next
         throughput/peak_memory_gib      most that torch held on this process's GPU since it started; on a CPU the process's
                                         peak resident size
 
-    result.json has their averages over the run, without the first of these windows, which warms up and compiles.
+    result.json has their averages over the run, without the first of these intervals, which includes warm-up and compilation.
 
     Args:
         peak_tflops: the device's dense peak, in 10¹² operations per second at the precision of the training, for a device that
-            is not in the table of utils/peaks.py.
+            is not in the table of utils/peaks.py; None: from that table.
     """
 
     def __init__(self, peak_tflops: Annotated[float, Range(above=0, most=1e9)] | None = None) -> None:
@@ -115,7 +115,7 @@ class Throughput(Stepping):
         return replace(self._totals)
 
     def rates(self, spent: Totals) -> dict[str, float]:
-        """The rates between two totals, by the names above; empty if no time has passed."""
+        """The rates for ``spent``, the difference of two totals, by the names above; empty if no time has passed."""
         if spent.seconds <= 0:
             return {}
         rates = {}
@@ -162,7 +162,7 @@ class Throughput(Stepping):
         self._mark = now, cpu
 
     def _pause(self) -> None:
-        """Counts time up to here, and then again from the start of the next batch."""
+        """Counts time up to now, and again from the start of the next batch on."""
         self.totals()
         self._mark = None
 
@@ -181,7 +181,7 @@ def cells(rates: dict[str, float]) -> list[str]:
 
 
 def brief(rates: dict[str, float]) -> list[str]:
-    """The same for a short line: speed, the wait for data if it is notable, MFU if it is known."""
+    """As ``cells``, for a short line: speed, the wait for data if it is notable, MFU if it is known."""
     names = ["tokens_per_second", *["data_wait"] * (rates.get("data_wait", 0.0) >= NOTABLE_WAIT), "mfu"]
     return cells({name: rates[name] for name in names if name in rates})
 
@@ -191,7 +191,7 @@ def _short(value: float) -> str:
 
 
 def peak_memory(device: torch.device) -> int | None:
-    """Bytes: on a GPU those of torch's allocator, on a CPU the process's resident size; None: the system does not say."""
+    """Peak memory in bytes: of torch's allocator on a GPU, the process's resident size on a CPU; None: not known."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     with contextlib.suppress(OSError):

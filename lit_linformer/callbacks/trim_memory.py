@@ -11,11 +11,12 @@ SHARE = 4  # a quarter of the machine's memory
 
 
 class TrimMemory(Callback):
-    """On a CPU, makes glibc return the freed blocks it keeps once the process holds a quarter of the machine's memory.
+    """On a CPU, makes glibc return freed blocks once the process holds a quarter of the machine's memory.
 
-    If batches differ in length, a run's memory otherwise grows for hours: training on ListOps, 32 rows of up to 2,048 symbols,
-    had 9.6 GiB after 2,900 steps, of which 1.7 were in use (docs/LOG.md, 25 November 2026). Returned memory has to be
-    fetched again, which at 3 GiB cost an eighth of the time: so not earlier, and again only once it has doubled.
+    Otherwise, if batches differ in length, a run's memory grows for hours: training on ListOps, with 32 rows of up to 2,048
+    symbols, held 9.6 GiB after 2,900 steps, of which 1.7 were in use (docs/LOG.md, 25 November 2026). Returned memory has to be
+    allocated again, which at 3 GiB cost an eighth of the time, so it is not returned earlier, and again only once it has
+    doubled.
     """
 
     def __init__(self) -> None:

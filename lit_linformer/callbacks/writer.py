@@ -16,7 +16,7 @@ class Writer:
     """The link between training and one logger. A metric has one point per step: the first.
 
     Args:
-        logger: its log_metrics is replaced, so that Lightning's points go through here, too.
+        logger: Lightning's; its log_metrics is replaced, so that Lightning's points pass through here, too.
     """
 
     kind: ClassVar[type[Logger]] = Logger
@@ -35,7 +35,9 @@ class Writer:
         """The logger's arguments, completed so that it writes into the run folder, under the run's name.
 
         Args:
-            given: as parsed, Lightning's defaults included.
+            given: its arguments as parsed, Lightning's defaults included.
+            folder: the run folder.
+            name: the run's name.
             earlier: the ``identity`` of a resumed run; None: a new run.
         """
         return given | {"save_dir": str(folder)} if "save_dir" in given and given["save_dir"] is None else dict(given)
@@ -61,21 +63,21 @@ class Writer:
             self.points(held, step)
 
     def open(self) -> None:
-        """Called on the first process before anything is written; the run may have begun in an earlier start."""
+        """Called on the first process before anything is written, in a new run and in a resumed one."""
 
     def drop(self, first: int) -> bool:
-        """Drops an earlier start's points from step ``first`` on, since they are written again; returns whether it could.
+        """Drops an earlier start's points from step ``first`` on, since they will be written again; returns whether it could.
 
-        Points that cannot be dropped are there twice, at the same step.
+        Otherwise these points appear twice, at the same step.
         """
         return False
 
     def identity(self) -> str | None:
-        """The id by which the logger finds this run again on resuming; None: a folder is enough."""
+        """The id with which the logger finds this run again on resuming; None: the folder is enough."""
         return None
 
     def figure(self, tag: str, figure: Any, step: int) -> None:
-        """``figure``: matplotlib's."""
+        """Writes a matplotlib figure, if the logger can."""
         if hasattr(self.logger, "log_image"):
             self.logger.log_image(tag, [figure], step)
 
@@ -84,10 +86,10 @@ class Writer:
             self.logger.log_table(f"{tag}_table", list(columns), [list(row) for row in rows], step=step)
 
     def begin_against_tokens(self, first: int) -> None:
-        """An earlier start's points from ``first`` tokens on are written again."""
+        """Called when training begins; points that an earlier start wrote from ``first`` tokens on will be written again."""
 
     def against_tokens(self, name: str, value: float, tokens: int, step: int) -> None:
-        # Not through `points`, which puts all of a step's at one step. Points held back belong to the next step.
+        # Not through `points`, which writes all points of a step at that step. Points held back belong to the next step.
         self._write({name: value, "tokens": tokens}, step + self.holding)
 
     def flush(self) -> None:

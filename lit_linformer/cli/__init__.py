@@ -64,7 +64,7 @@ A first curve in minutes on a CPU, from text that comes with Python; a change of
 The model that comes with the project, fine-tuned on a task of GLUE:
   python run.py fit --config conf/finetune/sst2.yaml --config conf/finetune/small.yaml
 
-The settings of a command that one changes most, with the values of the configs that are given (--help_all: every one):
+A command's most often changed settings, with the values of the configs that are given (--help_all: all settings):
   python run.py fit --config conf/quickstart.yaml --help
 
 All configs, your runs, and what a setting may name:
@@ -140,7 +140,7 @@ def _here() -> str:
 
 
 def _open_standard_streams() -> None:
-    """In place of closed ones (`>&-`, daemons): else the next file opened has number 2, and a warning is written into it."""
+    """Replaces closed standard streams (`>&-`, daemons): else the next file opened gets number 2, and warnings go into it."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
@@ -158,7 +158,7 @@ def _reader_is_gone() -> bool:
 
 
 def _app() -> Callable[[list[str]], Any]:
-    """Imports what trains, without garbage collection: there is nothing to collect, and looking takes a sixth of the time."""
+    """Imports the training code without garbage collection, which would find nothing and take a sixth of the time."""
     gc.disable()
     try:
         from lit_linformer.cli.app import run
@@ -170,7 +170,7 @@ def _app() -> Callable[[list[str]], Any]:
 
 
 def _thaw() -> None:
-    """The triton of torch 2.15 and later reports what is still frozen at Python's exit as leaked, in forty lines."""
+    """Unfreezes at exit: the triton of torch 2.15 and later reports what is still frozen as leaked, in forty lines."""
     if "triton" in sys.modules and sys.modules["torch"].__version__ >= "2.15":
         gc.unfreeze()
 
@@ -207,7 +207,7 @@ def _show_warning(message: Warning | str, category: type[Warning], filename: str
 
 
 def _show_thread_error(failed: threading.ExceptHookArgs) -> None:
-    """A full disk ends TensorBoard's thread, and then the command, whose message is the one that counts."""
+    """Prints one line if a full disk ends TensorBoard's thread: the command then ends as well, with a message of its own."""
     if isinstance(failed.exc_value, OSError):
         print(f"warning: a thread has ended: {failed.exc_value}", file=sys.stderr, flush=True)
     else:
@@ -215,7 +215,7 @@ def _show_thread_error(failed: threading.ExceptHookArgs) -> None:
 
 
 def _as_typed(message: str, argv: list[str]) -> str:
-    """For commands with settings of their own: data.source in a message becomes source if that was typed."""
+    """For commands with their own settings: data.source in a message becomes source if that was typed."""
     typed = [word.removeprefix("--").partition("=")[0] for word in argv if word.startswith("--")]
     return re.sub(r"\bdata\.(\w+)", lambda found: found[found[1] in typed], message)
 
@@ -244,7 +244,7 @@ def _message(error: Exception) -> str | None:
 
 
 def _place(error: Exception) -> str:
-    """The line of the user's own code that raised an error, itself or in a library: it may be a bug there. "": none did."""
+    """The line of the user's own code in which an error arose, itself or in a library it called; "" if it arose elsewhere."""
     ours = Path(__file__).resolve().parents[1]
     installed = [Path(folder).resolve() for folder in {sys.prefix, sys.base_prefix, *sysconfig.get_paths().values()}]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):

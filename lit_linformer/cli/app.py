@@ -104,7 +104,7 @@ class LinformerCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         add_run_arguments(parser)
-        # Only where no class is named: else the default class's values would remain as arguments of the named one.
+        # Only if no class is named: else the default class's values would remain as arguments of the named one.
         named = given_settings(self.argv)
         parser.set_defaults({key: {"class_path": path} for key, path in DEFAULT_CLASSES.items() if key not in named})
         for source, target in LINKS.items():
@@ -155,7 +155,7 @@ class LinformerCLI(LightningCLI):
                 raise SettingError("weights_only", False, "true: what else a checkpoint holds may run code when it is loaded")
             config.weights_only = True
         elif config.ckpt_path is not None:
-            raise SettingError("ckpt_path", config.ckpt_path, "null, for no model is read", when="with prepare")
+            raise SettingError("ckpt_path", config.ckpt_path, "null, since no model is read", when="with prepare")
         if self.claim is not None and not lies_in(config.ckpt_path, self.run_dir):
             if config.overwrite:
                 _keep_sources(config, self.run_dir)
@@ -248,7 +248,7 @@ class LinformerCLI(LightningCLI):
 
 @contextmanager
 def _data_by_name() -> Iterator[None]:
-    """jsonargparse's messages hold str(data), which makes all loaders before there are rows, and fails for a dict of them."""
+    """Shortens str(data), which jsonargparse's messages contain: it would build all loaders before there are rows, or fail."""
     told = LightningDataModule.__str__
     LightningDataModule.__str__ = object.__repr__
     try:
@@ -266,7 +266,7 @@ def _prepared(cache: Path) -> set[str]:
 
 
 def _keep_sources(config: Namespace, root: Path) -> None:
-    """ValueError if overwriting would delete what the run starts from."""
+    """Raises ValueError if overwriting would delete what the run starts from."""
     settings = {f"model.{name}": config.model.get("init_args", {}).get(name) for name in ("pretrained", "teacher")}
     for name, source in (settings | {"ckpt_path": config.ckpt_path}).items():
         if isinstance(source, str) and Path(source).resolve().is_relative_to(root.resolve()) and any(own_files(root)):

@@ -32,7 +32,7 @@ EVALUATING = ("validate", "test", "predict")
 
 
 def carry_over(subcommand: str, argv: list[str], config: Namespace) -> None:
-    """Sets what is determined by the model that ckpt_path or model.pretrained names, in a command's config."""
+    """Sets, in a command's config, what the model that ckpt_path or model.pretrained names determines."""
     model, data = config.model.get("init_args", Namespace()), config.data.get("init_args", Namespace())
     pretrained = model.get("pretrained")  # in a user's own class it may be a flag, or name something else
     named = isinstance(pretrained, str) and pretrained and (_ours(config.model.class_path) or Path(pretrained).exists())
@@ -61,14 +61,14 @@ def _ours(class_path: str) -> bool:
 
 
 def _check_masked_model(checkpoint: dict[str, Any], path: Path, class_path: str) -> None:
-    """SettingError for a classifier's checkpoint if the model is one of this project's language models."""
+    """Raises SettingError for a classifier's checkpoint if the model is one of this project's language models."""
     if _ours(class_path) and "num_labels" in (checkpoint.get("hyper_parameters") or {}):
         allowed = f"one of {class_path.rpartition('.')[2]} (a classifier's run has a config.yaml of its own)"
         raise SettingError("ckpt_path", path, allowed, more=", which is a classifier")
 
 
 def _check_trained_alike(checkpoint: dict[str, Any], path: Path, data: Namespace, typed: set[str]) -> None:
-    """SettingError if the command line names another tokenizer, or size, than the checkpoint's: it would not be trained."""
+    """Raises SettingError if the command line names another tokenizer, or size, than the checkpoint's: it would be ignored."""
     stored = (config_of(checkpoint, path, "ckpt_path").get("data") or {}).get("init_args") or {}
     for name in ("tokenizer", "vocab_size"):
         if f"data.{name}" in typed and stored.get(name, data.get(name)) != data.get(name):
@@ -102,7 +102,7 @@ def _of_pretrained(subcommand: str, config: Namespace) -> None:
 
 
 def _check_same_task(source: StoredModel, model: Namespace, data: Namespace) -> None:
-    """SettingError if a trained classifier is used with another pooling or other classes than it was trained with."""
+    """Raises SettingError if a trained classifier is used with another pooling or other classes than it was trained with."""
     pooling = source.settings.get("pooling", model.pooling)
     if model.pooling != pooling:
         raise SettingError("model.pooling", model.pooling, f"{pooling}, as {source.path} was trained")
@@ -119,10 +119,10 @@ def _check_same_task(source: StoredModel, model: Namespace, data: Namespace) -> 
 
 
 def evaluated(subcommand: str, argv: list[str], config: Namespace) -> Path | None:
-    """The model to evaluate, if the command line names one: its checkpoint becomes ckpt_path, or it is an exported folder.
+    """The model to evaluate, if the command line names one. Its checkpoint becomes ckpt_path, unless it is an exported folder.
 
-    Without --name results go to runs/pretrained-MODEL, unless the config is of this very run; without a config rows are as long
-    as the model's n.
+    Without --name, results go to runs/pretrained-MODEL, unless the config is that of the model's own run; without a config,
+    rows are as long as the model's n.
     """
     settings = config.model.get("init_args", Namespace())
     named, typed = settings.get("pretrained"), dict(typed_words(argv))

@@ -62,7 +62,7 @@ TEXTS = {
     "val_check_interval": (rf"-?\d+|{TIME[0]}", f"steps, a share of an epoch, or {TIME[1]}"),
 }
 PLAIN = (bool, int, float, str, type(None))
-# Of the thirty strategies that Lightning knows by name, those that are not another one with an option set.
+# Of the thirty strategies that Lightning knows by name, those that are not another strategy with an option set.
 STRATEGIES = "auto, ddp, ddp_fork, deepspeed, or the class path of one"
 REFUSED = {
     "fsdp": "whose flattened weights look like biases and would not decay (conf/trainer/fsdp.yaml shards each matrix as it is)",
@@ -73,7 +73,7 @@ SHORT = {"16": "16-mixed", "bf16": "bf16-mixed", "32": "32-true", "64": "64-true
 
 
 def check_settings(config: Namespace) -> None:
-    """ValueError, in one line, for the first value in a command's config that its setting does not allow."""
+    """Raises ValueError, in one line, for the first value in a command's config that its setting does not allow."""
     check_ranges("", {"seed_everything": Seed}, {"seed_everything": config.get("seed_everything")})
     if not isinstance(config.trainer, Namespace):
         raise SettingError("trainer", config.trainer, "its settings by name, as max_steps: 100")
@@ -101,7 +101,7 @@ def _devices(trainer: Namespace) -> Any:
 
 
 def _check_class(prefix: str, spec: Any, setting: str) -> None:
-    """The same for a class that a config builds by class_path and init_args."""
+    """As ``check_settings``, for a class that a config builds from class_path and init_args."""
     if not isinstance(spec, Namespace) or not isinstance(spec.get("class_path"), str):
         return
     declared = class_of(spec.class_path, setting)
@@ -129,11 +129,14 @@ def _check_whole(where: str, hint: Any, value: Any) -> None:
 
 
 def check_callbacks(callbacks: list[Callback], resumes: bool) -> None:
-    """UserError for callbacks that do not work here: two stateful ones of one name, averages that no checkpoint holds, a
-    second progress bar or LastCheckpoint, and finders in a run that resumes."""
+    """Raises UserError for callbacks that do not work here.
+
+    These are two stateful ones of one name, averages that no checkpoint holds, a second progress bar or LastCheckpoint, and
+    finders in a run that resumes.
+    """
     names = [one.state_key for one in callbacks if type(one).state_dict is not Callback.state_dict]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise UserError(f"trainer.callbacks names {twice[0]} twice", "once, for a checkpoint keeps its state by that name")
+        raise UserError(f"trainer.callbacks names {twice[0]} twice", "once, since a checkpoint keeps its state by that name")
     if any(isinstance(one, StochasticWeightAveraging) for one in callbacks):
         why = ", whose averages are not in the best checkpoint"
         raise SettingError("trainer.callbacks", "StochasticWeightAveraging", "Averaging", more=why)
@@ -162,14 +165,14 @@ def _parameters(declared: Any) -> Mapping[str, Any]:
 
 
 def check_early(subcommand: str, config: Namespace) -> None:
-    """ValueError, in one line, for settings that would otherwise be refused only once the data are prepared."""
+    """Raises ValueError, in one line, for settings that would otherwise be refused only after the data were prepared."""
     trainer = config.trainer
     _check_names(trainer)
     for name, instead in {
         "progress_bar": "--progress.every_n_steps N prints fewer lines",
         "checkpointing": "--trainer.fast_dev_run true keeps nothing",
     }.items():
-        if trainer[f"enable_{name}"] is False:  # Lightning would refuse it after that, naming what nobody has given
+        if trainer[f"enable_{name}"] is False:  # Lightning would refuse it later, naming settings that the user has not given
             raise SettingError(f"trainer.enable_{name}", False, f"null; {instead}")
     built = _built(trainer)
     check_machine(built, trainer.precision)
@@ -180,7 +183,7 @@ def check_early(subcommand: str, config: Namespace) -> None:
 
 
 def _built(trainer: Namespace) -> Trainer:
-    """A Trainer of these settings, as far as they are plain values; UserError for what it would refuse in its own words."""
+    """A Trainer of these settings, as far as they are plain values; UserError instead of Lightning's own errors."""
     own = ("logger", "enable_checkpointing", "enable_model_summary", "callbacks", "plugins", "profiler")
     plain = {key: value for key, value in vars(trainer).items() if isinstance(value, PLAIN) and key not in own}
     plain["devices"] = trainer.devices  # a list of numbers, too
@@ -199,7 +202,7 @@ def _built(trainer: Namespace) -> Trainer:
 
 
 def _check_training(config: Namespace, built: Trainer) -> None:
-    """The same for settings of training; ``built``: a Trainer of them."""
+    """As ``check_early``, for settings of training; ``built``: a Trainer of them."""
     trainer, model, processes = config.trainer, config.model, built.num_devices * built.num_nodes
     if trainer.precision == "16-true":
         why = ", in which AdamW's second moments of small gradients are 0"
@@ -240,7 +243,7 @@ def takes_encoder(declared: type) -> bool:
 
 
 def check_machine(trainer: Trainer, precision: Any) -> None:
-    """ValueError if the processes or the device do not match the settings that the trainer was built with.
+    """Raises ValueError if the processes or the device do not match the settings that the trainer was built with.
 
     precision: the setting; Lightning may have replaced it with another.
     """
@@ -272,7 +275,7 @@ def _started() -> tuple[int | None, str]:
 
 
 def _check_names(trainer: Namespace) -> None:
-    """SettingError for names that Lightning would refuse in its own words, and for strategies refused here."""
+    """Raises SettingError for names that Lightning would refuse in its own words, and for strategies refused here."""
     accelerators = {"auto", "gpu", *AcceleratorRegistry.available_accelerators()}
     if isinstance(trainer.accelerator, str):
         if trainer.accelerator not in accelerators:

@@ -1,4 +1,4 @@
-"""Classes that a command line or a config names: found, or refused in one line that says why, before jsonargparse sees them."""
+"""Finds the classes that a command line or a config names, or says in one line why not, before jsonargparse sees them."""
 
 import contextlib
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ CLASSES = {
 
 
 def check_class_paths(argv: list[str]) -> None:
-    """ValueError for the first class of a command line or its --config files that cannot be imported or does not exist."""
+    """Raises ValueError for the first class of a command line or its --config files that is not found or fails to import."""
     for setting, path in (pair for _, key, value in walk(argv) for pair in _named(key, value)):
         if path.isidentifier():
             _check_name(setting, path)
@@ -39,7 +39,7 @@ def check_class_paths(argv: list[str]) -> None:
 
 
 def classes_given(argv: list[str]) -> dict[str, type]:
-    """{"model": class, "data": class}: those that the command line or its --config files name, else the default ones."""
+    """{"model": class, "data": class}: the classes that the command line or its --config files name, or the default ones."""
     found, settings = {}, given_settings(argv)
     for key, default in DEFAULT_CLASSES.items():
         name = settings[key] if isinstance(settings.get(key), str) else default
@@ -65,7 +65,7 @@ def _check_name(setting: str, name: str) -> None:
 
 
 def kinds(setting: str) -> str:
-    """What a setting that names a class may be, in words."""
+    """What is allowed for a setting that names a class, in words."""
     base = BASES[setting].__name__
     return CLASSES.get(setting, f"the name of a {base} that is built in, or the class path of one, as my_module.My{base}")
 

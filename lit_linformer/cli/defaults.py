@@ -1,14 +1,14 @@
-"""What a command starts from where neither a file nor the command line says otherwise. Imports nothing heavy."""
+"""The defaults of a command, if neither a file nor the command line sets something else. Imports nothing heavy."""
 
 from typing import Any
 
 ENCODER = "lit_linformer.model.EncoderConfig"
-# The classes where no other is named.
+# The classes if no other is named.
 DEFAULT_CLASSES = {"model": "lit_linformer.tasks.MLM", "data": "lit_linformer.data.PretrainingData"}
 # What app.py passes to Lightning instead of its own defaults.
 TRAINER_DEFAULTS: dict[str, Any] = {
     "enable_model_summary": False,
-    "num_sanity_val_steps": -1,  # the untrained model's perplexity, where the curve starts
+    "num_sanity_val_steps": -1,  # validate the untrained model, at which the curve starts
     "max_epochs": -1,
 }
 # {setting: (default, words)}

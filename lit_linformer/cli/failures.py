@@ -1,4 +1,4 @@
-"""What fails while a model is trained or used: out of memory, a process that has ended or was not found."""
+"""Errors while a model is trained or used, in one line: out of memory, a process that has ended or was not found."""
 
 import os
 import re
@@ -17,7 +17,7 @@ WORKER = re.compile(r"DataLoader worker \(pid.*\) (?:is killed by signal: ([\w ]
 
 
 def failure(error: BaseException, trainer: Trainer) -> UserError | None:
-    """What to tell the user; None for any other error."""
+    """The error to show the user instead; None if this one is none of these."""
     if out_of_memory(error):
         return _memory(trainer)
     if isinstance(error, RuntimeError) and (found := UNLOGGED.match(str(error))):
@@ -64,7 +64,7 @@ def _worker(by: str | None, trainer: Trainer) -> UserError:
     reasons = {"Killed": " (out of memory?)", "Bus error": " (no room in /dev/shm?)"}
     workers = getattr(trainer.datamodule, "num_workers", None)
     line = f"a process that loads data {how}{reasons.get(by, '')} {_where(trainer)}; data.num_workers is {workers}"
-    return UserError(line, "fewer, or 0" + ("; --ckpt_path last goes on" if trainer.state.fn == "fit" else ""))
+    return UserError(line, "fewer, or 0" + ("; --ckpt_path last continues the run" if trainer.state.fn == "fit" else ""))
 
 
 def _where(trainer: Trainer) -> str:
@@ -92,5 +92,5 @@ def connection_error(error: BaseException) -> str | None:
     distributed = isinstance(error, torch.distributed.DistError) or "gloo" in message.lower() or "nccl" in message.lower()
     if distributed and re.search(rf"{lost}|timed out", message, re.IGNORECASE):
         rank = next((os.environ[name] for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK") if name in os.environ), "?")
-        return f"process {rank} lost another one of this run, whose own last lines tell why; --ckpt_path last goes on"
+        return f"process {rank} lost another one of this run, whose own last lines say why; --ckpt_path last continues the run"
     return None

@@ -1,6 +1,6 @@
 """The settings that --config files and a command line give, read without the parser, for pages that must appear at once.
 
-What the parser would refuse passes here.
+Settings that the parser would refuse are accepted here.
 """
 
 import itertools
@@ -23,7 +23,7 @@ OPTIONS = tuple(f"{kind}_options" for kind in KINDS)  # which depend on the kind
 
 
 def given_settings(argv: list[str]) -> dict[str, Any]:
-    """{setting: value}, later ones overriding earlier ones, spelt as on the command line: model.lr, model for the class path.
+    """{setting: value}, later values overriding earlier ones, spelt as on the command line: model.lr; model for the class path.
 
     Raises ValueError, in one line, for a --config that is not a settings file.
     """
@@ -50,12 +50,12 @@ def for_parser(argv: list[str]) -> list[str]:
 
 
 def names_class(section: Any) -> bool:
-    """Whether a file's section for the model or the data names the class; an overlay's does not."""
+    """Whether a file's section for the model or the data names the class; that of an overlay does not."""
     return isinstance(section, str) or (isinstance(section, dict) and "class_path" in section)
 
 
 def _classes_apart(words: list[str], named: set[str]) -> tuple[list[str], list[str], list[str]]:
-    """The words that name the classes of model and data where no file does, those that name others, and the rest."""
+    """Words that name the class of model or data if no file does so, those that replace a file's class, and all others."""
     left, ahead, classes, others = list(words), [], [], []
     while left:
         word = left.pop(0)
@@ -96,13 +96,13 @@ def walk(argv: list[str]) -> Iterator[tuple[str, str, Any]]:
 
 
 def _typed_values(argv: list[str]) -> Iterator[tuple[str, Any]]:
-    """(setting, its value as YAML reads it, or True if there is none) of a command line without --config."""
+    """(setting, its value as YAML reads it, or True if it has none) of a command line, without --config."""
     for name, text in typed_words(argv):
         yield name, True if text is None else text if _is_text(name, text) else as_read(text)
 
 
 def typed_words(argv: list[str]) -> Iterator[tuple[str, str | None]]:
-    """(setting, its text, or None if there is none) of a command line without --config, under short names."""
+    """(setting, its text, or None if it has none) of a command line, without --config, and without .init_args in names."""
     for word, following in itertools.zip_longest(argv, argv[1:]):
         name, equals, value = word.partition("=")
         if name.startswith("--") and name not in ("--config", "--help", "--help_all", "--print_config"):
@@ -143,7 +143,7 @@ def _outdated(argv: list[str]) -> Iterator[tuple[int, str]]:
 
 
 def _as_meant(name: str, word: str) -> str:
-    """Rewrites what the parser would misread: texts as "Note: <mask>", a pattern "# ", times as 1:00:00, null for options."""
+    """Rewrites what the parser would misread: a text "Note: <mask>", a pattern "# ", a time 1:00:00, null for options."""
     option, equals, value = word.partition("=")
     if not equals or not option.startswith("--"):
         option, value = name, word
@@ -207,7 +207,7 @@ def _put(found: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _resolved(value: Any, found: dict[str, Any]) -> Any:
-    """With ${model.init_args.lr} replaced by that setting's value, where it has one."""
+    """The value with ${model.init_args.lr} replaced by that setting's value, if it has one."""
     for _ in range(5):  # references to references …
         if not isinstance(value, str) or not (inner := REFERENCE.search(value)):
             break

@@ -1,4 +1,4 @@
-"""All settings of a command: the arguments besides Lightning's own, --help_all, and types for error messages."""
+"""All settings of a command: those added to Lightning's own, --help_all, and types for error messages."""
 
 import inspect
 import re
@@ -82,7 +82,7 @@ def _names_alone(found: re.Match[str]) -> str:
 
 
 def add_run_arguments(parser: LightningArgumentParser) -> None:
-    """Adds what every command has besides Lightning's own: the run's name and the callbacks that are always there."""
+    """Adds what every command has besides Lightning's arguments: the run's name and the callbacks that are always there."""
     for name in ("name", "overwrite"):
         default, words = RUN[name]
         parser.add_argument(f"--{name}", type=type(default), default=default, help=words)

@@ -1,4 +1,4 @@
-"""Warns, in one line each, about settings on the command line that the chosen attention, projection … does not read.
+"""Warns, in one line each, about settings on the command line that the chosen attention, projection and so on do not read.
 
 Settings in --config files are exempt: an overlay may set them for every kind of model that it is used with.
 """

@@ -40,7 +40,7 @@ ALL = 10_000  # characters: a width at which no line is cut
 
 @dataclass(frozen=True)
 class Item:
-    """A name, a sentence on what it is, and more for a page of its own."""
+    """A name, a sentence on what it is, and more text for a page of its own."""
 
     name: str
     words: str
@@ -89,7 +89,7 @@ def _row(run: RunRecord) -> tuple[str, ...]:
 
 
 def _table(rows: list[tuple[str, ...]], width: int) -> list[str]:
-    """Aligned columns; where they do not fit, the least important ones are left out and lines are cut."""
+    """Aligned columns; if they do not fit, the least important ones are left out, and lines are cut."""
     sizes = [max(map(len, column)) for column in zip(*rows, strict=True)]
     order = list(range(len(sizes)))
     for gone in (4, 3, 6, 2):  # time, tokens, model, step
@@ -108,7 +108,7 @@ def declared(find: Callable[[str], dict[str, sources.Declared]], place: str) -> 
 
 
 def _settings(one: sources.Declared, wanted: bool) -> str:
-    """The settings that it declares itself, with defaults; for the model's classes without those that the encoder passes on."""
+    """The settings that a class itself declares, with defaults; for model classes without those that the encoder passes on."""
     if not wanted:
         return ""
     from lit_linformer.cli.short_help import shown
@@ -120,7 +120,7 @@ def _settings(one: sources.Declared, wanted: bool) -> str:
 
 
 def _items(items: list[Item], alone: bool, width: int, label: str = "") -> Iterable[str]:
-    """One line each; on a page of its own the whole text, and more in further lines."""
+    """One line for each item; on a page of its own (``alone``) the whole text, and more in further lines."""
     column = max((len(item.name) for item in items), default=0) + 4
     below = alone and column > width // 3  # names so long that the words go below them
     column = 6 if below else column

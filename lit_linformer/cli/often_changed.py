@@ -10,27 +10,27 @@ from typing import Any
 TRAINER: dict[str, tuple[Any, str]] = {
     "max_steps": (-1, "Optimiser steps; -1: no limit."),
     "max_epochs": (-1, "Passes over the training data; -1: no limit."),
-    "max_time": (None, "Time after which training ends, earlier starts included: 00:08:00:00 for eight hours."),
+    "max_time": (None, "Time after which training ends, that of earlier starts included: 00:08:00:00 for eight hours."),
     "val_check_interval": (None, "Training batches between validations, or a share of an epoch, such as 0.5."),
-    "check_val_every_n_epoch": (1, "null where val_check_interval counts batches across epochs."),
+    "check_val_every_n_epoch": (1, "Epochs between validations; null: val_check_interval counts batches across epochs."),
     "accumulate_grad_batches": (1, "Batches in an optimiser step."),
     "gradient_clip_val": (None, "Norm to which gradients are clipped; null: no clipping."),
     "accelerator": ("auto", "auto (a GPU if there is one), cpu, gpu."),
     "devices": ("auto", "Number of devices, or the devices' numbers, such as [0,3]."),
     "num_nodes": (1, "Machines; conf/trainer/ddp_nodes.yaml and slurm.yaml start them."),
     "precision": (None, "32-true; bf16-mixed, for a GPU (Ampere or newer); 16-mixed, for an older one."),
-    "strategy": ("auto", "auto, ddp, or that of an overlay in conf/trainer/."),
+    "strategy": ("auto", "auto, ddp, or as an overlay in conf/trainer/ sets it."),
     "callbacks": (None, "Adds a callback; `python run.py list callbacks` has the names."),
     "logger": (None, "TensorBoardLogger (null), CSVLogger, WandbLogger, MLFlowLogger, or your own; false: none."),
     "log_every_n_steps": (None, "Optimiser steps between two points of the loss curve."),
     "limit_val_batches": (None, "Batches in a validation, or a share of them, such as 0.1; 0: no validation."),
     "limit_test_batches": (None, "Batches in the test, or a share of them, such as 0.1."),
-    "fast_dev_run": (False, "Run one batch of each split and keep nothing: does it run at all?"),
+    "fast_dev_run": (False, "Run one batch of each split and keep nothing, to see whether it runs at all."),
 }
 SHAPE = (
     "attention projection_dim sharing projection projection_init local_width norm max_length hidden_size num_layers dropout"
 ).split()
-# For the package's own classes; for another one all that its __init__ declares.
+# For the package's own classes; for a user's class, all settings that its __init__ declares are shown.
 OF_CLASSES = {
     "MLM": "lr optimizer warmup_steps schedule weight_decay projection_lr_factor lr_batch_size pretrained compile",
     "Recall": "lr optimizer warmup_steps schedule weight_decay projection_lr_factor lr_batch_size pretrained compile",
@@ -51,7 +51,7 @@ OF_DATA = {
     "test": "source test_source max_length batch_size eval_batch_size",
     "predict": "text text_pair file column batch_size eval_batch_size",
 }
-# Where the names that a setting allows are listed: in a registry of the model, or in a module's constant.
+# Where the names that a setting allows are to be found: in a registry of the model, or in a module's constant.
 REGISTRIES = {"model.encoder.attention": "ATTENTIONS", "model.encoder.projection": "PROJECTIONS"}
 NAMES = {
     "model.encoder.sharing": "lit_linformer.model.linformer.SHARINGS",

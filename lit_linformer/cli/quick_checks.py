@@ -1,4 +1,4 @@
-"""What can be refused at once, before torch is imported: files, names of settings, a model without an encoder.
+"""Refuses what can be refused at once, before torch is imported: files, names of settings, a model without an encoder.
 
 Names are known for this package's classes and for Lightning's Trainer, read from their source files. The parser checks
 everything else, including all values.
@@ -23,7 +23,7 @@ NEAR = 0.6  # least similarity of a name that is suggested; 1: the same
 
 
 def check_quickly(argv: list[str]) -> None:
-    """UserError, naming the setting and the file, for what is certainly wrong."""
+    """Raises UserError, naming the setting and the file, for what is certainly wrong."""
     given = given_settings(argv)
     if stray := next(filter(os.path.isfile, stray_words(argv)), None):
         raise UserError(f"{stray!r} is neither a setting nor the value of one", f"--config {stray}")
@@ -59,11 +59,11 @@ def check_quickly(argv: list[str]) -> None:
 
 
 def _check_order(contents: list[tuple[str, dict[str, Any]]]) -> None:
-    """UserError for an overlay that stands before the file that names the class whose settings it changes."""
+    """Raises UserError for an overlay that comes before the file that names the class whose settings it changes."""
     for key in DEFAULT_CLASSES:
         files = [(file, names_class(content[key])) for file, content in contents if key in content]
         if files and not files[0][1] and (base := next((file for file, names in files if names), None)):
-            what = f"{files[0][0]} changes settings of the {key}, and stands before {base}, which says what the {key} is"
+            what = f"{files[0][0]} changes settings of the {key}, and comes before {base}, which says what the {key} is"
             raise UserError(what, f"--config {base} --config {files[0][0]}")
 
 
@@ -109,7 +109,7 @@ def _named(argv: list[str], given: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _unknown(name: str, known: dict[str, list[str]]) -> str | None:
-    """The part of a name that is certainly no setting; None if that is the parser's to decide."""
+    """The part of a name that is certainly not a setting; None if only the parser can tell."""
     parts = name.rstrip("+").split(".")
     if set(parts) & set(SYNTAX) or parts[0] not in known or len(parts) < 2:
         return None

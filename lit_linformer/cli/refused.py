@@ -1,7 +1,7 @@
-"""Finds the setting that the parser has refused, and says what its type takes.
+"""Finds the setting that the parser has refused, and says what its type accepts.
 
-The parser's messages are not read: their wording may change, and for a setting that takes several types they explain each.
-Instead each given setting is tried by itself; the first one whose type does not take the value is reported.
+The parser's messages are not read: their wording may change, and for a setting that accepts several types they explain each.
+Instead each given setting is tried by itself; the first one whose type does not accept the value is reported.
 """
 
 import traceback
@@ -61,7 +61,7 @@ def refused(error: Exception, argv: list[str], parser: Any) -> UserError:
                 return told
     for name, text in typed_words(argv):
         if text is not None and name not in TEXTS and REFERENCE.search(text):
-            return SettingError(name, text, "a value of its own, for ${NAME} is read in files alone")
+            return SettingError(name, text, "a value of its own, since ${NAME} is read in files alone")
     for word in stray_words(argv):
         meant = f"; did you mean '--{word}'?" if word in types else ""
         return UserError(f"{word!r} is neither a setting nor the value of one{meant}", "--SETTING VALUE")
@@ -69,7 +69,7 @@ def refused(error: Exception, argv: list[str], parser: Any) -> UserError:
 
 
 def unwrapped(error: Exception) -> Exception:
-    """The error that a class has raised, without those that the parser building it has wrapped around it."""
+    """The error that a class has raised, without the errors that the parser, which builds it, has wrapped around it."""
     inner: BaseException | None = error
     while inner is not None:
         *_, (frame, _) = traceback.walk_tb(inner.__traceback__)
@@ -80,7 +80,7 @@ def unwrapped(error: Exception) -> Exception:
 
 
 def _refused(name: str, value: Any, types: Types) -> UserError | None:
-    """The error for one setting; None if its type takes the value, or if it belongs to a class."""
+    """The error for one setting; None if its type accepts the value, or if it belongs to a class."""
     if name in BASES and str(value).lower() not in NO_CLASS:
         known = all(find_class(path, name) or Path(path).is_file() for path, _ in _classes(value))
         return None if known and list(_classes(value)) else SettingError(name, value, kinds(name))
@@ -143,7 +143,7 @@ def _beside_class_path(value: Any) -> str | None:
 
 
 def takes(hint: Any, value: Any) -> bool:
-    """Whether a type takes a value, as the parser would; text is read as YAML, as on a command line."""
+    """Whether the parser would accept a value for this type; text is read as YAML, as on a command line."""
     if hint is None or (not isinstance(hint, type) and get_origin(hint) is None):
         return True
     parser = ArgumentParser(add_help=False, exit_on_error=False)
@@ -161,7 +161,7 @@ def takes(hint: Any, value: Any) -> bool:
 
 
 def allowed(hint: Any) -> str | None:
-    """What a type takes, in words; None if it takes an object."""
+    """What a type accepts, in words; None if it accepts an object."""
     words, names = list(dict.fromkeys(_in_words(hint))), ", ".join(dict.fromkeys(_names(hint)))
     words += [names] if names else []
     return ", or ".join(words) if words and None not in words else None

@@ -26,7 +26,7 @@ class RunConfig(SaveConfigCallback):
         super().__init__(parser, config, **kwargs)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Writes nothing yet: model and data may still turn out not to fit, and must then leave no run behind."""
+        """Writes nothing yet: model and data may still turn out not to fit each other, and must then leave no run behind."""
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.is_global_zero or trainer.fast_dev_run:

@@ -27,7 +27,7 @@ class RunParser(LightningArgumentParser):
         kwargs["skip"] = {*(kwargs.get("skip") or ()), "save_dir"}
         added = super().add_class_arguments(class_type, nested_key, *args, **kwargs)
         key = f"{nested_key}.save_dir" if nested_key else "save_dir"
-        self.add_argument(f"--{key}", type=str | None, default=None, help="Where it writes; none: the run's folder.")
+        self.add_argument(f"--{key}", type=str | None, default=None, help="Where it writes; null: the run's folder.")
         return [*added, key]
 
 
@@ -35,7 +35,7 @@ class RunLoggers:
     """The loggers of a run, built when it begins to train.
 
     Args:
-        given: trainer.logger as it was parsed: none or true for TensorBoard, false for no logger.
+        given: trainer.logger as it was parsed: None or True for TensorBoard, False for no logger.
         folder: the run folder.
         name: the run's name.
 
@@ -61,7 +61,7 @@ class RunLoggers:
         ]
 
     def shown_by(self) -> list[str]:
-        """The commands that show their curves."""
+        """The commands that show the loggers' curves."""
         lines = (writer_of(kind).shown_by(self._settings(kind, spec), self._folder) for kind, spec in self._chosen)
         return [line for line in lines if line is not None]
 

@@ -19,7 +19,7 @@ from lit_linformer.utils import sources
 from lit_linformer.utils.configs import config_files, head
 
 WORDS = {
-    "model.encoder.attention": "what every layer attends with",
+    "model.encoder.attention": "the attention of every layer",
     "model.encoder.projection": "what makes the k slots",
     "data.document_start": 'regular expression of a document\'s first line; for WikiText "^ = [^=]"; null: blank lines',
 }
@@ -27,8 +27,8 @@ FILLED_IN = ("encoder", "vocab_size", "num_labels")  # by other sections, and by
 USUAL = ("lr", "warmup_steps", "schedule", "weight_decay", "source", "batch_size", "max_length")
 SCREEN = 30  # lines
 SHORT = 24  # characters: after a shorter first sentence the next one is shown, too
-COUNTS = ("0 or more", "1 or more")  # goes without saying
-NUMBERS = (*"0123456789", "at least", "more than")  # how a range begins: left out where there is no room for it
+COUNTS = ("0 or more", "1 or more")  # not shown, since they are obvious
+NUMBERS = (*"0123456789", "at least", "more than")  # how a range begins, which is left out if there is no room for it
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,11 @@ class Line:
 
 
 class Unreadable(Exception):
-    """A class whose settings only an import could tell."""
+    """Raised for a class whose settings cannot be read from a file, without importing it."""
 
 
 def short_help(argv: list[str], width: int | None = None) -> str:
-    """The page; Unreadable for a class whose file is not found, ValueError for a --config that is not a settings file."""
+    """The page; raises Unreadable for a class whose file is not found, ValueError for a --config that is no settings file."""
     width = min(width or shutil.get_terminal_size((80, 24)).columns, 160)
     sections = settings_shown(argv)
     command, files = argv[0], list(config_files(argv))
@@ -145,7 +145,7 @@ def exported(key: str) -> dict[str, sources.Declared]:
 
 
 def find(key: str, path: Any) -> sources.Declared | None:
-    """The class that a name of the package's or a class path stands for; None if no file defines it."""
+    """The class that a name of this package or a class path stands for; None if no file defines it."""
     return (exported(key).get(path) or sources.find(path)) if isinstance(path, str) else None
 
 
@@ -191,7 +191,7 @@ def _told(line: Line, room: int) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as one types it; a class by its name."""
+    """A value as a user types it; a class by its name."""
     if isinstance(value, list | tuple):
         parts = [shown(one) for one in value]
         return ", ".join(parts) if any(isinstance(one, dict) for one in value) else f"[{','.join(parts)}]"

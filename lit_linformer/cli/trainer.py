@@ -17,8 +17,8 @@ from lit_linformer.utils import compat
 def whole_numbers_first(hints: dict[str, Any]) -> None:
     """Puts int before float in unions of the two, since jsonargparse takes the first that fits: 20 batches are not 20.0.
 
-    Lightning has this order, but typing caches unions: if another package has just written Optional[Union[float, int]],
-    Lightning's Optional[Union[int, float]] becomes that (seen with torch 2.11 on Python 3.12).
+    Lightning has this order, but typing caches unions: if another package has written Optional[Union[float, int]] before,
+    Lightning's Optional[Union[int, float]] becomes the same (seen with torch 2.11 on Python 3.12).
     """
     for name, hint in hints.items():
         kinds = [*get_args(hint)]

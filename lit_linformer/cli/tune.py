@@ -2,8 +2,9 @@
 
 Each trial is a run of `fit`, runs/NAME/trial-000 and so on, in a process of its own. Optuna (pip install 'lit-linformer[tune]')
 chooses its values from the results of earlier trials, and stops it early if its validations fall behind theirs. The same
-command resumes an interrupted study; started twice, or on several machines that share runs/, it shares the trials. It writes
-runs/NAME/study.md with a table, slices.png and importance.png, and best.yaml for `fit --config`. The space file:
+command resumes an interrupted study; if it is started twice, or on several machines that share runs/, these divide the trials
+among them. It writes runs/NAME/study.md with a table, slices.png and importance.png, and best.yaml for `fit --config`. The
+space file:
 
     name: lr                                  # results go to runs/lr/ (default: the file's name)
     trials: 20
@@ -41,7 +42,7 @@ SETTINGS = {
 
 
 def main(argv: list[str]) -> None:
-    """Runs what is left of the study; UserError for bad settings and for failed trials."""
+    """Runs the trials that are left of the study; UserError for bad settings and for failed trials."""
     given = parse("tune", __doc__, SETTINGS, argv)
     from lit_linformer.cli.quick_checks import check_quickly
     from lit_linformer.studies.grid.file import split_words

@@ -1,1 +1,1 @@
-"""Converts models: RoBERTa and its kin from Hugging Face, a Transformer to a Linformer, a model to a longer n."""
+"""Converts models: RoBERTa, BERT and DistilBERT from Hugging Face, a Transformer to a Linformer, a model to a longer n."""

@@ -33,7 +33,7 @@ POINTER = b"version https://git-lfs"  # the beginning of a file that was cloned 
 
 
 def from_hub(name: str) -> Path:
-    """The folder of a model of the Hugging Face hub, downloaded unless it is there already; ValueError if that fails."""
+    """The local folder of a model on the Hugging Face hub, downloaded if needed; ValueError if that fails."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -59,7 +59,7 @@ def open_folder(folder: Path, tokenizer: str | None = None) -> tuple[TrainedMode
 
     Args:
         folder: a Hugging Face folder.
-        tokenizer: what `load_tokenizer` reads, if the folder has none.
+        tokenizer: one that `load_tokenizer` reads, if the folder has none; None: the folder's.
 
     Raises ValueError, in one line that names `from`, for an architecture, a setting or a file that cannot be converted.
     """
@@ -105,7 +105,7 @@ def _json(path: Path, folder: Path) -> dict[str, Any]:
 
 
 def _family(folder: Path, settings: dict[str, Any]) -> Family:
-    """A model's family; ValueError for anything but an encoder of one of them."""
+    """A model's family; ValueError for anything but an encoder of one of the FAMILIES."""
     kind, families = settings.get("model_type"), ", ".join(FAMILIES)
     if kind not in FAMILIES:
         raise SettingError("from", folder, families, more=f", whose architecture is {kind!r}")
@@ -122,7 +122,7 @@ def _family(folder: Path, settings: dict[str, Any]) -> Family:
 
 
 def _encoder(folder: Path, settings: dict[str, Any], family: Family) -> tuple[EncoderConfig, int]:
-    """The encoder's settings, and the row of the position table that is the first token's."""
+    """The encoder's settings, and the row of the position table that belongs to the first token."""
     try:
         offset = settings.get("pad_token_id", 1) + 1 if settings["model_type"] == "roberta" else 0
         taken = {ours: settings[theirs] for ours, theirs in family.settings.items() if ours != "activation"}
@@ -144,7 +144,7 @@ def _encoder(folder: Path, settings: dict[str, Any], family: Family) -> tuple[En
 def _renamed(
     folder: Path, weights: dict[str, Tensor], family: Family, settings: dict[str, Any], offset: int
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """MaskedLanguageModel's state dict, without a head if there is none; and lines about what was not taken."""
+    """The state dict for MaskedLanguageModel, without a head if there is none; and lines about weights that were not taken."""
     base = f"{settings['model_type']}."
     weights = {name.removeprefix(base): tensor for name, tensor in weights.items()}
     table = weights.get("embeddings.word_embeddings.weight")
@@ -222,7 +222,7 @@ def _read(file: Path, folder: Path) -> dict[str, Tensor]:
             return load_file(file)
         found = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        reason = "they are not loaded, for that may run code"
+        reason = "they are not loaded, since that may run code"
         more = f", whose {file.name} holds other objects than weights and plain values: {reason}"
         raise SettingError("from", folder, "weights only, better as safetensors", more=more) from error
     except (*UNREADABLE, SafetensorError) as error:

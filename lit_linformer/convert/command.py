@@ -5,14 +5,14 @@
     --from runs/linformer --max_length 4096           a model of either kind to a longer n
 
 These can be combined. runs/NAME is written as a run that has not trained yet: other runs start from it with
---model.pretrained, `validate`, `predict`, `export`, `draw` and `spectrum` read it. conversion.json records what was done.
+--model.pretrained, and `validate`, `predict`, `export`, `draw` and `spectrum` read it. conversion.json records what was done.
 
 With --source the perplexity at 15 % masking is printed before and after, on the same text, at the old n and at the new one.
-A converted Linformer is much worse at first, and recovers by further training: conf/convert/distill.yaml learns from the
+A converted Linformer is much worse at first, and recovers with further training: conf/convert/distill.yaml learns from the
 Transformer, conf/convert/mlm.yaml from text alone.
 
-A Hugging Face folder is read without transformers. If that is installed, the result is compared with it on random inputs
-with padding; a difference of more than 1e-4 of the largest logit is an error.
+A Hugging Face folder is read without transformers. If transformers is installed, the result is compared with its model on
+random inputs with padding; a difference of more than 1e-4 of the largest logit is an error.
 """
 
 import importlib.util
@@ -89,7 +89,7 @@ def main(argv: list[str]) -> None:
 
 
 def _check(given: dict[str, Any]) -> None:
-    """ValueError for an invalid value, or a setting that does nothing without another."""
+    """Raises ValueError for an invalid value, and for a setting that has no effect without another."""
     from lit_linformer.convert.surgery import FILLS
     from lit_linformer.model import ATTENTIONS, PROJECTIONS
     from lit_linformer.model.linformer import SHARINGS
@@ -118,7 +118,7 @@ def _check(given: dict[str, Any]) -> None:
 
 
 def check_output(output: Path, overwrite: bool) -> None:
-    """ValueError if there is something at output that must not be replaced."""
+    """Raises ValueError if there is something at output that must not be replaced."""
     if output.is_file():
         raise UserError(f"name: {output} is a file", "another --name")
     if not output.is_dir() or not any(output.iterdir()):
@@ -153,7 +153,7 @@ def open_model(given: dict[str, Any]) -> "tuple[TrainedModel, list[str]]":
         difference = difference_from_transformers(model, folder)
         return model, [*lines, f"largest difference from transformers, on random inputs with padding: {difference:.2g}"]
     if "tokenizer" in given:
-        raise SettingError("tokenizer", given["tokenizer"], "with a Hugging Face folder, for a run has its own")
+        raise SettingError("tokenizer", given["tokenizer"], "with a Hugging Face folder, since a run has its own")
     ours = is_exported(folder) or any((folder / name).exists() for name in ("checkpoints", "config.yaml", ".metadata"))
     if folder.is_dir() and not ours:
         check_format(folder, "from")
@@ -202,7 +202,7 @@ def convert(model: "TrainedModel", given: dict[str, Any], folder: Path, device: 
     if "projections" in given and not surgery.has_projections(model.net):
         raise SettingError("projections", given["projections"], "for a Linformer", more=f", but {given['from']} has none")
     if "positions" in given and model.encoder.position == "rotary":
-        allowed = "for learned positions, for rotary ones go on by themselves"
+        allowed = "for learned positions, since rotary ones need no extension"
         raise SettingError("positions", given["positions"], allowed, more=f", but {given['from']} has rotary positions")
     if "max_length" in given:
         how = [given.get(key, "repeat") for key in ("positions", "projections")]
@@ -211,7 +211,7 @@ def convert(model: "TrainedModel", given: dict[str, Any], folder: Path, device: 
         if isinstance(before := model.data.get("batch_size"), int):  # keeps the tokens a step; a user's own data may have null
             model.data["batch_size"] = now = max(1, before * row // new)
             if rows := model.data.get("global_batch_size"):
-                # Of a micro-batch less than a row may be left: then there are fewer of them.
+                # A micro-batch may come to less than one row: then there are fewer micro-batches.
                 model.data["global_batch_size"] = max(1, min(rows // before * now, rows * row // new))
         measure("made longer", old)
         measure("made longer", new)
@@ -219,7 +219,7 @@ def convert(model: "TrainedModel", given: dict[str, Any], folder: Path, device: 
 
 
 def _change_attention(model: "TrainedModel", given: dict[str, Any], blocks: Any) -> None:
-    """Puts a Transformer's weights under another attention. blocks: those of the text to measure on; None: no text."""
+    """Gives a Transformer another attention, and keeps its weights. blocks: those of the text to measure on; None: no text."""
     from lit_linformer.convert import surgery
     from lit_linformer.model import ATTENTIONS
 
@@ -239,7 +239,7 @@ def _change_attention(model: "TrainedModel", given: dict[str, Any], blocks: Any)
 
 
 def _said(encoder: "EncoderConfig", given: dict[str, Any]) -> str:
-    """What the model is now: Linformer, k = 16, strided; or dynamic, say, for a projection other than linear."""
+    """What the model is now: `Linformer, k = 16, strided`, or a projection other than linear instead of the initialisation."""
     kind = encoder.attention_kind
     words = [kind.title or encoder.attention]
     if kind.slots:

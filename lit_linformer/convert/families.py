@@ -8,12 +8,12 @@ class Family:
     """How one architecture names things.
 
     Args:
-        settings: from EncoderConfig's names, and activation, to those of config.json.
-        layer: from the modules of a layer to their names here.
-        layers: what stands before a layer's number.
+        settings: {EncoderConfig's name, or activation: name in config.json}.
+        layer: {name of a layer's module: its name here}.
+        layers: prefix before a layer's number.
         head: as layer, for the masked-language-model head.
         decoder: the head's output matrix, without .weight and .bias.
-        spare: prefixes of what a checkpoint may hold and a masked language model does not use.
+        spare: prefixes of weights that a checkpoint may hold, but a masked language model does not use.
     """
 
     settings: dict[str, str]

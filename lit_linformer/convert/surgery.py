@@ -20,12 +20,12 @@ def to_linformer(
     """A model with another attention and a Transformer's weights; what the Transformer lacks, such as E and F, is new.
 
     Args:
-        net: with full attention.
+        net: the Transformer, with full attention.
         start: how E and F are initialised: one of EncoderConfig's projection_init, or of FILLS, which use the Transformer.
         rows: for FILLS: token ids (S, n) without padding, from which the attention maps are computed.
         attention, settings: EncoderConfig's.
 
-    Raises ValueError for settings that no encoder has.
+    Raises ValueError for settings with which no encoder can be made, or for which the weights do not fit.
     """
     init = EncoderConfig.projection_init if start in FILLS else start
     if net.encoder.config.position == "rotary":
@@ -74,7 +74,7 @@ FILLS = {"svd": right_singular_vectors}
 
 
 def _gram(encoder: Encoder, layer: int, rows: Tensor) -> Tensor:
-    """Σ Pᵀ P over the rows, (H, n, n) float64, of one layer's maps P: one layer at a time, for they are large."""
+    """Σ Pᵀ P over the rows, (H, n, n) float64, of one layer's maps P: one layer at a time, since they are large."""
     total = torch.zeros(())
     for batch in rows.split(4):
         maps = encoder(batch, need_weights=[layer])[1][layer].double()  # (B, H, n, n)
@@ -83,7 +83,7 @@ def _gram(encoder: Encoder, layer: int, rows: Tensor) -> Tensor:
 
 
 def _strongest(gram: Tensor, k: int) -> Tensor:
-    """(..., n, n) → (..., k, n) float32, the strongest first."""
+    """The k strongest eigenvectors of Σ Pᵀ P, (..., n, n) → (..., k, n) float32, the strongest first, scaled as above."""
     vectors = torch.linalg.eigh(gram).eigenvectors[..., -k:].transpose(-2, -1).flip(-2)
     sums = vectors.sum(-1, keepdim=True)
     return (vectors * torch.where(sums < 0, -1.0, 1.0) / vectors.abs().sum(-1, keepdim=True)).float()
@@ -100,14 +100,14 @@ def to_longer(net: MaskedLanguageModel, max_length: int, positions: str, project
         projections: how E and F grow: interpolate (the same K slots, each over a longer stretch: columns are spread, and
             divided so that row sums stay) | repeat (the same slots again for each block of n tokens: K grows with n).
 
-    Raises ValueError for an n that is not longer, or that is no multiple of the old one where something is repeated.
+    Raises ValueError for an n that is not longer or, if something is repeated, not a multiple of the old one.
     """
     config = net.encoder.config
     before = config.max_length
     if max_length <= before:
         raise SettingError("max_length", max_length, f"more than the model's {before} (shorter inputs need no conversion)")
     if config.of_images:
-        raise SettingError("max_length", max_length, f"{before}, for it reads images of that size")
+        raise SettingError("max_length", max_length, f"{before}, since it reads images of that size")
     repeated = [*([positions] if net.encoder.positions is not None else []), *([projections] if has_projections(net) else [])]
     if max_length % before and "repeat" in repeated:
         raise SettingError("max_length", max_length, f"a multiple of the model's {before}", when="where something is repeated")
@@ -132,5 +132,5 @@ def to_longer(net: MaskedLanguageModel, max_length: int, positions: str, project
 
 
 def has_projections(net: MaskedLanguageModel) -> bool:
-    """Whether the model has an E."""
+    """Whether the model has a projection E."""
     return any(isinstance(module, Projection) for module in net.modules())

@@ -1,9 +1,9 @@
 """Data: sources of text, tokenizers, token files, masks and loaders that resume exactly.
 
 Shared by all kinds of training: reading and tables (files and hub data sets, row by row), pieces (of long texts), tokenizer,
-cache and checksums, loader (which rows a step reads), summary (of the data), datamodule. On top: pretraining/, finetuning/,
-longrange/ (Long Range Arena) and recall, which is generated. Heavy imports (Lightning here; datasets, pyarrow and tokenizers
-below) are deferred until they are needed.
+cache and checksums, loader (which rows a step reads), summary (of the data), datamodule. Built on these: pretraining/,
+finetuning/, longrange/ (Long Range Arena) and recall, which is generated. Heavy imports (Lightning here; datasets, pyarrow and
+tokenizers in the modules) are deferred until they are needed.
 """
 
 __all__ = ["PretrainingData", "FineTuningData", "RecallData", "LongRangeData"]  # noqa: RUF022, as messages list them

@@ -19,7 +19,7 @@ from lit_linformer.utils.errors import SettingError, UserError
 from lit_linformer.utils.files import read_json
 
 PROGRESS = "progress.json"
-UNFINISHED = f"*-{'[0-9a-f]' * 16}.tmp"  # what it is, then the fingerprint: a cache folder may hold other files, too
+UNFINISHED = f"*-{'[0-9a-f]' * 16}.tmp"  # KIND-FINGERPRINT.tmp only, since a cache folder may hold other files, too
 KEPT_DAYS = 14  # for an unfinished entry that nobody continues
 
 
@@ -30,11 +30,11 @@ def fingerprint(inputs) -> str:
 
 
 def make_once(folder: Path, make: Callable[[Path], None]) -> Path:
-    """Returns `folder`, after `make(temporary folder)` has filled it if it was not there.
+    """Returns `folder`; if it does not exist, `make(temporary folder)` fills it first.
 
     Other processes wait meanwhile; if the one that makes it fails or dies, the next one starts over, or continues from what
     `write_progress` has recorded in the temporary folder. SettingError if the cache cannot be written; an OSError about
-    another file, which `make` reads, stays what it is.
+    a file elsewhere, which `make` reads, is passed on.
     """
     if folder.is_dir():
         with suppress(OSError):  # the process that made it was killed right after the rename
@@ -69,7 +69,7 @@ def make_once(folder: Path, make: Callable[[Path], None]) -> Path:
 
 
 def _elsewhere(name: object, cache: Path) -> bool:
-    """Whether the file that an error names is neither in the cache nor a folder around it, which had to be made."""
+    """Whether the file that an error names is neither in the cache nor one of its parent folders, which had to be made."""
     if not isinstance(name, str):
         return False
     path, cache = Path(name).resolve(), cache.resolve()
@@ -94,7 +94,7 @@ def _make(folder: Path, make: Callable[[Path], None]) -> None:
 
 
 def _remove(temporary: Path) -> None:
-    """Removes what is there, without following links."""
+    """Removes a file, a link or a folder, without following links."""
     if temporary.is_symlink() or temporary.is_file():
         temporary.unlink()
     else:
@@ -115,7 +115,7 @@ def _remove_stale(cache: Path) -> None:
 
 
 def write_progress(folder: Path, progress: dict) -> None:
-    """Records in a temporary folder how complete its files are, which must be on the disk by then."""
+    """Records in a temporary folder how far its files are complete; they must have been flushed to the disk."""
     new = folder / f"{PROGRESS}.new"
     new.write_text(json.dumps(progress))
     _flush(new)
@@ -137,12 +137,12 @@ def read_whole(path: Path):
 
 
 def write_meta(folder: Path, meta: dict) -> None:
-    """Writes an entry's meta.json: counts, checksums, and what shaped its files; and the fingerprint of all that."""
+    """Writes an entry's meta.json: ``meta`` (counts, checksums, and what shaped the files) with a fingerprint of itself."""
     (folder / "meta.json").write_text(json.dumps(meta | {"fingerprint": fingerprint(meta)}, indent=1))
 
 
 def read_meta(folder: Path) -> dict:
-    """What `write_meta` wrote; UserError if it has changed (an entry of before there were fingerprints is not checked)."""
+    """What `write_meta` wrote; UserError if it has changed (an entry from before there were fingerprints is not checked)."""
     meta = read_whole(path := folder / "meta.json")
     if (told := meta.pop("fingerprint", None)) is not None and told != fingerprint(meta):
         raise damaged(path, "it is not what was written")

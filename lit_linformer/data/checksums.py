@@ -2,9 +2,9 @@
 
 A file has a CRC-32 for each of its shards, in the folder's meta.json: {"checksums": {"train.bin": [[bytes, CRC-32], …]}}.
 Checking takes about a second for 2 GB (a core computes 2.6 GB/s; a disk is slower), so it is done when a machine first reads
-the file, or as `data.verify` says, and recorded with the file's size, modification time and inode: a file that was touched
-is checked again. The record is in ~/.cache/lit-linformer (or $LIT_LINFORMER_CACHE), under the machine's name, since homes
-and data may be on network file systems.
+the file, or as `data.verify` says, and recorded with the file's size, modification time and inode: a file that has changed
+is checked again. The record is in ~/.cache/lit-linformer (or $LIT_LINFORMER_CACHE), under the machine's name, since home
+folders and data may be on network file systems.
 """
 
 import json
@@ -27,13 +27,13 @@ from lit_linformer.utils.files import read_json, write_text
 VERIFY = ("once", "always", "never")
 SHARD_BYTES = 50_000_000
 CHUNK = 1 << 22
-TOLD = 2_000_000_000  # bytes; checking more takes long enough to show progress
+TOLD = 2_000_000_000  # bytes; checking more than this takes long enough to show progress
 
 
 class ShardWriter:
     """A file that is written sequentially, with the checksums of its shards.
 
-    shards: [bytes, CRC-32] of the shards that it already has; what follows them is cut off.
+    shards: [bytes, CRC-32] of the shards that the file already has; what follows them in the file is cut off.
     """
 
     def __init__(self, path: Path, shards: list | None = None):
@@ -51,7 +51,7 @@ class ShardWriter:
         self._open += len(data)
 
     def end_shard(self, least: int = 1) -> None:
-        """Ends the shard if it has at least this many bytes, and flushes it to the disk."""
+        """Ends the present shard if it has at least ``least`` bytes, and flushes it to the disk."""
         if self._open >= least:
             self.shards.append([self._open, self._checksum])
             self._open, self._checksum = 0, 0
@@ -63,15 +63,15 @@ class ShardWriter:
 
 
 def verify(folder: Path, names: list[str], when: str) -> None:
-    """ValueError if one of these files does not hold what was written to it.
+    """Raises ValueError if one of these files does not hold what was written to it.
 
-    when: "once": only files that have changed since this machine checked them, or are new to it; "always"; "never".
+    when: "once": check only files that this machine has not checked, or that have changed since; "always"; "never".
     """
     if when == "never":
         return
     meta = read_meta(folder)
     if "checksums" not in meta:
-        note(f"{folder} is from before there were checksums, and is not checked; without it, it is made anew, with them")
+        note(f"{folder} was made before there were checksums, and is not checked; delete it, and it is made again with them")
         return
     if missing := [name for name in names if not (folder / name).is_file()]:
         raise damaged(folder / missing[0], "it is not there")
@@ -93,7 +93,7 @@ def verify(folder: Path, names: list[str], when: str) -> None:
 
 
 def make_verified(folder: Path, make: Callable[[Path], None], names: list[str]) -> Path:
-    """`cache.make_once`, which also records these files as checked if this machine has just made them."""
+    """As `cache.make_once`, and records the files ``names`` as checked if this process has just made them."""
     made: list[Path] = []
 
     def make_and_tell(temporary: Path) -> None:

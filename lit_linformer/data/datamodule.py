@@ -36,11 +36,11 @@ class ResumableDataModule(LightningDataModule):
     """A data module whose training stream is one sequence of samples, counted in its state.
 
     A subclass sets tokenizer_name, vocab_size, batch_size, global_batch_size, num_workers, seed, cache_dir and verify. Once it
-    knows its data, it sets `data_name`, by which a resumed run, and the processes of a run, check that they see the same data,
-    and, if validation is a share of the training data, `held_out_name`, by which a checkpoint shows whether it was trained on
-    some of it. `equal_rows`: rows of all batches have one length, padding included; otherwise a batch is as long as its longest
-    row. Its setup begins a fit with `_start_anew` and ends with `_compare_processes`. It defines train_dataloader, and
-    `_evaluation` for validation and test.
+    knows its data, it sets `data_name`, with which a resumed run, and the processes of a run, check that they see the same
+    data, and, if validation is a share of the training data, `held_out_name`, which shows whether a checkpoint was trained on
+    some of it. `equal_rows`: the rows of all batches have the same length, padding included; otherwise a batch is as long as
+    its longest row. Its setup calls `_start_anew` at the beginning of a fit, and `_compare_processes` at its end. It defines
+    train_dataloader, and `_evaluation` for validation and test.
     """
 
     tokenizer_name: str
@@ -88,8 +88,8 @@ class ResumableDataModule(LightningDataModule):
             raise damaged(folder / "tokenizer.json", "it is no tokenizer") from error
 
     def _training_texts(self) -> tuple[str, dict, Iterator[tuple[str, float]]]:
-        """Text to train a tokenizer on: its name in progress messages, a JSON-able description of all that shapes it, and
-        (text, share of the source read so far), read lazily."""
+        """Text to train a tokenizer on: its name in progress messages, a JSON-able description of all that shapes it, and an
+        iterator of (text, share of the source read so far)."""
         raise NotImplementedError
 
     @property
@@ -100,11 +100,11 @@ class ResumableDataModule(LightningDataModule):
     # What there is to train with
 
     def summary(self) -> Summary:
-        """Counts of each split, after setup: rows, tokens, labels, … (data/summary.py); empty: nothing to show."""
+        """{split: {name of a count: value}}, after setup: rows, tokens, labels, … (data/summary.py); empty: none to show."""
         return {}
 
     def summary_hints(self, longest: int | None) -> list[str]:
-        """Advice that follows from the summary; `longest`: the most tokens that the model reads, if known."""
+        """Advice that follows from the summary; `longest`: the most tokens that the model reads, None if not known."""
         return []
 
     # Loaders
@@ -116,11 +116,11 @@ class ResumableDataModule(LightningDataModule):
         return self._evaluation("test")
 
     def _evaluation(self, kind: str):
-        """The loader of the "validation" or "test" set; a list if there are several sets, or none."""
+        """The loader of the "validation" or "test" set; a list of loaders if there are several sets, or none."""
         raise NotImplementedError
 
     def _opened(self, rows: Mapping[str, Rows], split: str) -> Rows:
-        """The rows of a split, or the prompts, that setup has opened; UserError if it was not called, or for other splits."""
+        """The rows of a split, or the prompts, as opened by setup; UserError if setup has not opened them."""
         if split not in rows:
             stage = {"test": "test", "prompts": "predict"}.get(split, "fit")
             allowed = f"its loaders after prepare_data() and setup({stage!r})"
@@ -152,7 +152,7 @@ class ResumableDataModule(LightningDataModule):
         return self._loader
 
     def _parallel(self) -> dict:
-        # Lightning advises to use workers; measured, they gain nothing for rows that take 25 µs each.
+        # Lightning advises using workers, but for rows that take 25 µs each they were not measurably faster.
         warnings.filterwarnings("ignore", message=".*does not have many workers.*")
         ranks = (self.trainer.distributed_sampler_kwargs if self.trainer else None) or {"num_replicas": 1, "rank": 0}
         on_gpu = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
@@ -172,7 +172,7 @@ class ResumableDataModule(LightningDataModule):
         return self.batch_size * self._parallel()["world_size"] * accumulate
 
     def _divide_global_batch(self) -> None:
-        """Sets how many micro-batches the trainer accumulates, before it counts steps; val_check_interval counts steps."""
+        """Sets how many micro-batches the trainer accumulates, before it counts steps; val_check_interval then counts steps."""
         trainer, rows = self.trainer, self.global_batch_size
         if trainer is None or rows is None or self._divided is trainer:
             return
@@ -184,7 +184,7 @@ class ResumableDataModule(LightningDataModule):
         self._divided = trainer
 
     def _compare_processes(self) -> None:
-        """ValueError if processes differ in data (whose files' modification times count), tokenizer or seed."""
+        """Raises ValueError if processes differ in data (including its files' modification times), tokenizer or seed."""
         if not torch.distributed.is_initialized():
             return
         tokenizer = None if self.tokenizer is None else self.tokenizer.sha256[:16]
@@ -206,7 +206,7 @@ class ResumableDataModule(LightningDataModule):
     # loader's state.
 
     def _start_anew(self) -> None:
-        """Called by setup for a fit; a checkpoint's state, if there is one, is loaded later."""
+        """To be called by setup for a fit; a checkpoint's state, if there is one, is loaded later."""
         self._loader, self._samples = None, 0
         self._divide_global_batch()
         if self.trainer is not None:
@@ -231,13 +231,13 @@ class ResumableDataModule(LightningDataModule):
 
 
 def check_global_batch(rows: int, batch_size: int, devices: int, accumulate: int) -> None:
-    """ValueError if the rows of a step cannot be divided evenly into the devices' batches."""
+    """Raises ValueError if the rows of a step cannot be divided evenly into the devices' batches."""
     if accumulate != 1:
         raise SettingError(
             "trainer.accumulate_grad_batches",
             accumulate,
-            "1, for it follows from that",
-            more=f" beside data.global_batch_size = {rows}",
+            "1, since that determines it",
+            more=f" with data.global_batch_size = {rows}",
         )
     if rows % (batch_size * devices):
         raise SettingError(
@@ -248,9 +248,10 @@ def check_global_batch(rows: int, batch_size: int, devices: int, accumulate: int
 
 
 def check_limit(trainer: Any, each: int, batches: int | None = None) -> None:
-    """ValueError if a pass would end with a step of fewer batches than ``each``, its gradient still divided by ``each``.
+    """Raises ValueError if a pass would end with a step of fewer micro-batches than ``each``.
 
-    batches: how many a whole pass has, of which the limit may be a share; None: not known yet.
+    Lightning would still divide that step's gradient by ``each``. batches: those of a whole pass, of which the limit may be a
+    share; None: not known yet.
     """
     asked = limit = trainer.limit_train_batches
     more = ""

@@ -2,9 +2,9 @@
 
 The samples of a training run are one endless sequence: sample t belongs to pass t // S over the S blocks and is block
 t % S of that pass, shuffled by a permutation that depends on (seed, pass) and is computed on demand, never
-stored. A global batch is the next G = batch_size · ranks of them, of which rank r takes every `ranks`-th, so the state is
-one number, the samples handed out, and it means the same for any number of ranks and workers. Batches continue across the
-end of a pass: none is short, no sample is left out.
+stored. A global batch is the next G = batch_size · ranks of them, of which rank r takes every `ranks`-th. So the state is
+one number, that of the samples handed out, and means the same for any number of ranks and workers. Batches continue across
+the end of a pass: none is short, no sample is left out.
 """
 
 import os
@@ -40,7 +40,7 @@ class _Order(SequentialSampler, DistributedSampler):
 
 
 class StreamOrder(_Order):
-    """One rank's batches of (epoch, index), `length` of them, from global sample `start` on."""
+    """One rank's batches of (epoch, index): `length` batches, from sample `start` of the endless sequence on."""
 
     def __init__(self, num_samples: int, batch_size: int, length: int, seed: int, rank: int, world_size: int):
         self.num_samples, self.batch_size, self.length, self.seed = num_samples, batch_size, length, seed
@@ -67,9 +67,9 @@ class StreamOrder(_Order):
 class BucketOrder(StreamOrder):
     """The same stream in batches of rows of about the same length, so that there is little padding.
 
-    A window of 256 optimiser steps of the stream (or a pass, if that is shorter) is sorted by length and cut into steps, which
-    are shuffled. So which rows a step reads depends on its number and size alone, not on how ranks and micro-batches share
-    them, and a pass still has every sample once.
+    Windows of 256 optimiser steps of the stream (or of a pass, if that is shorter) are sorted by length and cut into steps,
+    which are shuffled. So which rows a step reads depends on its number and size alone, not on how ranks and micro-batches
+    share them, and a pass still has every sample once.
     """
 
     def __init__(self, lengths: np.ndarray, num_samples: int, *args: int, accumulate: int = 1):
@@ -77,8 +77,9 @@ class BucketOrder(StreamOrder):
         self.lengths, self.accumulate = lengths, accumulate
         self.global_batch = self.batch_size * self.world_size
         self.step_rows = self.global_batch * accumulate
-        # Sorting puts copies of a sample next to each other. A window is never longer than a pass, so it holds at most two;
-        # windows do not begin where passes do. Of as many rows as RTE has, 4 % share a step with their copy.
+        # Sorting puts copies of a sample next to each other. A window is never longer than a pass, so it holds at most two
+        # copies; it may hold two, since windows do not begin where passes do. In a set of RTE's size, 4 % of the rows share a
+        # step with their copy.
         self.window = min(WINDOW, max(1, num_samples // self.step_rows))
         self._steps: tuple[int, np.ndarray] | None = None
 
@@ -138,8 +139,8 @@ class FixedOrder(_Order):
     rank that runs out of rows gets a filler row without targets.
 
     size: number of rows; lengths: tokens of each. With lengths a batch has rows of about the same length, and rows and batches
-    are in a mixed order, always the same: Trainer.limit_val_batches then scores a sample, not the longest texts or one class.
-    None: the data set's order.
+    are shuffled, always in the same way, so that Trainer.limit_val_batches scores a random sample, not the longest texts or
+    one class. None: the data set's order.
     """
 
     def __init__(self, size: int, lengths: np.ndarray | None, batch_size: int, rank: int, world_size: int):
@@ -176,7 +177,7 @@ def even_batches(lengths: Sequence[int], size: int) -> list[range]:
 
 
 def by_length(lengths: Sequence[int], size: int) -> list[list[int]]:
-    """The same for rows in any order: which rows each batch holds."""
+    """As ``even_batches``, for rows in any order: the rows of each batch."""
     order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
     return [[order[place] for place in batch] for batch in even_batches([lengths[row] for row in order], size)]
 
@@ -204,8 +205,8 @@ class _Loader(DataLoader):
             batch_size=None,  # an item already is a batch
             sampler=sampler,
             num_workers=num_workers,
-            # Forked, they share the rows in memory, start at once and have this process as their parent. With Python 3.14's
-            # default they would not know whose SIGTERM ends them.
+            # Forked workers share the rows in memory, start at once and have this process as their parent. With Python 3.14's
+            # default start method they would not know whose SIGTERM is to end them.
             multiprocessing_context=START_METHOD if num_workers else None,
             persistent_workers=num_workers > 0,
             pin_memory=pin_memory,
@@ -226,13 +227,13 @@ class EvaluationLoader(_Loader):
     Args:
         dataset: Its items are whole batches, keyed by the (epoch, index) of every row.
         batch_size: Rows in a batch on each rank.
-        rank: Rank of this process; None: torch.distributed's, so that ranks do not each read all rows of a user's own data
-            module, which Lightning does not shard.
+        rank: Rank of this process; None: torch.distributed's, so that with a user's own data module, which Lightning does not
+            shard, not every rank reads all rows.
         world_size: Number of ranks; None: torch.distributed's.
         num_workers: Processes that load batches; 0: this one does.
-        pin_memory: For copies to a GPU.
-        lengths: Tokens of each row: batches have rows of about the same length, fewer where these differ, and come in a mixed
-            order. None: all are equal, and are read in the data set's order.
+        pin_memory: Use page-locked memory, for faster copies to a GPU.
+        lengths: Tokens of each row: batches have rows of about the same length, fewer where lengths differ, and are shuffled.
+            None: all rows have the same length, and are read in the data set's order.
     """
 
     def __init__(self, dataset, batch_size, rank=None, world_size=None, num_workers=0, pin_memory=False, lengths=None):
@@ -241,7 +242,7 @@ class EvaluationLoader(_Loader):
 
 
 class ResumableLoader(_Loader):
-    """The training stream; `state_dict()` counts what was handed out, not what workers have prefetched.
+    """The training stream; `state_dict()` counts the samples handed out, not those that workers have prefetched.
 
     Its length, which Lightning calls an epoch, is a pass over the data rounded down to whole optimiser steps (at least one),
     because Lightning makes a step at an epoch's end even if it has not accumulated enough. The next iteration continues where
@@ -252,7 +253,7 @@ class ResumableLoader(_Loader):
         num_samples: Use only this many rows, the first ones; None: all.
         seed: Seed of the order.
         accumulate: Micro-batches in an optimiser step.
-        samples: Where to start.
+        samples: Samples handed out before; the stream continues after them.
         lengths: Tokens of each row, to put rows of about the same length together; None: all are equal.
     """
 

@@ -23,10 +23,10 @@ ESCAPE = 12  # characters of the longest escape, a surrogate pair
 
 
 def text_of_line(parts: Iterable[bytes], column: str) -> Iterator[str]:
-    """The text that an object has under the key `column`, in pieces; nothing for null.
+    """The text that a JSON object has under the key `column`, in pieces; no piece for null.
 
     Args:
-        parts: The line.
+        parts: The line, in parts.
         column: The key.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Notes to the user while data are prepared, printed once for any number of processes."""
+"""Notes to the user while data are prepared, printed once however many processes there are."""
 
 import sys
 

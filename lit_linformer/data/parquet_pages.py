@@ -34,7 +34,7 @@ def check_pages(path: Path, group, columns: list[str], setting: str) -> None:
 
 
 def _largest(path: Path, part) -> int:
-    """The size in bytes, unpacked, of a column chunk's largest page."""
+    """The uncompressed size in bytes of a column chunk's largest page."""
     place = part.dictionary_page_offset if part.has_dictionary_page else part.data_page_offset
     end, largest = place + part.total_compressed_size, 0
     with open(path, "rb") as file:

@@ -1,8 +1,8 @@
-"""Pieces: a text of any length, cut so that tokenising it takes little memory and gives the tokens of the whole.
+"""Pieces: a text of any length, cut so that tokenising it takes little memory and gives the same tokens as the whole text.
 
 A tokenizer needs 100 to 400 bytes of memory for each byte of text in a call (tokenizers 0.23: "a a a …" 165, WordPiece on
 punctuation 395), so a long text is cut: before a newline, else before a space, where that changes no token. Text that has
-neither for half a million characters is cut anyway: the token at the cut may become two.
+neither for half a million characters is cut anyway, which may make two tokens of the one at the cut.
 """
 
 import re
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 PIECE_CHARACTERS = 50_000
-# Ten pieces, to keep the cores busy. 1 M is no faster.
+# About ten pieces, to keep the cores busy. 1 MB is no faster.
 BATCH_BYTES = 500_000
 # Most characters of a piece, in any text; one that is not ASCII may be four bytes and four tokens.
 LONGEST_PIECE = {True: 500_000, False: 125_000}  # by str.isascii
@@ -28,8 +28,8 @@ def pieces_of(text: str, safe: bool, size: int | None = None, longest: int | Non
         text: Text of any length.
         safe: Whether a cut before a newline or a space changes no token: `Tokenizer.splits_at_newlines`. Otherwise only a
             text of more than `longest` is cut.
-        size: None: PIECE_CHARACTERS.
-        longest: None: LONGEST_PIECE.
+        size: Smallest number of characters in a piece, except the last; None: PIECE_CHARACTERS.
+        longest: Largest number of characters in a piece; None: LONGEST_PIECE.
     """
     size = PIECE_CHARACTERS if size is None else size
     longest = max(LONGEST_PIECE[text.isascii()] if longest is None else longest, 2 * size)
@@ -46,7 +46,7 @@ def pieces_of(text: str, safe: bool, size: int | None = None, longest: int | Non
 
 
 def size_of(text: str) -> int:
-    """Bytes in UTF-8."""
+    """The number of bytes of a text in UTF-8."""
     return len(text) if text.isascii() else len(text.encode())
 
 

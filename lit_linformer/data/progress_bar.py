@@ -29,7 +29,7 @@ class Preparing:
         return self
 
     def update(self, new_bytes: int, fraction: float) -> None:
-        """new_bytes: done since the last call; fraction: of the whole, 0 to 1."""
+        """new_bytes: bytes processed since the last call; fraction: share of the whole processed so far, 0 to 1."""
         self.bytes, self.fraction = self.bytes + new_bytes, fraction
         if not self.show or time.monotonic() - self.told < SECONDS_BETWEEN[self.bar is not None]:
             return

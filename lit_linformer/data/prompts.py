@@ -27,10 +27,10 @@ class Prompt(NamedTuple):
 
 
 def no_prompts(file: str | None) -> UserError:
-    """The error to raise if neither data.text nor data.file, if given, holds a text."""
+    """The error to raise if data.text and data.file give no text."""
     if file is not None:
-        return SettingError("data.file", file, "a file with a text a line, or a table", more=", which holds no text")
-    allowed = "a text or a list of them, or a file (a text a line, or a table)"
+        return SettingError("data.file", file, "a file with one text on each line, or a table", more=", which holds no text")
+    allowed = "a text or a list of them, or a file (one text on each line, or a table)"
     return UserError("data.text is not given, nor is data.file", allowed)
 
 

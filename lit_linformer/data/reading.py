@@ -15,15 +15,16 @@ from lit_linformer.data.parquet_pages import check_pages
 from lit_linformer.utils.errors import SettingError, UserError, first_line
 
 JSON, PARQUET, COMPRESSED = {".jsonl", ".ndjson", ".json"}, {".parquet"}, {".gz", ".xz", ".zst"}
-LONGEST_LINE = 16_000_000  # bytes that are read at once, so that memory stays flat for any file
+LONGEST_LINE = 16_000_000  # most bytes that are read at once, so that memory stays flat for any file
 MOST_XZ_MEMORY = 150_000_000  # bytes
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def raw_parts(path: Path, setting: str) -> Iterator[tuple[int, bytes, int, bool, bool]]:
-    """(number from 1, line, bytes of the file read so far, whole?, its end?), decompressed according to the file's name.
+    """(line number from 1, line, bytes of the file read so far, whether it is a whole line, whether it ends the line).
 
-    A line of more than LONGEST_LINE bytes comes in parts, all with its number, none of them whole.
+    The file is decompressed as its name says. A line of more than LONGEST_LINE bytes comes in parts, all with its number, none
+    of them whole.
     """
     with readable(path, setting), open(path, "rb") as raw, decompressed(raw, path) as stream:
         number, begins, mark = 1, True, BYTE_ORDER_MARK
@@ -53,7 +54,8 @@ def text_lines(path: Path, setting: str) -> Iterator[tuple[int, str, int]]:
 
 
 def text_parts(path: Path, setting: str) -> Iterator[tuple[str, int, bool]]:
-    """(line, bytes read so far, whole?); a line of more than LONGEST_LINE bytes comes in parts, cut after white space."""
+    """(line, bytes read so far, whether it is whole); a line of more than LONGEST_LINE bytes comes in parts, cut after white
+    space."""
     decoder, rest, before = codecs.getincrementaldecoder("utf-8")(), "", 0
     for number, line, position, whole, ends in raw_parts(path, setting):
         try:
@@ -78,7 +80,7 @@ def not_utf8(setting: str, path: Path, number: int, error: UnicodeDecodeError, b
 
 
 def json_object(line: bytes, where: str, setting: str) -> dict:
-    """The object that a line holds."""
+    """The object that a line of JSON holds; UserError if it holds none."""
     try:
         text = line.decode()  # given bytes, json.loads would accept lone surrogates
         row = json.loads(text)
@@ -98,14 +100,14 @@ def parquet_file(path: Path, setting: str):
     import pyarrow.parquet
 
     with readable(path, setting):
-        # by default a column's whole row group would be read at once
+        # by default a row group's whole column would be read at once
         return pyarrow.parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)
 
 
 def parquet_batches(file, path: Path, columns: list[str], setting: str) -> Iterator:
     """Arrow's record batches of these columns: a few megabytes each, as far as the file allows.
 
-    Arrow reads whole pages, and a cell is in one page: a file with too large a page is refused (parquet_pages.py).
+    Arrow reads whole pages, and a cell is in one page, so a file with too large a page is refused (parquet_pages.py).
     """
     with readable(path, setting):
         for number in range(file.metadata.num_row_groups):

@@ -1,4 +1,4 @@
-"""Recall as data: rows of keys with values, then the same keys, whose values are to be predicted. Generated, not from text.
+"""The recall task: rows of keys with values, then the same keys, whose values are to be predicted. Generated, not from text.
 
     data = RecallData(max_length=512, pairs=32)
     data.setup("fit")
@@ -30,18 +30,19 @@ class RecallData(ResumableDataModule):
     After bos come two stretches of equal length. The first holds ``pairs`` keys, each followed by a value, at random
     positions; the second the same keys in another order, each with a mask in place of its value; the rest is noise. Keys,
     values and noise are tokens of three kinds, a third of the vocabulary each, drawn anew for each row, so that only the row
-    tells which value belongs to a key. A row is a function of its number and the seed.
+    itself shows which value belongs to a key. A row is a function of its number and the seed.
 
     Args:
         max_length: n, tokens in a row.
         pairs: number of keys in a row, and of masks.
-        distance: tokens between the two stretches: the smallest distance from a pair to its query.
+        distance: noise tokens between the two stretches, and so the least between a pair and its query.
         gap: noise tokens between a key and its value. With 0 they are adjacent.
         vocab_size: size of the vocabulary, three special tokens included.
         rows: rows in a pass over the training data.
-        validation_rows: rows that are held out for validation, and as many for the test.
+        validation_rows: rows for validation, and as many for the test; none of them is trained on.
         batch_size: rows on each device in each micro-batch.
-        global_batch_size: rows of an optimiser step over all devices; None: those of a micro-batch on each.
+        global_batch_size: rows of an optimiser step over all devices, which accumulate micro-batches as needed. None:
+            batch_size × devices × trainer.accumulate_grad_batches.
         num_workers: processes that make batches; 0: the training process does.
         seed: seed of the order of rows, and of the training rows themselves. Held-out rows do not depend on it.
     """

@@ -1,6 +1,6 @@
-"""Row files: labelled rows of one or two texts on the disk, as token ids, whole; written once, memory-mapped.
+"""Row files: labelled rows of one or two texts on the disk, as token ids; written once, memory-mapped.
 
-The files hold every text whole; it is cut when it is read, so another max_length needs no new tokenising.
+The files hold every text whole; it is cut when it is read, so changing max_length needs no new tokenising.
 
     texts-<fingerprint>/ids.bin        all texts of all rows, one after the other; uint16, or uint32 for more than 65,536 ids
     texts-<fingerprint>/offsets.bin    where each text starts in it, and where the last one ends; int64
@@ -8,7 +8,7 @@ The files hold every text whole; it is cut when it is read, so another max_lengt
     texts-<fingerprint>/hashes.bin     a hash of each row's texts, to find rows that occur in two splits; uint64
     texts-<fingerprint>/meta.json      counts, checksums, and all that shaped the files
 
-Shapes: T texts a row (1, or 2 for pairs).
+Shapes: T texts per row (1, or 2 for pairs).
 """
 
 import hashlib
@@ -39,9 +39,10 @@ def make_row_files(
     classes: bool,
     vocab_size: int,
 ) -> Path:
-    """The folder of a split's files, made if it is not there; inputs: JSON-able description of all that shapes them.
+    """The folder of a split's files, which is made if it does not exist.
 
-    rows: yields them, and updates the progress bar; texts: T, texts in a row; classes: labels are class numbers, not values.
+    inputs: JSON-able description of all that shapes the files; rows: yields the rows, and updates the progress bar; title: of
+    that bar; texts: T; classes: labels are class numbers, not values.
     """
 
     def make(folder: Path) -> None:
@@ -64,7 +65,7 @@ def row_folder(cache: Path, inputs: dict) -> Path:
 
 
 def row_hash(texts: bytes) -> int:
-    """A hash of a row's texts, given as bytes of any form."""
+    """A hash of a row's texts, which may be encoded in any way."""
     return int.from_bytes(hashlib.blake2b(texts, digest_size=8).digest(), "little")
 
 
@@ -125,7 +126,7 @@ class RowFiles:
         return np.memmap(self.folder / "ids.bin", self.dtype, "r") if self.offsets[-1] else np.zeros(0, self.dtype)
 
     def ids(self, row: int) -> list[np.ndarray]:
-        """Token ids of a row's texts."""
+        """Token ids of each of a row's T texts."""
         first = row * self.texts
         return [self._ids[self.offsets[i] : self.offsets[i + 1]] for i in range(first, first + self.texts)]
 

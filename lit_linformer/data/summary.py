@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from itertools import zip_longest
 from typing import Any
 
-NOTE_WIDTH = 68  # beside the labels of a terminal's header
-LABELS = 6  # most classes to show
+NOTE_WIDTH = 68  # what the labels of the header leave of a terminal's line
+LABELS = 6  # largest number of classes to show
 Summary = dict[str, dict[str, Any]]  # by split
 
 

@@ -1,6 +1,6 @@
 """Tables: CSV, TSV, JSON lines and Parquet, row by row, with the requested columns; the first three also compressed.
 
-Every command reads them here, except the JSON lines of a pretraining corpus (`pretraining/corpus.py`).
+Every command reads tables with this module, except the JSON lines of a pretraining corpus (`pretraining/corpus.py`).
 
     .csv                    RFC 4180: a header, commas, quotes around fields that hold commas, quotes or newlines
     .tsv                    GLUE's: a header, split at tabs only, quotes are plain characters
@@ -44,7 +44,8 @@ class Row(NamedTuple):
     values: Sequence
 
 
-# (what error messages call the table, names of its columns) → the names to read, None for an optional one that is missing
+# A function of what error messages call the table and of its columns' names → the names to read, None for an optional one
+# that is missing.
 Chooser = Callable[[object, Iterable[str]], Sequence[str | None]]
 
 
@@ -70,7 +71,7 @@ def table_rows(
 
     Args:
         path: The file.
-        choose: Which columns to read.
+        choose: Chooses the columns to read.
         setting: What error messages call the file.
         headerless: For TSV: returns the columns' names, given the first line's fields; None if that line is a header.
         ragged: For TSV: called for each line with too few or too many fields, which is then skipped; None: an error.
@@ -120,7 +121,7 @@ def hub_rows(rows, chosen: Sequence[str | None], where: str, setting: str) -> It
 
 
 def _arrow_rows(tables: Iterable, size: int, chosen: Sequence[str | None], where, setting: str) -> Iterator[Row]:
-    """Rows of Arrow tables, `size` in total; the values are None for a column that is None."""
+    """Rows of Arrow tables, `size` in total; where a name in `chosen` is None, so is the value."""
     read = 0
     for table in tables:
         columns = (
@@ -202,8 +203,8 @@ def _in_words(error: str) -> str:
     if "unexpected end" in error or "field larger" in error:
         return "a quote is opened and never closed"
     if "new-line character" in error:
-        return "a carriage return stands outside of quotes"
-    return "a quoted field goes on behind its closing quote" if "expected after" in error else error
+        return "a carriage return is outside quotes"
+    return "a quoted field continues after its closing quote" if "expected after" in error else error
 
 
 def _advice(fields: list[str], kind: str) -> str:

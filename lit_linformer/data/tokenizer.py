@@ -42,7 +42,7 @@ class Tokenizer:
     """A `tokenizers.Tokenizer` (as `.backend`) that knows the ids a masked language model needs.
 
     Args:
-        backend: The tokenizer; its truncation and padding are switched off, for they would lose tokens or add some.
+        backend: The tokenizer; its truncation and padding are switched off, since they would remove or add tokens.
         origin: What error messages call it.
     """
 
@@ -64,7 +64,7 @@ class Tokenizer:
         self.special_ids = sorted(special | {vocabulary[name] for name in found.values() if name is not None})
 
     def __len__(self) -> int:
-        """Number of ids, added tokens included: the rows an embedding needs, even if another vocab_size was set."""
+        """Number of ids, added tokens included: the rows that an embedding needs, whatever vocab_size was set."""
         return self.size
 
     def encode(self, text: str) -> list[int]:
@@ -73,7 +73,7 @@ class Tokenizer:
         return self.backend.encode(text, add_special_tokens=False).ids
 
     def encode_plain(self, texts: list[str]) -> Iterator[list[int]]:
-        """Ids of each text; "<mask>" or "</s>" in a text is plain text, such as a mention in a manual.
+        """Ids of each text; "<mask>" or "</s>" in a text, such as a manual that mentions them, is plain text.
 
         The texts are tokenised at once, in parallel; the ids are converted one by one as they are asked for.
         """
@@ -126,7 +126,7 @@ class Tokenizer:
 
     @property
     def of_plain_text(self) -> str:
-        """What the ids of `encode_plain` depend on: sha256, marked where names of special tokens were once those tokens."""
+        """What the ids of `encode_plain` depend on: sha256, and whether `_as_text` has to replace special tokens."""
         return f"{self.sha256} names" if self._read_names else self.sha256
 
     @cached_property
@@ -150,7 +150,7 @@ class Tokenizer:
     def splits_at_newlines(self) -> bool:
         """Whether a text cut before a newline (one after a visible character) gives the same tokens.
 
-        True if a newline always is a word of its own, or dropped, and no prefix is added to a text's first word.
+        True if a newline is always a word of its own, or dropped, and no prefix is added to a text's first word.
         """
         before, normalizer = self._config["pre_tokenizer"] or {}, self._config["normalizer"] or {}
         if before.get("type") == "ByteLevel":
@@ -192,9 +192,10 @@ def _refused(origin: object, what: str) -> Iterator[None]:
 
 
 def load_tokenizer(spec: str) -> Tokenizer:
-    """Loads tokenizer.json or BERT's vocab.txt, or a folder with one of them or RoBERTa's vocab.json and merges.txt.
+    """Loads a tokenizer; SettingError if ``spec`` names none.
 
-    Or a checkpoint of this project, whatever its name, which carries the tokenizer that its model was trained with.
+    spec: a tokenizer.json, BERT's vocab.txt, or a folder with one of them or with RoBERTa's vocab.json and merges.txt; or a
+    checkpoint of this project, whatever its name, which holds the tokenizer that its model was trained with.
     """
     path = Path(spec)
     if zipfile.is_zipfile(path) or (path.suffix == ".ckpt" and path.exists()):
@@ -284,7 +285,7 @@ def train_tokenizer(kind: str, documents: Iterable[str], vocab_size: int) -> Tok
 
 
 def check_vocab_size(kind: str, vocab_size: int) -> None:
-    """ValueError for fewer tokens than a trained tokenizer of that kind needs; one from a file or folder has its own size."""
+    """Raises ValueError for fewer tokens than training a tokenizer of that kind needs; a loaded tokenizer has its own size."""
     if vocab_size < SMALLEST.get(kind, 0):
         raise SettingError("data.vocab_size", vocab_size, f"{SMALLEST[kind]} or more with data.tokenizer {kind}")
 

@@ -1,4 +1,4 @@
-"""Training text: the part of a source that a tokenizer learns from, in pieces, so that training it takes little memory.
+"""Training text: the part of a source that a tokenizer is trained on, in pieces, so that training takes little memory.
 
 A vocabulary hardly changes after 100 MB of text, and a trainer's memory grows with the distinct words: about 120 bytes for
 each byte of them (tokenizers 0.23). 100 MB of English Wikipedia hold 2.5 MB of distinct words; text that
@@ -20,7 +20,7 @@ PIECE_CHARACTERS = 10_000  # the trainer reads 256 pieces at a time, and splits 
 # Each merge scans all words that it occurs in: words of half a million letters would take hours.
 LONGEST_WORD = 20_000
 SPACES = re.compile(r"\s{2,}")
-WORDS = re.compile(r"[^\W\d_]+|\d+|[^\w\s]+|_+|\s+")  # about how a tokenizer splits words with their punctuation
+WORDS = re.compile(r"[^\W\d_]+|\d+|[^\w\s]+|_+|\s+")  # roughly how a tokenizer splits text into words and punctuation
 # By BERT's rules Chinese characters and punctuation marks are words of their own.
 SINGLE = re.compile(r"[\u3400-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f]|[^\W\d_\u3400-\u9fff]+|\d+|[^\w\s]|_")
 
@@ -45,7 +45,7 @@ def training_text(documents: Iterable[str], single_characters: bool = False) -> 
 
 
 class DistinctWords:
-    """An estimate of the bytes in a text's distinct words: a word counts if its checksum is new, so that 1 % are missed."""
+    """An estimate of the bytes in a text's distinct words: a word counts if its checksum is new, so about 1 % are missed."""
 
     def __init__(self, words: re.Pattern):
         self.words, self.bytes = words, 0

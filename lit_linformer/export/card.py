@@ -1,4 +1,4 @@
-"""The model card: README.md of an exported folder, with the training's curve. Facts only."""
+"""The model card: README.md of an exported folder, with the training curve. Facts only."""
 
 import csv
 from pathlib import Path
@@ -98,7 +98,7 @@ def card(model: TrainedModel, form: str, notes: list[str], pictured: bool) -> st
 
 
 def _hub(model: TrainedModel) -> list[str]:
-    """What the hub reads from a card: https://huggingface.co/docs/hub/model-cards"""
+    """The metadata that the hub reads from a card: https://huggingface.co/docs/hub/model-cards"""
     licence = [f"license: {model.facts['license']}"] if "license" in model.facts else []
     tag = [f"pipeline_tag: {_pipeline(model)}"] if model.tokenizer is not None else []  # pipelines begin with a tokenizer
     return ["---", *licence, *tag, "library_name: transformers", "tags: [linformer]", "---", ""]
@@ -191,7 +191,7 @@ def _use(model: TrainedModel, form: str) -> list[str]:
 
 
 def _rows(model: TrainedModel) -> str:
-    """What the model's input rows are."""
+    """A sentence on what the model's input rows look like."""
     e = model.encoder
     if model.tokenizer is not None:
         names = {i: name for name, i in model.tokenizer.backend.get_vocab(with_added_tokens=True).items()}

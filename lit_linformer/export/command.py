@@ -5,14 +5,14 @@
     onnx          model.onnx, any batch and length up to n, checked with onnxruntime: pip install 'lit-linformer[onnx]'
     torch         model.pt2, a torch.export program, any batch and length up to n
 
-Each comes with config.json, tokenizer.json (for a model of texts), SHA256SUMS, and README.md, a model card with the training's
-numbers, its command and its curve (perplexity.csv, perplexity.png). Every export is loaded again and compared with the
+Each comes with config.json, tokenizer.json (for a model of texts), SHA256SUMS, and README.md, a model card with the numbers of
+the training, its command and its curve (perplexity.csv, perplexity.png). Every export is loaded again and compared with the
 checkpoint on random inputs with padding; the largest difference of the logits is printed, and more than 1e-4 of the largest
 logit is an error. Nothing appears at --output before that.
 
 --dtype bfloat16 (safetensors, huggingface) halves the file: the effect of the rounding is printed, the comparison is with the
-rounded weights, and the model still computes in float32. --results adds to the card what runs that fine-tuned this model, such
-as runs/sst2, scored, with their commands.
+rounded weights, and the model still computes in float32. --results adds to the card the scores of runs that fine-tuned this
+model, such as runs/sst2, with their commands.
 --quantize int8 (onnx) makes the weights of linear layers 8-bit and prints what it costs: the perplexity, or a classifier's
 changed answers, on the run's validation text or on --source.
 """
@@ -161,7 +161,7 @@ def read_results(folder: Path) -> dict[str, Any]:
 
 
 def check_installed(form: str) -> None:
-    """ValueError, with the pip command, if a format's packages are missing."""
+    """Raises ValueError, with the pip command, if a format's packages are missing."""
     packages, extra = NEEDS.get(form, ((), ""))
     if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
         more = f", which needs {' and '.join(missing)}, not installed here"
@@ -169,7 +169,7 @@ def check_installed(form: str) -> None:
 
 
 def check_output(output: Path, overwrite: bool) -> None:
-    """ValueError if there is something at output that must not be replaced."""
+    """Raises ValueError if there is something at output that must not be replaced."""
     if output.is_dir() and not any(output.iterdir()):
         return
     if output.is_dir():
@@ -227,7 +227,7 @@ def staged(output: Path, setting: str = "output") -> Iterator[Path]:
 
 
 def _is_full(error: Exception, folder: Path) -> bool:
-    """Whether the disk was full: each library reports it in another way, torch with the place in its own code."""
+    """Whether the disk was full: each library reports that in its own way, torch by the place in its code."""
     if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left on device" in str(error):
         return True
     by_torch = isinstance(error, OSError | RuntimeError) and re.search("inline_container|PytorchStreamWriter", str(error))
@@ -235,7 +235,7 @@ def _is_full(error: Exception, folder: Path) -> bool:
 
 
 def _open_to_others(folder: Path) -> None:
-    """Gives files the usual permissions: mkdtemp's folder and safetensors' file would be accessible to their owner only."""
+    """Gives files the usual permissions: mkdtemp's folder and safetensors' file would be accessible only to their owner."""
     umask = os.umask(0)
     os.umask(umask)
     folder.chmod(0o777 & ~umask)

@@ -19,7 +19,7 @@ PROGRAM = "model.pt2"
 
 
 class Graph(nn.Module):
-    """Logits of input_ids and attention_mask, (B, N) int64 each, in which nothing but sizes depends on N.
+    """Logits from input_ids and attention_mask, (B, N) int64 each; in its graph only sizes depend on N.
 
     With an input_size, input_ids are (B, N, input_size) float32.
     """
@@ -39,7 +39,7 @@ class Graph(nn.Module):
 def example(model: TrainedModel) -> tuple[tuple[Tensor, Tensor], dict]:
     """Inputs to trace with, and the dynamic sizes: the batch, and the length up to n."""
     longest = model.encoder.max_length
-    length = max(2, min(longest - 1, longest // 2 + 3))  # not n itself, nor 1, which a trace may take for constants
+    length = max(2, min(longest - 1, longest // 2 + 3))  # neither n nor 1, which a trace may take for constants
     ids = random_tokens(model, 2, length, torch.Generator().manual_seed(0))
     mask = torch.ones(2, length, dtype=torch.int64)
     mask[0, length // 2 :] = 0
@@ -49,7 +49,7 @@ def example(model: TrainedModel) -> tuple[tuple[Tensor, Tensor], dict]:
 
 @contextmanager
 def traceable(model: TrainedModel, form: str) -> Iterator[None]:
-    """Reports a user's own class that cannot be traced in one line; with this project's classes it is a bug of ours."""
+    """Reports, in one line, a user's own class that cannot be traced; with this project's classes it is a bug of ours."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""This project's models in transformers: import this module, and the Auto classes and pipelines know them.
+"""This project's models in transformers: importing this module registers them with the Auto classes and pipelines.
 
     import lit_linformer.export.huggingface
     from transformers import AutoModelForMaskedLM, pipeline
@@ -90,7 +90,7 @@ class LinformerPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """For what a loaded folder lacks, such as a classifier's head; transformers does linear, embedding and norm."""
+        """Initialises what a loaded folder lacks, such as a classifier's head; transformers does linear, embedding and norm."""
         super()._init_weights(module)
         if isinstance(module, MaskedLMHead):
             if module.bias is not None:
@@ -148,7 +148,7 @@ class LinformerModel(LinformerPreTrainedModel):
             output_hidden_states: also return the embeddings and each layer's output, (B, N, D) each; with norm="pre" the last
                 one is normalised.
             output_attentions: also return each layer's maps, as Encoder does.
-            inputs_embeds: must be None, which PEFT gives every model.
+            inputs_embeds: must be None; it exists because PEFT passes it to every model.
         """
         if inputs_embeds is not None:
             raise UserError("inputs_embeds are given", "None: the encoder reads input_ids")
@@ -187,7 +187,7 @@ class LinformerForMaskedLM(LinformerPreTrainedModel):
     ) -> MaskedLMOutput:
         """Logits (B, N, V), and the loss if there are labels (B, N), -100 where there is nothing to predict.
 
-        The loss is their mean, or their sum divided by num_items_in_batch, which the Trainer gives when it accumulates.
+        The loss is their mean or, with num_items_in_batch, which the Trainer passes when it accumulates, the sum over it.
         """
         found = self.linformer(
             input_ids, attention_mask, output_hidden_states, output_attentions, inputs_embeds, return_dict=True

@@ -22,8 +22,8 @@ from lit_linformer.utils.quiet import quiet
 def write(model: TrainedModel, folder: Path) -> None:
     """Writes config.json, model.safetensors and, if there is a tokenizer, tokenizer.json and tokenizer_config.json.
 
-    Then, except for a classifier, also what Sentence Transformers reads: mean pooling over all tokens, normalised to length 1,
-    as in `embed`."""
+    With a tokenizer, and except for a classifier, also writes what Sentence Transformers reads: mean pooling over all tokens,
+    normalised to length 1, as in `embed`."""
     with quiet():
         as_transformers(model).save_pretrained(folder)
     if model.tokenizer is None:
@@ -74,7 +74,7 @@ def fast_tokenizer(model: TrainedModel) -> Any:
     """
     from tokenizers import normalizers, processors
 
-    backend = Tokenizer.from_str(model.tokenizer.to_str(), model.name).backend  # a copy, for it is changed
+    backend = Tokenizer.from_str(model.tokenizer.to_str(), model.name).backend  # a copy, since it is changed
     vocabulary = {i: name for name, i in backend.get_vocab(with_added_tokens=True).items()}
     added = backend.get_added_tokens_decoder()
     names = {role: getattr(model.tokenizer, f"{role}_id") for role in ("bos", "eos", "pad", "unk", "mask")}

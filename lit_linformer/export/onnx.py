@@ -55,7 +55,7 @@ def logits(model: TrainedModel, folder: Path, file: str = MODEL) -> Callable[[Te
 
 
 def compare_speed(model: TrainedModel, sessions: dict[str, Callable[[Tensor, Tensor], Tensor]]) -> str:
-    """One line: milliseconds for a row of n tokens, PyTorch and each session in turn, one thread, the median of ROUNDS."""
+    """One line: milliseconds for a row of n tokens on one thread, PyTorch and each session in turn, the median of ROUNDS."""
     length, before = model.encoder.max_length, torch.get_num_threads()
     ids = random_tokens(model, 1, length, torch.Generator().manual_seed(0))
     mask = torch.ones(1, length, dtype=torch.int64)

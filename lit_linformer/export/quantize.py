@@ -1,6 +1,6 @@
 """8-bit weights for the onnx format, and what they cost: perplexity, or a classifier's changed answers, on a text.
 
-Shapes: B rows, N tokens, M masked positions a row, V vocabulary, C classes.
+Shapes: B rows, N tokens, M masked positions per row, V vocabulary, C classes.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from lit_linformer.tasks.perplexity import Perplexity
 from lit_linformer.utils.errors import UserError
 from lit_linformer.utils.quiet import quiet
 
-ROWS, TEXTS = 64, 256  # measured on; TEXTS for classifiers, whose rows are short
+ROWS, TEXTS = 64, 256  # how many to measure on; TEXTS for classifiers, whose rows are short
 Logits = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -43,7 +43,7 @@ def write(folder: Path) -> None:
 
 
 def read_batches(model: TrainedModel, source: str | None, tokenizer: Path) -> list[dict[str, Tensor]]:
-    """ROWS rows of the run's validation text, or of another text, as validation reads them: with its masks.
+    """ROWS rows of the run's validation text, or of another text, masked as in validation; TEXTS texts for a classifier.
 
     Raises ValueError if there is no such text.
     """

@@ -37,7 +37,10 @@ def write_config(model: TrainedModel, folder: Path) -> None:
 
 @torch.inference_mode()
 def round_weights(model: TrainedModel) -> str:
-    """Rounds in place, in float32 tensors, so that the model computes with what will be stored; a line on the effect."""
+    """Rounds the weights in place, in float32 tensors, so that the model computes with what will be stored.
+
+    Returns a line on the effect.
+    """
     before = copy.deepcopy(model.net)
     for tensor in model.net.state_dict().values():
         if tensor.is_floating_point():

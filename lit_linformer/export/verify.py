@@ -56,7 +56,7 @@ def largest_difference(model: TrainedModel, other: Callable[[Tensor, Tensor], Te
 def difference_from_transformers(model: TrainedModel, folder: Path) -> float:
     """Largest difference of logits at real tokens between a converted model and what transformers loads from its folder.
 
-    Of hidden states, if the folder has no head. ValueError if it is more than TOLERANCE allows.
+    If the folder has no head, hidden states are compared. ValueError if it is more than TOLERANCE allows.
     """
     from transformers import AutoModelForMaskedLM
 

@@ -23,8 +23,8 @@ class Attention(nn.Module):
     """Self-attention, (B, N, D) → (B, N, D), with the linear layers and the local convolution that all mechanisms have.
 
     To write one of your own, subclass this and define ``forward``, which need only take x and the mask and return a tensor. All
-    other methods are optional: without them a run shows no MFU, ``draw`` refuses, and so on, each in one line. Further
-    arguments of ``__init__``, which takes those below as ``**shape``, are its settings: ``model.encoder.attention_options``.
+    other methods are optional: without them a run shows no MFU, ``draw`` refuses, and so on, each saying so in one line.
+    ``__init__`` takes the arguments below as ``**shape``; any others are settings: ``model.encoder.attention_options``.
 
     Args:
         hidden_size: D.
@@ -33,15 +33,15 @@ class Attention(nn.Module):
         local_width: width w of a ``LocalConvolution`` of x, added to the heads' output before W_O; 0: none.
         dropout: probability with which attention weights are dropped.
         bias: whether the linear layers have one.
-        rotary_base: base of rotary positions, by which queries and keys are rotated (parts.rotated); None: they are not.
+        rotary_base: base of the rotary positions that rotate queries and keys (parts.rotated); None: no rotation.
     """
 
     title: str | None = None  # name of a model with this attention, as shown to users; None: the setting's value
     exact = False  # softmax over all tokens: what the others are compared with, and converted from
-    slots = False  # whether keys and values are compressed to projection_dim slots, by projections
-    rotary = False  # whether forward rotates queries and keys: takes them from ``queries``, ``keys`` or ``heads``
+    slots = False  # whether projections compress keys and values to projection_dim slots
+    rotary = False  # whether forward rotates queries and keys, that is, gets them from ``queries``, ``keys`` or ``heads``
     settings: tuple[str, ...] = ()  # settings of EncoderConfig that this mechanism reads and some others do not
-    handed_on: tuple[str, ...] = ()  # arguments of forward and compress that the layer before gives: forward's third result
+    handed_on: tuple[str, ...] = ()  # arguments of forward and compress that come from the previous layer's third result
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Attention(nn.Module):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        # A subclass does not inherit what describes its parent alone; it states these again.
+        # A subclass does not inherit what describes its parent alone: it has to define these itself.
         own = ("title", "exact") + (("flops", "fixed_flops", "rotary") if "forward" in vars(cls) else ())
         for name in own:
             if name not in vars(cls):
@@ -73,11 +73,11 @@ class Attention(nn.Module):
 
     @classmethod
     def check(cls, config: "EncoderConfig") -> None:
-        """Raises ValueError, naming the setting, for a config that no such attention can be made of."""
+        """Raises ValueError, naming the setting, if this attention cannot be built from the config."""
 
     @classmethod
     def arguments(cls, config: "EncoderConfig", layer: int) -> dict[str, Any]:
-        """The encoder's arguments for it, apart from ``attention_options``."""
+        """The arguments that the encoder passes to ``__init__`` for this layer, apart from ``attention_options``."""
         names = ("hidden_size", "num_heads", "max_length", "local_width", "bias")
         base = config.rotary_base if config.position == "rotary" else None
         return {name: getattr(config, name) for name in names} | {"dropout": config.attention_dropout, "rotary_base": base}
@@ -88,7 +88,7 @@ class Attention(nn.Module):
 
     @classmethod
     def shared(cls, config: "EncoderConfig") -> nn.Module | None:
-        """What all layers share: it belongs to the encoder, as E in the state dict; each ``forward`` gets it as ``shared``."""
+        """What all layers share, or None: the encoder's E in the state dict, which each ``forward`` gets as ``shared``."""
         return None
 
     def of_ids(self, config: "EncoderConfig", input_ids: Tensor, attention_mask: Tensor | None) -> dict[str, Any]:
@@ -97,24 +97,24 @@ class Attention(nn.Module):
 
     @classmethod
     def describe(cls, config: "EncoderConfig") -> str:
-        """A short description for headers: linformer, k = 128, layerwise."""
+        """A short description for headers, such as `linformer, k = 128, layerwise`."""
         options = (f"{name} = {value}" for name, value in (config.attention_options or {}).items())
         name = cls.title.lower() if cls.title else config.attention
         return ", ".join([name, *cls.details(config), *options, *differences(config)])
 
     @classmethod
     def details(cls, config: "EncoderConfig") -> list[str]:
-        """Its most telling settings, for ``describe``."""
+        """Its most important settings, for ``describe``."""
         return []
 
     @classmethod
     def columns(cls, config: "EncoderConfig", layer: int, length: int) -> int:
-        """The number of columns of its maps for N tokens: how many slots and tokens are attended to."""
+        """The number of columns of its maps for N = ``length`` tokens: how many slots and tokens are attended to."""
         return length
 
     @classmethod
     def lengthened(cls, config: "EncoderConfig", max_length: int, how: str) -> dict[str, Any]:
-        """Settings that change with n. how: interpolate | repeat, as in ``Projection.lengthen``."""
+        """The settings to change for a larger n, by name. how: interpolate | repeat, as in ``Projection.lengthen``."""
         return {}
 
     def start(self) -> None:
@@ -126,7 +126,7 @@ class Attention(nn.Module):
         """Attend.
 
         Args:
-            x: (B, N, D), pads on the right.
+            x: (B, N, D), padded on the right.
             attention_mask: (B, N) bool, True at real tokens; None when all are.
             need_weights: also return the attention maps, without dropout.
 
@@ -142,7 +142,7 @@ class Attention(nn.Module):
         return q, k, v
 
     def queries(self, x: Tensor) -> Tensor:
-        """W_Q x, (B, N, D), rotated by their positions where positions are rotary."""
+        """W_Q x, (B, N, D), rotated by position if positions are rotary."""
         return self._rotated(self.query(x))
 
     def keys(self, x: Tensor) -> Tensor:
@@ -170,7 +170,7 @@ class Attention(nn.Module):
         return self.heads(x)[1:]
 
     def matrix(self, x: Tensor, shared: nn.Module | None = None) -> Tensor | None:
-        """The weight of each token of x, (1, N, D), in each column of the maps: (K, N), or (H, K, N); None: nothing to draw."""
+        """The weight of each token of x (1, N, D) in each column of the maps: (K, N), or (H, K, N); None: nothing to draw."""
         return None
 
     def flops(self, length: int, shared: nn.Module | None = None) -> int | None:
@@ -178,11 +178,11 @@ class Attention(nn.Module):
         return None
 
     def fixed_flops(self, length: int, shared: nn.Module | None = None) -> int:
-        """Those of them that multiply by a fixed matrix, which has no gradient."""
+        """The part of ``flops`` that multiplies by a fixed matrix, which needs no gradient."""
         return 0
 
     def linear_flops(self, length: int, rows: int) -> int:
-        """Operations of W_Q and W_O for N tokens, of W_K and W_V for ``rows``, and of the local convolution."""
+        """Operations of W_Q and W_O for N tokens, of W_K and W_V for ``rows`` tokens or slots, and of the local convolution."""
         D, width = self.hidden_size, 0 if self.local is None else self.local.width
         return 4 * length * D * D + 4 * rows * D * D + 2 * width * length * D
 
@@ -203,8 +203,8 @@ def check_width(width: int) -> None:
 class LocalConvolution(nn.Module):
     """A depthwise convolution over the tokens, (B, N, D) → (B, N, D), initialised to zero: a local branch beside attention.
 
-    Not in the paper. With budgets of millions of tokens either model needs it to leave the unigram level (docs/LOG.md). An
-    encoder with ``local_std`` draws its weights instead.
+    Not in the paper. With budgets of millions of tokens both models need it to get below unigram perplexity (docs/LOG.md). An
+    encoder with ``local_std`` draws its initial weights at random instead.
 
     Args:
         hidden_size: D.
@@ -272,12 +272,12 @@ def log_mass(mass: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 
 def as_bias(allowed: Tensor, dtype: torch.dtype) -> Tensor:
-    """What is added to scores: 0 where allowed, else half of the lowest number, so that adding a score cannot overflow."""
+    """An attention bias: 0 where ``allowed``, else half of the lowest number, so that adding a score cannot overflow."""
     return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill(~allowed, torch.finfo(dtype).min / 2)
 
 
 def zero_pads(x: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """(B, N, D) with the rows at pads set to zero, whatever their values (NaN too)."""
+    """(B, N, D) with the vectors at padding set to zero, whatever their values (NaN too)."""
     # Not masked_fill, which on a CPU takes nearly twice as long, forward and backward.
     return x if attention_mask is None else torch.where(attention_mask[..., None], x, 0.0)
 
@@ -293,12 +293,12 @@ def merge_heads(x: Tensor) -> Tensor:
 
 
 def check_heads(hidden_size: int, num_heads: int) -> None:
-    """Raises ValueError where the heads don't divide the width."""
+    """Raises ValueError if the number of heads does not divide the width."""
     if num_heads < 1 or hidden_size % num_heads:
         raise SettingError("hidden_size", hidden_size, f"a multiple of num_heads = {num_heads}")
 
 
 def check_halves(attention: str, num_heads: int) -> None:
-    """Raises ValueError where the heads cannot be halved."""
+    """Raises ValueError if the number of heads is odd."""
     if num_heads % 2:
         raise SettingError("num_heads", num_heads, "an even number", when=f"with attention={attention}")

@@ -2,7 +2,7 @@
 
 Shapes: … batch and heads, N tokens, c chunk size, M = ⌈N/c⌉ chunks, r reach (up to c), S = c + 2 r columns, C channels.
 
-A program that is exported for every length does not know M: there one chunk holds all tokens, S is N, and tokens out of reach
+A program that is exported for any length does not know M: there one chunk holds all tokens, S is N, and tokens out of reach
 are masked, which takes N² operations.
 """
 
@@ -19,14 +19,14 @@ from .parts import exporting
 
 
 def chunked(x: Tensor, chunk: int, fill: int = 0) -> Tensor:
-    """(…, N, C) → (…, M, c, C), filled up. Exported for every length, where M is not known: (…, 1, N, C)."""
+    """(…, N, C) → (…, M, c, C), padded with ``fill``. Exported for any length, where M is not known: (…, 1, N, C)."""
     if exporting():
         return x.unsqueeze(-3)
     return functional.pad(x, (0, 0, 0, -x.shape[-2] % chunk), value=fill).unflatten(-2, (-1, chunk))
 
 
 def beside(x: Tensor, fill: int = 0, reach: int | None = None) -> Tensor:
-    """(…, M, c, C) → (…, M, S, C): each chunk between the r rows before and after it; None: r = c, both chunks whole."""
+    """(…, M, c, C) → (…, M, S, C): each chunk with the r = ``reach`` rows before and after it; None: r = c, whole chunks."""
     return x if exporting() else between(x, fill, reach)
 
 
@@ -42,7 +42,7 @@ def between(x: Tensor, fill: int = 0, reach: int | None = None) -> Tensor:
 def in_order(x: Tensor, order: Tensor) -> Tensor:
     """(…, N, C) → (…, M, C): the rows that ``order`` (…, M) names.
 
-    Copies whole rows, which on a CPU takes a quarter to a half of the time of gather, which copies single numbers.
+    Copies whole rows. On a CPU this takes a quarter to a half of the time of gather, which copies number by number.
     """
     each = order.shape[:-1]
     first = torch.arange(math.prod(each), device=x.device).view(*each, 1) * x.shape[-2]
@@ -50,10 +50,10 @@ def in_order(x: Tensor, order: Tensor) -> Tensor:
 
 
 class Permuted(torch.autograd.Function):
-    """``in_order`` where ``order`` names each row once: ``Permuted.apply(x, order, back)``, ``back`` its inverse.
+    """``in_order`` where ``order`` names each row once: ``Permuted.apply(x, order, back)``, ``back`` being its inverse.
 
-    So the gradient is a permutation, too. That of ``in_order``, where a row may be named twice, is a sum, which a GPU computes
-    number by number, in no fixed order.
+    The gradient is then a permutation, too. That of ``in_order``, where a row may be named twice, is a sum, which a GPU
+    computes number by number, in no fixed order.
     """
 
     generate_vmap_rule = True
@@ -90,7 +90,7 @@ def real_columns(seen: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def near_scores(q: Tensor, k: Tensor, allowed: Tensor, chunk: int, reach: int) -> Tensor:
-    """q kᵀ/√d of each token and its S columns, (…, N, S); very low where not ``allowed``, (…, M, c, S)."""
+    """q kᵀ/√d of each token and its S columns, (…, N, S); a large negative number where not ``allowed`` (…, M, c, S)."""
     scores = chunked(q * q.shape[-1] ** -0.5, chunk) @ beside(chunked(k, chunk), reach=reach).transpose(-1, -2)
     # Not masked_fill, whose backward copies all scores once more: for lookup's shapes 10 ms instead of 2 on a CPU core.
     scores = scores + as_bias(allowed, scores.dtype)
@@ -98,7 +98,7 @@ def near_scores(q: Tensor, k: Tensor, allowed: Tensor, chunk: int, reach: int) -
 
 
 def near_values(weights: Tensor, v: Tensor, chunk: int, reach: int) -> Tensor:
-    """Sum of the columns' values, from v (…, N, d), by their weights (…, N, S): (…, N, d)."""
+    """Sum of the columns' values, from v (…, N, d), weighted by (…, N, S): (…, N, d)."""
     found = chunked(weights, chunk) @ beside(chunked(v, chunk), reach=reach)
     return found.flatten(-3, -2)[..., : v.shape[-2], :]
 
@@ -116,7 +116,7 @@ def spread(weights: Tensor, places: Tensor, length: int) -> Tensor:
 
 
 def near_flops(length: int, chunk: int, reach: int, width: int) -> int:
-    """Operations of ``near_scores`` and ``near_values`` for ``width`` channels in all heads together."""
+    """Operations of ``near_scores`` and ``near_values``; ``width``: channels of all heads together."""
     return 4 * -(-length // chunk) * chunk * (chunk + 2 * reach) * width
 
 

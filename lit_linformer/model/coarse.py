@@ -27,12 +27,12 @@ class CoarseAttention(SlotsAndTokens):
         softmax([q K̄ᵀ ; q K_Wᵀ] / √d) [V̄ ; V_W],   W = the b windows with the largest q̄ · k̄
 
     q̄ and k̄ are the means of queries and keys over windows of n/k tokens. Coarse to fine as in MRA-2 (Zeng et al., 2022) and
-    NSA (Yuan et al., 2025): what is far is seen as slots, from any projection, and what matters most token by token. The choice
-    of windows has no gradient. The cost is b n/k columns for each token in addition to K, and K² pairs of windows.
+    NSA (Yuan et al., 2025): distant text is seen as slots, from any projection, and what matters most token by token. The
+    choice of windows has no gradient. The cost is b n/k columns for each token in addition to K, and K² pairs of windows.
 
     Args:
-        hidden_size, …: as LinformerAttention's; projection_dim divides n.
-        best: b, up to k.
+        hidden_size, …: as LinformerAttention's; projection_dim must divide n.
+        best: b, at most k.
     """
 
     title = "Linformer, coarse to fine"

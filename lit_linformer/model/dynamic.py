@@ -42,7 +42,7 @@ class Dynamic(Projection):
         return E if self.num_heads is None else E.unflatten(1, (self.num_heads, -1))
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Computes E from what is compressed itself, if there is no other input."""
+        """Computes E from the very x that is compressed; an encoder calls ``for_input`` instead."""
         return self.for_input(x if self.num_heads is None else merge_heads(x), mask)(x, mask)
 
     def for_input(self, x: Tensor, mask: Tensor | None) -> Callable[[Tensor, Tensor | None], Tensor]:

@@ -36,37 +36,40 @@ class EncoderConfig:
         max_length: n, the longest input in tokens.
         hidden_size: D, width of the residual stream.
         num_layers: layers of attention and feed-forward.
-        num_heads: H, heads a layer; divides hidden_size.
-        intermediate_size: width of the feed-forward; 4 D in the paper. With geglu two thirds of it, a multiple of 8.
+        num_heads: H, heads in each layer; must divide hidden_size.
+        intermediate_size: width of the feed-forward; 4 D in the paper. geglu uses two thirds of it, rounded to a multiple of 8.
         attention: linformer; lookup: a Linformer that also looks up where else a token's neighbour occurs; window: one that
             also sees nearby tokens; coarse: one that also sees the windows that matter most; lsh (Reformer), luna, nystrom,
             sparse: others that save time (docs/models.md); full: the Transformer, on fused attention; or the path of a class
             of your own, such as my_ideas.Window in my_ideas.py (docs/extending.md).
         attention_options: the attention's own settings, by name.
-        projection_dim: k, slots that keys and values are compressed to: one number, or a list with one for each layer.
+        projection_dim: k, the number of slots that keys and values are compressed to, or a list with one k for each layer.
         sharing: which projections are shared (section 4): none | headwise | key-value | layerwise; or heads (one matrix for
             each head, for both keys and values).
         projection: linear (learned E) | conv (kernel and stride n/k) | mean | max | gaussian (fixed, random) | dynamic, gated
             (computed from the input), or the path of a class of your own, such as my_ideas.Salient in my_ideas.py.
         projection_options: the projection's own settings, by name.
         projection_init: how a learned E is initialised: block_mean (slot j is the mean of window j) | split (the mean of a
-            part of it, another part for each head: for sharing=none) | strided (slot j is one token) | normal (N(0, 1/k)) |
-            xavier (the authors' code) | squares (slot j is the mean of square j of an image, n as for position=image).
+            part of window j, a different one for each head, with sharing=none or heads) | strided (slot j is one token) |
+            normal (N(0, 1/k)) | xavier (the authors' code) | squares (slot j is the mean of square j of an image, n as for
+            position=image).
         projection_noise: standard deviation of Gaussian noise added to that initialisation, for linear and conv.
         order: compress_first (W_K (E x), fewer operations) | project_first (E (W_K x), the paper's formula).
-        mass_bias: keep attention off slots that hold no real token of a short input; full rows don't change. Off, since a
-            model trained on full rows did better on short ones without it (docs/LOG.md).
-        short_rows: what E (linear, gaussian, conv) reads at positions beyond the end of a row: zeros (the paper's) | mean (of
-            the row's tokens, as if the row went on like this: a model trained on full rows then does better on short ones).
-        local_width: width, odd, of a depthwise convolution of each layer's input, added to its heads; 0, none, is the paper's.
-        local_std: standard deviation of that convolution's initial weights; 0: zeros, so that training begins without it.
-        norm: post (the paper's) or pre, which trains at higher learning rates.
+        mass_bias: add log(mass) to a slot's scores, its mass being the share of its weight that is on real tokens: in a short
+            row, empty slots get no attention; full rows don't change. Off by default, since a model trained on full rows did
+            better on short ones without it (docs/LOG.md).
+        short_rows: what E (linear, gaussian, conv) reads at positions beyond the end of a row: zeros (the paper's) | mean (the
+            mean of the row's tokens; a model trained on full rows then does better on short ones).
+        local_width: width (odd) of a depthwise convolution of each layer's input, added to the heads' output; 0: none, as in
+            the paper.
+        local_std: standard deviation of that convolution's initial weights; 0: all zeros, so that it adds nothing at first.
+        norm: post (the paper's) | pre (stable at higher learning rates).
         norm_type: layer (LayerNorm, the paper's) | rms (RMSNorm: no mean, no bias).
         position: learned (an embedding for each of n positions, the paper's) | rotary (queries and keys are rotated by their
             positions; a Linformer then needs order=project_first) | image (for pixels, row by row: an embedding of the row
             plus one of the column; n is w², or w² + 2 with bos and eos).
         rotary_base: base of rotary positions: the slowest pair of channels rotates by about 1/base per token.
-        input_size: numbers that make up a token, such as the pixels of a patch or sensor readings: the input is then
+        input_size: how many numbers a token consists of, such as the pixels of a patch or sensor readings: the input is then
             (B, N, input_size) floats, which a linear layer maps to width D; 0: tokens are ids.
         feed_forward: gelu (the paper's) | geglu (gated; the same number of parameters).
         bias: whether linear layers and LayerNorms have biases.
@@ -76,8 +79,8 @@ class EncoderConfig:
         initializer_range: standard deviation with which linear and embedding weights are initialised.
         layer_norm_eps: epsilon of the encoder's norms.
         activation_checkpointing: recompute each layer in the backward pass instead of keeping its activations.
-        causal: must be false: each slot mixes all positions, so no mask hides later tokens. Kept for older configs and
-            checkpoints, which name it.
+        causal: must be false: each slot mixes all positions, so no mask hides later tokens. It exists only because older
+            configs and checkpoints contain it.
     """
 
     vocab_size: Size = 50265
@@ -225,7 +228,7 @@ class Encoder(nn.Module):
 
     @property
     def shared(self) -> dict[str, nn.Module]:
-        """What every attention is given besides its input: E, where all layers share it."""
+        """Further arguments for every attention: {"shared": E} if all layers share it, else {}."""
         return {} if self.E is None else {"shared": self.E}
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -260,9 +263,10 @@ class EncoderLayer(nn.Module):
     def forward(
         self, x: Tensor, attention_mask: Tensor | None, need_weights: bool, given: dict[str, Any]
     ) -> tuple[Tensor, Tensor | None, dict[str, Any]]:
-        """(B, N, D), (B, N) bool or None → (B, N, D), the attention maps if asked for, and what the attention hands on.
+        """(B, N, D), (B, N) bool or None → (B, N, D), the attention maps if asked for, and what is passed to the next layer.
 
-        given: its further arguments: ``Encoder.shared``, what ``of_ids`` returned and what the layer before handed on.
+        given: further arguments of the attention: ``Encoder.shared``, what ``of_ids`` returned, and what the previous layer
+        passed on.
         """
         h = self.attention_norm(x) if self.pre_norm else x
         if need_weights and self.gives_maps:
@@ -291,7 +295,7 @@ class EncoderLayer(nn.Module):
 
 @contextmanager
 def layer_outputs(encoder: Encoder) -> Iterator[list[Tensor]]:
-    """Hidden states of a forward pass inside the context: the embeddings, then each layer's output, (B, N, D) each."""
+    """A list that a forward pass inside the context fills with the embeddings, then each layer's output, (B, N, D) each."""
     states: list[Tensor] = []
     hooks = [encoder.dropout.register_forward_hook(lambda module, inputs, output: states.append(output))]
     hooks += [layer.register_forward_hook(lambda module, inputs, output: states.append(output[0])) for layer in encoder.layers]

@@ -32,7 +32,7 @@ class SettingError(UserError):
         setting: its name, as the user types it.
         value: the value it was given.
         allowed: the allowed values, in words.
-        more: a remark on the value, with its comma, such as `, which is no file`.
+        more: what is wrong with the value, with a leading comma, such as `, which is no file`.
         when: as for UserError.
     """
 

@@ -33,9 +33,9 @@ from .parts import inner_width
 
 
 def forward_flops(encoder: Encoder, length: int, masked: int = 0, labels: int = 0) -> int | None:
-    """Forward pass of one row of ``length`` tokens, with the head at ``masked`` tokens, or a classifier's with ``labels``.
+    """Operations of the forward pass of one row of ``length`` tokens; None if the attention does not count its own.
 
-    None if the attention does not count its operations.
+    Includes the masked-language-model head at ``masked`` tokens, and a classifier's head for ``labels`` classes; 0: neither.
     """
     config, D = encoder.config, encoder.config.hidden_size
     total = _input(encoder, length) + masked * (2 * D * D + 2 * D * config.vocab_size)
@@ -49,7 +49,7 @@ def forward_flops(encoder: Encoder, length: int, masked: int = 0, labels: int = 
 
 
 def training_flops(encoder: Encoder, length: int, masked: int = 0, labels: int = 0) -> int | None:
-    """Forward and backward pass of the same row."""
+    """Operations of the forward and backward pass, with the arguments of ``forward_flops``."""
     forward = forward_flops(encoder, length, masked, labels)
     if forward is None:
         return None

@@ -28,8 +28,8 @@ class Gated(Projection):
 
     Args:
         gate: head: one gate for each head (or for all, if they share a projection); channel: one for each channel.
-        overlap: o, up to n/k.
-        shape: as Projection's; init, one of windows, gives the initial B; noise has no effect.
+        overlap: o, at most n/k.
+        shape: as Projection's; init (block_mean, split or strided) gives the initial B; noise has no effect.
     """
 
     settings = ("projection_init",)
@@ -64,7 +64,7 @@ class Gated(Projection):
         return options.get("gate", "head") == "head"
 
     def start(self) -> None:
-        nn.init.zeros_(self.scores.weight)  # only the bias decides at first
+        nn.init.zeros_(self.scores.weight)  # at first the bias alone determines the weights
 
     def weights(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Gates of x, (B, N, D): (B, K, S, G) or (B, H, K, S, G); zero at padding, and where a slot has no real token."""
@@ -76,7 +76,7 @@ class Gated(Projection):
         return scores.masked_fill(~there, torch.finfo(scores.dtype).min / 2).softmax(-2).to(x.dtype) * there
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Computes the gates from what is compressed itself, if there is no other input."""
+        """Computes the gates from the very x that is compressed; an encoder calls ``for_input`` instead."""
         return self.for_input(x if self.num_heads is None else merge_heads(x), mask)(x, mask)
 
     def for_input(self, x: Tensor, mask: Tensor | None) -> Callable[[Tensor, Tensor | None], Tensor]:

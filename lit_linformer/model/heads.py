@@ -1,6 +1,6 @@
 """The heads on top of the encoder: the masked-language-model head, and the head that classifies a sequence.
 
-Shapes: B batch, N tokens, M masked positions a row, D hidden width, V vocabulary, C classes, W windows of all documents.
+Shapes: B batch, N tokens, M masked positions per row, D hidden width, V vocabulary, C classes, W windows of all documents.
 """
 
 import torch
@@ -28,12 +28,12 @@ class MaskedLMHead(nn.Module):
             nn.init.zeros_(self.dense.bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """(..., D) → (..., D), what the tied output matrix is applied to."""
+        """(..., D) → (..., D), to be multiplied by the output matrix, which is the token embedding's."""
         return self.norm(functional.gelu(self.dense(hidden)))
 
 
 class MaskedLanguageModel(nn.Module):
-    """Encoder and head; logits are computed at the masked positions only: at 15 % of the tokens, 15 % of the vocabulary matmul.
+    """Encoder and head. Logits are computed at the masked positions only: with 15 % masked, 15 % of the vocabulary matmul.
 
     Args:
         config: the encoder's.
@@ -51,7 +51,7 @@ class MaskedLanguageModel(nn.Module):
         return self._logits(self.encoder(input_ids, attention_mask), positions)
 
     def _features(self, hidden: Tensor, positions: Tensor | None) -> Tensor:
-        """(B, M, D), what the output matrix is applied to, at ``positions`` (B, M) or at all N tokens."""
+        """The head's output before the output matrix: (B, M, D) at ``positions`` (B, M), or (B, N, D) at all N tokens."""
         if positions is None:
             return self.head(hidden)
         # Not take_along_dim, with which torch.compile makes a graph for each N.
@@ -114,7 +114,7 @@ class ClassificationHead(nn.Module):
 
 
 class SequenceClassifier(nn.Module):
-    """Encoder and head: a row of logits for each sequence, or one number if num_labels is 1 (regression).
+    """Encoder and head: C logits for each sequence, or one number if num_labels is 1 (regression).
 
     Args:
         config: the encoder's.
@@ -139,13 +139,13 @@ class SequenceClassifier(nn.Module):
         document: Tensor | None = None,
         num_documents: int = 0,
     ) -> Tensor:
-        """Logits.
+        """Logits (B, C).
 
         Args:
             input_ids: (B, N) int64, or (B, N, input_size) floats, as the encoder's.
             attention_mask: (B, N) bool, or None when all tokens are real.
-            document: (W,) int64, each row's document, if the rows are W windows of num_documents documents. The logits of a
-                document are the mean of its windows'.
+            document: (W,) int64, each row's document, if the rows of input_ids are W windows of num_documents documents. The
+                logits of a document are the mean of its windows' logits.
             num_documents: B, with ``document``.
 
         Returns:

@@ -19,7 +19,10 @@ ORDERS = ("compress_first", "project_first")
 
 @dataclass(frozen=True)
 class Sharing:
-    """Which E and F are shared (paper, section 4): a matrix for each head? an F besides E? one E = F for all layers?"""
+    """Which E and F are shared (paper, section 4).
+
+    heads_apart: each head has its own matrices; two: F is a second matrix, not E; one_for_layers: all layers share one E = F.
+    """
 
     heads_apart: bool = False
     two: bool = False
@@ -49,20 +52,21 @@ class LinformerAttention(Attention):
             layerwise: as key-value, but the one E belongs to the encoder, which hands it to ``forward``.
         projection: linear | conv | mean | max | gaussian, see projections.py, dynamic or gated, each in a file of its name, or
             the path of a class.
-        projection_init: how a learned E is initialised: block_mean | split | strided | squares | normal | xavier.
+        projection_init: how a learned E is initialised, see EncoderConfig: block_mean | split | strided | squares | normal |
+            xavier.
         projection_noise: standard deviation of noise added to that initialisation.
         order: compress_first computes W_K (E x), project_first E (W_K x). Without biases they are equal for every linear E;
             with them the first adds b to each slot (as the authors' code does) and the second b times E's row sum (as the
             paper's formula does). Compressing first saves 4 (N - K) D² operations, and with E = F 2 K N D, but needs one E for
             all heads: with sharing="none" or "heads" the order is project_first.
         mass_bias: add log(mass) to a slot's scores, where mass is the share of |E_j| on real tokens: an empty slot gets no
-            attention. Without effect on rows of full length. Off by default: a model trained on full rows has learnt to
-            spread over all slots, and was worse on short ones with it (docs/LOG.md).
+            attention. No effect on rows of full length. Off by default: a model trained on full rows has learnt to spread its
+            attention over all slots, and did worse on short rows with it (docs/LOG.md).
         short_rows: what E (linear, gaussian, conv) reads at positions beyond the end of a row: zeros, as in the paper, or the
             mean of the row's tokens.
         local_width: width w of a ``LocalConvolution`` of x, added to the heads' output before W_O; 0: none.
         dropout: probability with which attention weights are dropped.
-        projection_options: further arguments of the projection, such as gated's, or those of your own class.
+        projection_options: further arguments of the projection, such as those of gated or of your own class.
         bias: whether the linear layers have one.
         rotary_base: as Attention's. Each key is rotated by its own token's position, and E mixes the results: equation 7 with
             the Transformer's keys, so that the scores of slots are the Transformer's scores times Eᵀ. (Slots made before the
@@ -135,7 +139,7 @@ class LinformerAttention(Attention):
             kind.check(config.max_length, dim, config.projection_init)
             kind.check_options(config.max_length, dim, config.projection_options or {})
         if config.mass_bias and kind.mass is Projection.mass:
-            raise SettingError("mass_bias", True, "false, for it has no `mass`", when=f"with projection={config.projection}")
+            raise SettingError("mass_bias", True, "false, since it has no `mass`", when=f"with projection={config.projection}")
 
     @classmethod
     def arguments(cls, config: "EncoderConfig", layer: int) -> dict[str, Any]:
@@ -184,7 +188,7 @@ class LinformerAttention(Attention):
         """Attend.
 
         Args:
-            x: (B, N, D), pads on the right.
+            x: (B, N, D), padded on the right.
             attention_mask: (B, N) bool, True at real tokens; None when all are.
             need_weights: also return the attention maps, without dropout.
             shared: the encoder's E = F, with sharing="layerwise".
@@ -225,7 +229,7 @@ class LinformerAttention(Attention):
     def project(
         self, k: Tensor, v: Tensor, x: Tensor, attention_mask: Tensor | None, shared: Projection | None
     ) -> tuple[Tensor, Tensor]:
-        """E k and F v, (B, H, K, d) each, for keys and values (B, H, N, d), zero at pads; x: the layer's input."""
+        """E k and F v, (B, H, K, d) each, for keys and values (B, H, N, d), zero at padding; x: the layer's input (B, N, D)."""
         E, F = self.projections(shared)
         to_slots = E.for_input(x, attention_mask)
         k = to_slots(k, attention_mask)
@@ -234,12 +238,12 @@ class LinformerAttention(Attention):
     def slot_bias(
         self, x: Tensor, attention_mask: Tensor | None, shared: Projection | None, dtype: torch.dtype
     ) -> Tensor | None:
-        """With mass_bias log(mass) of the slots, (1 or B, 1 or H, 1, K)."""
+        """With mass_bias, log(mass) of the slots, (1 or B, 1 or H, 1, K); None without it, and if every row is full."""
         mass = self.projections(shared)[0].mass(x, attention_mask) if self.mass_bias else None
         return log_mass(mass, dtype)
 
     def projections(self, shared: Projection | None) -> tuple[Projection, Projection]:
-        """E and F of this layer."""
+        """E and F of this layer; UserError if all layers share E and it was not passed as ``shared``."""
         E = shared if self.E is None else self.E
         if E is None:
             raise UserError(
@@ -248,7 +252,7 @@ class LinformerAttention(Attention):
         return E, E if self.F is None else self.F
 
     def matrix(self, x: Tensor, shared: Projection | None = None) -> Tensor | None:
-        """E, of keys."""
+        """The matrix E of the keys."""
         return self.projections(shared)[0].matrix(x)
 
     def flops(self, length: int, shared: Projection | None = None) -> int | None:
@@ -281,27 +285,27 @@ def _projected_after(linear: nn.Module, projection: Projection, x: Tensor, mask:
     return projection(y - bias, mask) + bias
 
 
-# Arguments of make_projection that are given here, besides projection_options.
+# Arguments that are passed to make_projection here, so that projection_options may not name them.
 PROJECTION_ARGUMENTS = {"max_length", "projection_dim", "num_heads", "channels", "init", "noise", "hidden_size", "short_rows"}
 
 
 def compresses_first(sharing: str, order: str) -> bool:
-    """Whether x is compressed before W_K and W_V, which takes one matrix for all heads."""
+    """Whether x is compressed before W_K and W_V, which is possible only if all heads share one matrix."""
     return order == ORDERS[0] and not SHARINGS[sharing].heads_apart
 
 
 def check_sharing(sharing: str, order: str) -> None:
-    """Raises ValueError, naming the setting, for a value that does not exist."""
+    """Raises ValueError, naming the setting, for an unknown value."""
     for name, value, allowed in (("sharing", sharing, SHARINGS), ("order", order, ORDERS)):
         if value not in allowed:
             raise SettingError(name, value, ", ".join(allowed))
 
 
 def check_rotary(sharing: str, order: str, projection: str, options: dict[str, Any]) -> None:
-    """Raises SettingError where rotary positions have no meaning for slots."""
+    """Raises SettingError for settings with which a slot cannot be made of rotated keys."""
     when = "with position='rotary'"
     if compresses_first(sharing, order):
-        allowed = "project_first, for a key is rotated by its token's position before E mixes it with others"
+        allowed = "project_first, since a key is rotated by its token's position before E mixes it with others"
         raise SettingError("order", order, allowed, when=when)
     if not PROJECTIONS.find(projection).weighs_tokens(options):
         chosen = "".join(f", {name}={value}" for name, value in options.items())

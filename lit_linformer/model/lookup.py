@@ -1,4 +1,4 @@
-"""Slots, and beside them the tokens that have the same neighbour. Shapes as in attention.py; c chunk size, M = ⌈N/c⌉."""
+"""Slots, plus the tokens that have the same neighbour. Shapes as in attention.py; c chunk size, M = ⌈N/c⌉."""
 
 from collections.abc import Callable
 from functools import partial
@@ -22,7 +22,7 @@ from .window import WindowAttention
 if TYPE_CHECKING:
     from .encoder import EncoderConfig
 
-LONG = 8192  # tokens; for longer rows memory is saved
+LONG = 8192  # tokens; longer rows are computed two heads at a time, to save memory
 NONE = 2**31  # instead of the id of a neighbour that does not exist: larger than any id
 
 
@@ -46,18 +46,19 @@ class LookupAttention(WindowAttention):
     whose right neighbour is. To copy a masked word, a Transformer has to learn to find these tokens (docs/LOG.md); uniform
     attention to them is an n-gram head (Akyürek et al., 2024, arXiv 2401.12973). They are found as in Reformer (Kitaev et al.,
     2020), with the neighbour's id in place of a hash: tokens are sorted by it, and each attends within its chunk of c and the
-    two beside it, so to at least the c nearest ones on each side. Linear in N: 3 c columns beside K. Which tokens have a
-    neighbour in common is read from the ids; which of them matter is learnt.
+    two beside it, so to at least the c nearest ones on each side. Linear in N: 3 c columns in addition to K. Which tokens have
+    a neighbour in common is read from the ids; which of them matter is learnt.
 
     Args:
         hidden_size, …: as LinformerAttention's; num_heads even.
-        looks_up: whether this layer looks up; ``from_config`` sets it in the last layer and in one of ``every`` before it.
+        looks_up: whether this layer looks up; ``from_config`` sets it in the last layer and each ``every``-th one before it.
         every: distance between layers that look up.
         chunk: c.
         strength: initial value of b_h, which is learnt.
         window: w, even: the other layers are ``WindowAttention`` with this window; 0: they see slots alone.
-        rare: R: in each layer that sees tokens, all tokens also see the R rarest ones of the row, each once, as they see slots.
-            A high id counts as rare, since tokenizers number their pieces from frequent to rare. In a short row all are seen.
+        rare: R: in each layer that sees tokens, all tokens also see the R rarest ones of the row, as they see slots; of equal
+            ids only the first. A high id counts as rare, since tokenizers number tokens from frequent to rare. A row with
+            fewer different ids has all of them seen.
     """
 
     title, rotary = "Linformer with lookup", True
@@ -175,7 +176,7 @@ class LookupAttention(WindowAttention):
         maps = maps.transpose(2, 3).flatten(1, 2)
         return maps if chosen is None else chosen.merged(maps)
 
-    # A class that overrides forward states its cost again.
+    # A class that overrides forward does not inherit these (Attention.__init_subclass__).
     flops = SlotsAndTokens.flops  # type: ignore[assignment]
     fixed_flops = SlotsAndTokens.fixed_flops  # type: ignore[assignment]
 
@@ -187,7 +188,7 @@ class LookupAttention(WindowAttention):
 
 
 def neighbours(ids: Tensor, mask: Tensor | None, chunk: int) -> Neighbours:
-    """Neighbours of the tokens of ids (B, N), mask (B, N) bool or None. Padding is no neighbour, and has none."""
+    """``Neighbours`` of ids (B, N), mask (B, N) bool or None, in chunks of ``chunk``. Padding is no neighbour, and has none."""
     length = ids.shape[1]
     ids = ids.long()  # NONE is beyond int32
     ids = ids if mask is None else ids.masked_fill(~mask, NONE)
@@ -210,7 +211,7 @@ def neighbours(ids: Tensor, mask: Tensor | None, chunk: int) -> Neighbours:
 
 
 def rarest(ids: Tensor, mask: Tensor | None, count: int) -> Chosen:
-    """Positions of the highest ids of ids (B, N), mask (B, N) bool or None: of each id its first one, none of padding."""
+    """The ``count`` highest different ids in each row of ids (B, N), mask (B, N) bool or None: where each first occurs."""
     length = ids.shape[1]
     ids = ids.long() if mask is None else ids.long().masked_fill(~mask, -1)
     order = (ids * length + torch.arange(length, device=ids.device)).argsort(-1)
@@ -222,7 +223,7 @@ def rarest(ids: Tensor, mask: Tensor | None, count: int) -> Chosen:
 
 
 def _option(kind: type[LookupAttention], config: "EncoderConfig", name: str) -> int:
-    """A number in attention_options, or the class's default, that is needed before the attention is made."""
+    """A number from attention_options, or the class's default, for use before the attention has been made."""
     options = config.attention_options or {}
     check_ranges("attention_options.", LookupAttention.__init__, options)
     if not isinstance(value := options.get(name, ATTENTIONS.defaults(kind)[name]), int):

@@ -21,7 +21,7 @@ from .errors import SettingError
 from .starts import initial_matrix
 
 SEED = 20200608  # of the random projection: one matrix for all sentences, layers and heads
-MULTIPLE = 8  # a suggested k is rounded up to a multiple of it, as tensor cores want
+MULTIPLE = 8  # a suggested k is rounded up to a multiple of this, which suits tensor cores
 # Approximations of softmax(q kᵀ/√d) v, at rank k.
 ERRORS = {
     "svd": "truncated SVD: P_k V, the best P of rank k (it sees P)",
@@ -41,9 +41,9 @@ class Measured:
         length: N.
         columns: K of each layer.
         sentences: S.
-        curves: (L, H, R) float64: Σ_{i ≤ j} σ_i / Σ σ_i at j - 1, normalised for each sentence, then averaged. If layers have
-            different k, R is the largest, and shorter curves continue at 1.
-        ranks: k of the errors in each layer; empty if none were asked for.
+        curves: (L, H, R) float64: entry j - 1 is Σ_{i ≤ j} σ_i / Σ σ_i, normalised for each sentence, then averaged. If layers
+            have different k, R is the largest, and shorter curves continue at 1.
+        ranks: the rank k of the approximations in each layer; empty if no errors were asked for.
         errors: {name in ERRORS: (L, H) float64}: ‖approximation − P V‖_F / ‖P V‖_F.
     """
 
@@ -60,7 +60,7 @@ class Measured:
         return self.curves[..., min(index, self.curves.shape[-1]) - 1]
 
     def suggested(self, threshold: float) -> list[int]:
-        """Each layer's k whose cumulative share (mean over heads) reaches the threshold, rounded up to a multiple of 8."""
+        """The smallest k of each layer whose share (mean over heads) reaches the threshold, rounded up to a multiple of 8."""
         held = rank_holding(self.curves.mean(1), threshold)
         return [min(self.length, -(-k // MULTIPLE) * MULTIPLE) for k in held.tolist()]
 
@@ -82,7 +82,7 @@ def approximations(q: Tensor, k: Tensor, v: Tensor, svd: tuple[Tensor, Tensor, T
 
     Args:
         q, k, v: queries, keys, values, (B, H, N, d).
-        svd: that of P = softmax(q kᵀ/√d), as torch returns it: (B, H, N, N), (B, H, N), (B, H, N, N).
+        svd: torch's singular value decomposition of P = softmax(q kᵀ/√d): (B, H, N, N), (B, H, N), (B, H, N, N).
         rank: k, up to N.
     """
     U, values, W = svd
@@ -110,10 +110,10 @@ def measure(
     """Runs sentences through an encoder in eval mode and measures its attention.
 
     Args:
-        encoder: with any attention; its maps are those that `need_weights` returns.
+        encoder: in eval mode, with any attention that takes `need_weights`, whose maps are measured.
         rows: token ids (S, N) int64, without padding.
         layers: which layers, from 0.
-        rank: k of the errors for a Transformer; a model with a projection_dim has its own. None: no errors.
+        rank: rank k of the approximations for a Transformer; a model with a projection_dim uses its own. None: no errors.
         dtype: for the maps and all computations on them; None: float64 on a CPU, where it costs hardly more, else float32.
             Apple's GPUs only run the encoder, since torch decomposes wrongly on them, or not at all (pytorch/pytorch#196112).
         reduce: sums a tensor over processes, each of which has other sentences.
@@ -164,7 +164,7 @@ def measure(
         for place, layer in enumerate(layers):
             attention = encoder.layers[layer].attention
             handles.append(attention.register_forward_hook(partial(observe, place), with_kwargs=True))
-        # So that the maps, their singular vectors and copies take some 100 MB on a CPU, 1 GB on a GPU.
+        # As many rows at once that maps, singular vectors and copies take some 100 MB on a CPU, 1 GB on a GPU.
         most = 2 ** (23 if device.type == "cpu" else 26) // (config.num_heads * length * (length if ranks else max(columns)))
         for batch in rows.split(max(1, most)) if len(rows) else ():  # a process may have no rows
             encoder(batch.to(home))
@@ -180,7 +180,7 @@ def measure(
 
 
 def check_maps(encoder: Encoder) -> None:
-    """ValueError for attention that returns no maps to measure."""
+    """Raises ValueError for an attention that returns no maps to measure."""
     if not all(layer.gives_maps for layer in encoder.layers):
         raise SettingError(
             "attention", encoder.config.attention, "one that takes need_weights", more=", whose forward gives no maps"

@@ -25,7 +25,8 @@ class LshAttention(Attention):
     Keys are normalised queries: k = √d q/‖q‖. In each round a token's hash is its bucket h(q) = argmax [q R ; -q R], with a
     random R. Tokens are sorted by bucket, then by position, and P_r(i) holds those of i's bucket in its chunk of c and in half
     a chunk on each side (in the paper, which is causal, in the chunk before). The softmax is over the union of all rounds'
-    P_r(i): if N_it rounds hold t, each counts exp(q_i k_t/√d - log N_it) (equation 7). i itself counts if nothing else does.
+    P_r(i): if N_it rounds hold t, each counts exp(q_i k_t/√d - log N_it) (equation 7). A token attends to itself only if it
+    has no other to attend to.
 
     As the authors do for long rows, a bucket is a pair of hashes with p values each, b = p² about 2 n/c, so that hashing does
     not cost N²: O(N (c + √n)). R is drawn once and kept in the state dict (theirs is drawn anew at each step), so that the same

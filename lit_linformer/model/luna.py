@@ -19,8 +19,7 @@ class LunaAttention(Attention):
         Y_P = softmax(W_PQ P (W_PK x)ᵀ/√d) W_PV x
         Y_x = softmax(W_Q x (W_K Y_P)ᵀ/√d) W_V Y_P
 
-    P is the LayerNorm of the encoder's latents in the first layer, and that of P + Y_P from the layer before in the next ones.
-    O(N K).
+    In the first layer P is the LayerNorm of the encoder's latents, in the others that of the previous layer's P + Y_P. O(N K).
 
     Args:
         hidden_size, …: as Attention's.
@@ -74,7 +73,7 @@ class LunaAttention(Attention):
             attention_mask: (B, N) bool, True at real tokens; None when all are.
             need_weights: also return the maps of the unpacking, without dropout.
             shared: the encoder's latents; only the first layer reads them.
-            latents: what the layer before hands on, (B, K, D).
+            latents: the previous layer's latents, (B, K, D); None in the first layer.
 
         Returns:
             (B, N, D), the maps (B, H, N, K) or None, and the latents for the next layer.
@@ -88,7 +87,7 @@ class LunaAttention(Attention):
     def pack(
         self, x: Tensor, attention_mask: Tensor | None, shared: nn.Embedding | None, latents: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """P and Y_P, (B, K, D) each."""
+        """P and Y_P, (B, K, D) each; UserError if neither ``latents`` nor the encoder's ``shared`` ones are given."""
         if latents is None:
             if shared is None:
                 raise UserError("luna's first layer needs the latents: pass shared=LunaAttention.shared(config)")

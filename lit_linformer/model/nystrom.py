@@ -72,7 +72,7 @@ class NystromAttention(Attention):
     def forward(
         self, x: Tensor, attention_mask: Tensor | None = None, need_weights: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """(B, N, D) and (B, N) bool or None → (B, N, D), and, if asked for, the matrices' product (B, H, N, N)."""
+        """(B, N, D) and (B, N) bool or None → (B, N, D), and, if asked for, the product of the three matrices (B, H, N, N)."""
         q, k, v = self.heads(x)
         if attention_mask is not None:
             q, k, v = (part.masked_fill(~attention_mask[:, None, :, None], 0.0) for part in (q, k, v))

@@ -18,23 +18,25 @@ NORM_TYPES = ("layer", "rms")
 
 
 def exporting() -> bool:
-    """Whether torch.export is tracing, possibly for every length. Not torch.compile, for which is_exporting() of torch 2.11 is
-    always True; export uses dynamo, as compile does, only if it is asked to (strict=True)."""
+    """Whether torch.export is tracing, possibly for any length, and not torch.compile.
+
+    During torch.compile torch 2.11's is_exporting() is always True. Export uses dynamo, as compile does, only with strict=True.
+    """
     return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """For sums and losses, which half precision would round; float64 stays."""
+    """x in float32, or float64 if it is that: for sums and losses, which half precision would round."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def exact_sum(x: Tensor, dim: int, keepdim: bool = False) -> Tensor:
-    """A sum in float32 at least: that of a long row may be beyond float16."""
+    """A sum in float32 at least: the sum over a long row may overflow float16."""
     return x.sum(dim, keepdim=keepdim, dtype=torch.promote_types(x.dtype, torch.float32))
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager:
-    """Operations in their tensors' own precision, on the meta device, too, which has no autocast to switch off."""
+    """A context without autocast; it also works on a device that has none, such as meta."""
     known = torch.amp.is_autocast_available(device.type)
     return torch.autocast(device.type, enabled=False) if known else nullcontext()
 
@@ -43,7 +45,7 @@ def rotated(x: Tensor, num_heads: int, base: float) -> Tensor:
     """Queries or keys (B, N, D) rotated by their positions: rotary positions (Su et al., 2021, RoFormer, section 3.4.2).
 
     In each head, channels c and c + d/2 of token t are a point in a plane, rotated by the angle t base^(-2c/d). With R_t for
-    all channels together (R_i q_i)·(R_t k_t) = q_i·R_(t-i) k_t, so that a score depends on the tokens' distance alone.
+    all channels together (R_i q_i)·(R_t k_t) = q_i·R_(t-i) k_t, so that a score depends on the tokens' relative position alone.
     """
     length, half = x.shape[1], x.shape[-1] // num_heads // 2
     exact = torch.promote_types(x.dtype, torch.float32)  # bfloat16 cannot tell positions 256 and 257 apart
@@ -55,9 +57,9 @@ def rotated(x: Tensor, num_heads: int, base: float) -> Tensor:
 
 
 def image_side(max_length: int) -> tuple[int, int]:
-    """The square image whose pixels, row by row, are n tokens: its side in pixels, and how many tokens come before it.
+    """The square image whose pixels, row by row, are n tokens: its side w in pixels, and how many tokens come before it.
 
-    These are 0, or 1 where one token comes before and one after it, as LongRangeData's bos and eos. UserError for any other n.
+    n = w²: none; n = w² + 2: one before and one after it, such as LongRangeData's bos and eos. SettingError for any other n.
     """
     for around in (0, 1):
         side = math.isqrt(max(0, max_length - 2 * around))
@@ -105,7 +107,7 @@ class RMSNorm(nn.RMSNorm):
 
 
 def make_norm(config: "EncoderConfig") -> nn.Module:
-    """One of NORM_TYPES."""
+    """A norm over the last dimension, D, as config.norm_type says: one of NORM_TYPES."""
     if config.norm_type == "rms":
         return RMSNorm(config.hidden_size, eps=config.layer_norm_eps)
     return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps, bias=config.bias)
@@ -122,7 +124,7 @@ def inner_width(config: "EncoderConfig") -> int:
 
 
 def differences(config: "EncoderConfig") -> list[str]:
-    """How the encoder differs from the paper's, in a few words each."""
+    """How the encoder's parts differ from the paper's, in a few words each."""
     chosen = {
         "rotary positions": config.position == "rotary",
         "positions of an image": config.position == "image",
@@ -134,13 +136,13 @@ def differences(config: "EncoderConfig") -> list[str]:
 
 
 def check_parts(config: "EncoderConfig") -> None:
-    """Raises UserError for an attention, a head width or an n that the positions do not work with."""
+    """Raises UserError for an attention, a head width or an n that does not work with the positions."""
     if config.position == "image":
         image_side(config.max_length)
     if config.position != "rotary":
         return
     if (width := config.hidden_size // config.num_heads) % 2:
-        allowed = "an even head width, for channels are rotated in pairs"
+        allowed = "an even head width, since channels are rotated in pairs"
         raise SettingError("hidden_size/num_heads", width, allowed, when="with position='rotary'")
     if not config.attention_kind.rotary:
         silent = f", but attention={config.attention} does not say that its forward rotates queries and keys"
@@ -148,7 +150,7 @@ def check_parts(config: "EncoderConfig") -> None:
 
 
 def check_input(tokens: Tensor, input_size: int) -> None:
-    """UserError for tokens that are neither ids, (B, N), nor, with an input_size, (B, N, input_size) floats."""
+    """Raises UserError for tokens that are not (B, N) ids or, with an input_size, (B, N, input_size) floats."""
     shape = tuple(tokens.shape)
     if input_size and not (len(shape) == 3 and shape[2] == input_size and tokens.is_floating_point()):
         what = f"input_ids are {str(tokens.dtype).removeprefix('torch.')} of shape {shape}"
@@ -160,10 +162,10 @@ def check_input(tokens: Tensor, input_size: int) -> None:
 
 
 def check_mask(mask: Tensor, ids: Tensor, training: bool) -> None:
-    """UserError for a mask, (B, N) bool, that does not have the tokens' shape, or has padding before real tokens.
+    """Raises UserError for a mask (B, N) bool that does not have the tokens' shape, or has padding before real tokens.
 
-    The second is checked only where that is cheap: not in training on a GPU, which it would have to wait for, nor where the
-    model is traced.
+    The latter is checked only where that is cheap: not in training on a GPU, since it would have to wait for the GPU, nor
+    while the model is traced.
     """
     if mask.shape != ids.shape[:2]:
         raise UserError(f"attention_mask has shape {tuple(mask.shape)}", f"input_ids', {tuple(ids.shape[:2])}")

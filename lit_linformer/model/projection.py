@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SHORT_ROWS = ("zeros", "mean")
 
-# What describes a class's forward. A subclass that overrides forward has to state these again.
+# What describes a class's forward. A subclass that overrides forward does not inherit these, but has to define them itself.
 OF_FORWARD = ("commutes", "weighs_tokens", "mass", "flops", "weights_flops", "matrix", "any_length")
 
 
@@ -29,14 +29,14 @@ class Projection(nn.Module):
     """Compresses (..., N, C) to (..., K, C) along the tokens: ``K̄ = E K`` (paper, equation 7).
 
     To write one of your own, subclass this and define ``forward``. All other methods are optional: without them a run shows no
-    MFU, ``draw`` refuses, and so on, each in one line. Further arguments of ``__init__``, which takes those below as
-    ``**shape``, are its own settings: ``model.encoder.projection_options``. Its own parameters (``nn.Parameter``) learn at
-    ``projection_lr_factor`` times the rate; modules inside it (``nn.Linear``) as any other.
+    MFU, ``draw`` refuses, and so on, each saying so in one line. ``__init__`` takes the arguments below as ``**shape``; any
+    others are settings: ``model.encoder.projection_options``. Its own parameters (``nn.Parameter``) are trained at
+    ``projection_lr_factor`` times the learning rate; those of modules inside it (``nn.Linear``) at the usual one.
 
     Args:
         max_length: n, the longest input in tokens.
         projection_dim: k, the slots it is compressed to.
-        num_heads: number of heads that each have their own matrix; None: one matrix for all.
+        num_heads: H, if each head has its own matrix; None: one matrix for all.
         channels: width C of what is compressed.
         init: how a learned E, or a kernel, is initialised: one of starts.PROJECTION_INITS.
         noise: standard deviation of Gaussian noise added to that initialisation.
@@ -45,7 +45,7 @@ class Projection(nn.Module):
     """
 
     commutes = False  # whether E (x W) = (E x) W for every matrix W
-    # Settings of EncoderConfig that only some projections read; a class of your own may.
+    # Settings of EncoderConfig that this projection reads and some others do not.
     settings: tuple[str, ...] = ("projection_init", "projection_noise", "short_rows")
 
     def __init__(
@@ -76,7 +76,7 @@ class Projection(nn.Module):
 
     @classmethod
     def check(cls, max_length: int, projection_dim: int, init: str) -> None:
-        """Raises ValueError, naming the setting, for a projection that cannot be made."""
+        """Raises ValueError, naming the setting, if no such projection can be made."""
         if init not in PROJECTION_INITS:
             raise SettingError("projection_init", init, ", ".join(PROJECTION_INITS))
         if not 1 <= projection_dim <= max_length:
@@ -97,13 +97,13 @@ class Projection(nn.Module):
         return False
 
     def start(self) -> None:
-        """Called after the encoder has initialised all linear layers, those in here too, to initialise some in another way."""
+        """Called after the encoder has initialised all linear layers, including those in here, to change how some start."""
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Compress.
 
         Args:
-            x: (B, N, C), or (B, H, N, C) by head; rows at pads must be zero already.
+            x: (B, N, C), or (B, H, N, C) by head; must be zero at padding.
             mask: (B, N) bool, True at real tokens; None when all are real.
 
         Returns:
@@ -115,12 +115,12 @@ class Projection(nn.Module):
         """The function, like ``forward``, that compresses the keys and values of one input.
 
         For projections whose weights depend on the layer's input x, (B, N, D): they are computed once for keys and values.
-        Values at pads must not matter.
+        Values of x at padding must not matter.
         """
         return self._to_slots
 
     def _to_slots(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """``forward``; UserError if a user's own class does not return K rows."""
+        """``forward``; UserError if a user's own class does not return K slots."""
         found = self(x, mask)
         check_shape(PROJECTIONS, self, found, (*x.shape[:-2], self.projection_dim, x.shape[-1]), "a row for each of k slots")
         return found
@@ -142,7 +142,7 @@ class Projection(nn.Module):
         return None
 
     def weights_flops(self, length: int) -> int:
-        """Operations of ``for_input`` itself, once for keys and values."""
+        """Operations of ``for_input`` itself, which runs once for keys and values together."""
         return 0
 
     def matrix(self, x: Tensor) -> Tensor | None:
@@ -150,11 +150,11 @@ class Projection(nn.Module):
         return None
 
     def any_length(self) -> "Projection":
-        """What an export traces in its place: the same function, in which nothing but sizes depends on N."""
+        """What an export for any length traces in its place: the same function, in which only sizes depend on N."""
         return self
 
     def lengthen(self, old: "Projection", how: str) -> None:
-        """Takes over what a projection for a shorter n has learnt.
+        """Takes over what a projection for a shorter n has learnt; SettingError if this class cannot.
 
         Args:
             old: of the same class, for the shorter n.
@@ -181,7 +181,7 @@ PROJECTIONS = Registry("projection", Projection, methods=("forward", "for_input"
 
 
 def make_projection(kind: str, max_length: int, projection_dim: int, **settings: Any) -> Projection:
-    """The projection of that name or class path; settings: num_heads, channels, init, noise, and its own."""
+    """The projection of that name or class path; settings: the other arguments of ``Projection``, and its own."""
     return PROJECTIONS.find(kind)(max_length=max_length, projection_dim=projection_dim, **settings)
 
 
@@ -199,7 +199,7 @@ def project(E: Tensor, x: Tensor) -> Tensor:
 
 
 def real_tokens(x: Tensor, mask: Tensor | None) -> Tensor:
-    """mask (B, N) bool or, where it is None, True for each of N tokens, (1, N); x (..., N, C)."""
+    """The mask (B, N) bool itself or, if it is None, True for each of N tokens, (1, N); x (..., N, C)."""
     return torch.ones(1, x.shape[-2], dtype=torch.bool, device=x.device) if mask is None else mask
 
 
@@ -214,7 +214,7 @@ def as_column(values: Tensor, x: Tensor) -> Tensor:
 
 
 def mean_token(x: Tensor, mask: Tensor | None) -> Tensor:
-    """The mean of a row's tokens, (..., 1, C); x (..., N, C), zero at pads, mask (B, N) bool or None."""
+    """The mean of a row's real tokens, (..., 1, C); x (..., N, C), zero at padding, mask (B, N) bool or None."""
     if mask is None:
         return x.mean(-2, keepdim=True)
     count = mask.sum(-1).clamp(min=1).view(-1, *[1] * (x.dim() - 1))
@@ -230,7 +230,7 @@ def check_dims(config: "EncoderConfig") -> list[int]:
 
 
 def longer_dims(config: "EncoderConfig", max_length: int, how: str) -> dict[str, Any]:
-    """``Attention.lengthened`` for k slots: the same number, or, where they are repeated, as many times more as n grows."""
+    """``Attention.lengthened`` for slots: k stays, or, with how="repeat", grows by the same factor as n."""
     times = max_length // config.max_length if how == "repeat" else 1
     dims = config.projection_dim
     return {"projection_dim": dims * times if isinstance(dims, int) else [k * times for k in dims]}

@@ -17,7 +17,7 @@ from .starts import WINDOW_INITS, initial_matrix
 
 @PROJECTIONS.add("linear")
 class Linear(Projection):
-    """A learned E: (K, n), or (H, K, n) where each head has one."""
+    """A learned E: (K, n), or (H, K, n) if each head has its own."""
 
     commutes = True
 
@@ -38,7 +38,7 @@ class Linear(Projection):
         self.weight = nn.Parameter(E + self.noise * torch.randn_like(E) if self.noise else E)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        if exporting():  # of a plain encoder, for every length perhaps
+        if exporting():  # of a plain encoder, perhaps for any length
             return self.any_length()(x, mask)
         return with_rest(self, project(self.weight[..., : x.shape[-2]], x), x, mask)
 
@@ -79,7 +79,7 @@ class Linear(Projection):
 
 @PROJECTIONS.add("conv")
 class Convolution(Projection):
-    """One learned kernel for each channel, of width and stride n/k: (n/k, C), or (H, n/k, C) where each head has its own."""
+    """One learned kernel for each channel, of width and stride n/k: (n/k, C), or (H, n/k, C) if each head has its own."""
 
     def __init__(self, **shape: Any):
         super().__init__(**shape)
@@ -106,7 +106,7 @@ class Convolution(Projection):
         return window_mass(self, x, mask)
 
     def flops(self, length: int, width: int) -> int:
-        return 2 * self.max_length * width  # rows are filled up to n
+        return 2 * self.max_length * width  # rows are padded to n
 
     def matrix(self, x: Tensor) -> Tensor:
         """The mean of the channels' kernels."""
@@ -176,7 +176,7 @@ class Max(Mean):
 class Gaussian(Linear):
     """A fixed random E, N(0, 1/k), kept in the state dict: the projection of the paper's theorems."""
 
-    fill = Projection.fill  # a random E takes no other
+    fill = Projection.fill  # not Linear's: a random E is not to be replaced
     settings = ("short_rows",)
 
     def _keep(self, E: Tensor) -> None:
@@ -187,7 +187,7 @@ class Gaussian(Linear):
 
 
 class _AnyLength(Projection):
-    """A ``Linear``, to be traced for every length."""
+    """A ``Linear``, to be traced for any length."""
 
     def __init__(self, of: Linear):
         super().__init__(of.max_length, of.projection_dim, of.num_heads, of.channels, short_rows=of.short_rows)
@@ -232,7 +232,7 @@ def matrix_with_rest(projection: Projection, E: Tensor, sums: Tensor) -> Tensor:
 
 
 def is_full(projection: Projection, x: Tensor, mask: Tensor | None) -> bool:
-    """Whether all rows are known to have n tokens; never while a graph for every length is traced."""
+    """Whether all rows are known to have n tokens; always False during export, which may be for any length."""
     return mask is None and x.shape[-2] == projection.max_length and not exporting()
 
 
@@ -246,7 +246,7 @@ def check_windows(setting: str, kind: str, max_length: int, projection_dim: int)
 
 
 def windows(projection: Projection, x: Tensor, fill: float) -> Tensor:
-    """(..., N, C) → (..., K, n/k, C); a short input is filled up to n tokens."""
+    """(..., N, C) → (..., K, n/k, C); a short input is padded to n tokens with ``fill``."""
     missing = projection.max_length - x.shape[-2]
     if exporting() or missing:
         x = functional.pad(x, (0, 0, 0, missing), value=fill)
@@ -268,18 +268,18 @@ def window_mass(projection: Projection, x: Tensor, mask: Tensor | None) -> Tenso
 
 
 def window_tokens(projection: Projection, x: Tensor) -> Tensor:
-    """(K, N): 1 where the token is in the slot's window."""
+    """(K, N): 1 where the token is in the slot's window, else 0; N from x (..., N, C)."""
     K, n = projection.projection_dim, projection.max_length
     return torch.block_diag(*torch.ones(K, 1, n // K)).to(x.device)[:, : x.shape[-2]]
 
 
 def _interpolated(weight: Tensor, max_length: int) -> Tensor:
-    """Columns are interpolated, and divided so that row sums stay the same."""
+    """E (..., K, n) for a larger n: columns are interpolated, and divided so that row sums stay the same."""
     return stretched(weight, max_length) / (max_length / weight.shape[-1])
 
 
 def _repeated(weight: Tensor, max_length: int) -> Tensor:
-    """The same block repeated along the diagonal."""
+    """E (..., K, n) for a multiple of n: the same block repeated along the diagonal."""
     return torch.kron(torch.eye(max_length // weight.shape[-1]).to(weight), weight)
 
 
@@ -287,6 +287,6 @@ LENGTHENED = {"interpolate": _interpolated, "repeat": _repeated}
 
 
 def stretched(x: Tensor, width: int) -> Tensor:
-    """(..., N) → (..., width), linear between neighbours."""
+    """(..., N) → (..., width), by linear interpolation."""
     flat = functional.interpolate(x.reshape(-1, 1, x.shape[-1]), size=width, mode="linear", align_corners=False)
     return flat.reshape(*x.shape[:-1], width)

@@ -11,15 +11,15 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from .errors import SettingError
 
-MANY = 2**31 - 1  # the largest count allowed; larger ones overflow further down
+MANY = 2**31 - 1  # the largest count allowed; larger ones would overflow somewhere
 PLAIN = {int: "a whole number", float: "a number", bool: "true or false", str: "a name", type(None): "null"}
 
 
 @dataclass(frozen=True, repr=False)
 class Range:
-    """Finite numbers from ``least``, or more than ``above``, to ``most``, or less than ``below``; and also those in ``also``.
+    """Finite numbers ≥ ``least`` or > ``above``, and ≤ ``most`` or < ``below``; and also those in ``also``.
 
-    ``largest`` is a bound that only a typo exceeds: it is mentioned only if it is exceeded.
+    ``largest`` is an upper bound that only a typo exceeds: messages mention it only if it is exceeded.
     """
 
     least: float | None = None
@@ -70,7 +70,7 @@ Seed = Annotated[int, Range(least=0, most=2**32 - 1)]
 
 
 def check_ranges(prefix: str, declared: Any, values: Mapping[str, Any]) -> None:
-    """ValueError for the first of ``values`` that is not what ``declared`` (a function, a class) allows.
+    """Raises ValueError for the first of ``values`` that ``declared`` (a function or a class) does not allow.
 
     Args:
         prefix: what precedes a setting's name on the command line, such as "model."; "" in plain Python.
@@ -84,7 +84,7 @@ def check_ranges(prefix: str, declared: Any, values: Mapping[str, Any]) -> None:
 
 
 def check_values(prefix: str, declared: Callable[..., Any], values: Mapping[str, Any]) -> None:
-    """As ``check_ranges``, with ValueError for a wrong type, too, such as text for a number: for values no parser has read."""
+    """As ``check_ranges``, and ValueError for a wrong type, such as text for a number: for values that no parser has read."""
     try:
         hints = get_type_hints(declared, include_extras=True)
     except NameError:  # a user's own class, whose annotations are imported for type checkers only

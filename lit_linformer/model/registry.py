@@ -29,7 +29,7 @@ class Registry(Mapping):
         setting: its name, for messages.
         base: the base class of every class, this package's or the user's.
         methods: every class must override at least one of these, if there are any.
-        called: other words that users may type for an entry, for `did you mean`.
+        called: {another word for an entry: its name}, for `did you mean`.
     """
 
     def __init__(self, setting: str, base: type, methods: tuple[str, ...] = (), called: Mapping[str, str] | None = None):
@@ -60,7 +60,7 @@ class Registry(Mapping):
         return known or f"{cls.__module__}.{cls.__qualname__}"
 
     def find(self, name: Any) -> Any:
-        """The class of that name; UnknownKind, in one line, if there is none."""
+        """The class of that name or path; raises UnknownKind, in one line, if there is none."""
         if isinstance(name, str) and name in self._classes:
             return self._classes[name]
         if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")) or "." not in name:
@@ -111,15 +111,15 @@ class Registry(Mapping):
         return parameters
 
     def defaults(self, found: type) -> dict[str, Any]:
-        """The default of each argument of a class, of those of the package's class that it derives from, too."""
+        """The default of each argument of a class, including those of the package's class that it derives from."""
         base = next((cls for cls in found.__mro__ if cls in self._classes.values()), found)
         taken = self._parameters(base) | self._parameters(found)
         return {name: one.default for name, (_, one) in taken.items()}
 
     def check_options(self, name: str, taken: set[str], options: dict[str, Any] | None) -> None:
-        """ValueError for an option that the class ``name`` does not have, for a missing one, or for a bad value.
+        """Raises ValueError for an option that the class ``name`` does not have, for a missing one, or for a bad value.
 
-        taken: further arguments, which the encoder itself passes.
+        taken: arguments that the encoder itself passes, which are no options.
         """
         options, found = options or {}, self.find(name)
         parameters = self._parameters(found)
@@ -141,7 +141,7 @@ class Registry(Mapping):
 
 
 def check_shape(registry: Registry, module: Any, found: Any, shape: tuple[int, ...], why: str) -> None:
-    """UserError, naming the class, if what its ``forward`` returned is not a tensor of that shape."""
+    """Raises UserError, naming the class, if ``found``, which its ``forward`` returned, is not a tensor of that shape."""
     if getattr(found, "shape", None) != shape:
         said = f"a tensor {tuple(found.shape)}" if hasattr(found, "shape") else f"a {type(found).__name__}"
         raise UserError(

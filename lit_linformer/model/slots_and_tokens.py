@@ -21,13 +21,17 @@ Seen = tuple[Tensor, Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]
 
 
 class Chosen(NamedTuple):
-    """R tokens of each row that all tokens see, as they see slots."""
+    """R tokens of each row that all its tokens see, as they see slots."""
 
     places: Tensor  # (B, R): their positions
     there: Tensor  # (B, R) bool: a row may have fewer
 
     def beside(self, slots: Pair, tokens: Pair, bias: Tensor | None) -> tuple[Pair, Tensor]:
-        """Slots (B, H, K, d), tokens (B, H, N, d), the slots' bias → both, (B, H, K + R, d), and a bias, (B, …, 1, K + R)."""
+        """Appends the chosen tokens to the slots.
+
+        Keys and values of slots (B, H, K, d), of tokens (B, H, N, d), and the slots' bias → keys and values of slots and
+        chosen tokens, (B, H, K + R, d), and their bias, (B, 1 or H, 1, K + R).
+        """
         k, v = (torch.cat([slot, self._of(part)], 2) for slot, part in zip(slots, tokens, strict=True))
         missing = as_bias(self.there, k.dtype)[:, None, None]
         before = k.new_zeros(1, 1, 1, slots[0].shape[2]) if bias is None else bias
@@ -38,7 +42,7 @@ class Chosen(NamedTuple):
         return tokens.gather(2, self.places[:, None, :, None].expand(-1, tokens.shape[1], -1, tokens.shape[3]))
 
     def merged(self, maps: Tensor) -> Tensor:
-        """Maps of slots, of these and of all tokens, (B, H, N, K + R + N) → of slots and of all tokens, (B, H, N, K + N)."""
+        """Maps of slots, chosen tokens and all tokens, (B, H, N, K + R + N) → of slots and all tokens, (B, H, N, K + N)."""
         chosen, length = self.places.shape[-1], maps.shape[-2]
         of_slots, of_chosen, of_tokens = maps.split([maps.shape[-1] - chosen - length, chosen, length], -1)
         return torch.cat([of_slots, of_tokens + spread(of_chosen, self.places[:, None, None], length)], -1)
@@ -65,7 +69,7 @@ class SlotsAndTokens(LinformerAttention):
         shared: Projection | None = None,
         chosen: Chosen | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """As LinformerAttention's; chosen: further tokens that all see. Maps: of slots, then of tokens, (B, H, N, K + N)."""
+        """As LinformerAttention's; chosen: tokens that all others see, too. Maps: slots, then tokens, (B, H, N, K + N)."""
         if not self.sees_tokens:
             return super().forward(x, attention_mask, need_weights, shared)
         self.check_length(x)
@@ -87,7 +91,7 @@ class SlotsAndTokens(LinformerAttention):
         return output, maps if chosen is None else chosen.merged(maps)
 
     def see(self, q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None, need_weights: bool) -> Seen:
-        """What each token sees besides the slots; q, k, v of all tokens, (B, H, N, d), k and v zero at padding."""
+        """What each token sees besides the slots (``Seen``); q, k, v of all tokens, (B, H, N, d), k and v zero at padding."""
         raise NotImplementedError
 
     def keys_and_values(self, x: Tensor, attention_mask: Tensor | None, shared: Projection | None) -> tuple[Pair, Pair]:
@@ -107,14 +111,14 @@ class SlotsAndTokens(LinformerAttention):
         return scores if bias is None else scores + bias
 
     def compress(self, x: Tensor, attention_mask: Tensor | None = None, shared: Projection | None = None) -> Pair:
-        """Keys and values of the slots, followed by those of all tokens where these are seen, (B, H, K or K + N, d) each."""
+        """Keys and values of the slots, followed by those of all tokens if tokens are seen, (B, H, K or K + N, d) each."""
         if not self.sees_tokens:
             return super().compress(x, attention_mask, shared)
         k, v = (torch.cat(pair, 2) for pair in zip(*self.keys_and_values(x, attention_mask, shared), strict=True))
         return k, v
 
     def matrix(self, x: Tensor, shared: Projection | None = None) -> Tensor | None:
-        """E (that of keys), and below it a row for each token where these are seen."""
+        """The matrix E of the keys and, if tokens are seen, below it a row for each token."""
         E = super().matrix(x, shared)
         if E is None or not self.sees_tokens:
             return E
@@ -128,8 +132,8 @@ class SlotsAndTokens(LinformerAttention):
         all_tokens = 4 * length * self.hidden_size**2 if self.compress_first else 0  # W_K and W_V, besides those for the slots
         return counted + all_tokens + self.token_flops(length)
 
-    fixed_flops = LinformerAttention.fixed_flops  # a class that overrides forward states it again
+    fixed_flops = LinformerAttention.fixed_flops  # not inherited by a class that overrides forward
 
     def token_flops(self, length: int) -> int:
-        """Operations on the tokens that are seen in a row of N tokens, apart from the linear layers."""
+        """Operations on the tokens that are seen, in a row of N = ``length`` tokens, apart from the linear layers."""
         raise NotImplementedError

@@ -21,7 +21,7 @@ def block_mean(width: int, part: Part) -> Tensor:
 
 
 def split(width: int, part: Part) -> Tensor:
-    """The mean of a part of window j, another part for each head."""
+    """Slot j is the mean of a part of window j, a different one for each head."""
     first, after = _share(width, part)
     weights = torch.zeros(width)
     weights[first:after] = 1.0 / (after - first)
@@ -29,7 +29,7 @@ def split(width: int, part: Part) -> Tensor:
 
 
 def strided(width: int, part: Part) -> Tensor:
-    """One token of window j, the first one of the head's part."""
+    """Slot j is one token of window j, the first one of the head's part."""
     weights = torch.zeros(width)
     weights[_share(width, part)[0]] = 1.0
     return weights
@@ -46,7 +46,7 @@ def xavier(max_length: int, projection_dim: int) -> Tensor:
 
 
 def squares(max_length: int, projection_dim: int) -> Tensor:
-    """Slot j is the mean of square j of an image's pixels, row by row; bos and eos, if n includes them, are in none."""
+    """Slot j is the mean of square j of an image, whose pixels are the tokens; bos and eos, if n includes them, are in none."""
     side, around = image_side(max_length)
     across = math.isqrt(projection_dim)
     square = torch.arange(side) * across // side  # of each row, and of each column
@@ -72,7 +72,7 @@ FITS = {"squares": check_squares}
 
 
 def initial_matrix(init: str, max_length: int, projection_dim: int, part: Part = (0, 1)) -> Tensor:
-    """One initialised E, (K, n)."""
+    """An initial E, (K, n), for one head: ``part`` is (its index, their number)."""
     if init in MATRIX_INITS:
         return MATRIX_INITS[init](max_length, projection_dim)
     E = torch.zeros(projection_dim, max_length)

@@ -25,8 +25,8 @@ class WindowAttention(SlotsAndTokens):
 
     K̄ and V̄ are the slots, from any projection, K_w and V_w the 2 w tokens in the query's window of w and w/2 on each side.
     With ``dual_norm`` (DualLN) keys and values of tokens pass through one LayerNorm, those of slots through another, since
-    averages over many tokens start far smaller. With projection=dynamic, sharing=heads, order=project_first, dual_norm=True it
-    is the paper's model. Linear in N: 2 w columns in addition to K.
+    averages over many tokens are far smaller at first. With projection=dynamic, sharing=heads, order=project_first and
+    dual_norm=True it is the paper's model. Linear in N: 2 w columns in addition to K.
 
     Args:
         hidden_size, …: as LinformerAttention's.
@@ -49,7 +49,7 @@ class WindowAttention(SlotsAndTokens):
         options = config.attention_options or {}
         check_even("window", options.get("window", 2))
         if config.position == "rotary" and options.get("dual_norm"):
-            allowed = "false, for it scales channels that are rotated together differently"
+            allowed = "false, since it scales channels that are rotated together differently"
             raise SettingError("attention_options.dual_norm", True, allowed, when="with position='rotary'")
 
     def see(self, q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None, need_weights: bool) -> Seen:

@@ -32,7 +32,7 @@ from lit_linformer.utils.signals import is_first_process
 # What torch.load raises for a file that is damaged or of another format.
 UNREADABLE = (OSError, RuntimeError, EOFError, ValueError, KeyError, AttributeError, zipfile.BadZipFile)
 OURS = "a checkpoint of this project"
-# Keys if the weights are averages (callbacks/averaging.py): the training weights and, once these are swapped in, the averages.
+# Keys if the weights are averages (callbacks/averaging.py): the training weights; and the averages, after the two were swapped.
 TRAINING_WEIGHTS, AVERAGE = "training_weights", "average"
 # What a user's own schedulers, callbacks and data keep besides plain values and tensors: NumPy's numbers and arrays, and paths.
 # torch has to be told of them; none of them runs code when it is loaded.
@@ -40,11 +40,11 @@ NUMPY: list[Any] = [np.ndarray, np.dtype, np.zeros(1).__reduce__()[0], np.float6
 NUMPY += {type(np.dtype(code)) for code in np.typecodes["All"] if code != "O"}
 torch.serialization.add_safe_globals([*NUMPY, type(Path())])
 INSTEAD = "--ckpt_path best, if that is whole, or to begin anew with --overwrite true"
-FOREIGN = ", which holds other objects than weights and plain values: they are not loaded, for that may run code"
+FOREIGN = ", which holds other objects than weights and plain values: they are not loaded, since that may run code"
 
 
 def take_training_weights(checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """If `Averaging` wrote any, puts them into state_dict and the averages under AVERAGE; a second call changes nothing."""
+    """Training weights, if `Averaging` wrote any: they are put into state_dict, and the averages under AVERAGE, once."""
     weights: dict[str, Any] = checkpoint.get(TRAINING_WEIGHTS, {})
     if weights and AVERAGE not in checkpoint:
         checkpoint[AVERAGE] = {name: checkpoint["state_dict"][name] for name in weights}
@@ -53,9 +53,9 @@ def take_training_weights(checkpoint: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_checkpoint(path: Path, setting: str = "ckpt_path", whole: bool = True) -> dict[str, Any]:
-    """The checkpoint, its tensors left on disk; ValueError, in one line, if it is missing, damaged or not a checkpoint.
+    """The checkpoint, its tensors mapped from disk; ValueError, in one line, if it is missing, damaged or not a checkpoint.
 
-    The tensors of a sharded one, which is a folder, are read unless ``whole`` is false.
+    The tensors of a sharded checkpoint, which is a folder, are read into memory, unless ``whole`` is false.
     """
     if not path.exists():
         raise SettingError(setting, path, "a checkpoint file, 'last' or 'best'", more=", which is no file")
@@ -110,7 +110,7 @@ def unknown_classes(path: Path) -> list[str]:
 
 
 def whole_step(path: Path) -> int | None:
-    """The step of a checkpoint that a run could resume from; None: there is none."""
+    """The step of a checkpoint, if a run could resume from it; None: it could not."""
     try:
         return check_checkpoint(path, whole=False)["global_step"]
     except ValueError:
@@ -119,10 +119,10 @@ def whole_step(path: Path) -> int | None:
 
 @functools.lru_cache(maxsize=64)
 def _verify(path: Path, *states: tuple[int, int]) -> None:
-    """Only once for each state of the file or folder, since this reads all of it."""
+    """Verifies checksums, only once for each state of the file or folder, since this reads all of it."""
     if not path.is_dir():
         verify_plain(path)
-    elif is_first_process():  # it decides which one is read; the others would each read everything
+    elif is_first_process():  # it decides which checkpoint is read; the others need not read everything, too
         verify_sharded(path)
 
 
@@ -142,7 +142,7 @@ def best_or_last(run_dir: Path) -> Path | None:
 
 
 def _find_last(run_dir: Path) -> Path | None:
-    """The one written last, not the one of the highest step: a run may have gone back to an earlier step."""
+    """The whole checkpoint written last, not the one of the highest step: a run may have gone back to an earlier step."""
     found, unread = [], []
     for name in ("previous", "last", "new"):  # the order in which they were written
         if not (path := run_dir / "checkpoints" / f"{name}.ckpt").exists():
@@ -166,10 +166,10 @@ def without(run_dir: Path, which: str = "last") -> str:
 
 
 def checkpoint_path(subcommand: str, asked: str | None, root: Path) -> str | None:
-    """The file for ckpt_path: `last` and `best` are looked up in the run folder; evaluation without one takes the best.
+    """The file for ckpt_path: `last` and `best` are looked up in the run folder; evaluation without ckpt_path takes the best.
 
-    From another run's folder, too, fit takes the last and evaluation the best. `auto` is `last` if there is one, else a start
-    from the beginning.
+    If it is another run's folder, fit takes its last checkpoint, and evaluation its best. `auto` is `last` if there is one,
+    else a start from the beginning. ValueError, in one line, if there is no such checkpoint.
     """
     fits = subcommand == "fit"
     if asked is None and fits:
@@ -212,12 +212,12 @@ def _no_checkpoint(path: Path) -> SettingError:
 
 
 def _damaged(root: Path) -> list[str]:
-    """The last checkpoints of a folder where none of them can be read."""
+    """Names of a folder's last checkpoints; for a folder in which none of them can be read."""
     return [path.name for path in checkpoints(root) if path.name in ("last.ckpt", "previous.ckpt")]
 
 
 def _check_nothing_is_lost(root: Path) -> None:
-    """Says that the run starts anew; ValueError if there are only damaged checkpoints, which that would throw away."""
+    """Prints that the run starts anew; ValueError if there are only damaged checkpoints, which that would throw away."""
     if damaged := _damaged(root):
         raise UserError(f"ckpt_path is 'auto', but {root}/checkpoints holds no whole {' or '.join(damaged)}", INSTEAD)
     left = [path.name for path in checkpoints(root)]
@@ -227,12 +227,12 @@ def _check_nothing_is_lost(root: Path) -> None:
 
 
 def lies_in(path: str | None, root: Path) -> bool:
-    """Whether a checkpoint is one of this run's."""
+    """Whether a checkpoint belongs to the run in ``root``."""
     return path is not None and Path(path).resolve().is_relative_to((root / "checkpoints").resolve())
 
 
 def encoder_of(checkpoint: dict[str, Any], path: Path, setting: str) -> EncoderConfig:
-    """The encoder's settings; ValueError, in one line, for a checkpoint that holds none, or impossible ones."""
+    """The encoder's settings; ValueError, in one line, for a checkpoint that holds none, or invalid ones."""
     settings = checkpoint.get("hyper_parameters")
     encoder = settings.get("encoder") if isinstance(settings, dict) else None
     if not isinstance(encoder, dict):
@@ -241,7 +241,7 @@ def encoder_of(checkpoint: dict[str, Any], path: Path, setting: str) -> EncoderC
 
 
 def stored_encoder(settings: dict[str, Any], path: Path, setting: str) -> EncoderConfig:
-    """From a checkpoint or an exported folder; ValueError, in one line, if no encoder, or none here, can have such settings."""
+    """An encoder's settings from a checkpoint or an exported folder; ValueError, in one line, if they are invalid here."""
     try:
         return EncoderConfig(**settings)
     except UnknownKind as error:  # a class of the user's own that this machine lacks

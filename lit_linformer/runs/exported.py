@@ -29,7 +29,7 @@ def is_exported(folder: Path) -> bool:
 
 
 def check_format(folder: Path, setting: str) -> None:
-    """ValueError, in one line, for a folder with a model's config.json but no weights, such as an export to ONNX."""
+    """Raises ValueError, in one line, for a folder with a model's config.json but no weights, such as an export to ONNX."""
     if (folder / CONFIG).is_file() and not (folder / WEIGHTS).is_file():
         read_config(folder, setting)  # another project's is refused with a hint
         allowed = "an export of the format safetensors or huggingface"
@@ -43,7 +43,7 @@ def write_sums(folder: Path) -> None:
 
 
 def check_sums(folder: Path, setting: str) -> None:
-    """ValueError, in one line, for a file whose checksum has changed; nothing is checked without SHA256SUMS."""
+    """Raises ValueError, in one line, for a file whose checksum has changed; without SHA256SUMS nothing is checked."""
     if not (folder / SUMS).is_file():
         return
     for line in (folder / SUMS).read_text(encoding="utf-8", errors="replace").splitlines():

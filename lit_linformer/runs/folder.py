@@ -1,7 +1,7 @@
 """A run folder: its name, which of its files are this project's, and how a start of `fit` claims it.
 
     runs/NAME/
-      run.json                     says that this is a run (older runs, without it, are known by their config.yaml)
+      run.json                     marks it as a run (older runs, without it, are recognised by their config.yaml)
       .lock                        while it trains
       config.yaml, tokenizer.json, perplexity.csv, result.json, …, events.out.tfevents.*
       metrics.csv, wandb/, mlflow.db, mlartifacts/   what loggers other than TensorBoard write, if enabled
@@ -48,7 +48,7 @@ OURS = {
     # The last one is Lightning's name, for a user's own ModelCheckpoint.
     "checkpoints": ("last.ckpt", "previous.ckpt", "new.ckpt", "best-*.ckpt", "epoch=*-step=*.ckpt"),
 }  # fmt: skip
-# What `validate`, `test` and `predict` write, and the files that become these.
+# What `validate`, `test` and `predict` write, and the temporary files that become these.
 EVALUATED = (f"{VALIDATE}*", f"{TEST}*", "predictions.jsonl*", "validate_*", "*.tsv")
 OF_LOGGERS = ("wandb", "mlartifacts")
 SHARDED = ("__*.distcp", ".metadata", "meta.pt", "checksums.json")  # the files of a checkpoint that is a folder
@@ -97,14 +97,14 @@ def own_files(folder: Path) -> Iterator[Path]:
 
 
 def foreign_files(folder: Path) -> list[Path]:
-    """Everything else in the folder."""
+    """Everything in a run folder that does not have this project's names."""
     ours, places = set(own_files(folder)), [folder / place for place in OURS]
     found = [path for place in places if place.is_dir() for path in sorted(place.iterdir())]
     return [path for path in found if path not in ours and path not in places and path.name != LOCK]
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Everything with a checkpoint's name, complete or not."""
+    """All files (or, if sharded, folders) with a checkpoint's name, complete or not."""
     place = folder / "checkpoints"
     return [path for path in own_files(folder) if path.parent == place and path.suffix == ".ckpt"]
 
@@ -122,7 +122,7 @@ def remove(path: Path) -> None:
 
 
 def replace(source: Path, target: Path) -> None:
-    """Renames a checkpoint over another one, either of which may be a folder."""
+    """Renames a checkpoint, replacing another one; either may be a folder."""
     if target.is_dir():  # os.replace puts a folder over an empty folder only, a file over none
         remove(target)
     elif source.is_dir():
@@ -131,7 +131,7 @@ def replace(source: Path, target: Path) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """UserError, before an evaluation that may take hours, for a folder in which its results cannot be left."""
+    """Raises UserError, before an evaluation that may take hours, for a folder into which its results cannot be written."""
     if not os.access(next(place for place in (folder, *folder.absolute().parents) if place.exists()), os.W_OK):
         allowed = f"a folder that is open to writing as --trainer.default_root_dir, with --ckpt_path {folder}"
         raise UserError(f"name: cannot write the results into {folder}", allowed)
@@ -163,10 +163,11 @@ class Claim:
         """Prepares a run from the first step.
 
         Args:
-            overwrite: existing files may be deleted.
-            goes_on: --ckpt_path auto: existing files, from which nothing can resume, are left from a start of this run.
+            overwrite: whether existing files may be deleted.
+            goes_on: with --ckpt_path auto: existing files, from which no run can resume, are from an earlier start of this run.
 
-        Raises ValueError for a folder with a run in it, unless one of these is true, and for one with files that are no run's.
+        Raises ValueError for a folder with a run in it, unless one of these is true, and for a folder with files that do not
+        belong to a run.
         """
         # A .tmp is left by a start that was killed while it wrote the marker, TensorBoard's files by one of an earlier version,
         # which wrote those first.

@@ -79,7 +79,7 @@ class RunLock:
 
 
 def is_held(folder: Path) -> bool:
-    """Whether a process trains in that folder; never true on a file system without locks."""
+    """Whether a process is training in that folder; always False on a file system without locks."""
     try:
         descriptor = os.open(folder / LOCK, os.O_RDONLY)
     except OSError:

@@ -1,4 +1,4 @@
-"""Where a run lives: in runs/NAME when it begins, then beside its config.yaml, even if that is moved or used from elsewhere."""
+"""Where a run is: in runs/NAME when it begins, then beside its config.yaml, even if that is moved or used from elsewhere."""
 
 import glob
 from pathlib import Path
@@ -8,7 +8,7 @@ from lit_linformer.runs.folder import CONFIG, CONVERSION, TOKENIZER, is_run
 from lit_linformer.utils.configs import config_contents
 
 RUNS = Path("runs")
-# Settings that place a run elsewhere than beside its config.yaml.
+# Settings that put a run elsewhere than beside its config.yaml.
 PLACES = ("--name", "--trainer.default_root_dir")
 # Settings of model and data that may be paths: in a run's config.yaml they are as typed, relative to where it began.
 PATHS = ("source", "validation_source", "test_source", "tokenizer", "cache_dir", "pretrained", "teacher")
@@ -26,7 +26,7 @@ def own_folder(config: str | Path) -> Path | None:
 
 
 def given_run(argv: list[str]) -> tuple[Path | None, bool]:
-    """The run whose config.yaml a command line gives, the last of several, and whether the command is for that run.
+    """The run whose config.yaml a command line gives (the last one, if several), and whether the command is for that run.
 
     It is not if the command line, or a later file, gives another name or folder.
     """
@@ -41,7 +41,7 @@ def given_run(argv: list[str]) -> tuple[Path | None, bool]:
 
 
 def seen_from(folder: Path, settings: Any) -> None:
-    """Changes paths in a run's settings, of model or data, that are found not here but where the run began: beside runs/.
+    """Changes paths in the settings of a run's model or data that exist not here but where the run began, beside runs/.
 
     For a model that `convert` wrote, which may have been moved, pretrained and tokenizer are the run's own.
     """

@@ -1,6 +1,6 @@
 """What a run has written into its folder, as far as it exists: config, curve, results; and its status and model in words.
 
-Does not import torch.
+This module does not import torch.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ DEEPEST = 3  # folders below runs/ in which runs are looked for
 
 @dataclass
 class RunRecord:
-    """A run's files, each read at first use. Whatever is missing, incomplete or of another form is empty."""
+    """A run's files, each read at first use. Whatever is missing, incomplete or malformed is empty."""
 
     folder: Path
 
@@ -74,11 +74,11 @@ class RunRecord:
 
     @cached_property
     def conversion(self) -> dict[str, Any]:
-        """What `convert` made it from."""
+        """What `convert` made the run from (conversion.json); {} for a run that was not converted."""
         return read_json(self.folder / CONVERSION) or {}
 
     def last(self, name: str, otherwise: Any = None) -> Any:
-        """The final value: from result.json, else from the last validation."""
+        """The final value of a number such as step or tokens: from result.json, else from the last validation."""
         found = self.result.get(name)
         return found if found is not None else self.curve[-1].get(name, otherwise) if self.curve else otherwise
 
@@ -132,7 +132,7 @@ class RunRecord:
         return f"stopped at step {step:,}{end}" if step else "stopped before its first checkpoint"
 
     def model(self) -> str:
-        """A short description: MLM, linformer, k = 32."""
+        """A short description, such as `MLM, linformer, k = 32`."""
         words = [str(self.setting("model.class_path", "")).rpartition(".")[2]]
         words += [str(task)] if (task := self.setting("data.init_args.task")) else []
         if attention := self.encoder("attention"):
@@ -152,7 +152,7 @@ def of_class(path: Any, name: str) -> bool:
 
 
 def of_split(metric: str, split: str) -> bool:
-    """Whether a metric is named after a split, as val/loss or, more commonly, val_loss."""
+    """Whether a metric is named after a split: val/loss or, in many other projects, val_loss."""
     return metric.startswith((f"{split}/", f"{split}_"))
 
 
@@ -182,7 +182,7 @@ def checkpoint_step(path: Path) -> int | None:
         for operation, argument, _ in pickletools.genops(file.read(name)):
             if argument == "global_step":
                 asked = True
-            elif asked and isinstance(argument, int) and "PUT" not in operation.name:  # whose argument is a memo index
+            elif asked and isinstance(argument, int) and "PUT" not in operation.name:  # PUT's argument is a memo index
                 return argument
     return None
 

@@ -1,7 +1,7 @@
-"""Trained models: read from a run, a checkpoint file or an exported folder, by everything that starts from one.
+"""Trained models, read from a run, a checkpoint file or an exported folder: for everything that starts from one.
 
-`read_model` returns what is stored: settings, weights, where the tokenizer is. `open_checkpoint` builds the model from it, with
-its tokenizer, if its data have one, and what is known about its training.
+`read_model` returns what is stored: settings, weights, where the tokenizer is. `open_checkpoint` builds the model from that,
+with its tokenizer, if its data have one, and what is known about its training.
 """
 
 import re
@@ -58,9 +58,9 @@ class StoredModel:
         encoder: the encoder's settings.
         weights: the state dict of the whole model, encoder and head.
         settings: num_labels and pooling of a classifier; a task's hyper-parameters.
-        setting: the setting by which the user named it, for messages.
-        tokenizer: what `load_tokenizer` reads; None: the checkpoint carries none.
-        checkpoint: all that the checkpoint holds; empty for an exported folder.
+        setting: the setting with which the user named it, for messages.
+        tokenizer: a path that `load_tokenizer` reads; None: there is no tokenizer.
+        checkpoint: everything in the checkpoint; empty for an exported folder.
         exported: config.json of an exported folder; empty for a checkpoint.
     """
 
@@ -172,7 +172,7 @@ def read_model(asked: str | Path, setting: str = "model.pretrained") -> StoredMo
 
 
 def find_model(path: Path, setting: str) -> Path:
-    """A checkpoint file: the path itself, or a run folder's best, or its last if there is no best."""
+    """A checkpoint file: the path itself, or a run folder's best checkpoint, or its last if there is no best."""
     if not path.exists():
         raise SettingError(
             setting, path, "a run directory, a checkpoint file, or an exported folder", more=", which does not exist"
@@ -191,12 +191,12 @@ class TrainedModel:
     """A trained model, ready to be used or written.
 
     Args:
-        name: the run's, the folder's or the file's.
+        name: that of the run, the folder or the file.
         net: MaskedLanguageModel or SequenceClassifier, float32, in evaluation mode.
         tokenizer: the one it was trained with; None: its tokens are not pieces of text.
-        max_length: longest row it was trained on; up to the encoder's.
+        max_length: tokens of the longest rows it was trained on; at most the encoder's.
         labels: names of the classes; None for masked language models and regressions.
-        pair: a row has two texts.
+        pair: whether a row has two texts.
         facts: version, step, tokens, text, perplexity or scores, and the run's command, seconds and environment, as far as
             known; no paths of this machine.
         curve: (step, tokens, perplexity) of the validations up to this checkpoint.

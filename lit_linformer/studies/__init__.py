@@ -1,1 +1,1 @@
-"""Studies: programs on top of the rest, which run it many times and make tables and figures."""
+"""Studies: programs that run the rest of the package many times, and make tables and figures."""

@@ -73,8 +73,11 @@ def main(argv: list[str]) -> None:
 
 
 def slot_maps(encoder: Any, ids: list[int], layer: int, head: int | None) -> "tuple[Tensor, Tensor] | None":
-    """What feeds each slot and who reads it, for one row of N tokens: E of the keys, (K, N), and attention (K, N), whose
-    columns sum to 1. head: None for the mean of all. None for attention without such a matrix, or that returns no maps."""
+    """What feeds each slot and who reads it, for one row of N tokens.
+
+    These are E of the keys, (K, N), and the attention, (K, N), whose columns sum to 1; None if the attention has no such
+    matrix, or returns no maps. head: its index; None: the mean of all.
+    """
     import torch
 
     seen: list[Tensor] = []
@@ -95,7 +98,7 @@ def slot_maps(encoder: Any, ids: list[int], layer: int, head: int | None) -> "tu
 
 
 def _why_not(config: "EncoderConfig") -> str:
-    """The end of the error line: what has no slots to draw, and what has."""
+    """The end of the error line: which part of the model has no slots to draw, and what would have them."""
     from lit_linformer.model import ATTENTIONS, PROJECTIONS, Attention
 
     drawn = [name for name, kind in ATTENTIONS.items() if kind.matrix is not Attention.matrix]
@@ -111,7 +114,7 @@ def row_names(config: "EncoderConfig", layer: int, count: int, names: list[str])
 
 
 def most_read(reads: "Tensor", count: int) -> list[int]:
-    """The slots that get most of the attention, in their order."""
+    """The ``count`` slots that get most of the attention in ``reads`` (K, N), in their order."""
     return sorted(reads.sum(1).topk(min(count, len(reads))).indices.tolist())
 
 

@@ -39,7 +39,7 @@ SUFFIXES = (".npy", ".parquet")
 
 
 def main(argv: list[str]) -> None:
-    """Embeds, writes and says so; raises ValueError, in one line, for bad input."""
+    """Embeds, writes and prints; raises ValueError, in one line, for bad input."""
     given = parse("embed", __doc__, SETTINGS, argv)
     outputs = [Path(name) for name in given["output"]]
     if wrong := [path for path in outputs if path.suffix not in SUFFIXES or path.is_dir()]:
@@ -71,7 +71,7 @@ def main(argv: list[str]) -> None:
 
 
 def read_texts(path: Path, column: str) -> list[str]:
-    """A table's column, or lines. ValueError for a blank one, since a vector is identified only by its row number."""
+    """A table's column, or a file's lines. ValueError for a blank one, since only its row number identifies a vector."""
     from lit_linformer.data.finetuning.labelled_rows import LabelledSource
     from lit_linformer.data.finetuning.text_tasks import TextTask
     from lit_linformer.data.reading import text_lines

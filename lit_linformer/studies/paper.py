@@ -26,11 +26,11 @@ _MEMORY = {
     32768: (56, 48, 36, 18, 16),
     65536: (60, 52, 40, 20, 18),
 }
-# n → k → speed, or largest batch, relative to the Transformer's; the paper leaves k ≥ n blank.
+# {n: {k: speed, or largest batch, relative to the Transformer's}}; the paper leaves k ≥ n blank.
 TIME_SAVED = {n: dict(zip(PROJECTION_DIMS, row, strict=False)) for n, row in _TIME.items()}
 MEMORY_SAVED = {n: dict(zip(PROJECTION_DIMS, row, strict=False)) for n, row in _MEMORY.items()}
 
-# Table 2: (n, model) → dev accuracy in percent after fine-tuning (IMDB: test accuracy), then the average, as printed.
+# Table 2: {(n, model): dev accuracies in percent after fine-tuning (of IMDB test accuracy), and their average, as printed}.
 TASKS = ("SST-2", "IMDB", "QNLI", "QQP")
 TABLE2 = {
     (512, "RoBERTa-base"): (93.1, 94.1, 90.9, 90.9, 92.25),

@@ -6,5 +6,5 @@ from lit_linformer.tasks.distillation import Distillation
 from lit_linformer.tasks.mlm import MLM
 from lit_linformer.tasks.recall import Recall
 
-TASKS = ("MLM", "SequenceClassification", "Distillation", "Recall")  # those that users name
+TASKS = ("MLM", "SequenceClassification", "Distillation", "Recall")  # those that configs name
 __all__ = ["MLM", "Distillation", "Recall", "SequenceClassification", "TrainingModule"]

@@ -1,7 +1,7 @@
 """The base class of all tasks: parameter groups, a learning rate for each step, and resuming bit for bit.
 
-For a task of your own pass the optimiser's settings to `super().__init__(**optimization)`, set `self.net`, and define
-`warmup(total_steps)` and `training_loss(batch)`, or a training_step that calls `self.count(batch)`.
+For a task of your own, pass the optimiser's settings to `super().__init__(**optimization)`, set `self.net`, and define
+`warmup(total_steps)` and either `training_loss(batch)` or a training_step that calls `self.count(batch)`.
 """
 
 import math
@@ -36,19 +36,19 @@ Batch = dict[str, Any]
 
 
 def encoder_of(module: LightningModule) -> Encoder | None:
-    """Its ``net.encoder`` if that is ours: a user's own net may have another encoder, such as nn.Transformer's."""
+    """A module's ``net.encoder`` if that is an ``Encoder``: a user's own net may have another one, such as nn.Transformer's."""
     encoder = getattr(getattr(module, "net", None), "encoder", None)
     return encoder if isinstance(encoder, Encoder) else None
 
 
 def input_ids_of(batch: Any) -> torch.Tensor | None:
-    """(B, N); None for batches of a user's own that have none."""
+    """A batch's input_ids (B, N), or None if it has none, as batches of a user's own data may."""
     ids = batch.get("input_ids") if isinstance(batch, dict) else None
     return ids if isinstance(ids, torch.Tensor) else None
 
 
 def batches_before(module: LightningModule) -> int:
-    """Training batches so far: a TrainingModule's own count, which is right on any number of devices, else the loop's."""
+    """Training batches so far: a TrainingModule's own count, which is right on any number of devices, or else the loop's."""
     return getattr(module, "batches_seen", 0) or module.trainer.fit_loop.total_batch_idx
 
 
@@ -56,12 +56,12 @@ class TrainingModule(LightningModule):
     """A LightningModule that resumes exactly: dropout depends on (seed, batch, rank); settings override a checkpoint's.
 
     Args:
-        compile: torch.compile for the layers of ``net.encoder`` in training; validation, test and predictions are not
-            compiled. Not a hyper-parameter, and not in the state dict: a checkpoint loads with or without it.
+        compile: use torch.compile for the layers of ``net.encoder`` in training; validation, test and predictions are not
+            compiled. Neither a hyper-parameter nor in the state dict: a checkpoint loads with or without it.
         optimization: settings of `Optimization`: the optimiser and its learning rate.
     """
 
-    # What the progress lines and result.json show: metric, words, format, and which of two values is better.
+    # What the progress lines and result.json show: metric, its name in words, format, and min or max: which value is better.
     headline = ("val/perplexity", "validation perplexity", ".2f", min)
 
     def __init__(self, compile: bool = False, **optimization: Any) -> None:
@@ -72,11 +72,11 @@ class TrainingModule(LightningModule):
         self._cudnn = torch.backends.cuda.cudnn_sdp_enabled()  # for a subclass whose setup does not call this one
         self._seed_after: int | None = None
         self.batches_seen = 0
-        self.tokens_seen = 0  # by all ranks, if each had as many as this one; padding included
+        self.tokens_seen = 0  # this rank's times the number of ranks; padding included
 
     @property
     def attached(self) -> bool:
-        """Whether this module has a Trainer, as it has not in load_from_checkpoint."""
+        """Whether this module has a Trainer; it has none in load_from_checkpoint."""
         try:
             return self.trainer is not None
         except RuntimeError:
@@ -84,16 +84,16 @@ class TrainingModule(LightningModule):
 
     @classmethod
     def check_early(cls, settings: Mapping[str, Any]) -> None:
-        """For fit, before data are prepared: ValueError for settings, files included, that would be refused later."""
+        """Called by fit before data are prepared: raises ValueError for settings, or files they name, that fail later."""
         names = [field.name for field in fields(Optimization) if field.name in settings]
         Optimization(**{name: settings[name] for name in names})
 
     def start_from(
         self, pretrained: str | None, encoder: EncoderConfig | dict[str, Any] | None, vocab_size: int | None
     ) -> tuple[StoredModel | None, EncoderConfig]:
-        """The model that ``pretrained`` names, if any, and the encoder's settings, with the vocabulary of the data.
+        """The model that ``pretrained`` names, or None, and the encoder's settings, with the vocabulary size of the data.
 
-        One of ``pretrained`` and ``encoder`` is given, the latter as a dictionary if it comes from a checkpoint.
+        At least one of ``pretrained`` and ``encoder`` is given, the latter as a dictionary if it comes from a checkpoint.
         """
         encoder = EncoderConfig(**encoder) if isinstance(encoder, dict) else encoder
         source = read_model(pretrained) if pretrained is not None else None
@@ -125,9 +125,9 @@ class TrainingModule(LightningModule):
             # model, must depend on what it drew before.
             with torch.random.fork_rng(devices=[]):  # training draws what it would without
                 self._seed_after = int(torch.randint(2**63 - 1, ()))
-        # torch prefers cuDNN's attention on some GPUs; it plans for each new length, a second on an H100 (docs/LOG.md).
+        # torch prefers cuDNN's attention on some GPUs, but that takes a second for each new length on an H100 (docs/LOG.md).
         self._cudnn = torch.backends.cuda.cudnn_sdp_enabled()
-        equal = bool(self.equal_rows) and stage != "predict"  # where texts have any length
+        equal = bool(self.equal_rows) and stage != "predict"  # whose texts have any length
         torch.backends.cuda.enable_cudnn_sdp(self._cudnn and equal)
 
     def teardown(self, stage: str) -> None:
@@ -144,12 +144,12 @@ class TrainingModule(LightningModule):
         loss = self.training_loss(batch)
         self.count(batch)
         self.log("train/loss", loss.detach())
-        # As a tensor on the CPU: a number Lightning would copy to the GPU, and wait for it.
+        # A tensor on the CPU, since Lightning would copy a number to the GPU and wait for that.
         self.log("train/lr", torch.tensor(self.optimizers().param_groups[0]["lr"]))
         return loss
 
     def training_loss(self, batch: Batch) -> torch.Tensor:
-        """The loss that training minimises."""
+        """The loss that training minimises, a scalar."""
         raise NotImplementedError
 
     def warmup(self, total_steps: int) -> int:
@@ -166,22 +166,22 @@ class TrainingModule(LightningModule):
             compile_training(self.net, None if self.equal_rows is None else not self.equal_rows)
 
     def training_flops(self, batch: Batch) -> int | None:
-        """Operations that the model needs for a batch, forward and backward (model/flops.py); None: not known."""
+        """Operations of the forward and backward pass of a batch (model/flops.py), for MFU; None: not known."""
         return None
 
     def peak_lr(self) -> float:
-        """The highest learning rate, scaled to the rows of an optimiser step."""
+        """The highest learning rate: lr or, with lr_batch_size, lr · √(rows of an optimiser step / lr_batch_size)."""
         meant_for = self.optimization.lr_batch_size
         if meant_for is None or not self.attached:
             return self.optimization.lr
         rows = getattr(self.trainer.datamodule, "rows_per_step", None)
         if rows is None:
             name = type(self.trainer.datamodule).__name__
-            raise SettingError("model.lr_batch_size", meant_for, f"null, for data={name} has no rows_per_step")
+            raise SettingError("model.lr_batch_size", meant_for, f"null, since {name} has no rows_per_step")
         return self.optimization.lr * math.sqrt(rows / meant_for)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        return parameter_groups(self, self.peak_lr(), self.optimization)  # a subclass's parts outside of net, too
+        return parameter_groups(self, self.peak_lr(), self.optimization)  # of self, since a subclass may have more than net
 
     def count(self, batch: Batch) -> None:
         """To be called once for each training batch."""
@@ -194,7 +194,7 @@ class TrainingModule(LightningModule):
         if ids is None or encoder is None or encoder.config.input_size:
             return
         if batch_idx == 0 or ids.device.type == "cpu":
-            check_ids(ids, encoder.config.vocab_size)  # on a GPU only once, since it has to wait
+            check_ids(ids, encoder.config.vocab_size)  # on a GPU only once, since the CPU has to wait for it
 
     def on_validation_batch_start(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         self._check_ids(batch, batch_idx)
@@ -234,11 +234,11 @@ class TrainingModule(LightningModule):
         return 0 if steps == float("inf") else int(steps)
 
     def on_train_start(self) -> None:
-        # A restored optimiser brings the old run's settings; this run's replace them (which Lightning does not do).
+        # A restored optimiser has the old run's settings; they are replaced by this run's, which Lightning does not do.
         optimizer, scheduler, groups = self.optimizers(), self.lr_schedulers(), self.parameter_groups()
         own = isinstance(optimizer, list) or not isinstance(scheduler, LambdaLR)  # a list where there are several
         if own or _kinds(optimizer.param_groups) != _kinds(groups):
-            return  # they are from a subclass's own configure_optimizers
+            return  # a subclass's own configure_optimizers made them
         done, total = scheduler.last_epoch, self._total_steps()
         if 0 < total < done and (rest := scheduler.lr_lambdas[0](done)) < 1:  # passes over other data may have fewer steps
             over = f"trainer.max_epochs comes to {total:,} steps on these data, and {done:,} are done"
@@ -276,16 +276,16 @@ class TrainingModule(LightningModule):
             weights = {name: tensor for name, tensor in checkpoint["state_dict"].items() if name not in buffers}
             check_finite(weights, f"ckpt_path is {self.trainer.ckpt_path if self.attached else '?'}")
         if self.attached and self.trainer.precision == "64-true":
-            self.double()  # Lightning does this only after it has loaded the weights, which lose half of their digits then
+            self.double()  # Lightning does so only after it has loaded the weights, which would lose half of their digits
 
     def _check_optimizer(self, checkpoint: dict[str, Any]) -> None:
         """ValueError if the state of the checkpoint's optimiser does not fit this run's."""
         before, mine = checkpoint.get("hyper_parameters", {}), self.optimization.optimizer
         if before.get("optimizer", mine) != mine:
-            raise SettingError("model.optimizer", mine, before["optimizer"], when="to go on from this checkpoint")
+            raise SettingError("model.optimizer", mine, before["optimizer"], when="to continue from this checkpoint")
         decay = getattr(self.hparams, "layer_lr_decay", None)
         if decay is not None and (decay == 1) != (before.get("layer_lr_decay", decay) == 1):
-            raise SettingError("model.layer_lr_decay", decay, before["layer_lr_decay"], when="to go on from this checkpoint")
+            raise SettingError("model.layer_lr_decay", decay, before["layer_lr_decay"], when="to continue from this checkpoint")
 
     def _rows(self) -> int:
         """Rows of an optimiser step; micro-batches, if the data module has no rows_per_step."""
@@ -293,10 +293,10 @@ class TrainingModule(LightningModule):
         return getattr(trainer.datamodule, "rows_per_step", trainer.world_size * trainer.accumulate_grad_batches)
 
     def _recount(self, checkpoint: dict[str, Any], seen: dict[str, int]) -> None:
-        """Converts the counts of micro-batches, since on other devices a step may consist of another number of them.
+        """Converts the counts of micro-batches, since with another number of devices a step may consist of more or fewer.
 
         Lightning counts micro-batches, too, and would make the first step of a continued run from too few. If the rows of a
-        step have changed, what is done of a pass over the data is not a whole number of steps, and a new pass is begun.
+        step have changed, the finished part of a pass over the data is not a whole number of steps, so a new pass begins.
         """
         before, now = seen.get("accumulate"), self.trainer.accumulate_grad_batches
         rows = self._rows()
@@ -321,17 +321,17 @@ class TrainingModule(LightningModule):
 
 
 def seeds_at(*place: int) -> np.random.SeedSequence:
-    """Seeds for a place in a run, which a resumed run with the same seed repeats."""
+    """Seeds for a place in a run, such as (batch, rank); a resumed run with the same seed gets the same ones."""
     return np.random.SeedSequence((int(os.environ.get("PL_GLOBAL_SEED", 0)), *place))
 
 
 def _kinds(groups: list[dict[str, Any]]) -> list[str]:
-    """The groups' names without the factors of layer_lr_decay, which may have changed."""
+    """The groups' names without the factor of layer_lr_decay, which may have changed."""
     return [str(group.get("name")).partition(" × ")[0] for group in groups]
 
 
 def check_fit(mine: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
-    """ValueError, in one line, if a checkpoint's weights differ from a model's in name or shape."""
+    """Raises ValueError, in one line, if a checkpoint's weights (``theirs``) differ from a model's in name or shape."""
     for name, tensor in theirs.items():
         if name not in mine or mine[name].shape != tensor.shape:
             here = f"has {list(mine[name].shape)}" if name in mine else "has none"

@@ -1,6 +1,6 @@
 """Fine-tuning: the LightningModule that classifies (or rates) texts with a pretrained encoder, or one from scratch.
 
-Shapes: B texts, W rows (windows of texts), N tokens a row, C classes (1 for regression).
+Shapes: B texts, W rows (windows of texts), N tokens per row, C classes (1 for regression).
 """
 
 from collections.abc import Callable
@@ -31,23 +31,24 @@ class SequenceClassification(TrainingModule):
         pretrained: a run folder (its best checkpoint, or its last), a checkpoint file, or a folder that `export` wrote as
             safetensors or huggingface, which provides encoder settings, weights and tokenizer. None: train from scratch with
             `encoder`.
-        load_weights: false: take settings and tokenizer from `pretrained`, but start from random weights.
-        encoder: the encoder's shape, to train from scratch; beside `pretrained` it must be that checkpoint's.
-        vocab_size: V; the command line fills it in from the data's tokenizer; in Python, the data's num_tokens.
-        num_labels: classes, 1 for regression; the command line fills it in from the data.
+        load_weights: whether to load the weights of `pretrained`; false: take only its settings and tokenizer, and start from
+            random weights.
+        encoder: the encoder's settings, to train from scratch; together with `pretrained` they must be that checkpoint's.
+        vocab_size: V; the command line takes it from the data's tokenizer; in Python, pass the data's num_tokens.
+        num_labels: number of classes, 1 for regression; the command line takes it from the data.
         pooling: what represents a text: first (its first token, as in RoBERTa) | mean (over its tokens).
-        dropout: dropout of encoder and head, in place of that in pretraining or `encoder`.
-        attention_dropout: dropout of attention weights, in place of that in pretraining or `encoder`.
+        dropout: dropout of encoder and head, in place of the one in pretraining or `encoder`.
+        attention_dropout: dropout of attention weights, in place of the one in pretraining or `encoder`.
         activation_checkpointing: recompute each layer in the backward pass instead of keeping its activations.
-        lr: peak learning rate of AdamW. 1e-5 is for an encoder of RoBERTa-base's size; conf/finetune/small.yaml has 1e-3,
-            for one of a few million parameters.
-        layer_lr_decay: factor by which the learning rate falls with each layer below the head; 1.0: it does not.
+        lr: peak learning rate. 1e-5 suits an encoder of RoBERTa-base's size; conf/finetune/small.yaml has 1e-3, for one of a
+            few million parameters.
+        layer_lr_decay: factor by which the learning rate falls with each layer below the head; 1.0: the same for all.
         weight_decay: weight decay of the matrices; norms, biases and embeddings have none.
         warmup_fraction: share of all optimiser steps over which the learning rate rises from 0.
         compile: use torch.compile in training, for batches of any length: three graphs for each kind of layer, for rows
-            shorter than k, shorter than n, and of n tokens. Meant for a GPU; on a CPU hardly faster, and minutes to compile.
-            Needs a compiler (g++; for a GPU Triton).
-        optimization: the other settings of AdamW and its learning rate (`tasks.optim.Optimization`).
+            shorter than k, shorter than n, and of n tokens. Meant for a GPU; on a CPU it is hardly faster and takes minutes
+            to compile. Needs a compiler (g++; for a GPU Triton).
+        optimization: the other settings of the optimiser and its learning rate (`tasks.optim.Optimization`).
     """
 
     headline = ("val/score", "validation score", ".4f", max)
@@ -88,7 +89,7 @@ class SequenceClassification(TrainingModule):
             attention_dropout=attention_dropout,
             activation_checkpointing=activation_checkpointing,
         )
-        # Not the source of the weights: a checkpoint of this module holds them, and must load even if that is gone.
+        # Without `pretrained`: a checkpoint of this module holds the weights, and must load even if their source is gone.
         self.save_hyperparameters(
             {
                 "encoder": asdict(encoder),
@@ -130,7 +131,7 @@ class SequenceClassification(TrainingModule):
         return parameter_groups(self, self.peak_lr(), self.optimization, scale)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Logits (B, C) of a batch: input_ids (W, N), attention_mask (W, N) if there are pads, document (W,) if W > B."""
+        """Logits (B, C) of a batch: input_ids (W, N), attention_mask (W, N) if there is padding, document (W,) if W > B."""
         return self.net(batch["input_ids"], batch.get("attention_mask"), batch.get("document"), rows_of(batch))
 
     def training_loss(self, batch: Batch) -> Tensor:
@@ -146,7 +147,7 @@ class SequenceClassification(TrainingModule):
 
     def validation_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         scores = list(self.evaluations.values())[dataloader_idx]
-        if scores.device != self.device:  # `to` goes through all batches so far
+        if scores.device != self.device:  # checked, since `to` would go through all batches so far
             scores.to(self.device)
         scores.update(at_least_float32(self(batch)), batch.get("labels"), batch["index"])
 
@@ -168,7 +169,7 @@ class SequenceClassification(TrainingModule):
             # The first set logs val/score and so on, the others val/mismatched/score.
             prefix = f"{split}/" if position == 0 else f"{split}/{name}/"
             logged = {prefix + key: value for key, value in found["scores"].items()}
-            # All processes have the same; Lightning doubts that unless they are compared, and of equals the maximum is exact.
+            # All processes have the same values; Lightning warns unless they are reduced, and a maximum changes no digit.
             self.log_dict(logged, prog_bar=True, sync_dist=True, reduce_fx="max")
 
     def further_scores(self, predictions: Tensor, targets: Tensor) -> dict[str, float]:
@@ -179,10 +180,10 @@ class SequenceClassification(TrainingModule):
         return {}
 
     def predict_step(self, batch: Batch, batch_idx: int) -> list[dict[str, Any]]:
-        """[{text, line or row of data.file, label if it is known, prediction, probabilities, top}, …].
+        """For each row {text, line or row in data.file, label if it is known, prediction, probabilities, top}.
 
-        probabilities by class; top: [{label, probability}, …], the most probable first. A regression has value instead. Rows
-        that are not texts have index, as in the batch, instead of text, its place and label.
+        probabilities: {class: share}; top: [{label, probability}, …], the most probable first. A regression has value instead
+        of these three. Rows that are not texts have index, their number in the data, instead of text, line or row, and label.
         """
         logits = at_least_float32(self(batch))
         if "texts" in batch:
@@ -203,13 +204,13 @@ class SequenceClassification(TrainingModule):
 
 
 def _but_labels(convert: Callable[[Any], Any], batch: Any) -> Any:
-    """A batch as ``convert`` makes it, except its labels: with bf16-true Lightning would round a regression's 1977 to 1976."""
+    """A batch converted by ``convert``, except its labels: with bf16-true Lightning would round a regression's 1977 to 1976."""
     found = convert(batch)
     return found | {"labels": batch["labels"]} if isinstance(batch, dict) and "labels" in batch else found
 
 
 def rows_of(batch: Batch) -> int:
-    """B, from the rows' numbers; ValueError for a batch without them, from a user's own data."""
+    """B, the length of the batch's index; ValueError if a user's own data have none."""
     if "index" not in batch:
         raise UserError(f"a batch holds {', '.join(batch)}", "index, too, the number of each row (B,)")
     return len(batch["index"])
@@ -218,7 +219,7 @@ def rows_of(batch: Batch) -> int:
 def task_of_rows(data: Any, num_labels: int) -> TextTask:
     """The task of a user's own data that are not texts: its classes are named by the data's ``labels``, or by their numbers.
 
-    ValueError if the numbers of names and of classes differ.
+    ValueError if there are not num_labels names.
     """
     names = None if num_labels == 1 else tuple(getattr(data, "labels", None) or map(str, range(num_labels)))
     if names is not None and len(names) != num_labels:
@@ -229,7 +230,8 @@ def task_of_rows(data: Any, num_labels: int) -> TextTask:
 
 
 def _check_ignored(encoder: EncoderConfig, pretrained: EncoderConfig | None, **settings: float) -> None:
-    """Raises ValueError for a setting of the encoder that is neither its default, the pretrained model's nor what is used."""
+    """Raises ValueError if a setting of model.encoder that is not read differs from its default, the pretrained model's, and
+    the value used instead."""
     for name, used in settings.items():
         if getattr(encoder, name) not in (getattr(EncoderConfig, name), getattr(pretrained, name, used), used):
             raise SettingError(f"model.encoder.{name}", getattr(encoder, name), f"model.{name}", more=", which is not read")

@@ -16,12 +16,12 @@ from lit_linformer.utils.errors import SettingError, first_line
 def compile_training(net: nn.Module, dynamic: bool | None = False) -> None:
     """Compiles each layer of the encoder separately and, for a masked language model, the loss over the vocabulary.
 
-    In evaluation mode they run uncompiled. Layers of one kind share a graph: twelve take no longer to compile than two. What
-    is compiled is not in the state dict, and is copied along with the net.
+    In evaluation mode they run uncompiled. Layers of one kind share a graph: twelve take no longer to compile than two. The
+    state dict does not change, and a copy of the net is compiled, too.
 
     Args:
         net: with an ``encoder``.
-        dynamic: as for torch.compile, whether batches differ in shape; None: it finds out.
+        dynamic: whether batches differ in shape, as for torch.compile; None: torch.compile finds out.
     """
     if not isinstance(getattr(net, "encoder", None), Encoder):
         raise SettingError("model.compile", True, "false", more=f", but {type(net).__name__} has no encoder to compile")
@@ -39,7 +39,7 @@ def _run(compiled: Callable, plain: Callable, module: nn.Module, *inputs: Any) -
 
 
 def check_compiler(device: torch.device) -> None:
-    """ValueError, in one line, if torch.compile finds no compiler: it is tried on a small function.
+    """Raises ValueError, in one line, if torch.compile does not work here: it is tried on a small function.
 
     The first time on a machine this takes some seconds, most of which the model's own compilation then saves.
     """

@@ -1,6 +1,6 @@
-"""Distillation: a model learns to do what its teacher does. This is how a converted Linformer recovers its perplexity.
+"""Distillation: a model learns to imitate its teacher. This is how a converted Linformer recovers its perplexity.
 
-Shapes: B rows, N tokens a row, M masked positions a row, D hidden width, V vocabulary, L layers.
+Shapes: B rows, N tokens per row, M masked positions per row, D hidden width, V vocabulary, L layers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ from lit_linformer.tasks.pretrained import check_same_tokenizer, load_masked_mod
 from lit_linformer.utils.errors import SettingError, UserError
 
 WEIGHTS = ("logits_weight", "hidden_weight", "labels_weight")
-# Teachers that `check_early` has read, until setup takes them: each is read once.
+# Teachers that `check_early` has read and setup has yet to take: each is read only once.
 CHECKED: dict[str, tuple[MaskedLanguageModel, Tokenizer | None]] = {}
 Weight = Annotated[float, Range(least=0, largest=1e6)]
 
@@ -36,16 +36,16 @@ Weight = Annotated[float, Range(least=0, largest=1e6)]
 class Distillation(MLM):
     """Masked language modelling with a teacher, whose perplexity is logged beside the model's own: val/teacher_perplexity.
 
-    The loss is a weighted sum of three terms. A weight of 0 leaves its term out; with labels_weight alone the training is plain
-    masked language modelling.
+    The loss is a weighted sum of three terms. A weight of 0 leaves its term out; with labels_weight alone this is plain masked
+    language modelling.
 
     Args:
         teacher: a run directory (its best checkpoint, or its last), a checkpoint file, or a folder that `export` wrote as
-            safetensors or huggingface; of the same vocabulary.
+            safetensors or huggingface; it must have the same vocabulary.
         logits_weight: weight of KL(teacher ‖ student) over the vocabulary, in nats, at the masked positions (Hinton et al.,
             2015).
-        hidden_weight: weight of the squared difference of the hidden states, relative to the teacher's square; the mean over
-            the layers, of which both models must have the same number and width.
+        hidden_weight: weight of ‖student − teacher‖² / ‖teacher‖² of the hidden states, averaged over the layers; both models
+            must have the same number of layers and the same width.
         labels_weight: weight of the usual loss, the negative log-likelihood of the masked tokens.
         kwargs: MLM's settings.
     """
@@ -145,7 +145,7 @@ def _check_terms(teacher: str | None, weights: Sequence[float]) -> None:
 
 
 def read_teacher(path: str) -> tuple[MaskedLanguageModel, Tokenizer | None]:
-    """The model, in evaluation mode and without gradients, and its tokenizer, if it carries one.
+    """The model, in evaluation mode and without gradients, and its tokenizer, or None if it has none.
 
     ValueError, in one line, for anything but a masked language model.
     """

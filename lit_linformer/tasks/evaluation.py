@@ -1,4 +1,4 @@
-"""Text that a model is measured on: rows of tokens, masked as validation masks them."""
+"""Text to measure a model on: rows of tokens, masked as in validation."""
 
 import itertools
 from collections.abc import Iterable
@@ -18,9 +18,9 @@ KEPT = ("column", "cache_dir")  # settings of the run's own text that another te
 
 
 def open_text(settings: dict[str, Any], source: str | None, tokenizer: Path, max_length: int) -> tuple[PretrainingData, str]:
-    """The data and the name of its split to read: a run's validation text, or all of another text, ``source``.
+    """The data, and the name of the split to read: a run's validation text or, if ``source`` is given, all of that text.
 
-    settings: PretrainingData's in the run; empty: there is no run.
+    settings: the run's settings of PretrainingData; empty if there is no run.
     """
     settings = {key: value for key, value in settings.items() if key != "class_path"}
     settings |= {"tokenizer": str(tokenizer), "max_length": max_length, "text": None, "file": None, "num_workers": 0}
@@ -35,7 +35,7 @@ def open_text(settings: dict[str, Any], source: str | None, tokenizer: Path, max
 
 
 def masked_batches(data: PretrainingData, split: str, max_length: int, rows: int) -> list[dict[str, Tensor]]:
-    """Up to ``rows`` rows of max_length tokens, rounded up to batches of BATCH, the same whenever they are read."""
+    """Up to ``rows`` rows of max_length tokens, rounded up to whole batches of BATCH; the same ones in every call."""
     return list(itertools.islice(data.evaluation_loader(split, max_length, BATCH), -(-rows // BATCH)))
 
 

@@ -1,6 +1,6 @@
 """Masked language modelling: the LightningModule that pretrains a Linformer, or the Transformer it is compared with.
 
-Shapes: B rows, N tokens a row, M masked positions a row, V vocabulary.
+Shapes: B rows, N tokens per row, M masked positions per row, V vocabulary.
 """
 
 from dataclasses import asdict
@@ -24,15 +24,15 @@ class MLM(TrainingModule):
     """Pretraining by masked language modelling (BERT's task, with RoBERTa's dynamic masking).
 
     Args:
-        encoder: the encoder's shape; `vocab_size` replaces its own. Beside `pretrained` it must be that model's.
-        vocab_size: V; the command line fills it in from the data's tokenizer; in Python, the data's num_tokens.
+        encoder: the encoder's settings; `vocab_size` replaces theirs. Together with `pretrained` they must be that model's.
+        vocab_size: V; the command line takes it from the data's tokenizer; in Python, pass the data's num_tokens.
         pretrained: weights to start from: a run folder (its best checkpoint, or its last), a checkpoint file, or a folder that
             `export` wrote as safetensors or huggingface. Encoder settings and tokenizer come from there, too. None: random
             weights.
         warmup_steps: optimiser steps over which the learning rate rises from 0.
         compile: use torch.compile in training. Meant for a GPU; hardly faster on a CPU. Needs a compiler (g++; for a GPU
             Triton).
-        optimization: settings of AdamW and its learning rate (`tasks.optim.Optimization`).
+        optimization: settings of the optimiser and its learning rate (`tasks.optim.Optimization`).
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class MLM(TrainingModule):
         if pretrained is None and encoder is None:
             raise UserError("model.encoder is not given", "its settings, or model.pretrained with a model to start from")
         source, encoder = self.start_from(pretrained, encoder, vocab_size)
-        # Not the source of the weights: a checkpoint of this module holds them.
+        # Without `pretrained`: a checkpoint of this module holds the weights.
         self.save_hyperparameters(
             {
                 "encoder": asdict(encoder),
@@ -68,7 +68,7 @@ class MLM(TrainingModule):
         return self.hparams.warmup_steps
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, positions: Tensor | None = None) -> Tensor:
-        """Logits, (B, M, V) at ``positions`` (B, M), or (B, N, V)."""
+        """Logits: (B, M, V) at ``positions`` (B, M), or (B, N, V) at all N tokens."""
         return self.net(input_ids, attention_mask, positions)
 
     def training_loss(self, batch: Batch) -> Tensor:
@@ -98,9 +98,9 @@ class MLM(TrainingModule):
         return nll
 
     def predict_step(self, batch: Batch, batch_idx: int) -> list[dict[str, Any]]:
-        """The five most probable tokens of each mask: [{text, mask (1: the text's first), top: [{token, id, probability}]}].
+        """For each mask {text, mask (1: the text's first), top: [{token, id, probability}, …], the five most probable tokens}.
 
-        For a text from data.file also line, or row, its number there.
+        A text from data.file also has line or row, its number there.
         """
         if lacking := [name for name in OF_TEXTS if name not in batch]:
             allowed = f"one with {', '.join(lacking)}, as PretrainingData makes it, or a predict_step of your own"
@@ -124,5 +124,5 @@ class MLM(TrainingModule):
 
 
 def inputs(batch: Batch) -> tuple[Tensor | None, ...]:
-    """Ids (B, N), positions and labels (B, M), attention_mask (B, N) or None: in the order in which the model takes them."""
+    """The batch's ids (B, N), positions and labels (B, M), and attention_mask (B, N) or None, in the model's order."""
     return batch["input_ids"], batch["positions"], batch["labels"], batch.get("attention_mask")

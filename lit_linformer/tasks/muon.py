@@ -19,7 +19,7 @@ class MuonAndAdamW(Optimizer):
     """Muon (Jordan et al., 2024) for the parameter groups of that name, AdamW for the others.
 
     There is one list of groups and one state, of which the inner AdamW sees its part: to schedules, clipping, checkpoints, and
-    Lightning, whose automatic optimisation takes only one optimiser, it looks like an AdamW.
+    Lightning, whose automatic optimisation takes only one optimiser, the two look like one AdamW.
 
     Muon orthogonalises a matrix's momentum (Nesterov's, 0.95). Its steps are scaled to the length of AdamW's, by
     0.2 √(larger side) (Liu et al., 2025, "Muon is scalable for LLM training"), so that one learning rate and one weight decay

@@ -34,18 +34,19 @@ class Optimization:
             algorithms"), whose betas and eps are not scaled here. None: lr is not scaled.
         weight_decay: weight decay of the matrices; norms, biases and embeddings have none.
         projection_lr_factor: learning rate of E and F, as a multiple of lr. AdamW moves every entry by about lr in a step, and
-            those of E start at k/n or 0: at 1 the windows of block_mean are gone before the rest has learnt to use them.
+            those of E start at k/n or 0: with a factor of 1 the windows of block_mean vanish before the rest has learnt to use
+            them.
         projection_weight_decay: weight decay of E and F.
         betas: AdamW's betas; a second one of 0.98 is RoBERTa's.
         eps: AdamW's epsilon; 1e-6 is RoBERTa's.
-        schedule: how the rate falls after its warm-up: linear | cosine | polynomial | constant | wsd (warm-up, stable, decay:
+        schedule: how the rate falls after the warm-up: linear | cosine | polynomial | constant | wsd (warm-up, stable, decay:
             constant until the last steps, where it falls as 1 - √progress).
-        decay_share: share of all steps in which the wsd schedule lowers the rate.
+        decay_share: share of all steps, the last ones, in which the wsd schedule lowers the rate.
         power: exponent of the polynomial schedule.
         final_lr_factor: the final rate, as a multiple of lr.
         optimizer: adamw | muon: Muon for the matrices of the encoder's layers, AdamW for the rest. Muon's updates are scaled
             to the size of AdamW's, so that lr and weight_decay suit both.
-        muon_lr_factor: learning rate of Muon's matrices, as a multiple of lr.
+        muon_lr_factor: learning rate of the matrices that Muon trains, as a multiple of lr.
     """
 
     lr: LearningRate = 1e-3
@@ -72,10 +73,10 @@ class Optimization:
         return asdict(self) | {"betas": list(self.betas)}
 
     def lr_factor(self, step: int, warmup_steps: int, total_steps: int) -> float:
-        """The factor of the peak learning rate in optimiser step ``step`` (0: the first).
+        """The learning rate in optimiser step ``step`` (0: the first), as a multiple of the peak.
 
         It rises linearly over ``warmup_steps``, then falls to ``final_lr_factor`` at ``total_steps``: linear, cosine,
-        polynomial ((1 - progress)**power; power 1 is linear); or stays (constant), or stays until the last ``decay_share`` of
+        polynomial ((1 - progress)**power; power 1 is linear); stays (constant); or stays until the last ``decay_share`` of
         all steps (wsd: then it falls as 1 - √progress, which did better than linear; Hägele et al., 2024, arXiv 2405.18392).
         """
         if step < warmup_steps:
@@ -96,17 +97,17 @@ class Optimization:
 
 
 def endless(schedule: str, max_steps: int) -> ValueError:
-    """The error to raise for a schedule that needs an end, if training has none."""
+    """The error to raise if training has no end, but its schedule needs one."""
     return SettingError(
         "trainer.max_steps",
         max_steps,
-        "1 or more, for the learning rate has to end somewhere",
+        "1 or more, since the schedule needs an end",
         when=f"with model.schedule={schedule!r}",
     )
 
 
 def check_shardable(optimizer: str | None) -> None:
-    """SettingError for an optimiser that cannot work if the strategy shards each matrix."""
+    """Raises SettingError for an optimiser that does not work with a strategy that shards each matrix."""
     if optimizer == "muon":
         divided = ", but trainer.strategy divides each matrix among the processes, and Muon takes them whole"
         raise SettingError("model.optimizer", "muon", "adamw", more=divided, when="with that strategy")
@@ -120,8 +121,8 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Groups: decay (matrices), no_decay (norms, biases, embeddings), projection (E and F), and muon; empty ones left out.
 
-    A shared parameter is in one group, once. ``lr_scale`` gives the factor of a parameter's learning rate, by its name; each
-    factor has its own groups.
+    A shared parameter is in one group only. ``lr_scale`` maps a parameter's name to a factor of its learning rate; each factor
+    has its own groups.
     """
     with_muon = hidden_matrices(model) if settings.optimizer == "muon" else set()
     kinds = {
@@ -157,7 +158,7 @@ def parameter_groups(
 
 
 def hidden_matrices(model: nn.Module) -> set[nn.Parameter]:
-    """What Muon is for: weights of the linear layers inside the encoder's layers, except a projection's."""
+    """What Muon trains: the weights of the linear layers inside the encoder's layers, except those of projections."""
     layers = [module for layer in model.modules() if isinstance(layer, EncoderLayer) for module in layer.modules()]
     apart = {inner for module in layers if isinstance(module, Projection) for inner in module.modules()}
     return {module.weight for module in layers if isinstance(module, nn.Linear) and module not in apart}
@@ -166,8 +167,8 @@ def hidden_matrices(model: nn.Module) -> set[nn.Parameter]:
 def layer_decay(decay: float, num_layers: int) -> Callable[[str], float]:
     """``lr_scale`` for layer-wise learning-rate decay (Howard and Ruder, 2018; ELECTRA's and BEiT's fine-tuning).
 
-    The head has 1, the last layer ``decay``, the one before its square, and so on down to the embeddings. E shared by all
-    layers goes with the first of them; a final norm with the last.
+    The head's factor is 1, the last layer's ``decay``, that of the layer before it ``decay``², and so on down to the
+    embeddings. An E that all layers share has the first layer's factor, a final norm the last layer's.
     """
 
     def scale(name: str) -> float:

@@ -13,7 +13,7 @@ from lit_linformer.model.heads import IGNORED
 class Exact(Metric):
     """A metric whose state keeps its dtype, whatever the module's.
 
-    bf16-true converts all of a module to bfloat16, including its metrics, and a sum of 8 bits soon stops growing.
+    bf16-true converts a whole module to bfloat16, including its metrics, and a sum with 8 significant bits soon stops growing.
     """
 
     @property
@@ -26,14 +26,14 @@ class Exact(Metric):
 
 
 class Mean(Exact, MeanMetric):
-    """torchmetrics' weighted mean."""
+    """torchmetrics' weighted mean, with a state that keeps its dtype."""
 
 
 class Perplexity(Exact):
     """Token-weighted perplexity from negative log-likelihoods.
 
-    torchmetrics' own takes a softmax and then its logarithm, which is infinite for a loss of 200, and a mean of batch
-    perplexities is not a perplexity; this one sums what the model's log-softmax gave, in float64.
+    torchmetrics' own takes the logarithm of a softmax, which is infinite for a loss of 200, and a mean of batch perplexities is
+    not a perplexity. This one sums the model's negative log-likelihoods in float64.
     """
 
     full_state_update = False

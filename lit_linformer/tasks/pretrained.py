@@ -1,4 +1,4 @@
-"""A trained model as the start of another run: which of its settings may change, and which must not."""
+"""Starting a run from a trained model: which of its settings may change, and which must not."""
 
 from dataclasses import fields, replace
 from pathlib import Path
@@ -9,7 +9,7 @@ from lit_linformer.model import EncoderConfig, MaskedLanguageModel
 from lit_linformer.runs.trained_model import StoredModel
 from lit_linformer.utils.errors import SettingError, UserError
 
-# Settings that a run may change and still have the same encoder; vocab_size comes from the tokenizer.
+# Settings that a run may change without changing the encoder's weights; vocab_size comes from the tokenizer.
 FREE = {"vocab_size", "dropout", "attention_dropout", "activation_checkpointing", "short_rows"}
 
 
@@ -17,8 +17,9 @@ def pretrained_encoder(source: StoredModel, asked: EncoderConfig | None, vocab_s
     """The pretrained encoder's settings, overridden by those of ``asked`` that are FREE.
 
     Args:
-        asked: what model.encoder says, if anything.
-        vocab_size: tokens of the data's tokenizer.
+        source: the pretrained model.
+        asked: model.encoder; None: not given.
+        vocab_size: number of tokens of the data's tokenizer; None: not known.
 
     Raises ValueError for the first other setting in which the two differ, and for another vocabulary.
     """
@@ -43,7 +44,7 @@ def pretrained_encoder(source: StoredModel, asked: EncoderConfig | None, vocab_s
 
 
 def load_masked_model(net: MaskedLanguageModel, source: StoredModel, path: str) -> None:
-    """Loads weights into ``net``; SettingError, with ``path`` as the user gave it, for anything but a masked language model."""
+    """Loads the weights of ``source`` into ``net``; SettingError, naming ``path``, for anything but a masked language model."""
     if "head.norm.weight" not in source.weights:
         its_config = ", or a classifier with its run's config, --config runs/NAME/config.yaml"
         allowed = f"one of MLM{its_config if 'num_labels' in source.settings else ''}"
@@ -52,7 +53,7 @@ def load_masked_model(net: MaskedLanguageModel, source: StoredModel, path: str) 
 
 
 def check_same_tokenizer(data: Any, own: Tokenizer | None, setting: str = "model.pretrained", allowed: str = "") -> None:
-    """ValueError if a data module has a tokenizer, and another one than the model that ``setting`` names.
+    """Raises ValueError if a data module has another tokenizer than ``own``, that of the model that ``setting`` names.
 
     The data module may be the user's own, with no more than a LightningDataModule has, and so may the tokenizer.
     """

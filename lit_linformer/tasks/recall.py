@@ -1,4 +1,4 @@
-"""Masked language modelling that is scored by how many masked tokens are found: for recall (data/recall.py)."""
+"""Masked language modelling that is scored by accuracy: for the recall task (data/recall.py)."""
 
 from typing import Any
 

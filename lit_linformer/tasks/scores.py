@@ -1,7 +1,7 @@
 """Scores of a classification or regression task, over every row of an evaluation set and all ranks.
 
-GLUE's are computed by torchmetrics from the whole set's predictions at once, not as a mean over batches or ranks; rows that
-a loader added to fill up a batch (index -1) do not count.
+GLUE's are computed by torchmetrics from the whole set's predictions at once, not as a mean over batches or ranks; filler rows,
+which a loader gives a rank that has run out of rows (index -1), do not count.
 """
 
 import math
@@ -27,8 +27,8 @@ from lit_linformer.utils.errors import SettingError, UserError
 def score(name: str, predictions: Tensor, targets: Tensor, num_labels: int) -> float:
     """One metric of predictions (R,) against targets (R,): class numbers, or values for pearson and spearman.
 
-    f1 is GLUE's, that of class 1, if there are two classes, else macro_f1, the mean over classes, whatever their order. A
-    correlation with a constant is 0.
+    With two classes f1 is GLUE's, that of class 1; with more it is macro_f1, the mean over classes. A correlation with a
+    constant is 0. SettingError for an unknown name.
     """
     if name in ("pearson", "spearman", "matthews") and min(predictions.unique().numel(), targets.unique().numel()) < 2:
         return 0.0
@@ -74,7 +74,7 @@ class Scores(Exact):
             index: (B,) the rows' numbers in their file, -1 for a filler row.
         """
         self.predictions.append((logits[:, 0] if self.num_labels == 1 else logits.argmax(1)).to(self.precise))
-        self.index.append(index)  # with filler rows, until `compute`: to leave them out here, each batch would wait for the GPU
+        self.index.append(index)  # `compute` drops filler rows: dropping them here would make each batch wait for the GPU
         if self.keep_logits:
             self.logits.append(logits)
         if labels is not None:
@@ -83,9 +83,9 @@ class Scores(Exact):
             self.loss += losses.where(index >= 0, 0.0).sum()
 
     def compute(self) -> dict[str, Any]:
-        """Predictions and targets (R,) in the file's order and, with targets, `scores`: loss, each metric and score.
+        """{predictions (R,), targets (R,), scores, index (R,)} and, if they are kept, logits (R, C), in the file's order.
 
-        targets is None if the set has no labels. index (R,): the rows' numbers; logits (R, C): if they are kept.
+        scores: {loss, each metric, score}, empty if the set has no labels: then targets is None. index: the rows' numbers.
         """
         index = _joined(self.index)
         order = index.argsort()[(index < 0).sum() :]
@@ -110,12 +110,12 @@ class Scores(Exact):
 
 
 def _joined(state: Tensor | list[Tensor]) -> Tensor:
-    """A state as one tensor: it is one once joined over ranks, before that a list, empty if there was no batch."""
+    """A state as one tensor. It is a tensor after it was joined over ranks, a list before that, empty if there was no batch."""
     return dim_zero_cat(state) if len(state) else torch.zeros(0, dtype=torch.int64)
 
 
 def task_loss(logits: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
-    """Cross-entropy of (B, C) logits in nats; mean squared error of (B, 1) ones. labels: (B,)."""
+    """Cross-entropy in nats of logits (B, C), or mean squared error if C is 1; UserError if labels are not (B,)."""
     if labels.shape != logits.shape[:1]:  # a column (B, 1) would be compared with the values of all rows
         allowed = f"({len(logits)},), a class or value for each row"
         raise UserError(f"labels of a batch have the shape {tuple(labels.shape)}", allowed)

@@ -44,7 +44,7 @@ class ShardedStrategy(ModelParallelStrategy):
         whole = StateDictOptions(full_state_dict=True)
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         weights, training = checkpoint.pop("state_dict"), checkpoint.pop(TRAINING_WEIGHTS, {})
-        if self.optimizers:  # it trains, and goes on without the average: `Averaging` is not for sharded runs
+        if self.optimizers:  # training continues from the unaveraged weights: `Averaging` does not work with sharded runs
             weights |= training
         set_model_state_dict(self.model, weights, options=whole)
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
@@ -57,7 +57,7 @@ class ShardedStrategy(ModelParallelStrategy):
         return checkpoint
 
     def _load_folder(self, path: Path) -> dict[str, Any]:
-        """As in Lightning, but with a reader that runs no code from pickles."""
+        """As Lightning does, but with a reader that runs no code from pickles."""
         from torch.distributed.checkpoint import load
         from torch.distributed.checkpoint.state_dict import (
             StateDictOptions,
@@ -98,7 +98,7 @@ class ShardedStrategy(ModelParallelStrategy):
 
 
 def check_whole(module: nn.Module, net: nn.Module) -> None:
-    """UserError for weights outside of ``net``, which are not sharded: nothing would synchronise their gradients."""
+    """Raises UserError for weights outside ``net``, which are not sharded: nothing would synchronise their gradients."""
     inside = set(net.parameters())
     for name, weight in module.named_parameters():
         if weight.requires_grad and weight not in inside:

@@ -1,1 +1,1 @@
-"""What all other packages may use; it uses nothing of theirs but model/errors.py and model/ranges.py."""
+"""What all other packages may use; of these it uses only model/errors.py and model/ranges.py."""

@@ -22,13 +22,13 @@ Range = without_torch("ranges").Range
 
 @dataclass(frozen=True)
 class Kind:
-    """The values that a setting takes.
+    """The values that a setting accepts.
 
     Args:
-        name: as --help shows it.
-        read: (setting, text) → the value, or ValueError.
-        several: whether it takes several words.
-        lists: whether each of these may be a list, as 0,3 or [0, 3].
+        name: the placeholder that --help shows.
+        read: (setting, text) → the value; raises ValueError for a bad one.
+        several: whether it accepts several words.
+        lists: whether each of these may be a list, such as 0,3 or [0, 3].
     """
 
     name: str
@@ -39,7 +39,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Setting:
-    """A line of the table; a default of None leaves the choice to the command."""
+    """A setting of the table; a default of None leaves the choice to the command."""
 
     kind: Kind
     help: str
@@ -123,17 +123,17 @@ def word(name: str) -> Kind:
 
 
 def mapping(name: str) -> Kind:
-    """Settings by name, as YAML has them: {window: 16}."""
+    """Settings by name, in YAML: {window: 16}."""
     return Kind(name, _check_mapping)
 
 
 def several(kind: Kind) -> Kind:
-    """Words of a kind, each as it stands: --run runs/a runs/b, or --run runs/a --run runs/b."""
+    """Several words of a kind, each taken as it is: --run runs/a runs/b, or --run runs/a --run runs/b."""
     return replace(kind, several=True)
 
 
 def listed(kind: Kind) -> Kind:
-    """The same, also as a list: 0 3, or 0,3, or [0, 3]."""
+    """Several words of a kind, also as a list: 0 3, or 0,3, or [0, 3]."""
     return replace(kind, several=True, lists=True)
 
 
@@ -175,7 +175,7 @@ def check_number(
     most: float | None = None,
     above: float | None = None,
 ) -> float:
-    """The number, which must be in the Range of these bounds."""
+    """The number that ``text`` is; SettingError if it is outside the Range of these bounds."""
     allowed = Range(least=least, above=above, most=most)
     with contextlib.suppress(TypeError, ValueError):
         value = int(text) if whole else float(text)

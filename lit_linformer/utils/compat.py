@@ -1,7 +1,7 @@
 """All private names of dependencies that this project uses: what for, and what would replace them.
 
-None of them is guaranteed to stay. tests/utils/test_compat.py looks each of them up in the installed versions, and finds
-uses elsewhere, so that a new release that drops one fails there, by name, and not in a run.
+None of them is guaranteed to stay. tests/utils/test_compat.py looks up each of them in the installed versions, and finds
+uses elsewhere, so that if a new release drops one, that test fails and names it, and not a run.
 """
 
 from typing import Any
@@ -44,7 +44,7 @@ USED = {
     "lightning.pytorch.trainer.connectors.signal_connector._SignalConnector.register_signal_handlers": "own_signal_handlers",
     "torch._dynamo.config.recompile_limit": "many_recompilations",
 }
-# The same for attributes that only instances have: the class whose source names them.
+# The same for attributes that only instances have, with the class whose source names them.
 SET_IN = {
     "torch.optim.AdamW": ("_step_supports_amp_scaling", "clip_before_fused_step"),
     "argparse.ArgumentParser": ("_actions", "actions"),
@@ -86,9 +86,10 @@ def count_step_before(trainer: Any) -> None:
 
 
 def forget_validation(trainer: Any) -> None:
-    """After a validation before the first step of a resumed run: the epoch loop then begins as it does without one.
+    """Makes the epoch loop forget a validation before the first step of a resumed run, and begin as it does without one.
 
-    Otherwise, resumed at a pass's end, it would count as done before it has begun, as would each later pass, without a step.
+    Otherwise, if the run resumes at a pass's end, the loop would count as done before it has begun, as would each later pass,
+    without a step.
     """
     trainer.fit_loop.epoch_loop.val_loop._has_run = False
 
@@ -100,7 +101,7 @@ def begin_next_pass(trainer: Any) -> None:
 
 
 def end_pass(trainer: Any) -> None:
-    """Ends the pass whose last batch a run resumes after: Lightning would begin the next one, without the hooks of either."""
+    """Ends the pass after whose last batch a run resumes: Lightning would begin the next one, without the hooks of either."""
     loop = trainer.fit_loop
     loop.epoch_loop._batches_that_stepped += 1
     loop.on_advance_end()
@@ -109,7 +110,7 @@ def end_pass(trainer: Any) -> None:
 
 
 def log_train_step_now(trainer: Any) -> None:
-    """Sends a step's metrics to the loggers before the callbacks' on_train_batch_end, and so before its checkpoint."""
+    """Sends a step's metrics to the loggers before the callbacks' on_train_batch_end, and so before the step's checkpoint."""
     trainer._logger_connector.update_train_step_metrics()
 
 

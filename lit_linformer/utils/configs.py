@@ -1,4 +1,4 @@
-"""--config files, checked strictly before anything else; errors name the file and the line."""
+"""Reading --config files, which are checked strictly before anything else; errors name the file and the line."""
 
 import contextlib
 import itertools
@@ -22,14 +22,14 @@ TAGS = [f"tag:yaml.org,2002:{kind}" for kind in "null bool int float str seq map
 
 
 class _Dumper(yaml.SafeDumper):
-    """Also quotes text that is a number in YAML 1.2, which the parser reads: the name 1e-3.
+    """Quotes text that is a number in YAML 1.2, which the parser reads, such as the name 1e-3.
 
     Writes an Enum's member as its value: Lightning's Timer has one, Interval.step, as a default.
     """
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads 1e-3 as the number that it is for the parser."""
+    """Reads 1e-3 as a number, as the parser does."""
 
 
 for one in (_Dumper, _Loader):
@@ -49,7 +49,7 @@ def config_files(argv: list[str]) -> Iterator[str]:
 
 
 def config_contents(argv: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(file, what it holds) of each --config; one that holds no settings is left out, for ``check_configs`` refuses it."""
+    """(file, its settings) of each --config; a file without settings is left out, since ``check_configs`` refuses it."""
     for file in config_files(argv):
         with contextlib.suppress(OSError, ValueError, yaml.YAMLError, RecursionError):
             content = yaml.load(Path(file).read_text(encoding="utf-8"), _Loader)
@@ -99,7 +99,7 @@ def head(path: str | Path) -> Head:
 
 
 def check_configs(argv: list[str]) -> None:
-    """ValueError, in one line, for a --config that is not a file of settings, each once, and for brackets nested too deep."""
+    """Raises ValueError, in one line, for a --config that is not a file of settings, each of them once, or nested too deep."""
     for setting, value in itertools.pairwise(["", *argv]):
         if _depth(value) > DEEPEST:
             raise SettingError(setting.lstrip("-"), value[:20], "less", more=f"…, nested deeper than {DEEPEST} levels")
@@ -114,14 +114,14 @@ COMMANDS = {"axes": "grid", "space": "tune --space", "trainer": "fit", "model": 
 
 
 def check_command(path: Path, keys: Iterable[str], command: str, what: str) -> None:
-    """UserError for a file of another command, recognised by its keys."""
+    """Raises UserError for a file of another command, recognised by its keys."""
     of = [COMMANDS[key] for key in keys if key in COMMANDS]
     if of and command not in of:
         raise UserError(f"{path} is a file for `{of[0]}`", what)
 
 
 def read_config(path: Path, what: str = SETTINGS_FILE) -> str:
-    """A file's text, a YAML mapping; ValueError or OSError otherwise."""
+    """The text of a file that holds a YAML mapping; ValueError or OSError if it does not."""
     if not path.is_file():
         raise SettingError("config", str(path), what, more=", which is no file")
     try:
@@ -149,7 +149,7 @@ def read_config(path: Path, what: str = SETTINGS_FILE) -> str:
 
 
 def _reason(lines: list[str], at: int) -> str:
-    """The reason in plain words, if it is the indentation or a colon; "" otherwise."""
+    """The reason in plain words, if the indentation or a colon is wrong; "" otherwise."""
     line = lines[at] if at < len(lines) else ""
     above = [place for place in range(at) if lines[place].strip() and not lines[place].lstrip().startswith("#")]
     if not line.strip():

@@ -1,4 +1,4 @@
-"""Where a number comes from: hardware, versions, commit and command. No host, user or folder of the machine is recorded."""
+"""Where a number comes from: hardware, versions, commit and command. The machine's host, user and folders are not recorded."""
 
 import contextlib
 import ctypes
@@ -20,7 +20,7 @@ _ABSOLUTE = re.compile(r"(?<![\w.:/~…*?-])~?/(?:[^\s,/'\"`|]+/)+")
 
 
 def environment(device: str = "cpu") -> dict[str, Any]:
-    """Hardware, versions and, where this is a git checkout, the commit."""
+    """Hardware, versions and, if this is a git checkout, the commit."""
     import torch
 
     found = {"hardware": hardware(device), **({} if device == "cpu" else {"cpu": cpu()}), "cores": cores()}
@@ -60,7 +60,7 @@ def cores() -> int:
 
 
 def process_memory(key: str) -> int:
-    """Resident memory of this process in bytes: now (VmRSS) or at its peak (VmHWM). OSError if the system does not tell."""
+    """Resident memory of this process in bytes: now (VmRSS) or at its peak (VmHWM). OSError if the system does not say."""
     if found := re.search(rf"^{key}:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="utf-8"), re.MULTILINE):
         return int(found[1]) * 1024
     raise OSError(f"/proc/self/status has no {key}")
@@ -78,7 +78,7 @@ def give_memory_back() -> None:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and packages; torch.__version__ names the build, as in 2.14.1+cu130, its package's may not."""
+    """Versions of Python and packages; torch.__version__ names the build, as in 2.14.1+cu130, its package's version may not."""
     import torch
 
     found = {"python": platform.python_version(), "torch": str(torch.__version__)}

@@ -1,4 +1,4 @@
-"""The errors of model/errors.py, without importing torch as its package does: for what is refused before that."""
+"""The errors of model/errors.py, without importing torch, as its package does: for what is refused before torch is needed."""
 
 import importlib.util
 import re
@@ -31,7 +31,7 @@ else:
 
 
 def user_error(error: BaseException | None) -> str | None:
-    """The line of the user's mistake behind an error, which a library may have wrapped in its own; None: there is none."""
+    """The message of the UserError behind an error, which a library may have wrapped in its own; None: there is none."""
     # From another process torch passes on only the traceback's text, in which a line begins with the name of the class.
     if told := OF_ANOTHER_PROCESS.findall(str(error)):
         return told[-1]

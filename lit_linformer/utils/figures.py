@@ -113,7 +113,7 @@ def thinned(items: list, most: int) -> list:
 
 
 def widths(curves: Sequence[tuple[Sequence[float], Sequence[float]]], share: float) -> tuple[list[float], str | None]:
-    """Line widths for curves (x, y), and a title for their legend, that tell equal curves apart.
+    """Line widths for curves (x, y), and a title for their legend, with which equal curves can be told apart.
 
     Two are equal if y differs by at most ``share`` of the range of all wherever both have a point, and if they share more
     than half of the points of one: the common start of two curves against time is not enough.
@@ -141,7 +141,7 @@ def plain_numbers(axis: Any, marks: Sequence[float] | None = None) -> None:
 
     low, high = axis.get_view_interval()
     decades = math.log10(high / low)
-    # Of a model that has diverged there are so many decades that matplotlib would show none.
+    # The values of a model that has diverged span so many decades that matplotlib would show no number.
     marks = marks or ((1, 1.5, 2, 3, 5, 7) if decades < 2 else (1, 2, 5) if decades < 5 else (1,))
     axis.set_major_locator(LogLocator(subs=marks))
     axis.set_major_formatter(SEPARATED)

@@ -23,7 +23,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> int:
-    """The same line by line, adding line ends, in the memory of one line; returns their number."""
+    """Writes lines as ``write_text`` does, with line ends, but only one in memory at a time; returns their number."""
     with _replacing(path) as file:
         return sum(file.write(f"{line}\n".encode()) > 0 for line in lines)
 
@@ -45,9 +45,9 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def check_own(folder: Path, names: Iterable[str], main: str, command: str) -> None:
-    """ValueError, in one line, if a file that a command is about to overwrite in --output is not that command's.
+    """Raises ValueError, in one line, if a file that a command is about to overwrite in --output was not written by it.
 
-    main: the one of its files that begins with the command line that wrote them all.
+    names: the files that it writes; main: the one that begins with the command line that wrote them all.
     """
     there = [name for name in names if (folder / name).exists()]
     if not there:
@@ -66,7 +66,7 @@ def write_json(path: Path, content: Any, indent: int | None = None) -> None:
 
 
 def json_text(content: Any, **form: Any) -> str:
-    """Standard JSON, which has no NaN and no infinity: they become null."""
+    """The content as standard JSON, which has no NaN and no infinity: these become null."""
     return json.dumps(_finite(content), allow_nan=False, ensure_ascii=False, **form)
 
 
@@ -79,7 +79,7 @@ def _finite(content: Any) -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The object that a file holds; None if it is missing, incomplete or of another form."""
+    """The object that a JSON file holds; None if it is missing, incomplete or holds something else."""
     with contextlib.suppress(OSError, ValueError):
         content = json.loads(path.read_text(encoding="utf-8"))
         return content if isinstance(content, dict) else None

@@ -1,4 +1,4 @@
-"""Markdown that a terminal shows as well."""
+"""Markdown that reads well on a terminal, too."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -21,7 +21,7 @@ def aligned(lines: list[list[str]], right: bool = False, words: int = 0) -> str:
 
 
 def of_words(lines: Iterable[Sequence[Any]], right: bool = False, words: int = 0) -> str:
-    """`aligned` for words and numbers that may hold the column separator."""
+    """As `aligned`, for cells of any type that may hold the column separator."""
     return aligned([[str(cell).replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines], right, words)
 
 

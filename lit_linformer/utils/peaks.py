@@ -39,11 +39,12 @@ _PEAKS: tuple[tuple[str, tuple[float | None, ...]], ...] = (
 
 
 def peak_flops(name: str, precision: str) -> float | None:
-    """Peak FLOP/s of the device that torch calls ``name``; None if unknown: rather no MFU than a guessed one.
+    """Peak FLOP/s of the device that torch calls ``name``; None if it is not known, since no MFU is better than a guessed one.
 
-    A slice of a GPU (MIG) is unknown too.
+    That of a slice of a GPU (MIG) is not known, either.
 
     Args:
+        name: torch's name of the device, such as NVIDIA H200.
         precision: bf16 | fp16 | tf32 | fp32.
     """
     if " MIG " in name:
@@ -56,7 +57,7 @@ def peak_flops(name: str, precision: str) -> float | None:
 
 
 def matmul_precision(precision: str) -> str | None:
-    """What matrix products are computed in under one of Lightning's or the benchmark's precisions; None: 64 bits."""
+    """The type in which matrix products are computed with one of Lightning's or the benchmark's precisions; None: 64 bits."""
     import torch
 
     if precision.startswith("bf16"):

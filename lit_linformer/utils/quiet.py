@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Hides stdout, stderr, warnings and the log except for its errors."""
+    """Hides stdout, stderr, warnings, and log messages except errors."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

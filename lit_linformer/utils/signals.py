@@ -18,10 +18,10 @@ from typing import Any
 # What a signal before training means, in words, by command.
 BEFORE_TRAINING = {
     "fit": " before training began: nothing was trained in this start; the same command starts it again",
-    "prepare": "; the same command goes on where it was",
+    "prepare": "; the same command continues where it stopped",
 }
 TWICE = 0.5  # seconds: `timeout` and srun signal a process and then its group, which counts as one signal
-# How processes start, None as Python likes: forked on Linux, as before Python 3.14; on macOS a fork may crash in a library.
+# How processes start: forked on Linux, as before Python 3.14; None: Python's default, since a fork may crash on macOS.
 START_METHOD = "fork" if sys.platform == "linux" else None
 
 
@@ -90,7 +90,7 @@ class Watch:
         raise Stopped(128 + number)
 
     def _say(self, line: str) -> None:
-        """Prints a line once, in the first process; not with print, which the signal may have interrupted."""
+        """Prints a line, only once, in the first process; not with print, which the signal may have interrupted."""
         if not self._said and is_first_process():
             os.write(2, f"{line}\n".encode())
         self._said = True

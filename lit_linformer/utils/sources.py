@@ -4,8 +4,8 @@
     declared.summary                    # the docstring's first sentence
     declared.settings()["lr"]           # name "lr", default 0.001, words "peak learning rate …", allowed "more than 0, …"
 
-Only what the source states literally is known: class and function definitions, imports by name, literals. All else is left
-out; the command line's parser decides, and tests compare the two.
+Only what the source states literally is known: class and function definitions, imports by name, literals. Anything else is left
+out; the command line's parser decides on it, and tests compare the two.
 """
 
 import ast
@@ -30,7 +30,7 @@ class NotGiven:
 
 @dataclass(frozen=True)
 class DeclaredSetting:
-    """A setting as its class declares it; ``allowed``: in words, if its type says so."""
+    """A setting as its class declares it; ``allowed``: its values in words, if its type says which."""
 
     name: str
     default: Any
@@ -45,7 +45,7 @@ class Module:
     tree: ast.Module
 
     def find(self, name: str) -> "tuple[Module, Node] | None":
-        """The module that defines a name of this one, followed through imports, and the definition."""
+        """The module that defines a name used in this one, found by following imports, and the definition."""
         if name in self._defined:
             return self, self._defined[name]
         for statement, original in self._imported.get(name, ()):
@@ -84,7 +84,7 @@ class Module:
 
 @dataclass(frozen=True)
 class Declared:
-    """A class or a function."""
+    """A class or a function, as its source file defines it."""
 
     module: Module
     node: ast.ClassDef | ast.FunctionDef
@@ -104,7 +104,7 @@ class Declared:
         return first_sentence((ast.get_docstring(self.node) or "").partition("\n\n")[0]).rstrip(":")
 
     def settings(self) -> dict[str, DeclaredSetting]:
-        """All settings by name, in order of definition; a class that takes **settings has its bases' too."""
+        """All settings by name, in order of definition; those of its base classes, too, if it takes **settings."""
         found = {setting.name: setting for setting in self.own()}
         for base in self._bases():
             found = {**base.settings(), **found}
@@ -160,7 +160,7 @@ class Declared:
 
 
 def find(path: str) -> Declared | None:
-    """The class or function of a class path; None where no file defines it."""
+    """The class or function of a class path; None if no file defines it."""
     found = _definition(path)
     if found is None or not isinstance(found[1], ast.ClassDef | ast.FunctionDef):
         return None
@@ -242,7 +242,7 @@ def _arguments(doc: str) -> dict[str, str]:
 
 
 def _literals(place: Module, node: Any) -> list[str]:
-    """The strings in a tuple, a list or a dictionary's keys, including those of others that it names."""
+    """The strings in a tuple, a list or a dictionary's keys, including those of other collections that it names."""
     if isinstance(node, ast.Name):
         named = place.find(node.id)
         return _literals(*named) if named else []

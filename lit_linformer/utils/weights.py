@@ -14,13 +14,13 @@ def all_finite(tensors: Iterable[Any]) -> bool:
     """Whether no element is NaN or infinite; of a sharded tensor only this process's shard is checked."""
     local = [t.to_local() if isinstance(t, DTensor) else t for t in tensors if isinstance(t, Tensor)]
     local = [t.detach() for t in local if t.is_floating_point() and t.numel()]
-    # With a NaN both extremes are NaN. On a CPU 20 times as fast as isfinite().all(), and as a norm.
+    # With a NaN both extremes are NaN. On a CPU this is 20 times as fast as isfinite().all() or a norm.
     found = [extreme.isfinite() for t in local for extreme in torch.aminmax(t)]
     return not found or bool(torch.stack([one.to(found[0].device) for one in found]).all())
 
 
 def check_finite(weights: dict[str, Tensor], source: str) -> None:
-    """ValueError, in one line, if weights of ``source`` (a setting and its value) are not finite."""
+    """Raises ValueError, in one line, if weights of ``source`` (a setting and its value) are not finite."""
     if not all_finite(weights.values()):
         name = next(name for name, tensor in weights.items() if not all_finite([tensor]))
         raise UserError(f"{source}, whose weights are not finite ({name})", "a checkpoint of before they were")

@@ -101,7 +101,7 @@ def test_an_end_by_time_comes_after_a_step_and_is_validated(ending, tmp_path):
         said = output([*ending, *ends, "--ckpt_path", "auto"], tmp_path)
         result = json.loads((tmp_path / "runs/tiny/result.json").read_text())
         step = result["step"]
-        assert f"ended       early at step {step}, for the time is over that training was given\n" in said
+        assert f"ended       early at step {step}: the time given for training is over\n" in said
         assert steps(tmp_path / "runs/tiny") == [0, step] and result["tokens"] == 20 * 4 * 32 * step
         assert result["metrics"].keys() >= {"val/perplexity"} and result["best_step"] == step
     assert f"resuming at step {step}\n" in said

@@ -107,7 +107,7 @@ def test_a_run_out_of_patience_stays_ended(own, tmp_path):  # noqa: F811
         first = first or shown
         why = f"val_loss has not improved in {patience} validation{'s' * (patience != '1')}"
         assert ("before training" in shown) == (shown == first)
-        assert " ".join(shown.split()).count(f"ended early at step {steps}, for {why}") == 1
+        assert " ".join(shown.split()).count(f"ended early at step {steps}: {why}") == 1
         assert last(tmp_path, "own")["global_step"] == steps
 
 
@@ -123,7 +123,7 @@ def test_a_run_that_a_threshold_has_ended_stays_ended(limit, other, why, own, tm
     argv += ["--trainer.callbacks.monitor", "val_loss"]
     for (name, value), steps in ((limit, 8), (limit, 8), (other, 24)):
         shown = output([*argv, f"--trainer.callbacks.{name}", value], tmp_path)
-        assert (f"ended early at step {steps}, for val_loss " in " ".join(shown.split())) == (why in shown) == (steps == 8)
+        assert (f"ended early at step {steps}: val_loss " in " ".join(shown.split())) == (why in shown) == (steps == 8)
         assert last(tmp_path, "own")["global_step"] == steps
 
 
@@ -237,7 +237,7 @@ def test_early_stopping_looks_again_after_the_pass_of_which_the_mean_is_lost(eve
     kill = ["--trainer.callbacks+", "tests.helpers.KillAt", "--trainer.callbacks.hook", hook, "--trainer.callbacks.step", "8"]
     output([*argv, "--trainer.callbacks.divergence_threshold", "1e9", *kill], tmp_path, status=-9)
     shown = output([*argv, "--ckpt_path", "last"], tmp_path)
-    assert "ended early at step 16, for train_loss is beyond 0" in " ".join(shown.split())
+    assert "ended early at step 16: train_loss is beyond 0" in " ".join(shown.split())
 
 
 def test_after_a_failed_fit_the_module_has_its_own_hooks(tmp_path):

@@ -56,7 +56,7 @@ def test_help_on_a_class_needs_no_model():
         ("fit --config=conf/quickstart.yaml conf/debug/fast.yaml", "the value of one; allowed: --config conf/debug/fast.yaml"),
         (
             "fit --config conf/model/modern.yaml --config conf/quickstart.yaml",
-            "conf/model/modern.yaml changes settings of the model, and stands before conf/quickstart.yaml, which says what the "
+            "conf/model/modern.yaml changes settings of the model, and comes before conf/quickstart.yaml, which says what the "
             "model is; allowed: --config conf/quickstart.yaml --config conf/model/modern.yaml",
         ),
         ("fit --config", "--config has no value; allowed: a file with settings, as conf/quickstart.yaml"),

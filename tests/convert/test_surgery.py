@@ -113,7 +113,7 @@ def test_a_model_of_images_is_for_their_size_alone(of_image):
     made = to_linformer(model(attention="full", position=IMAGE["position"], max_length=18), "squares", None, projection_dim=4)
     assert made.encoder.config.position == "image" and made(rows(length=18)).isfinite().all()
     net = model(max_length=18, projection_dim=4, **dict([of_image]))
-    with pytest.raises(ValueError, match="max_length is 36; allowed: 18, for it reads images of that size"):
+    with pytest.raises(ValueError, match="max_length is 36; allowed: 18, since it reads images of that size"):
         to_longer(net, 36, "repeat", "repeat")
 
 

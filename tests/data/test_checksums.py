@@ -174,7 +174,7 @@ def test_files_of_a_version_without_checksums_are_read_unchecked(folder, tokeniz
     (folder / "meta.json").write_text(json.dumps(meta))
     check(folder, when="always")
     assert not read
-    assert f"note: {folder} is from before there were checksums, and is not checked; without it" in capsys.readouterr().err
+    assert f"note: {folder} was made before there were checksums, and is not checked; delete it" in capsys.readouterr().err
     assert len(TokenBlocks(folder, "train", 32, tokenizer.bos_id, tokenizer.pad_id).full_rows(3)) == 3
 
 

@@ -134,7 +134,7 @@ PAD = b" " * 60
 @pytest.mark.parametrize(
     "line, message",
     [
-        (b'{"body": "x", "id": 1}', r"data.column is 'text', which .*a.jsonl:2 has not; allowed: 'body', 'id'$"),
+        (b'{"body": "x", "id": 1}', r"data.column is 'text', which .*a.jsonl:2 does not have; allowed: 'body', 'id'$"),
         (b'{"text": 5}', r"data.column is 'text', which holds a number or a truth value in .*a.jsonl:2; allowed"),
         (b'{"text": ["x"]}', r"data.column is 'text', which holds list in .*a.jsonl:2"),
         (b'{"text": {"x": 1}}', r"data.column is 'text', which holds dict in .*a.jsonl:2"),

@@ -63,7 +63,7 @@ def test_classes_that_are_taken_for_numbers(tmp_path, values, told):
     own = {"columns": ["text"], "label_column": "stars", "tokenizer": "bpe", "vocab_size": 280}
     data = FineTuningData(source=str(tmp_path / "rows.csv"), cache_dir=str(tmp_path), **own)
     data.setup("fit")
-    hint = """stars is predicted as a number, for data.labels is not given; as classes with --data.labels '["0","1"]'"""
+    hint = """stars is predicted as a number, since data.labels is not given; as classes with --data.labels '["0","1"]'"""
     assert data.summary_hints(512) == [hint] * told
     assert data.summary()["train"]["values"]["least"] == min(values)
 
@@ -89,7 +89,7 @@ def test_a_label_that_no_row_has(labels, tmp_path):
     data = FineTuningData(source=str(tmp_path / "rows.tsv"), labels=labels, **own)
     data.setup("fit")
     hints = data.summary_hints(512)
-    assert hints == [f"no training row has the label {name!r}: is data.labels as it was meant?" for name in labels[2:]]
+    assert hints == [f"no training row has the label {name!r}: is data.labels what you meant?" for name in labels[2:]]
 
 
 def test_a_label_that_no_held_out_row_has(tmp_path):
@@ -102,7 +102,7 @@ def test_a_label_that_no_held_out_row_has(tmp_path):
     data.setup("fit")
     assert data.summary()["train"]["labels"]["good"] == 1
     (hint,) = data.summary_hints(512)
-    assert hint.startswith("no validation row has the label 'good': val/score tells nothing of it (more validation rows")
+    assert hint.startswith("no validation row has the label 'good': val/score says nothing about it (more validation rows")
 
 
 def test_pretraining_counts_come_from_the_token_files(make, tmp_path):

@@ -101,8 +101,8 @@ def test_a_long_field_is_no_error(tmp_path):
         ("t.csv", "text,label\nx,good\ny, z,bad\n", r"t.csv, line 3 has 3 fields; allowed: 2, as its first line \(quotes"),
         ("t.csv", "text,label\nx\n", r"t.csv, line 2 has 1 fields; allowed: 2"),
         ("t.csv", 'text,label\nx,good\n"y,bad\nz,good\n', r"t.csv, line 3 begins a row that is no CSV: a quote is opened and"),
-        ("t.csv", 'text,label\n"y"z,bad\n', r"t.csv, line 2 begins a row that is no CSV: a quoted field goes on behind"),
-        ("t.csv", "text,label\nx\ry,good\n", r"t.csv, line 2 begins a row that is no CSV: a carriage return stands outside"),
+        ("t.csv", 'text,label\n"y"z,bad\n', r"t.csv, line 2 begins a row that is no CSV: a quoted field continues after"),
+        ("t.csv", "text,label\nx\ry,good\n", r"t.csv, line 2 begins a row that is no CSV: a carriage return is outside"),
         ("t.csv", b"text,label\nx\xff,good\n", r"t.csv, line 2 is not UTF-8: byte 0xff at its position 1"),
         ("t.csv", "", r"t.csv is empty; allowed: a line with the columns' names, and rows$"),
         ("t.csv", "text,label\n", r"whose train split is empty; allowed: 1 row or more"),
@@ -178,7 +178,7 @@ def test_a_stray_table_in_a_folder_of_texts(tmp_path):
     (tmp_path / "a.txt").write_text("text")
     (tmp_path / "numbers.csv").write_text("x,y\n1,2\n")
     with pytest.raises(
-        ValueError, match=r"^data.column is 'text', which .*numbers.csv has not; allowed: 'x', 'y'; or data.source"
+        ValueError, match=r"^data.column is 'text', which .*numbers.csv does not have; allowed: 'x', 'y'; or data.source"
     ):
         list(Corpus(str(tmp_path)))
     assert list(Corpus(str(tmp_path / "**/*.txt"))) == ["text"]

@@ -67,7 +67,7 @@ def test_ctrl_c_and_sighup_save_the_step_and_the_run_goes_on_exactly(number, put
     with monkeypatch.context() as patched:
         after(patched, MLM, "on_train_batch_start", send(number, lambda module, *_: module.batches_seen == 8))
         assert fit(tiny, "stopped", tmp_path / "stopped") == 128 + number
-    assert f"stopped by {number.name} at step 9; --ckpt_path last goes on" in (tmp_path / "stopped.out").read_text()
+    assert f"stopped by {number.name} at step 9; --ckpt_path last continues the run" in (tmp_path / "stopped.out").read_text()
     assert fit(tiny, "stopped", tmp_path / "stopped", "--ckpt_path", "last") == 0
     assert_same_runs(tmp_path, "whole", "stopped")
 
@@ -83,7 +83,7 @@ def test_a_keyboard_interrupt_of_ones_own_code_ends_like_ctrl_c(put, tiny, tmp_p
         after(patched, MLM, "on_train_batch_start", raises)
         assert fit(tiny, "stopped", tmp_path / "stopped") == 130
     said = (tmp_path / "stopped.out").read_text().splitlines()
-    assert said[-1] == "stopped by a KeyboardInterrupt at step 8; --ckpt_path last goes on from step 5"
+    assert said[-1] == "stopped by a KeyboardInterrupt at step 8; --ckpt_path last continues from step 5"
     assert fit(tiny, "stopped", tmp_path / "stopped", "--ckpt_path", "last") == 0
     assert_same_runs(tmp_path, "whole", "stopped")
 
@@ -197,7 +197,7 @@ def test_other_commands_end_at_once_with_a_line(command, tiny, tmp_path, monkeyp
         output(["fit", *tiny, "--trainer.max_steps", "1"], tmp_path)
     after(monkeypatch, PretrainingData, "prepare_data", send(signal.SIGINT))
     lines = output([command, *tiny], tmp_path, status=130).splitlines()
-    assert lines[-1] == "stopped by SIGINT" + "; the same command goes on where it was" * (command == "prepare")
+    assert lines[-1] == "stopped by SIGINT" + "; the same command continues where it stopped" * (command == "prepare")
 
 
 def test_what_is_ignored_stays_ignored():

@@ -5,7 +5,7 @@
     data.setup("fit")
     batch = next(iter(data.train_dataloader()))
 
-Shapes: B rows of the data set, R rows of tokens (B, more only with data.max_windows > 1), L tokens of the longest one.
+Shapes: B rows of the data set, R rows of tokens (B, or more with data.max_windows > 1), L tokens of the longest one.
 Batches: input_ids (R, L) int64; attention_mask (R, L) bool only if a row has padding; labels (B,) int64, or float32 for a
 regression, unless the split has none; index (B,) int64, the row's number in its file, -1 for a filler row; document (R,)
 int64, only with data.max_windows > 1; for predict also texts, a list of B strings or pairs.
@@ -46,10 +46,11 @@ class FineTuningData(ResumableDataModule):
             each a table or a folder of texts for each class, there or in a subfolder named like the task; "hub:NAME" or
             "hub:NAME:CONFIG": a Hugging Face data set, by name or as a local folder in the hub's layout. None: the task's
             data set on the hub.
-        columns: Column of texts of your own task, or its two columns of pairs.
-        label_column: Column of labels of your own task.
-        labels: Classes of your own task, in the order of their numbers; rows hold a name or a number. None: regression.
-        metrics: Metrics of your own task: accuracy, f1 (that of the second of two classes), macro_f1 (the mean over classes),
+        columns: For your own task: the column of texts, or the two columns of pairs.
+        label_column: For your own task: the column of labels.
+        labels: For your own task: names of the classes, in the order of their numbers, from 0; rows hold a name or a number.
+            None: regression.
+        metrics: For your own task: accuracy, f1 (that of the second of two classes), macro_f1 (the mean over classes),
             matthews (none given: accuracy); for regression pearson, spearman (none given: both).
         validation_fraction: Share of the training rows, 0 to 1, to hold out where source has no validation split; always
             the same rows. None: 0.1 for IMDB and your own task; GLUE's tasks need the split.
@@ -59,19 +60,19 @@ class FineTuningData(ResumableDataModule):
             line model.pretrained provides it.
         vocab_size: Size of the vocabulary of a tokenizer that is trained.
         max_length: Largest number of tokens in a row, bos and eos included. None: 512; on the command line, the encoder's.
-            Another one needs no new preparation.
+            Changing it needs no new preparation.
         truncation: How pairs that are too long are cut: longest_first (the longer text until both fit), only_first or
-            only_second. Of a single text the beginning is kept.
-        max_windows: Largest number of rows in which a text longer than max_length is read, whose results the model joins; 1:
-            it is cut. Not for pairs.
+            only_second. A single text is cut at its end.
+        max_windows: Largest number of overlapping rows ("windows") in which a text longer than max_length is read; the model
+            averages their logits. 1: it is cut. Not for pairs.
         window_overlap: Tokens that consecutive windows share.
         batch_size: Rows on each device in each micro-batch; training puts rows of about the same length together.
         global_batch_size: Rows of an optimiser step over all devices, which accumulate micro-batches as needed.
             trainer.val_check_interval then counts optimiser steps, and nothing changes with the number of devices. None:
             batch_size × devices × trainer.accumulate_grad_batches.
-        eval_batch_size: Largest number of rows in a batch of validation, test and predict, of which no more than 5 % is
-            padding; none: batch_size.
-        limit_train: Use only this many training rows, always the same ones; none: all.
+        eval_batch_size: Largest number of rows in a batch of validation, test and predict; batches are smaller where more than
+            5 % would be padding. None: batch_size.
+        limit_train: Use only this many training rows, always the same ones; None: all.
         empty_texts: "error" refuses rows with an empty text, "keep" accepts them.
         num_workers: Processes that load batches. 0 loads in the training process.
         seed: Seed of the order of training; neither the held-out rows nor those of limit_train depend on it.
@@ -260,9 +261,9 @@ class FineTuningData(ResumableDataModule):
         return [hint for hint in hints if hint]
 
     def evaluated_texts(self, split: str) -> Iterator[tuple[int, dict, tuple[str, ...]]]:
-        """(number, place, texts) of the rows of one of the `sets`, in the order of their numbers, the `index` of its batches.
+        """(number, place, texts) of the rows of one of the `sets`, ordered by number, which is the `index` in its batches.
 
-        place: where the row is, {"line": 3} or {"row": 3}, with "file" if there are several. The source is read again.
+        place: where the row is, {"line": 3} or {"row": 3}, with "file" if there are several files. The source is read again.
         """
         stored = split if self.source.find(split) is not None else "train"  # held out of the training rows
         wanted, several = set(self.sets[split].rows.tolist()), len(self.source.find(stored).files) > 1

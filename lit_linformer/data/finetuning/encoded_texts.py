@@ -1,6 +1,6 @@
 """Encoded rows: labelled texts → one file of token ids on the disk → batches of bos A eos, or bos A eos eos B eos.
 
-Shapes: B rows of the file, T texts a row (1, or 2 for pairs), R rows of tokens (B, more if long texts have several
+Shapes: B rows of the file, T texts per row (1, or 2 for pairs), R rows of tokens (B, or more if long texts have several
 windows), L tokens of the longest of them.
 """
 
@@ -25,7 +25,7 @@ from lit_linformer.model.heads import IGNORED
 
 
 def encoded_files(cache: Path, source: LabelledSource, split: str, tokenizer: Tokenizer) -> Path:
-    """The folder of a split's files, made if it is not there."""
+    """The folder of a split's files, which is made if it does not exist."""
     task = source.task
 
     def rows(shown: Preparing) -> Iterator[Encoded]:
@@ -68,15 +68,15 @@ def text_hash(texts: tuple[str, ...]) -> int:
 
 
 class EncodedTexts(Dataset):
-    """Rows as batches. Items are whole batches, keyed by the (epoch, index) of every row; FILLER gives bos eos.
+    """Rows as batches. Items are whole batches, keyed by the (epoch, index) of each row; the index FILLER gives bos eos.
 
     Items hold input_ids (R, L) int64, padded on the right to the longest row of the batch; attention_mask (R, L) bool,
     only if a row has padding; labels (B,) int64, or float32 for a regression (absent if there are none; -100 in a
-    filler row); index (B,) int64, the row's number in its file from 0, -1 for a filler; and, only if windows are allowed,
-    document (R,) int64, which of the B a row of tokens belongs to.
+    filler row); index (B,) int64, the row's number in its file from 0, -1 for a filler row; and, only if windows are
+    allowed, document (R,) int64, which of the B rows of the file a row of tokens belongs to.
 
-    rows: which rows of the files to use, in this order, None: all; by_length: the longest first, so that a batch has rows of
-    about the same length.
+    rows: which rows of the files to use, in this order, None: all; by_length: sort them, the longest first, so that a batch
+    has rows of about the same length.
     """
 
     def __init__(self, files: RowFiles, layout: RowLayout, rows: np.ndarray | None = None, by_length: bool = False):

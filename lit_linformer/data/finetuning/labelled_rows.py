@@ -25,7 +25,7 @@ from lit_linformer.utils.errors import SettingError, UserError
 
 ALIASES = {"train": ("train",), "validation": ("validation", "dev", "valid", "val"), "test": ("test",)}
 EMPTY_TEXTS = ("error", "keep")
-MOST_NAMES = 20  # most class names in an error message
+MOST_NAMES = 20  # largest number of class names in an error message
 SOURCES = "a folder, a table, hub:NAME or hub:NAME:CONFIG"
 
 
@@ -35,13 +35,13 @@ class LabelledRow(NamedTuple):
 
 
 class LabelledSource:
-    """Rows of a source, split by split; every split can be read again and again.
+    """Rows of a source, split by split; each split can be read any number of times.
 
     Args:
         source: "hub:NAME", "hub:NAME:CONFIG", a folder or a table.
         task: Its columns and labels.
         empty_texts: "error" refuses a row with a blank text, "keep" takes it as it is.
-        cache: Folder to keep the names of a hub data set's splits in, so that a second start does not need the hub.
+        cache: Folder in which the names of a hub data set's splits are kept, so that a second start does not need the hub.
         setting: What error messages call the source.
     """
 
@@ -72,7 +72,7 @@ class LabelledSource:
 
     @property
     def is_table(self) -> bool:
-        """Whether it is one file, whose rows both `fit` and `test` use."""
+        """Whether it is a single file, whose rows both `fit` and `test` use."""
         return not self.hub and Path(self.source).is_file()
 
     def splits(self) -> list[str]:
@@ -120,7 +120,7 @@ class LabelledSource:
         return found[0] if found else None
 
     def missing(self, split: str, instead: str = "") -> ValueError:
-        """The error to raise for a split that must be there; `instead`: what else would do."""
+        """The error to raise for a required split that is missing; `instead`: what else is allowed."""
         if self.hub:
             allowed = ", ".join(self._hub_splits)
         elif Path(self.source).is_file():
@@ -167,7 +167,7 @@ class LabelledSource:
     # Its rows
 
     def rows(self, split: str) -> Iterator[LabelledRow]:
-        """Checked rows of a split, with labels as class numbers or values."""
+        """Rows of a split, checked, with labels as class numbers or values; ValueError for a bad row."""
         labels: set[bool] = set()
         for where, texts, value in self.texts(split):
             label = self.label(where, value)
@@ -186,7 +186,7 @@ class LabelledSource:
             raise self.empty(split)
 
     def label(self, where: tuple, value: object) -> int | float | None:
-        """Class number or value of a label that is written as `value`."""
+        """The class number or value of a label that the file gives as `value`."""
         if isinstance(value, list | dict):  # in JSON lines, for example several classes
             raise UserError(f"{self.setting}: {_at(where)}: label is {value}", "a text or a number: a row has one label")
         try:
@@ -203,7 +203,7 @@ class LabelledSource:
         return f", here --data.labels {shlex.quote(as_typed(found))}" if names else ""
 
     def texts(self, split: str, needs_label: bool | None = None) -> Iterator[tuple[tuple, tuple[str, ...], object]]:
-        """((file, "line", number), texts, label as it is written) of a split's rows.
+        """((file, "line" or "row", number), texts, label as the file gives it) of a split's rows.
 
         needs_label: whether there must be a column of labels; None: in all splits except test.
         """
@@ -266,7 +266,7 @@ class LabelledSource:
         return UserError(f"{self.setting}: {_at(where)} has a text of more than {LONGEST_LINE:,} bytes", "up to that")
 
     def _columns(self, where, names: Iterable[str], needs_label: bool) -> list[str | None]:
-        """Names that the texts' and the label's columns have here; None for a label that is missing and not needed."""
+        """Names of the columns of the texts and the label here; None for a label column that is missing and not needed."""
         chosen: list[str | None] = []
         for aliases in (*self.task.columns, self.task.label_column):
             found = next((name for name in aliases if name in names), None)

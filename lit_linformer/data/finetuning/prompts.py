@@ -27,8 +27,8 @@ def read_texts(
     """Texts, or pairs of texts: `text` with `text_pair`, then those of `file`.
 
     Args:
-        text: One, or a list.
-        text_pair: The second texts, as many.
+        text: A text, or a list of them.
+        text_pair: For a task on pairs: as many second texts.
         file: A table with the task's columns, labels optional; or a text on each line, the two of a pair separated by a tab.
         task: Its columns and labels.
         empty_texts: For a table, as in `LabelledSource`.
@@ -36,7 +36,7 @@ def read_texts(
     pair = len(task.columns) == 2
     firsts, seconds = given_texts(text), given_texts(text_pair)
     if not pair and text_pair is not None:
-        raise SettingError("data.text_pair", text_pair, "none, for the task has one text a row")
+        raise SettingError("data.text_pair", text_pair, "none, since the task has one text per row")
     if pair and len(firsts) != len(seconds):
         raise UserError(f"data.text_pair has {len(seconds)} texts", f"as many as data.text, {len(firsts)}")
     given = [Prompt(a.where, a.texts + b.texts) for a, b in zip(firsts, seconds, strict=True)] if pair else firsts
@@ -65,7 +65,7 @@ def _line_texts(file: str, pair: bool) -> Iterator[Prompt]:
 
 
 def _table_texts(file: str, task: TextTask, empty_texts: str) -> Iterator[Prompt]:
-    """Rows with their labels, if these are the task's: none is needed, and a column of that name may hold anything."""
+    """Rows with their labels, as far as they are the task's: none is needed, and a column of that name may hold anything."""
     source = LabelledSource(file, task, empty_texts, setting="data.file")
     strange, first = 0, ""
     for (_, unit, number), texts, value in source.texts("train", needs_label=False):

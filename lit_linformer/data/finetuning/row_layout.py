@@ -25,10 +25,10 @@ class RowLayout:
         bos_id: First token.
         eos_id: Token after every text; two between the texts of a pair.
         pad_id: Token that pads a batch, on the right.
-        max_length: Most tokens of a row, bos and eos included.
+        max_length: Largest number of tokens in a row, bos and eos included.
         pair: Whether a row has two texts.
         truncation: For a pair, "longest_first": cut the longer text until both fit; "only_first", "only_second": cut that one.
-        max_windows: For one text, most windows to read it in; 1: it is cut.
+        max_windows: For one text, the largest number of windows to read it in; 1: it is cut.
         window_overlap: Tokens that consecutive windows share.
     """
 
@@ -55,7 +55,7 @@ class RowLayout:
 
     @property
     def capacity(self) -> int:
-        """Tokens of text that a row has room for."""
+        """How many tokens of text a row has room for."""
         return self.max_length - (4 if self.pair else 2)
 
     @property
@@ -76,7 +76,7 @@ class RowLayout:
         return np.stack([first, second], axis=1)
 
     def too_long(self, lengths: np.ndarray) -> int | None:
-        """The first of these pairs in which only_first or only_second would leave nothing of a text; None if all fit."""
+        """The first pair of these lengths (B, 2) that only_first or only_second cannot make fit; None if all fit."""
         if not self.pair or self.truncation == "longest_first":
             return None
         kept, one = self.cut(lengths), int(self.truncation == "only_second")  # the text that is cut
@@ -88,7 +88,7 @@ class RowLayout:
         return np.minimum(self.max_windows, 1 + -(-np.maximum(length - self.capacity, 0) // self.stride))
 
     def lengths(self, lengths: np.ndarray) -> np.ndarray:
-        """(B,): tokens with bos and eos, over all windows, of rows with texts of these lengths (B, T)."""
+        """(B,): the number of tokens, bos and eos included, over all windows, for texts of these lengths (B, T)."""
         if self.pair:
             return self.cut(lengths).sum(1) + 4
         length = lengths[:, 0]
@@ -105,10 +105,10 @@ class RowLayout:
         return lengths[:, 0] > self.capacity + (self.max_windows - 1) * self.stride
 
     def rows(self, texts: list[np.ndarray]) -> list[list[int]]:
-        """Rows of tokens of one text or pair.
+        """The rows of tokens of one text or pair.
 
-        Windows have equal length, to within a token, rather than all but the last being full: so texts of equal length have
-        rows of equal length, with hardly any padding, and tokens count about equally in the mean over windows.
+        All windows have the same length, to within a token, instead of all but the last being full. So there is hardly any
+        padding, and tokens count about equally in the mean over windows.
         """
         if self.pair:
             first, second = self.cut(np.array([[len(text) for text in texts]]))[0]
@@ -123,7 +123,10 @@ class RowLayout:
         return [[self.bos_id, *text[cut].tolist(), self.eos_id] for cut in cuts]
 
     def batch(self, items: list[list[np.ndarray] | None]) -> dict[str, torch.Tensor]:
-        """input_ids, attention_mask if there is padding, document if windows are allowed; None makes a filler row."""
+        """input_ids (R, L), attention_mask (R, L) if there is padding, document (R,) if windows are allowed.
+
+        items: the texts' ids for each row; None makes a filler row.
+        """
         filler = [[self.bos_id, self.eos_id]]
         found = [(i, row) for i, texts in enumerate(items) for row in (filler if texts is None else self.rows(texts))]
         lengths = np.array([len(row) for _, row in found])

@@ -21,7 +21,7 @@ class SplitFiles:
 
 
 def find_files(folder: Path, name: str, classes: Sequence[str], setting: str) -> Iterator[SplitFiles]:
-    """The sets of files of a split of that name in the folder; ValueError, which names ``setting``, if a shard is missing."""
+    """The sets of files in the folder that may be the split ``name``; ValueError, naming ``setting``, if a shard is missing."""
     found: dict[tuple, list[Path]] = {}  # plain and compressed, in one piece and in shards: each is a set of its own
     for path in sorted(folder.iterdir()):
         match = re.fullmatch(re.escape(name) + SHARD + FILE, path.name)

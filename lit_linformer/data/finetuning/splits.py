@@ -22,7 +22,7 @@ class Selection:
     """Rows of the training split, by their numbers.
 
     Args:
-        train: To train with, in a fixed pseudo-random order: the first ones have all classes, however the file is sorted.
+        train: To train with, in a fixed pseudo-random order, so that the first ones have all classes even in a sorted file.
         held_out: For validation.
         leaked: How many were dropped because their texts are also in validation or test.
     """
@@ -40,9 +40,9 @@ def select_rows(
     Args:
         hashes: (rows,) hashes of their texts.
         fraction: Share to hold out for validation.
-        other_hashes: Hashes of validation and test; rows with their texts, or those of a held-out row, are dropped.
-            None: no row is.
-        limit: Take only this many of the rows left; None: all.
+        other_hashes: Hashes of validation and test; rows with the texts of these, or of a held-out row, are dropped. None: no
+            row is dropped.
+        limit: Take only this many of the rows that are left; None: all.
     """
     order = np.random.Generator(np.random.Philox(key=SELECTION_KEY)).permutation(len(hashes))
     count = round(fraction * len(hashes))
@@ -102,12 +102,12 @@ class Splits:
         return [*validation, *(split for split in self.task.splits("test") if split in self.source.splits())]
 
     def select(self, hashes_of: Callable[[str], np.ndarray]) -> Selection:
-        """Which rows train, and which are held out; hashes_of: gives the hashes of a split's texts."""
+        """Which rows to train with, and which are held out; hashes_of: a function that gives the hashes of a split's texts."""
         _, fraction = self.validation()
         others = np.concatenate([np.zeros(0, np.uint64), *map(hashes_of, self._others())]) if self.drop_leaked else None
         return select_rows(hashes_of("train"), fraction, others, self.limit_train)
 
-    # What a tokenizer learns from: only the rows that train
+    # What a tokenizer learns from: only the training rows
 
     def stamp(self) -> dict:
         """JSON-able description of all that shapes `training_texts`."""

@@ -1,4 +1,4 @@
-"""What labelled rows there are: counts of rows, tokens and labels, and how many rows are cut."""
+"""A summary of labelled rows: counts of rows, tokens and labels, and the share of rows that are cut."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -11,13 +11,13 @@ from lit_linformer.data.finetuning.text_tasks import TextTask, as_typed
 from lit_linformer.data.row_files import as_given
 from lit_linformer.data.summary import Summary
 
-FEW = 5  # as few different integers may well be classes
+FEW = 5  # so few different integers may well be classes
 MOST_WINDOWS = 10_000  # largest data.max_windows
 MANY = 0.1  # smallest share of cut rows that calls for a hint
 
 
 def of_rows(sets: Mapping[str, EncodedTexts], task: TextTask) -> Summary:
-    """rows, tokens (of whole texts), cut (the share of rows that are cut), and the labels."""
+    """For each split rows (or pairs), tokens (of whole texts), cut (the share of rows that are cut), and the labels."""
     return {split: _of_rows(rows, task) for split, rows in sets.items()}
 
 
@@ -57,7 +57,7 @@ def cut_hint(sets: Mapping[str, EncodedTexts], summary: Summary, longest: int | 
 
 
 def leaked_hint(sets: Mapping[str, EncodedTexts]) -> str | None:
-    """A hint if rows held out of the training rows have the texts of others that train."""
+    """A hint if rows held out of the training rows have the texts of rows that are trained on."""
     train, held_out = sets.get("train"), sets.get("validation")
     if train is None or held_out is None or train.files.folder != held_out.files.folder:
         return None
@@ -73,12 +73,12 @@ def missing_hints(summary: Summary) -> Iterator[str]:
     """Hints on classes without training rows, which a model learns never to predict, and on those without validation rows."""
     train = summary.get("train", {}).get("labels", {})
     if missing := [name for name, count in train.items() if count == 0]:
-        yield f"no training row has the label {_either(missing)}: is data.labels as it was meant?"
+        yield f"no training row has the label {_either(missing)}: is data.labels what you meant?"
     for split, told in summary.items():
         counts = told.get("labels", {}) if split.startswith("validation") else {}
         if missing := [name for name, count in counts.items() if count == 0 and train.get(name)]:
             more = "more validation rows might: data.validation_fraction"
-            yield f"no {split} row has the label {_either(missing)}: val/score tells nothing of it ({more})"
+            yield f"no {split} row has the label {_either(missing)}: val/score says nothing about it ({more})"
 
 
 def _either(names: list[str]) -> str:
@@ -95,4 +95,4 @@ def class_hint(sets: Mapping[str, EncodedTexts], task: TextTask) -> str | None:
         return None
     names = as_typed([f"{value:.0f}" for value in values])
     label = task.label_column[0]
-    return f"{label} is predicted as a number, for data.labels is not given; as classes with --data.labels '{names}'"
+    return f"{label} is predicted as a number, since data.labels is not given; as classes with --data.labels '{names}'"

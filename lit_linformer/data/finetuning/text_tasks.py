@@ -1,6 +1,7 @@
 """The table of tasks, GLUE's nine and IMDB, as on the Hugging Face hub and in the benchmarks' own files; a task of your own.
 
-Columns have several names: the hub's first, then that of GLUE's TSV files. Labels: what a file holds → class number or value.
+A column may have several names: the hub's first, then that of GLUE's TSV files. `label_of` converts what a file holds to a
+class number or a value.
 """
 
 import difflib
@@ -16,7 +17,7 @@ from lit_linformer.utils.errors import SettingError, UserError, meant
 
 CLASSIFICATION_METRICS = ("accuracy", "f1", "macro_f1", "matthews")
 REGRESSION_METRICS = ("pearson", "spearman")
-LARGEST = (2 - 2**-23) * 2.0**127  # float32, which labels are stored as
+LARGEST = (2 - 2**-23) * 2.0**127  # the largest float32, as which labels are stored
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,9 @@ class TextTask:
         columns: For each text, the names that its column may have.
         label_column: The names that the label's column may have.
         labels: Names of the classes in the hub's order, class 0 first; None: regression.
-        metrics: Their mean is the task's score.
+        metrics: Names of the metrics, whose mean is the task's score.
         hub: Name and configuration of the hub's data set.
-        folder: What the folder of the task's own files is called.
+        folder: Name of the folder in which the benchmark's own files come.
         label_range: Least and greatest target of a regression; -1, outside of it, means that there is no label.
         evaluation: Names of the evaluation sets; "" if there is only one.
         headerless: Columns of a TSV file that has no header line.
@@ -165,7 +166,7 @@ def chosen_task(
     if task is not None:
         own = {"columns": columns, "labels": labels, "metrics": metrics}
         if given := [name for name, value in own.items() if value is not None]:
-            raise SettingError(f"data.{given[0]}", own[given[0]], "none, for the task says it", when=f"with data.task {task}")
+            raise SettingError(f"data.{given[0]}", own[given[0]], "none, since the task sets it", when=f"with data.task {task}")
         return find_task(task)
     if columns is None:
         names = ", ".join(task.name for task in TASKS)
@@ -177,14 +178,14 @@ def chosen_task(
 
 
 def label_of(value, task: TextTask) -> int | float | None:
-    """Class number, or value of a regression; None if there is no label: nothing, an empty cell, or -1 as on the hub."""
+    """A label's class number, or the value of a regression; None if there is no label: null, an empty cell, or the hub's -1."""
     if value is None or value == "":
         return None
     return _number(value, task.label_range) if task.labels is None else _class(value, task.labels)
 
 
 def as_typed(names: Iterable[str]) -> str:
-    """The names of classes as data.labels takes them, with quotes around what YAML would read as something else."""
+    """Names of classes as a user types them for data.labels, with quotes around what YAML would read as something else."""
     plain = re.compile(r"(?!(?:yes|no|on|off|true|false|null|y|n)$)[a-z](?:[\w /-]*[\w/-])?", re.IGNORECASE)
     return f"[{','.join(name if plain.fullmatch(name) else json.dumps(name, ensure_ascii=False) for name in names)}]"
 

@@ -1,1 +1,1 @@
-"""Long Range Arena: ListOps and Pathfinder, which are generated; where rows come from; the data module."""
+"""Long Range Arena: ListOps and Pathfinder, which are generated; sources of rows; the data module."""

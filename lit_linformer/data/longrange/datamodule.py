@@ -43,7 +43,7 @@ SPECIAL = 4
 class Patches(Dataset):
     """Batches of images whose tokens are squares of p × p pixels, row by row: input_ids (B, w²/p², p²), from 0 to 1.
 
-    rows: batches whose input_ids are (B, w² + 2): bos, pixels row by row, eos; filler rows may be shorter.
+    rows: a data set of batches whose input_ids are (B, w² + 2): bos, pixels row by row, eos; filler rows may be shorter.
     """
 
     def __init__(self, rows: Dataset, pixels: int, patch: int):
@@ -75,20 +75,24 @@ class LongRangeData(ResumableDataModule):
         masked: true: rows are masked, for MLM on the task's own inputs ("self-pretraining", Amos et al., 2023); false: they
             are classified.
         mask_rate: Share of a row's symbols to predict in training, with masked; validation always has 0.15.
-        max_length: n, the largest number of tokens in a row, bos and eos included. None: the encoder's.
-        patch: Side of the squares of pixels that are the tokens of an image, as numbers from 0 to 1 (Dosovitskiy et al.,
-            2020), without bos and eos; model.encoder.input_size is its square. 0: each pixel is a token, its shade an id.
-        cut: Cut rows that are longer (in the benchmark text at 4,096, each text of retrieval at 4,000); false: refuse them.
+        max_length: n, the largest number of tokens in a row, bos and eos included. None: 2,048; on the command line, the
+            encoder's.
+        patch: Side p of the squares of pixels that are the tokens of an image, each p² numbers from 0 to 1 (Dosovitskiy et
+            al., 2020), without bos and eos; model.encoder.input_size must be p². 0: each pixel is a token, its shade the id.
+        cut: Cut rows of more than max_length tokens (the benchmark cuts text at 4,096, each text of retrieval at 4,000);
+            false: refuse them.
         rows: Training rows to generate; None: as many as in the benchmark, 96,000 for ListOps and 160,000 for Pathfinder.
-        held_out_rows: Rows to generate for validation, and as many for the test; None: 2,000 and 20,000.
+        held_out_rows: Rows to generate for validation, and as many for the test; None: as many as in the benchmark, 2,000 for
+            ListOps and 20,000 for Pathfinder.
         level: Level of Pathfinder: easy, intermediate or hard, with lines of 6, 9 and 14 dashes; the benchmark's is hard.
-        validation_fraction: Share of the training rows to hold out where the files have no validation split.
-        batch_size: Rows on each device in each micro-batch; rows of about the same length come together.
-        global_batch_size: Rows of an optimiser step over all devices; None: those of a micro-batch on each.
-        eval_batch_size: Rows of a batch in validation and test; none: batch_size.
+        validation_fraction: Share of the training rows to hold out if the files have no validation split.
+        batch_size: Rows on each device in each micro-batch; training puts rows of about the same length together.
+        global_batch_size: Rows of an optimiser step over all devices, which accumulate micro-batches as needed. None:
+            batch_size × devices × trainer.accumulate_grad_batches.
+        eval_batch_size: Largest number of rows in a batch of validation and test; None: batch_size.
         num_workers: Processes that load batches. 0 loads in the training process.
         seed: Seed of the order and the masks of training. Generated rows do not depend on it.
-        cache_dir: Folder for the rows.
+        cache_dir: Folder for the prepared rows.
         verify: When to check their checksums: "once", when a machine first reads them; "always"; "never".
     """
 
@@ -141,7 +145,7 @@ class LongRangeData(ResumableDataModule):
             return TextSource(source or "hub:stanfordnlp/imdb:plain_text", self.cache_dir)
         if source is not None:
             if name not in FROM_FILES:
-                raise SettingError("data.source", source, "none, for its rows are generated", when=f"with data.task {name}")
+                raise SettingError("data.source", source, "none, since its rows are generated", when=f"with data.task {name}")
             return FileSource(name, source)
         if benchmark is None:
             raise UserError("data.source is not given", f"a folder with {FROM_FILES[name][0]}")
@@ -202,7 +206,7 @@ class LongRangeData(ResumableDataModule):
             verify(self._folder(split), FILES, self.verify)
 
     def _stored(self, split: str) -> str:
-        """The split of the files that holds a split's rows: train for validation rows that are held out of it."""
+        """The split of the files that holds the rows of ``split``: train, if validation rows are held out of it."""
         return "train" if split == "validation" and split not in self.source.splits() else split
 
     def _folder(self, split: str) -> Path:

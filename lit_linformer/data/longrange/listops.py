@@ -30,7 +30,7 @@ _NUMBER = {symbol: number for number, symbol in enumerate(SYMBOLS)}
 def expression(chance: Callable[[], float]) -> np.ndarray:
     """Indices into SYMBOLS, (L,) uint8: the first expression drawn that is neither too short nor too long.
 
-    chance: returns a random number, at least 0, less than 1.
+    chance: returns a random number in [0, 1).
     """
     while True:
         tokens, missing = [], []  # arguments that each open operator still lacks
@@ -74,13 +74,13 @@ def value(tokens: np.ndarray) -> int:
 
 
 def row(split: str, number: int) -> tuple[list[np.ndarray], int]:
-    """([tokens], value), a function of the row's number and the split."""
+    """([tokens (L,) uint8], value), a function of the row's number and the split alone."""
     tokens = expression(random.Random(f"0 {split} {number}").random)
     return [tokens], value(tokens)
 
 
 def read(files: list[Path]) -> Iterator[tuple[list[np.ndarray], int]]:
-    """The same from the authors' file, one for each split, with columns Source, which has round brackets, and Target."""
+    """The rows of the authors' file, one for each split, with columns Source, which has round brackets, too, and Target."""
     path, *others = files
     if others:
         there = " and ".join(each.name for each in files)

@@ -1,9 +1,9 @@
 """Pathfinder (Linsley et al., 2018; Long Range Arena, Tay et al., 2021): do the two dots end one dashed line, or two?
 
-Drawn with the numbers of Long Range Arena's images of 32 × 32 pixels. Where its authors give none, they are ours: two lines
-never come closer than CLEARANCE, so that following a line from one dot always leads to the right end. The dots are always at
-the beginning of a line and at the end of a line, as in the authors' images: two beginnings, which are APART, could be
-recognised by their distance.
+Drawn with the parameters of Long Range Arena's images of 32 × 32 pixels. Where its authors give none, they are ours: two lines
+never come closer than CLEARANCE, so that following a line from one dot always leads to the right end. One dot is always at the
+beginning of a line and the other at the end of a line, as in the authors' images: two beginnings, which are always APART, could
+be recognised by their distance.
 
 Coordinates are pixels, (row, column), the image's corner at (0, 0).
 """
@@ -19,7 +19,7 @@ APART = 7  # distance between the beginnings of the two lines
 CLEARANCE = 1.75  # between the axes of dashes of two lines, or of dashes of one line that are not consecutive
 DASHES = {"easy": 6, "intermediate": 9, "hard": 14}  # in each of the two lines; other lines have a third of that
 OTHER_DASHES = 20  # in all other lines together
-TRIALS, STARTS = 12, 60  # for a dash, for a line
+TRIALS, STARTS = 12, 60  # attempts to place a dash, and a line
 POINTS = np.linspace(0, 1, 5)[:, None]  # points on a dash, from which distances are measured
 DASH_LIGHT = 0.75
 
@@ -109,6 +109,6 @@ def _image(lines: list[np.ndarray], dots: np.ndarray) -> np.ndarray:
 
 
 def row(split: str, level: str, number: int) -> tuple[list[np.ndarray], int]:
-    """([pixels (SIDE²,) uint8, row by row], label), a function of the row's number, the split and the level."""
+    """([pixels (SIDE²,) uint8, row by row], label), a function of the row's number, the split and the level alone."""
     image, _, _, label = drawing(np.random.default_rng([0, SPLITS.index(split), number]), level)
     return [image.reshape(-1)], label

@@ -1,7 +1,7 @@
 """Where the rows of Long Range Arena's tasks come from: generated here, or read from files in their authors' layout.
 
-A row is ([symbols of each of its texts], label): symbols are numbers from 0, uint8. A source has `fraction`, how much of a
-split was read so far, if it knows.
+A row is ([symbols of each of its texts], label): symbols are numbers from 0, uint8. A source has `fraction`, the share of a
+split that was read so far, or 0 if it is not known.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ class LongTask:
         name: Value of data.task.
         labels: Names of the classes.
         symbols: Number of different symbols.
-        texts: Texts in a row: 1, or 2 that are to be compared.
+        texts: Texts in a row: 1, or 2 to be compared.
         rows: Rows of train, validation and test if they are generated; None: they are read from files.
         pixels: Pixels of an image; 0: rows are not images.
     """
@@ -49,7 +49,7 @@ class LongTask:
 
     @property
     def text_task(self) -> TextTask:
-        """The same as one of fine-tuning's tasks."""
+        """This task in the form of a fine-tuning task."""
         return TextTask(self.name, (("text",),) * self.texts, labels=self.labels, submission=(f"{self.name}.tsv",))
 
 
@@ -77,7 +77,7 @@ class TextSource(LabelledSource):
 
 
 class FileSource:
-    """Rows of a task's files in a folder, which are named as in FROM_FILES."""
+    """Rows of a task's files in a folder, named as in FROM_FILES."""
 
     fraction = 0.0
 
@@ -94,7 +94,7 @@ class FileSource:
         return [split for split in SPLITS if self.files(split)]
 
     def missing(self, split: str) -> ValueError:
-        """The error to raise for a split that must be there."""
+        """The error to raise for a required split that is missing."""
         return SettingError("data.source", str(self.folder), self.names[split], more=f", which has no {split} split")
 
     def stamp(self, split: str):
@@ -132,7 +132,7 @@ def images(files: list[Path]) -> Rows:
                 yield [(GRAY @ colours).round().astype(np.uint8)], record[0]
 
 
-# What a folder should hold, in words and as patterns for each split's files, and the function that reads them.
+# What a folder should hold, in words, and as patterns for each split's files; and the function that reads the files.
 FROM_FILES: dict[str, tuple[str, dict[str, str], Callable[[list[Path]], Rows]]] = {
     "listops": (
         "*_train.tsv, *_val.tsv and *_test.tsv",
@@ -152,9 +152,9 @@ FROM_FILES: dict[str, tuple[str, dict[str, str], Callable[[list[Path]], Rows]]] 
 }
 
 
-# To be increased when the same settings come to give other rows, so that old cached rows are not used.
+# To be increased when the same settings give other rows than before, so that old cached rows are not used.
 VERSIONS = {"listops": 1, "pathfinder": 2}
-FEW = 1000  # rows that are drawn before worker processes would have started
+FEW = 1000  # so few rows are drawn before worker processes would have started
 
 
 class GeneratedSource:

@@ -36,7 +36,7 @@ TITLE = re.compile(r" = [^=].* = ?$")  # title of an article in WikiText
 
 
 class Corpus:
-    """Documents of a source; can be iterated again and again.
+    """Documents of a source; can be iterated any number of times.
 
     Args:
         source: "embedded", "hub:NAME:SPLIT", "hub:NAME:CONFIG:SPLIT", or a file, folder or glob.
@@ -81,7 +81,7 @@ class Corpus:
 
     @property
     def local(self) -> bool:
-        """Whether it is read from the user's own files."""
+        """Whether the source is files of the user, not the hub or the embedded corpus."""
         return self.source != "embedded" and not self.hub
 
     def files(self) -> list[Path]:
@@ -189,7 +189,7 @@ class Corpus:
         yield _joined(document)
 
     def _look_for_titles(self, line: str) -> None:
-        """Notes once how to read WikiText's articles as documents, if their titles are seen."""
+        """Prints a note, once, on how to read WikiText's articles as documents, if lines look like their titles."""
         if not line.startswith(" = ") or self._titles > 2 or not TITLE.match(line):
             return
         self._titles += 1
@@ -252,13 +252,13 @@ class Corpus:
             raise self.no_text(type(value).__name__, where)
 
     def _no_column(self, there: Iterable[str], where) -> UserError:
-        return SettingError("data.column", self.column, ", ".join(map(repr, there)), more=f", which {where} has not")
+        return SettingError("data.column", self.column, ", ".join(map(repr, there)), more=f", which {where} does not have")
 
     def no_text(self, kind, where) -> UserError:
         return SettingError("data.column", self.column, "a column of texts", more=f", which holds {kind} in {where}")
 
     def choose(self, where, columns: Iterable[str]) -> list[str]:
-        """The column to read from a table (`tables.Chooser`)."""
+        """The column to read from a table, as `tables.Chooser` wants it; UserError if there is no such column."""
         if self.column not in columns:
             error = self._no_column(columns, where)
             other = f"; or {self.setting} with a pattern, as '{self.source}/**/*.txt'" if Path(self.source).is_dir() else ""
@@ -295,7 +295,7 @@ def _joined(lines: list[str]) -> str:
 
 
 def _regrouped(pieces: Iterable[str]) -> Iterator[str]:
-    """A text that comes in pieces as one; several if it has more than LONGEST_DOCUMENT characters."""
+    """Joins the pieces of a text, into several texts if it has more than LONGEST_DOCUMENT characters."""
     held: list[str] = []
     size = 0
     for piece in pieces:

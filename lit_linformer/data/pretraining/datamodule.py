@@ -44,8 +44,8 @@ class PretrainingData(ResumableDataModule):
             separated by blank lines), CSV, TSV or JSON lines (a document in each row), each also compressed (.gz .xz .zst), or
             Parquet; "hub:NAME:SPLIT" or "hub:NAME:CONFIG:SPLIT": a Hugging Face data set, by name or as a local folder;
             "embedded": the documentation that comes with Python (2 MB).
-        validation_source: Text for validation; none: validation_fraction of source's documents is held out.
-        test_source: Text for the test; none: test_fraction of source's documents is held out.
+        validation_source: Text for validation; None: a share of source's documents, validation_fraction, is held out.
+        test_source: Text for the test; None: a share of source's documents, test_fraction, is held out.
         validation_fraction: Share of source's documents, 0 to 1, held out for validation if validation_source is not
             given.
         test_fraction: Share of source's documents, 0 to 1, held out for the test if test_source is not given.
@@ -55,17 +55,17 @@ class PretrainingData(ResumableDataModule):
         tokenizer: "bpe" or "wordpiece": train byte-level BPE or lower-cased WordPiece on source; else a tokenizer.json,
             or a folder with one, with RoBERTa's vocab.json and merges.txt or with BERT's vocab.txt. None: that of
             model.pretrained.
-        vocab_size: Size of the vocabulary of a tokenizer that is trained; a small corpus gives fewer tokens. Up to 65,536
-            tokens take 2 bytes each on disk, more take 4.
-        max_length: n, tokens in a row, the first of them bos. Another n needs no new preparation. None: the n of
+        vocab_size: Size of the vocabulary of a tokenizer that is trained; a small corpus gives fewer tokens. On disk a token
+            takes 2 bytes, or 4 with a vocabulary of more than 65,536.
+        max_length: n, tokens in a row, the first of them bos. Changing it needs no new preparation. None: the n of
             model.pretrained.
         batch_size: Rows on each device in each micro-batch.
         global_batch_size: Rows of an optimiser step over all devices, which accumulate micro-batches as needed.
             trainer.val_check_interval then counts optimiser steps, and nothing changes with the number of devices. None:
             batch_size × devices × trainer.accumulate_grad_batches.
         mask_rate: Share of a row's tokens to predict in training; validation always has 0.15.
-        whole_word: Mask whole words, runs of letters and digits, instead of single tokens, in training. A run of more tokens
-            than are masked in a row, such as DNA, is masked token by token.
+        whole_word: Mask whole words (runs of letters and digits) instead of single tokens in training. A word of more tokens
+            than are masked in a row, such as a strand of DNA, is masked token by token.
         num_workers: Processes that load batches. 0 loads in the training process, which takes about 25 µs for a row of 512.
         seed: Seed of the order and the masks of training; which documents are held out does not depend on it.
         cache_dir: Folder for trained tokenizers and token files.
@@ -162,7 +162,7 @@ class PretrainingData(ResumableDataModule):
                 self._open(split)
 
     def _check_held_out(self) -> None:
-        """ValueError if a file of validation or test is trained on, too."""
+        """Raises ValueError if a file of validation or test is trained on, too."""
         allowed = "text that is not trained on, or null, for a share of data.source"
         for split, corpus in self.corpora.items():
             if split != "train" and not corpus.local and corpus.source == self.corpora["train"].source:
@@ -237,7 +237,7 @@ class PretrainingData(ResumableDataModule):
         }
 
     def summary_hints(self, longest: int | None) -> list[str]:
-        """Advice if no document is as long as a row, since long rows then have no long-range context."""
+        """Advice if no document is as long as a row, since a long row then has no long-range context."""
         if "train" not in self.blocks:
             return []
         blocks, n = self.blocks["train"], self.max_length
@@ -256,9 +256,10 @@ class PretrainingData(ResumableDataModule):
         return prompt_loader(self._opened(vars(self), "prompts"), self.tokenizer, self.batch_size)
 
     def evaluation_loader(self, split: str, max_length: int, batch_size: int | None = None) -> EvaluationLoader:
-        """A held-out set in rows of another length: batches as `validate --data.max_length` has them, loaded in this process.
+        """A held-out set in rows of another length: the batches of `validate --data.max_length`, loaded in this process.
 
-        split: "validation" or "test", opened by setup; batch_size: rows in a batch on each rank, None: data.batch_size.
+        split: "validation" or "test" (or "train"), as opened by setup; batch_size: rows in a batch on each rank, None:
+        data.batch_size.
         """
         # No workers: a loader that lives for one pass would only start and stop them.
         return self._held_out(self._blocks(split, max_length), batch_size or self.batch_size, num_workers=0)

@@ -1,4 +1,4 @@
-"""The embedded corpus: real English that comes with every Python, so that a first run needs no data set and no network.
+"""The embedded corpus: real English text that comes with every Python, so that a first run needs neither data nor network.
 
 Python's language reference as `help()` shows it (pydoc_data.topics, one document per topic) and the docstrings of the
 standard library (one document per module), 2.2 MB on Python 3.11. Sources are read with `ast`: nothing is imported or
@@ -44,7 +44,7 @@ def _library_files(root: Path) -> Iterator[Path]:
 
 
 def _docstrings(path: Path) -> list[str]:
-    """Docstrings of a file in their order there; none if it cannot be parsed."""
+    """Docstrings of a file, in the order of its lines; none if it cannot be parsed."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # invalid escapes in other people's code do not matter here

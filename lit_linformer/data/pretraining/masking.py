@@ -1,9 +1,9 @@
 """Masks: which tokens of a block are hidden, and what replaces them.
 
-A pure function of (seed, epoch, index): masks change with every pass over the data, and yet a resumed run, or one with
-another number of workers or processes, sees exactly the same ones. No state is kept anywhere.
+A row's masks are a pure function of (seed, epoch, index): they change with every pass over the data, and yet a resumed run, or
+one with another number of workers or processes, sees exactly the same ones. No state is kept anywhere.
 
-Shapes: B rows, N tokens a row, M masked positions a row (the same in every row of a batch: static shapes, and a
+Shapes: B rows, N tokens per row, M masked positions per row (the same in every row of a batch: static shapes, and a
 language-model head that multiplies by the vocabulary for M tokens instead of N).
 """
 
@@ -22,17 +22,18 @@ VALIDATION_MASK_RATE, VALIDATION_SEED = 0.15, 20200608
 
 
 class Masker:
-    """BERT's masking: of the chosen tokens 80 % become the mask token, 10 % a random one, 10 % stay.
+    """BERT's masking: of the chosen tokens 80 % become the mask token, 10 % a random one, and 10 % stay as they are.
 
     Args:
         vocab_size: Number of token ids.
         special_ids: Ids that are never chosen and never drawn as a random replacement.
         mask_id: Id of the mask token.
-        mask_rate: Share of a row's tokens that is chosen: M = max(1, round(mask_rate · N)) of N. A row with padding, whose
-            count is that of its real tokens, or with fewer candidates has fillers at its front: position 0, label -100.
+        mask_rate: Share of a row's tokens that is chosen: M = max(1, round(mask_rate · N)) of N. In a row with padding N is
+            the number of its real tokens; places in (B, M) that it, or a row of mostly special tokens, leaves over come first
+            and have position 0 and label -100.
         seed: Together with epoch and index the only source of randomness.
-        word_tables: `Tokenizer.word_tables()` to choose whole words (the last one is cut where M is reached; one of more
-            than M tokens, such as a row of DNA, is taken token by token); None: single tokens.
+        word_tables: `Tokenizer.word_tables()` to choose whole words (the last one is cut when M is reached; one of more than
+            M tokens, such as a row of DNA, is chosen token by token); None: single tokens.
     """
 
     def __init__(
@@ -59,13 +60,14 @@ class Masker:
         """Masks a batch.
 
         Args:
-            ids: (B, N) int64, changed in place. Position 0 must hold a special token (bos): fillers point to it.
+            ids: (B, N) int64, changed in place. Position 0 must hold a special token (bos), which is never masked: places
+                that are left over point to it.
             keys: (epoch, index) of each row.
-            lengths: (B,) tokens of each row without padding: each row is masked as if it were alone, whatever N is. None: no
-                row has padding.
+            lengths: (B,) real tokens of each row: each row is masked as if it were alone, whatever N is. None: no row has
+                padding.
 
         Returns:
-            input_ids (B, N), positions (B, M) in ascending order, labels (B, M).
+            input_ids (B, N), positions (B, M) in ascending order, labels (B, M), -100 where nothing is masked; all int64.
         """
         if lengths is None:
             return self._full_rows(ids, keys)
@@ -91,7 +93,7 @@ class Masker:
             starts = word_starts(ids, *self.word_tables)
             of_batch = starts + np.arange(len(ids))[:, None] * length
             tokens = np.bincount(of_batch.ravel(), minlength=ids.size)[of_batch]  # of each token's word
-            # of a longer word always the same first M tokens would be chosen
+            # A word of more than M tokens is not kept together: always the same tokens of it, the first M, would be chosen.
             order = np.take_along_axis(order, np.where(tokens > m, np.arange(length), starts), axis=1)
             chosen = np.argsort(np.where(forbidden, np.inf, order), axis=1, kind="stable")[:, :m]
         positions = np.sort(np.where(np.take_along_axis(forbidden, chosen, axis=1), 0, chosen), axis=1)
@@ -105,7 +107,7 @@ class Masker:
 
 
 def random_numbers(seed: int, epoch: int, index: int, count: int) -> np.ndarray:
-    """`count` uniform numbers in [0, 1) that depend on nothing but (seed, epoch, index)."""
+    """`count` uniform random numbers in [0, 1), (count,) float64, that depend on nothing but (seed, epoch, index)."""
     # Philox is counter-based: key and counter ARE its state, so unlike SeedSequence-based seeding this costs no
     # hashing. The counter's low word is left at 0 for the generator to count in.
     generator = np.random.Philox(key=[seed, 0], counter=[0, 0, epoch, index])
@@ -113,7 +115,7 @@ def random_numbers(seed: int, epoch: int, index: int, count: int) -> np.ndarray:
 
 
 def word_starts(ids: np.ndarray, joins: np.ndarray, ends_word: np.ndarray) -> np.ndarray:
-    """(B, N): for each token the position where its word starts."""
+    """(B, N): for each token of ids (B, N), the position where its word starts; the tables are `Tokenizer.word_tables`'."""
     continues = np.zeros(ids.shape, dtype=bool)
     continues[:, 1:] = joins[ids[:, 1:]] & ends_word[ids[:, :-1]]
     return np.maximum.accumulate(np.where(continues, 0, np.arange(ids.shape[1])), axis=1)
@@ -126,7 +128,7 @@ class MaskedBlocks(Dataset):
     padding, attention_mask (B, N) bool: full rows need none, and fused attention is faster without.
 
     Args:
-        blocks: A data set of such batches without positions and labels.
+        blocks: A data set of such batches, without positions and labels.
         masker: Masks them.
     """
 

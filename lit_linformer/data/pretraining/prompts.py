@@ -16,7 +16,7 @@ from lit_linformer.data.tokenizer import Tokenizer
 from lit_linformer.utils.errors import SettingError, UserError
 
 LONGEST_PROMPT = 1_000_000  # characters; a row of tokens holds far fewer, and no prompt is cut
-FEW = 5  # skipped prompts to name
+FEW = 5  # how many skipped prompts to name
 
 
 def read_prompts(text: str | list[str] | None, file: str | None, column: str) -> list[Prompt]:
@@ -69,7 +69,7 @@ def encode_prompts(prompts: list[Prompt], tokenizer: Tokenizer, max_length: int)
 
 
 def _tell(skipped: dict[str, list[Prompt]], prompts: int, none_left: bool) -> None:
-    """Notes what was skipped in data.file, and why; ValueError if nothing is left."""
+    """Prints what was skipped in data.file, and why; ValueError if nothing is left."""
     for reason, found in skipped.items():
         file, (unit,) = found[0].where.rpartition(",")[0], found[0].place
         if none_left:

@@ -1,7 +1,7 @@
 """Blocks: documents → one file of token ids on the disk → rows of exactly n tokens.
 
-The file is the stream itself: the tokens of every document, each followed by eos. A block is bos and the next n-1
-tokens of the stream, put together when it is read: no token is lost or repeated, and another n needs no new
+The file is a stream: the tokens of all documents, each document followed by eos. A block is bos and the next n-1
+tokens of the stream, put together when it is read: no token is lost or repeated, and changing n needs no new
 tokenising. The last block is padded.
 
     tokens-<fingerprint>/train.bin, validation.bin, test.bin    uint16, or uint32 for more than 65,536 ids
@@ -58,8 +58,10 @@ def _chance(number: int) -> float:
 
 
 def least_fraction(documents: int, before: float) -> float | None:
-    """The smallest share, in whole percent, that holds out at least one of this many documents; None: none does. ``before``:
-    the total share of the splits that come first."""
+    """The smallest share, in whole percent, that holds out at least one of this many documents; None: no share does.
+
+    before: the total share of the splits that come first.
+    """
     chances = [chance for chance in map(_chance, range(documents)) if chance >= before]
     least = math.ceil(100 * (min(chances) - before)) / 100 if chances else 1.0
     return least if 0 < least < 1 else None
@@ -68,9 +70,9 @@ def least_fraction(documents: int, before: float) -> float | None:
 def make_token_files(
     cache: Path, corpora: Mapping[str, Corpus], holdout: Holdout, tokenizer: Tokenizer, progress: bool = True
 ) -> Path:
-    """The folder of token files, made if it is not there; the tokenizer's whole content is part of its fingerprint.
+    """The folder of token files, which is made if it does not exist; its fingerprint includes the whole tokenizer.
 
-    corpora: "train", which holdout divides, and "validation" or "test" if these have their own source.
+    corpora: that of "train", which ``holdout`` divides, and of "validation" or "test" if these have their own source.
     """
     inputs = {
         "format": FORMAT,
@@ -83,7 +85,7 @@ def make_token_files(
         dtype = np.dtype(np.uint16 if len(tokenizer) <= 1 << 16 else np.uint32)
         read, counts, files = _open_files(folder, dtype, corpora)
         if progress and sum(read.values()):
-            print(f"going on after {sum(read.values())} documents that are tokenised", file=sys.stderr, flush=True)
+            print(f"continuing after {sum(read.values())} documents already tokenised", file=sys.stderr, flush=True)
         try:
             for name, corpus in corpora.items():
                 with Preparing(f"Tokenising {corpus.source}", show=progress) as shown:
@@ -112,7 +114,7 @@ def make_token_files(
 
 
 def _open_files(folder: Path, dtype: np.dtype, corpora: Iterable[str]) -> tuple[dict[str, int], dict, dict]:
-    """Documents read from each source, counts, and open token files: empty, or after the last shard that was finished."""
+    """Documents read from each source, counts, and open token files, which end after the last finished shard or are empty."""
     found = read_progress(folder)
     paths = {split: folder / name for split, name in FILES.items()}
     if found is not None:
@@ -135,7 +137,7 @@ def _finish_shard(folder: Path, files: dict, read: dict[str, int], counts: dict)
 
 
 def write_tokens(pieces: Iterable[tuple], tokenizer: Tokenizer, files, counts, dtype) -> Iterator[tuple[int, int, bool]]:
-    """Tokenises pieces (text, split, ends a document) into the files.
+    """Tokenises pieces, each (text, split, whether it ends a document), into the files.
 
     Yields, batch by batch, the bytes done, the documents that ended, and whether the last piece ended one.
 
@@ -175,7 +177,7 @@ def write_tokens(pieces: Iterable[tuple], tokenizer: Tokenizer, files, counts, d
 
 
 def _pieces(documents: Iterable[str], tokenizer: Tokenizer, split_of, first: int) -> Iterator[tuple[str, str, bool]]:
-    """(text, split, does it end a document?) of the documents from number `first` on."""
+    """(text, split, whether it ends a document) of the documents from number `first` on."""
     number = -1
     for document in documents:
         number += 1
@@ -210,7 +212,7 @@ class TokenBlocks:
         return self.tokens // (self.length - 1)
 
     def rows(self, indices) -> np.ndarray:
-        """(B, n) int64."""
+        """The rows with these numbers, (B, n) int64."""
         rows = np.full((len(indices), self.length), self.pad_id, dtype=np.int64)
         rows[:, 0] = self.bos_id
         for row, index in zip(rows, indices, strict=True):
@@ -219,7 +221,7 @@ class TokenBlocks:
         return rows
 
     def __getitem__(self, keys: list[tuple[int, int]]) -> dict:
-        """The batch for (epoch, index) of each row: input_ids (B, n) int64, attention_mask if there is padding."""
+        """The batch for (epoch, index) of each row: input_ids (B, n) int64, and attention_mask (B, n) if there is padding."""
         import torch  # not needed to make the files
 
         rows = np.array([max(int(index), 0) for _, index in keys])

@@ -12,7 +12,7 @@ from lit_linformer.utils.errors import SettingError
 from lit_linformer.utils.files import read_json, write_json
 
 CHOOSE_CELLS = ("lengths", "backward", "memory", "largest_batch", "output", "overwrite")  # change no measurement
-# May differ between two starts of one command: recorded in the file, but no reason to throw hours of measurements away.
+# May differ between two starts of a command: recorded in the file, but no reason to throw away hours of measurements.
 NOT_COMPARED = ("commit", "cpu", "fused", "cores", "lightning", "lit-linformer")
 KINDS = {
     "memory": ("peak memory", measure_memory),
@@ -24,7 +24,7 @@ Place = tuple[str, str, int]  # kind, direction, n
 
 
 def plan(settings: dict[str, Any]) -> list[Place]:
-    """All cells, short sequences first. Memory comes before time, which skips what ran out of memory."""
+    """All cells, those of short sequences first. Memory comes before time: a model that ran out of memory is not timed."""
     directions = {False: ["forward"], True: ["forward+backward"], "both": ["forward", "forward+backward"]}
     kinds = [kind for kind in KINDS if kind == "time" or settings[kind]]
     return [(k, direction, n) for n in settings["lengths"] for direction in directions[settings["backward"]] for k in kinds]
@@ -45,7 +45,7 @@ def model_names(settings: dict[str, Any], n: int, fused: list[str]) -> list[str]
 
 
 def seconds_needed(settings: dict[str, Any], places: list[Place], fused: list[str]) -> dict[Place, float]:
-    """Estimated seconds of each cell: its operation count at the speed of one measured pass; 0 for largest batches."""
+    """Estimated seconds for each cell: its operation count at the speed of one measured pass; 0 for largest batches."""
     if not places:
         return {}
     n = min(settings["lengths"][0], 2048)  # at 65,536 the pass of a Transformer takes minutes
@@ -80,7 +80,7 @@ def measure_cells(folder: Path, data: dict[str, Any]) -> list[str]:
     cells = plan(settings)
     left = seconds_needed(settings, [place for place in cells if key(place) not in done], fused)
     if total := sum(left.values()):
-        print(f"about {words(total)} by operation counts; softmax and compiling come on top", flush=True)
+        print(f"about {words(total)} by operation counts; softmax and compilation take additional time", flush=True)
     spent, expected = 0.0, 0.0
     for number, place in enumerate(cells, 1):
         kind, direction, n = place
@@ -110,7 +110,7 @@ def measure_cells(folder: Path, data: dict[str, Any]) -> list[str]:
 
 
 def finished_cells(file: Path, data: dict[str, Any]) -> dict[str, Any]:
-    """The cells of an earlier start; ValueError if its settings differ."""
+    """The cells that an earlier start finished; ValueError if its settings differ."""
     if data["settings"]["overwrite"] or not file.exists():
         return {}
     before = read_json(file)

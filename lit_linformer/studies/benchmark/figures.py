@@ -37,7 +37,7 @@ def draw_times(figure_class: Any, data: dict[str, Any]) -> Any:
 
 
 def _family(name: str) -> str:
-    """Models of one family get different looks: each baseline is a family, all others together are one ("")."""
+    """A model's family, within which looks differ: each baseline is a family, all other models together are one ("")."""
     kind = name.partition(" ")[0]
     return kind if kind in BASELINES else ""
 
@@ -64,7 +64,7 @@ def _draw_line(axes: Any, name: str, names: list[str], cells: list[dict[str, Any
 
 
 def draw_ratios(figure_class: Any, data: dict[str, Any]) -> Any:
-    """Table 3, a panel per kind and baseline: blue where the Linformer wins, orange where it loses; below, the paper's."""
+    """Table 3, a panel per kind and baseline: blue where the Linformer wins, orange where it loses; with the paper's ratios."""
     from matplotlib.colors import LinearSegmentedColormap
 
     cells = [cell for cell in data["cells"].values() if cell["ratios"]]

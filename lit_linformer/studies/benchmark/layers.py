@@ -8,7 +8,7 @@ Memory is the peak of a pass above weights and input, on a CPU in its own proces
 what the paper's "memory saved" compares. Weights and activations are cast to --precision, without autocast; float32 is without
 TF32. Next to the ratios of time are the paper's, and those of the operation counts: what the Linformer would gain if every
 operation took the same time. Softmax is not counted there, so the gain over written-out attention can be larger. A backward
-pass counts as twice its forward pass.
+pass counts as two forward passes.
 
 Written to the folder: benchmark.json (rewritten after every cell: the same command continues where it stopped), benchmark.md,
 figure2.png, table3.png, and the same for TensorBoard.
@@ -40,9 +40,9 @@ SETTINGS = {
         listed(whole("K", 1)), "k, slots (default 128 256; on a GPU 128 256 512 1024 2048); k > n is left out"
     ),
     "models": Setting(
-        listed(MODEL), "some of these, other attention, as window or window:window=64, and yours by class path", list(MODELS)
+        listed(MODEL), "some of these, other attentions, such as window or window:window=64, or a class path", list(MODELS)
     ),
-    "tokens": Setting(COUNT, "tokens in a batch, of fewer sequences the longer n (default 8192; on a GPU 65536)"),
+    "tokens": Setting(COUNT, "tokens in a batch; the longer n, the fewer sequences (default 8192; on a GPU 65536)"),
     "hidden_size": Setting(COUNT, "D, width", 768),
     "num_heads": Setting(COUNT, "heads in a layer", 12),
     "num_layers": Setting(COUNT, "layers (default 2; on a GPU 12, the paper's)"),
@@ -51,8 +51,8 @@ SETTINGS = {
     "projection": Setting(word("NAME"), "the Linformer's, as model.encoder.projection", "linear"),
     "order": Setting(choice("compress_first", "project_first"), "W_K (E x) or E (W_K x)", "compress_first"),
     "local_width": Setting(whole("N"), "odd width of the local convolution, in all models except the peer; 0: none", 0),
-    "peer": Setting(FLAG, "also the package `linformer`, of the same shape, pre-norm and headwise", False),
-    "backward": Setting(PASSES, "with the backward pass or, as in the paper, without", False),
+    "peer": Setting(FLAG, "measure the package `linformer`, too, of the same shape, pre-norm and headwise", False),
+    "backward": Setting(PASSES, "with the backward pass or, as in the paper, without it", False),
     "precision": Setting(choice("float32", "bf16", "fp16"), "dtype of weights and activations", "float32"),
     "compile": Setting(FLAG, "torch.compile; not for the largest batch", False),
     "device": DEVICE,
@@ -67,7 +67,7 @@ SETTINGS = {
     "output": output("runs/benchmark"),
     "overwrite": Setting(FLAG, "start over; by default finished cells are not measured again", False),
 }
-DEFAULTS = {  # that depend on the device: (CPU, GPU)
+DEFAULTS = {  # those that depend on the device: (CPU, GPU)
     "lengths": ([512, 1024, 2048, 4096], [512 << i for i in range(8)]),
     "projection_dims": ([128, 256], [128 << i for i in range(5)]),
     "tokens": (8192, 65536),
@@ -153,7 +153,7 @@ def _check(settings: dict[str, Any], on_gpu: bool) -> None:
 
 
 def notes(settings: dict[str, Any]) -> list[str]:
-    """Remarks that explain gaps and oddities of the tables."""
+    """Notes that explain gaps and oddities in the tables."""
     found = []
     for n in settings["lengths"]:
         if large := [str(k) for k in settings["projection_dims"] if k > n]:
@@ -166,7 +166,7 @@ def notes(settings: dict[str, Any]) -> list[str]:
 
 
 def environment(settings: dict[str, Any]) -> dict[str, Any]:
-    """Where it was measured."""
+    """Hardware and versions with which it is measured."""
     from lit_linformer.studies.benchmark.passes import describe
     from lit_linformer.studies.benchmark.process import Job, measure
 
@@ -175,7 +175,7 @@ def environment(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def write(folder: Path, data: dict[str, Any]) -> str:
-    """benchmark.md, the figures, and both for TensorBoard; returns what to print."""
+    """Writes benchmark.md, the figures, and both for TensorBoard; returns what to print."""
     from torch.utils.tensorboard import SummaryWriter
 
     from lit_linformer.studies.benchmark import figures, tables

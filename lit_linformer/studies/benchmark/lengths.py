@@ -3,8 +3,8 @@
 A batch holds rows of about the same length, and is padded. It takes turns with two batches without padding: the same number of
 rows, all of the mean length, and rows of n tokens (--length). Training steps, and forward passes of the validation split, are
 timed. Only real tokens are counted. --whole names a model with a longer n (`convert --max_length`), which reads the same texts
-whole, against --windows of the other one. Memory is the peak that a pass of the batch with the most tokens adds to weights and
-optimiser. Writes lengths.json.
+whole, where the other reads them in --windows. Memory is the peak that a pass of the batch with the most tokens adds to weights
+and optimiser. Writes lengths.json.
 
     OMP_NUM_THREADS=1 python run.py benchmark --what lengths --task SST-2 --source glue/ --clock cpu --threads 1
     python run.py benchmark --what lengths --task IMDB --source aclImdb/ --windows 8 --whole runs/imdb-4096 --batch_size 8
@@ -113,7 +113,7 @@ def logits(net: Any, batch: dict[str, Any]) -> Any:
 
 
 def beside(batch: dict[str, Any], longest: int) -> tuple[dict[str, Any], ...]:
-    """The batch, and its tokens in as many rows of the mean length, and in rows of n tokens, at least one."""
+    """The batch, its tokens in as many rows of the mean length, and its tokens in one or more rows of n tokens."""
     import torch
 
     ids, mask = batch["input_ids"], batch.get("attention_mask")
@@ -134,7 +134,7 @@ def real_tokens(batch: dict[str, Any]) -> int:
 
 
 def passes(net: Any, settings: dict[str, Any], training: bool) -> Callable[[dict[str, Any]], Any]:
-    """A training step, or a forward pass, of a batch."""
+    """A function that runs a training step, or a forward pass, of a batch."""
     import torch
 
     from lit_linformer.studies.benchmark.steps import by_hand

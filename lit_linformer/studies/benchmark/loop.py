@@ -1,6 +1,6 @@
 """The overhead of `fit`: a training step with Lightning and this project's data, against the model in a bare PyTorch loop.
 
-Both train the model of --config on the same batches. The bare loop has its batches ready in memory: its step is model, loss,
+Both train the model of --config on the same batches. The bare loop has its batches ready in memory: its step is forward, loss,
 backward, clipping and AdamW. They take turns in one process; the first steps of each turn are not counted. Writes loop.json.
 
     OMP_NUM_THREADS=1 python run.py benchmark --what loop --config conf/quickstart.yaml --steps 40 --rounds 5

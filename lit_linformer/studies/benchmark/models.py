@@ -47,7 +47,8 @@ class Layers(nn.Module):
         super().__init__()
         self.backend = backend
         self.config, self.E = config, config.attention_kind.shared(config)
-        self.register_buffer("ids", torch.randint(0, 8192, (1, config.max_length)), persistent=False)  # for one that reads ids
+        # For an attention that reads ids.
+        self.register_buffer("ids", torch.randint(0, 8192, (1, config.max_length)), persistent=False)
         self.layers = nn.ModuleList(EncoderLayer(config, index) for index in range(config.num_layers))
         if written_out:
             for layer in self.layers:
@@ -98,7 +99,7 @@ def encoder_config(name: str, settings: dict[str, Any], n: int) -> EncoderConfig
 
 
 def operations(name: str, settings: dict[str, Any], n: int) -> float | None:
-    """Operations per token and layer of a model's forward pass, matrix products only; None if its attention counts none.
+    """Operations per token and layer of a model's forward pass, matrix products only; None if its attention does not count.
 
     The mean of the layers, which may differ (lookup's do). With a feed-forward of 4 D: 24 D² + 4 n D for the Transformer;
     24 D² + 8 k D for project first; 20 D² + 6 k D + 4 D² k/n for compress first with E = F (the last term, W_K and W_V of the k
@@ -110,7 +111,7 @@ def operations(name: str, settings: dict[str, Any], n: int) -> float | None:
 
 
 def has_slots(attention: str) -> bool:
-    """Whether it takes a k."""
+    """Whether an attention, as given in --models, takes a k."""
     return "projection_dim" in ATTENTIONS.find(kind_settings(attention)["attention"]).settings
 
 

@@ -54,7 +54,7 @@ def main(argv: list[str]) -> None:
 
 
 def fit(names: list[str], devices: list[str], folder: Path, settings: dict[str, Any], *extra: str) -> float:
-    """Total tokens/s of simultaneous runs."""
+    """Total tokens/s of runs that train at the same time: one for each name, on its devices."""
     log_every = max(1, settings["steps"] // 4)  # the first of these windows is not counted
     command = [*run_command(), "fit", "--config", settings["config"], *extra, "--trainer.max_steps", str(settings["steps"])]
     command += ["--trainer.accelerator", "cpu" if settings["device"] == "cpu" else "gpu"]

@@ -1,8 +1,8 @@
 """How fast text becomes token files, compared with the tokenizer alone, and how much memory it takes.
 
-Alone: `tokenizers` over documents that are already in memory, results thrown away. Ours: reading, decompressing, tokenising and
-writing the same documents with their checksums. They take turns, since the machine may be busy. Memory is the peak of a
-process that imports neither torch nor Lightning. Writes preparation.json.
+Alone: `tokenizers` on documents that are already in memory, without keeping the results. Ours: reading, decompressing,
+tokenising and writing the same documents with their checksums. They take turns, since the machine may be busy. Memory is the
+peak of a process that imports neither torch nor Lightning. Writes preparation.json.
 
     python run.py benchmark --what preparation --source texts/ --megabytes 16
 """
@@ -38,7 +38,7 @@ SETTINGS = {
 
 
 class Beginning(Corpus):
-    """The first documents of a text, up to ``most`` bytes."""
+    """The first documents of a text, until they have ``most`` bytes."""
 
     def __init__(self, source: str, most: float):
         super().__init__(source)
@@ -85,7 +85,7 @@ def main(argv: list[str]) -> None:
 
 
 def ours(source: str, most: float, tokenizer: Any) -> tuple[float, int]:
-    """Seconds and bytes."""
+    """Seconds that the preparation takes, and bytes of text."""
     with tempfile.TemporaryDirectory() as cache:
         started = time.perf_counter()
         corpora = {"train": Beginning(source, most)}

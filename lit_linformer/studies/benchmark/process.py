@@ -1,4 +1,4 @@
-"""Measurements in separate processes, so that a model's leftovers in memory, or its crash, affect no other one.
+"""Measurements in separate processes, so that what a model leaves in memory, or its crash, does not affect other models.
 
 The processes are forked from one that has imported torch and computed nothing (multiprocessing's forkserver). One that takes
 too long or too much memory can be killed, which is a result, too.
@@ -22,7 +22,7 @@ import torch
 
 from lit_linformer.utils.errors import out_of_memory
 
-PATIENCE = 1.0  # seconds beyond the limit before a process is killed; usually the model reports first that it is over
+PATIENCE = 1.0  # seconds beyond the time limit before a process is killed; usually it reports "over limit" itself before that
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Reporter:
 
 
 def take_turns(passes: dict[str, Callable[[], float]], job: Job, reporter: Reporter) -> None:
-    """Rounds of passes, each of which returns the seconds it took; results without the first, warm-up rounds."""
+    """Runs rounds of passes, each of which returns the seconds it took; results leave out the warm-up rounds."""
     seconds: dict[str, list[float]] = {name: [] for name in passes}
     warmup, rounds, limit = (job.settings[key] for key in ("warmup", "rounds", "cell_seconds"))
     steps = job.settings.get("steps", 1)  # per pass, which then returns the seconds of one step
@@ -103,7 +103,7 @@ def take_turns(passes: dict[str, Callable[[], float]], job: Job, reporter: Repor
 
 
 def measure(job: Job, names: list[str], alone: bool = False) -> dict[str, dict[str, Any]]:
-    """{model: {"status": ok | OOM | over limit | failed, …}}; if a process ends, the other models only need a new one.
+    """{model: {"status": ok | OOM | over limit | failed, …}}; if a process ends, the remaining models get a new one.
 
     ``alone``: each model in its own process.
     """

@@ -1,11 +1,11 @@
 """The training steps that `benchmark --what training` compares: forward, loss, backward, clipping and fused AdamW.
 
-lookup is the recommended model (README, "Which Linformer"), linformer and transformer the same with other attention,
-linformer-paper the paper's. roberta is RobertaForMaskedLM of the package `transformers`, with sdpa: it computes logits at all
-tokens, as that package does. linformer-lightning and roberta-trainer are the same models, trained by this project's
-LightningModule under Lightning's Trainer and by transformers' Trainer, data and loop included.
+lookup is the recommended model (README, "Which Linformer"), linformer and transformer are the same with other attention,
+linformer-paper is the paper's. roberta is RobertaForMaskedLM of the package `transformers`, with sdpa: it computes logits at
+all tokens, as that package does. linformer-lightning and roberta-trainer are the same models, trained by this project's
+LightningModule in Lightning's Trainer and by transformers' Trainer, data and loop included.
 
-Shapes: B rows, N tokens a row, M masked tokens a row, V vocabulary.
+Shapes: B rows, N tokens per row, M masked tokens per row, V vocabulary.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ OURS = {
     "linformer-paper": {"projection_init": "xavier", "local_width": 0, "norm": "post"},
     "transformer": {**RECOMMENDED, "attention": "full"},
 }
-BATCHES = 8  # that a loop cycles through
+BATCHES = 8  # number of batches that a loop cycles through
 WARM = 2  # untimed first steps of each turn
 
 
@@ -58,7 +58,7 @@ def encoder_config(kind: str, settings: dict[str, Any], n: int) -> EncoderConfig
 
 
 def check(name: str, settings: dict[str, Any]) -> None:
-    """ValueError for settings that contradict each other."""
+    """Raises ValueError for settings that contradict each other."""
     kind, n = split(name)
     encoder_config(kind if kind in OURS else "linformer", settings, n)
 
@@ -90,7 +90,7 @@ def make_batch(settings: dict[str, Any], n: int, seed: int) -> dict[str, Tensor]
 
 
 def build_step(name: str, settings: dict[str, Any]) -> Callable[[], float]:
-    """For "KIND N", a function that trains for settings["steps"] steps and returns the seconds of one."""
+    """For "KIND N", a function that trains for settings["steps"] steps and returns the mean seconds per step."""
     kind, n = split(name)
     torch.manual_seed(0)
     if kind == "linformer-lightning":
@@ -186,7 +186,7 @@ class Clock:
 
 
 def quiet() -> None:
-    """Silences Lightning's remarks on a Trainer without logger and checkpoints."""
+    """Silences Lightning's messages about a Trainer without logger and checkpoints."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning.*")
 

@@ -54,7 +54,7 @@ def begin(
 
 
 def write(folder: str, name: str, argv: list[str], device: str, content: dict[str, Any]) -> None:
-    """Writes FOLDER/NAME.json with command and environment, to which the content may add."""
+    """Writes FOLDER/NAME.json: ``content`` with the command and the environment, to which its "environment" is added."""
     made = {"command": command_line(["benchmark", *argv]), "environment": environment(device) | content.pop("environment", {})}
     write_json(Path(folder, f"{name}.json"), {**made, **content}, indent=1)
     print(f"→ {folder}/{name}.json", flush=True)

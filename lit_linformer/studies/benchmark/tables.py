@@ -9,7 +9,7 @@ from lit_linformer.utils.markdown import aligned
 
 VALUES = {"time": "median", "memory": "bytes", "largest_batch": "batch"}
 SAVED = {"time": "Time saved", "memory": "Memory saved (peak)", "largest_batch": "Memory saved (largest batch)"}
-UNITS = {"time": ("ms", 1e3), "memory": ("MiB", 2**-20), "largest_batch": ("sequences", 1)}  # and the factor
+UNITS = {"time": ("ms", 1e3), "memory": ("MiB", 2**-20), "largest_batch": ("sequences", 1)}  # and the conversion factor
 BASELINES = {"written-out": "written-out attention", "fused": "fused attention", "peer": "the package `linformer`"}
 OURS = "linformer"  # the model that the paper's numbers are of
 
@@ -116,7 +116,7 @@ def progress(cell: dict[str, Any]) -> str:
 
 
 def headline(data: dict[str, Any]) -> str:
-    """Hardware and shape."""
+    """Two lines: hardware and versions, and the models' shape."""
     settings, here = data["settings"], data["environment"]
     how = [settings[key] for key in ("projection", "sharing", "order") if key in settings]
     shape = [
@@ -137,7 +137,7 @@ def headline(data: dict[str, Any]) -> str:
 
 
 def markdown(data: dict[str, Any]) -> str:
-    """All tables."""
+    """benchmark.md: all tables."""
     place, shape = headline(data).splitlines()
     parts = [f"# Benchmark\n\n{place}  \n{shape}  \n`{data['command']}`\n", *(f"- {note}\n" for note in data["notes"])]
     cells = sorted(data["cells"].values(), key=lambda cell: cell["n"])
@@ -155,7 +155,7 @@ def markdown(data: dict[str, Any]) -> str:
 
 
 def _tables(kind: str, direction: str, cells: list[dict[str, Any]], settings: dict[str, Any]) -> list[str]:
-    """The values, then the ratios against each baseline, with the paper's and those of operation counts below."""
+    """The values, then the ratios to each baseline, with the paper's and those of operation counts below."""
     title = {
         "time": f"Time, {direction}: ms a batch of {settings['tokens']:,} tokens, median (quartiles) of {settings['rounds']}",
         "memory": f"Peak memory, {direction}: MiB above weights and input, batch of {settings['tokens']:,} tokens",

@@ -1,7 +1,7 @@
 """Training steps: tokens/s of this project's models against RoBERTa's: `python run.py benchmark --what training`.
 
 All have the same shape, batch, masking rate, dropout and optimiser (studies/benchmark/steps.py says which model is which). They
-take turns in one process, so that a slow moment hits all alike; a ratio is the median of the rounds' ratios. If the package
+take turns in one process, so that a slow moment affects all alike; a ratio is the median of the rounds' ratios. If the package
 `transformers` is not installed, its models are left out. --scaling gives further lengths for the Linformer alone, with the same
 number of tokens per step. Writes training.json.
 
@@ -30,7 +30,7 @@ from lit_linformer.utils.arguments import FLAG, Setting, choice, listed, number,
 
 MODELS = ("linformer", "lookup", "linformer-paper", "transformer", "roberta", "linformer-lightning", "roberta-trainer")
 NEEDS = {"roberta": ("transformers",), "roberta-trainer": ("transformers", "accelerate")}
-# What is compared with what.
+# Which models' speeds are compared.
 RATIOS = (
     ("linformer", "roberta"),
     ("linformer-paper", "roberta"),

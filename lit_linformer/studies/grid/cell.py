@@ -12,7 +12,7 @@ from lit_linformer.studies.grid.measures import Measure
 from lit_linformer.utils.arguments import check_choice
 from lit_linformer.utils.errors import SettingError
 
-PRETRAINED, CONVERTED = "-pretraining", "-converted"  # suffixes to a cell's name, for what comes before it
+PRETRAINED, CONVERTED = "-pretraining", "-converted"  # suffixes to a cell's name, for the runs that come before it
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Cell:
 
     @property
     def begun(self) -> bool:
-        """Whether any of it was ever started: by a grid, which leaves a log, or by a line of --print_commands."""
+        """Whether any part of it was ever started: by a grid, which leaves a log, or by a line of --print_commands."""
         return self.log.exists() or any((self.root / f"{self.name}{end}").exists() for end in ("", PRETRAINED))
 
     def __str__(self) -> str:
@@ -69,14 +69,14 @@ class Cell:
         return [*before, fit, *tests]
 
     def _is_converted(self, pretraining: "Cell") -> bool:
-        """Whether the conversion is of the current pretraining, which may have been deleted and run again since."""
+        """Whether the conversion is one of the current pretraining, which may have been deleted and run again since."""
         with contextlib.suppress(OSError):
             made, of = (path.stat().st_mtime for path in (self.converted / CONVERSION, pretraining.run_dir / RESULT))
             return made >= of
         return False
 
     def parts(self) -> list[tuple[str, list[str], Path]]:
-        """Its parts, in order: what each is, its arguments and its folder."""
+        """Its parts, in order: (what it is in words, its arguments, its folder)."""
         of = []
         if self.pretraining:
             of.append(("its pretraining", self.pretraining.fit, self.pretraining.run_dir))

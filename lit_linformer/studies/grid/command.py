@@ -40,7 +40,7 @@ SETTINGS = {
     ),
     "only": Setting(several(word("AXIS=VALUE")), "run only these cells", []),
     "arguments": Setting(
-        word('"--SETTING VALUE …"'), "to the end of every cell's command line; the same one each time, or another --name", ""
+        word('"--SETTING VALUE …"'), "appended to every cell's command line; with other ones take another --name", ""
     ),
     "name": Setting(word("NAME"), "results go to runs/NAME/ (default: the name in the file)"),
     "print_commands": Setting(FLAG, "only print the commands of unfinished cells, one on each line, for a job array", False),
@@ -76,5 +76,5 @@ def main(argv: list[str]) -> None:
 
 
 def _as_a_job(words: list[str]) -> list[str]:
-    """Makes the same line resume when a cluster restarts the job."""
+    """Adds what makes a line resume its run when a cluster restarts the job."""
     return words if words[0] != "fit" or "--ckpt_path" in words else [*words, "--ckpt_path", "auto"]

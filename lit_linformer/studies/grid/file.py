@@ -18,7 +18,7 @@ from lit_linformer.utils.errors import SettingError, UserError, meant
 
 KEYS = ["name", "arguments", "axes", "table", "measures", "paper", "skip", "pretraining", "convert"]
 TABLE_KEYS = ["rows", "columns", "value", "scale", "decimals"]
-OURS = ["--name", "--ckpt_path", "--overwrite", "--trainer.default_root_dir", "--from"]  # the grid finds its runs by these
+OURS = ["--name", "--ckpt_path", "--overwrite", "--trainer.default_root_dir", "--from"]  # set by the grid, to find its runs
 
 
 def read_grid(path: Path, name: str | None = None, arguments: str = "") -> Grid:

@@ -59,7 +59,7 @@ class Measure:
 
 
 def medians(measures: dict[str, Measure], run_dirs: list[Path]) -> dict[str, float | None]:
-    """The median of each measure, over the runs that have it."""
+    """The median of each measure over the runs that have it; None if none has."""
     found = {}
     for name, measure in measures.items():
         values = [value for run_dir in run_dirs if (value := measure.read(run_dir)) is not None]

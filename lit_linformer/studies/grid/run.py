@@ -21,7 +21,7 @@ PATIENCE = 15.0  # seconds a run is given to end by itself after Ctrl-C
 
 
 class RunningCell:
-    """A cell that is running. Its log is its lock, which the run's processes hold even if the grid is killed."""
+    """A cell that is running. Its log serves as a lock, which the run's processes hold even if the grid is killed."""
 
     def __init__(self, cell: Cell, label: str):
         self.cell, self.label = cell, label
@@ -40,7 +40,7 @@ class RunningCell:
         """Starts the first of the commands that are left, in its own session: Ctrl-C reaches only the grid, which stops it."""
         words, self.left = left[0], len(left)
         if words[0] == "fit":
-            (self.cell.run_dir / TEST).unlink(missing_ok=True)  # it is of the previous weights
+            (self.cell.run_dir / TEST).unlink(missing_ok=True)  # it belongs to the previous weights
         self.words = words
         command = [*run_command(), *words]
         self.log.write(f"$ {shlex.join(command)}\n".encode())
@@ -67,7 +67,7 @@ class RunningCell:
 
 
 def until_stopped(run: Callable[[], Any]) -> Any:
-    """Calls ``run``, so that Ctrl-C, a closed terminal and a cluster's SIGTERM stop it alike."""
+    """Calls ``run`` such that Ctrl-C, a closed terminal and a cluster's SIGTERM all stop it in the same way."""
 
     def stop(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -79,7 +79,7 @@ def until_stopped(run: Callable[[], Any]) -> Any:
     try:
         return run()
     except KeyboardInterrupt:
-        print("stopped; the same command goes on from here", file=sys.stderr, flush=True)
+        print("stopped; the same command continues from here", file=sys.stderr, flush=True)
         raise
     finally:
         for number in ours:
@@ -137,7 +137,7 @@ def run_jobs(
                 job.gpus = free.pop(0)
                 if left := job.cell.left():
                     job.start(left)
-                    goes_on = " goes on" if "--ckpt_path" in left[0] else ""
+                    goes_on = " continues" if "--ckpt_path" in left[0] else ""
                     print(f"{job.label}: {left[0][0]}{goes_on} → {job.cell.log}", flush=True)
             for job in list(running):
                 if job.process is not None and job.process.poll() is None:
@@ -207,7 +207,7 @@ def _report(cell: Cell, label: str, seconds: float | None, failed: list[Cell]) -
 
 
 def _stop(running: list[RunningCell]) -> None:
-    """Interrupts, waits, then kills, grandchildren included."""
+    """Interrupts all processes, grandchildren included, waits for them, then kills those that are left."""
     started = [job for job in running if job.process is not None]
     for number in (signal.SIGINT, signal.SIGKILL):
         for job in started:

@@ -22,7 +22,7 @@ def summary(grid: Grid) -> dict[str, Any]:
     cells, places = [], {}  # (row, column): its cells and their values
     for cell in grid.cells:
         value = None
-        with contextlib.suppress(ValueError):  # its metric is missing, as run_cells has reported
+        with contextlib.suppress(ValueError):  # raised if its metric is missing, which run_cells has reported
             value = cell.value()
         value = value and value * grid.scale
         cells.append({**cell.values, "run": cell.name, "metric": cell.metric, "value": value})
@@ -56,7 +56,7 @@ def _average(grid: Grid, numbers: list[float]) -> float | None:
 
 
 def markdown(grid: Grid, table: dict[str, Any]) -> str:
-    """The table as aligned Markdown, which the terminal shows, too; only rows that were begun."""
+    """The table as aligned Markdown, which is also shown on the terminal; only rows with a cell that was started."""
 
     def show(value: float | None) -> str:
         return "–" if value is None else f"{value:.{grid.decimals}f}"

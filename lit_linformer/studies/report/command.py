@@ -1,9 +1,9 @@
 """One page of everything that was measured, next to the paper's values: `python run.py report --source runs/table2`.
 
 Folders are recognised by what they hold: a grid (figure 3 if its runs pretrain, Table 2 if they fine-tune), a benchmark
-(figure 2, Table 3), a spectrum (figure 1), or a run. Others are searched two levels deep. Each part comes with the command that
-made it, hardware, versions, commit and budget. Unfinished and failed runs are listed as such, with their curves as far as they
-go. Written to the folder:
+(figure 2, Table 3), a spectrum (figure 1), or a run. Other folders are searched two levels deep. Each part comes with the
+command that made it, hardware, versions, commit and budget. Unfinished and failed runs are listed as such, with their curves as
+far as they go. Written to the folder:
 
     report.md, *.png        the page in Markdown, and its figures (if matplotlib is installed)
     report.html             the same in a single file, to send or print
@@ -19,7 +19,7 @@ from lit_linformer.utils.environment import command_line, without_folders
 from lit_linformer.utils.errors import SettingError, UserError
 
 SETTINGS = {
-    "source": Setting(several(word("FOLDER")), "what to report; runs/ stands for everything in it", ["runs"]),
+    "source": Setting(several(word("FOLDER")), "what to report on; runs/ stands for everything in it", ["runs"]),
     "title": Setting(word("TEXT"), "the page's title", "The Linformer, measured"),
     "output": Setting(word("FOLDER"), "where to write", "runs/report"),
 }

@@ -11,7 +11,7 @@ from lit_linformer.utils.figures import COLOURS, SEPARATED, STYLES, literal, ope
 TRANSFORMER = COLOURS[-1]  # black, as in the benchmark's figures; the others share the rest
 UNFINISHED = {"marker": "x", "markersize": 8, "markeredgewidth": 1.8, "linestyle": "none"}
 MOST_ACROSS = 3
-FAR_ABOVE = 20  # times all later values: a perplexity before training above this lies off the y-axis
+FAR_ABOVE = 20  # times the largest later value: a perplexity before training that is higher lies off the y-axis
 
 
 def draw_curves(
@@ -21,7 +21,7 @@ def draw_curves(
     spent: str = "tokens seen (millions)",
     teachers: Sequence[float] = (),
 ) -> Any:
-    """One panel per name and one line per group, with its runs thin below their median. None without points.
+    """One panel per name, one line per group: its median, and below it its runs as thin lines. None if there are no points.
 
     ``by`` is the x-axis: tokens, labelled ``spent``, or a column of perplexity.csv in seconds. ``teachers``: horizontal lines.
     """

@@ -37,7 +37,7 @@ th { border-bottom: 1px solid #1a1a1a; text-align: left; vertical-align: bottom;
 
 
 class Page:
-    """Pieces of Markdown, and the PNGs that they show, by name."""
+    """Pieces of Markdown, and {name: PNG} of the images that they show."""
 
     def __init__(self, title: str):
         self.title = " ".join(title.split())

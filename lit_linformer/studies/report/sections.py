@@ -74,7 +74,7 @@ def benchmark(page: Page, source: Source) -> None:
     page.add(f"## Figure 2 and Table 3: time and memory, {plain(str(source.folder))}")
     page.show("figure2", "Time of a batch against n, a line a model", lambda figure: draw_times(figure, data))
     page.show("table3", "Time and memory saved against n and k", lambda figure: draw_ratios(figure, data))
-    # Without its head, as the list at the section's end has command and hardware.
+    # Without its head, since the list at the section's end has command and hardware.
     page.add(demoted(markdown(data).partition(f"`{data['command']}`\n")[2].strip()))
     planned = [key(place) for place in plan(settings)]
     if left := [name for name in planned if name not in data["cells"]]:
@@ -159,7 +159,7 @@ def curve_figures(page: Page, name: str, groups: list[Group]) -> None:
 
 
 def curve_numbers(page: Page, groups: list[Group], command: str | None = None) -> None:
-    """The curves' numbers, and a remark if they are not comparable."""
+    """The curves in numbers, and a note if they are not comparable."""
     runs = [run for group in groups for run in group.runs]
     page.add(curve_table(groups))
     if len({run.text for run in runs if run.curve}) > 1:

@@ -36,7 +36,7 @@ class Run(RunRecord):
         label: its name.
         log: the file with its output, if it belongs to a grid.
         missing: what a grid's cell still lacks, in words; "" if it is finished.
-        before: the pretraining of a grid's cell; if its folder is missing, it counts as free.
+        before: the pretraining of a grid's cell; if its folder is missing, its cost counts as zero.
     """
 
     label: str
@@ -46,28 +46,28 @@ class Run(RunRecord):
 
     @cached_property
     def curve(self) -> list[dict[str, float]]:
-        """The curve, including the cost of the run before."""
+        """The curve, including the cost of the run before it."""
         rows = RunRecord(self.folder).curve
         return [row | {key: row[key] + spent for key, spent in self._spent.items() if key in row} for row in rows]
 
     def last(self, name: str, otherwise: Any = None) -> Any:
-        """The last value, including the cost of the run before."""
+        """The last value, including the cost of the run before it."""
         found = self.result.get(name)
         return super().last(name, otherwise) if found is None or name not in self._spent else found + self._spent[name]
 
     @cached_property
     def _spent(self) -> dict[str, float]:
-        """What the run before has cost, if there is one."""
+        """The cost of the run before it, if there is one."""
         return {name: self.before.last(name, 0) for name in SPENT} if self.before else {}
 
     @property
     def finished(self) -> bool:
-        """Judged by result.json, or by the last validation for runs older than result.json."""
+        """Whether it has a result.json or, for runs from before there was one, was validated at its last step."""
         return not self.missing and (bool(self.result) or 0 < self.setting("trainer.max_steps", 0) <= self.last("step", 0))
 
     @property
     def pretraining(self) -> bool:
-        """Judged by its curve or, without one, by its data and its metric: a user's own module may have another metric."""
+        """Whether it pretrains, judged by its curve or, without one, by its data and its metric."""
         if self.curve:
             return "perplexity" in self.curve[0]
         if self.result.get("best_metrics"):
@@ -76,7 +76,7 @@ class Run(RunRecord):
 
     @property
     def transformer(self) -> bool:
-        """Whether its attention is exact; unknown classes count as not."""
+        """Whether its attention is exact; an unknown class counts as not exact."""
         from lit_linformer.model import ATTENTIONS
 
         with contextlib.suppress(ValueError):
@@ -94,7 +94,7 @@ class Run(RunRecord):
         return {row[by]: row["perplexity"] for row in rows if not math.isnan(row[by])}
 
     def state(self) -> str:
-        """Empty for a finished run; else how far it came and its last log line."""
+        """Empty for a finished run; otherwise how far it got, and its last log line."""
         if self.finished:
             return ""
         said = last_line(self.log)
@@ -147,7 +147,7 @@ class Group:
         return any(run.transformer for run in self.runs)
 
     def median(self, by: str = "tokens") -> dict[float, float]:
-        """Median perplexity by tokens, where all used runs were validated; or by the median of their seconds there."""
+        """{tokens: median perplexity} where all used runs were validated; or by the median of another column there."""
         points = [run.points() for run in self.used]
         return {at: median(of[tokens] for of in points) for tokens, at in self.at(by).items()}
 
@@ -242,7 +242,7 @@ def _below(folder: Path, unread: list[str], levels: int = 2) -> Iterator[Source]
 
 
 def _read(folder: Path) -> Iterator[Source]:
-    """What a folder holds; a run's may hold its spectrum too."""
+    """The sources that a folder holds; a run's folder may hold its spectrum, too."""
     if (folder / "table.json").is_file():
         grid = read_table(folder)
         yield Source("grid", folder, read_json(folder / "table.json"), grid, [_cell(cell) for cell in grid.cells])

@@ -15,7 +15,7 @@ MOST = 6  # different values in one line
 
 
 def curve_table(groups: list[Group]) -> str:
-    """One line per group that was started: tokens, time, perplexity, its ratio to the Transformer where both were validated."""
+    """One line per group that was started: tokens, time, perplexity, and its ratio to the Transformer's."""
     groups = [group for group in groups if any(run.state() != "not started" for run in group.runs)] or groups
     panels = len({group.panel for group in groups}) > 1
     against = any(group.transformer for group in groups) and not all(group.transformer for group in groups)
@@ -80,7 +80,7 @@ def millions(tokens: float) -> str:
 
 
 def of_any_size(value: float, decimals: int = 2) -> str:
-    """A perplexity or a ratio; of a model that has diverged it may have hundreds of digits."""
+    """A perplexity or a ratio as text; that of a model that has diverged may have hundreds of digits."""
     return f"{value:,.{decimals}f}" if value < 1e6 else f"{value:.3g}"
 
 
@@ -89,7 +89,7 @@ def number(value: float | None) -> str:
 
 
 def unfinished(runs: list[Run]) -> str:
-    """One line per state."""
+    """A list of the unfinished runs, one line per state; "" if all are finished."""
     by_state: dict[str, list[str]] = {}
     for run in runs:
         if state := run.state():

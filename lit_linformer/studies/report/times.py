@@ -1,4 +1,4 @@
-"""Perplexity against training time: which clock to use, and what each model has reached in the Transformer's time."""
+"""Perplexity against training time: which clock to use, and what each model reached in the Transformer's time."""
 
 from lit_linformer.studies.report.sources import Group
 from lit_linformer.studies.report.tables import millions, of_any_size
@@ -37,7 +37,7 @@ def time_table(groups: list[Group], clock: str) -> str:
     """A table for each panel, with one line per group: its last validation within the time of the panel's best Transformer.
 
     The Transformer is taken at its end, when its learning rate has fallen; the others wherever they are by then. A panel
-    without one, as where the columns are attentions, is compared with the best of the others.
+    without a Transformer, such as one where columns are attentions, is compared with the best Transformer of other panels.
     """
     timed = [group for group in groups if any(group.median(clock))]
     panels = dict.fromkeys(group.panel for group in timed)

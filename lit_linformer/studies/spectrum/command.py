@@ -1,8 +1,9 @@
 """The spectrum of attention in trained runs (the paper's figure 1): `python run.py spectrum --run runs/small`.
 
 For each run's best checkpoint, on full rows of unmasked text (its validation text, or --source): the cumulative singular values
-of the attention maps P by layer and head, normalised for each sentence, then averaged; each layer's k that holds 90 % of them,
-as settings for a Linformer; and how close approximations of rank k come to softmax(q kᵀ/√d) v. Written to RUN/spectrum/:
+of the attention maps P by layer and head, normalised for each sentence, then averaged; for each layer the k that holds 90 % of
+their sum, as settings for a Linformer; and how close approximations of rank k come to softmax(q kᵀ/√d) v. Written to
+RUN/spectrum/:
 
     spectrum.md, spectrum.json      the tables; what a script reads
     figure1.png                     curves, and layer × head at the index (if matplotlib is installed)
@@ -61,7 +62,7 @@ def main(argv: list[str]) -> None:
             allowed = "the folder of a trained run, or an export"
             raise SettingError("run", run, allowed, more=", which holds no config.yaml and checkpoints/")
         if is_exported(run) and given["ckpt_path"] is not None:
-            allowed = "none, for an export has one set of weights"
+            allowed = "none, since an export has one set of weights"
             raise SettingError("ckpt_path", given["ckpt_path"], allowed, when=f"with {run}")
     if given["ckpt_path"] not in (None, "best", "last") and len(runs) > 1:
         raise SettingError("ckpt_path", given["ckpt_path"], "best, last", when=f"with {len(runs)} runs")
@@ -83,7 +84,7 @@ def main(argv: list[str]) -> None:
 def write(
     folder: Path, runs: "list[MeasuredRun]", threshold: float, heads: list[int] | None, command: str, where: dict[str, Any]
 ) -> None:
-    """spectrum.md, spectrum.json, spectrum.npz, spectrum.csv and figure1.png."""
+    """Writes spectrum.md, spectrum.json, spectrum.npz, spectrum.csv and figure1.png."""
     import numpy as np
 
     from lit_linformer.utils.figures import draw_spectra, figure_class

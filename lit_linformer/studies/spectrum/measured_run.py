@@ -25,10 +25,15 @@ class MeasuredRun:
     """A trained run, ready to be measured.
 
     Args:
+        path: the run's folder, or an exported one.
+        checkpoint: its checkpoint; for an export the folder.
+        step: optimiser steps of the checkpoint.
+        encoder, weights: the encoder's settings and weights.
         rows: token ids (S, N).
         text: what the rows are, in words.
-        layers: which are measured.
-        index: which singular value the heat map shows.
+        layers: which layers are measured.
+        index: which singular value the heat map shows, from 1.
+        measured: the result of ``measure``.
     """
 
     path: Path

@@ -19,7 +19,7 @@ STAR = {"marker": "*", "s": 140, "color": COLOURS[1], "edgecolors": "black", "li
 
 
 def write_page(study: Study, command: str) -> str:
-    """Writes every file that there are results for, and returns the table."""
+    """Writes each file for which there are results, and returns the table."""
     table = markdown(study)
     text = f"# {study.space.name}: {study.metric}\n\n`{command}`\n\n{table}"
     if done := study.finished():
@@ -49,7 +49,7 @@ def markdown(study: Study) -> str:
 
 
 def _outcome(trial: FrozenTrial) -> tuple[str, str]:
-    """Value and state."""
+    """A trial's value and state, in words."""
     if trial.state == TrialState.COMPLETE:
         return f"{trial.value:.4g}", "finished"
     if trial.state == TrialState.PRUNED:
@@ -117,7 +117,7 @@ def _places(axis: Axis, trials: list[FrozenTrial]) -> list[float]:
 
 
 def draw_importance(figure_class: Any, found: dict[str, float], metric: str) -> Any:
-    """Bars, the longest at the top."""
+    """A bar for each setting, the longest at the top."""
     figure = figure_class(figsize=(6.4, 1.2 + 0.42 * len(found)), layout="constrained")
     panel = figure.add_subplot()
     names = sorted(found, key=found.__getitem__)

@@ -25,7 +25,7 @@ class Axis:
         setting: as on the command line, without its dashes.
         ends: the smallest and the largest value; whole numbers if both are written as such.
         log: whether to search on a log scale.
-        choices: instead of ends, as typed on the command line.
+        choices: the values instead of ends, as typed on the command line.
     """
 
     setting: str

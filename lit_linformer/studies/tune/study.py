@@ -5,8 +5,8 @@
       trial-000/, trial-000.log    an ordinary run, and what it printed; pruned.json if it was ended early
       study.md, best.yaml, slices.png, importance.png
 
-The process that holds the lock on a trial's log runs it, as with a grid's cells. If the study has a trial as running, but its
-log is not locked, the process that ran it was killed: the next one that looks for work resumes the trial.
+The process that holds the lock on a trial's log runs it, as with a grid's cells. If a trial counts as running in the study, but
+its log is not locked, the process that ran it was killed: the next one that looks for work resumes the trial.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ from lit_linformer.utils.files import write_json
 
 STUDY = "tune"  # its name in the database; each study has its own database
 REFUSED = 2  # exit status of a run that ended with a one-line error
-MOST_REFUSED = 4  # trials in a row that are taken for ones with impossible values
+MOST_REFUSED = 4  # this many refused trials in a row may just have impossible values; with more, something else is wrong
 
 
 class RunningTrial(RunningCell):
@@ -139,7 +139,7 @@ class Study:
         return self._claim(self.optuna.ask())
 
     def _claim(self, trial: Trial) -> RunningTrial | None:
-        """Locks a trial. BlockingIOError if another process runs it, None if one has ended it. Values already drawn stay."""
+        """Locks a trial. BlockingIOError if another process runs it, None if it has ended. Values already drawn are kept."""
         words = {axis.setting: axis.word(_draw(trial, axis)) for axis in self.space.axes}
         shown = {setting: f"{setting.rpartition('.')[2]} {word}" for setting, word in words.items()}
         cell = Cell(shown, f"{self.space.name}/{run_name(trial.number)}", [], self.metric)

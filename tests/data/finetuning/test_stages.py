@@ -137,7 +137,7 @@ def test_predict_leaves_labels_out_that_are_not_the_tasks(make_data, tmp_path, c
         ({"file": "no/such/file"}, r"^data.file: no/such/file cannot be read"),
         ({"file": "pairs"}, r"^data.file='.*', line 2 has 2 fields; allowed: one text without a tab$"),
         ({"file": "pairs", "task": "RTE"}, r"^data.file='.*', line 1 has 1 fields; allowed: two texts divided by a tab$"),
-        ({"text": "x", "text_pair": "y"}, r"^data.text_pair is 'y'; allowed: none, for the task has one text a row$"),
+        ({"text": "x", "text_pair": "y"}, r"^data.text_pair is 'y'; allowed: none, since the task has one text per row$"),
         (
             {"text": ["x", "y"], "text_pair": "z", "task": "RTE"},
             r"^data.text_pair has 1 texts; allowed: as many as data.text, 2",

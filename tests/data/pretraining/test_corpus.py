@@ -45,7 +45,7 @@ def test_parquet(tmp_path):
     pyarrow.parquet.write_table(table, tmp_path / "rows.parquet", row_group_size=2)
     corpus = Corpus(str(tmp_path), column="body")
     assert list(corpus) == DOCUMENTS and corpus.fraction == pytest.approx(1)
-    with pytest.raises(ValueError, match=r"data.column is 'text', which .*rows.parquet has not; allowed: 'id', 'body'"):
+    with pytest.raises(ValueError, match=r"data.column is 'text', which .*rows.parquet does not have; allowed: 'id', 'body'"):
         list(Corpus(str(tmp_path)))
     with pytest.raises(ValueError, match=r"data.column is 'id', which holds int in .*rows.parquet; allowed"):
         list(Corpus(str(tmp_path), column="id"))
@@ -178,7 +178,7 @@ def test_hub_layout(hub_folder, tmp_path, monkeypatch):
     assert list(Corpus(f"hub:{hub_folder}:large:train", column="body")) == DOCUMENTS
     assert list(Corpus(f"hub:{hub_folder}:validation", column="body")) == ["Held out."]
     assert list(Corpus(f"hub:{hub_folder}:large:train[:1]", column="body")) == DOCUMENTS[:1]
-    with pytest.raises(ValueError, match=r"data.column is 'text', which hub:.* has not; allowed: 'body', 'n'"):
+    with pytest.raises(ValueError, match=r"data.column is 'text', which hub:.* does not have; allowed: 'body', 'n'"):
         list(Corpus(f"hub:{hub_folder}:large:train"))
     with pytest.raises(ValueError, match=r"^data.source is 'hub:.*small.*cannot be loaded .*large.*$"):
         list(Corpus(f"hub:{hub_folder}:small:train", column="body"))
@@ -260,7 +260,7 @@ def test_damaged_compressed_files(tmp_path, suffix, damage):
         (b'{"text": "broken', r"rows.jsonl:2 is not a line of JSON"),
         (b'{"text": "\xff"}', r"rows.jsonl:2 is not a line of JSON"),
         (b'["text"]', r"rows.jsonl:2 is a JSON list; allowed: an object on each line"),
-        (b'{"body": "x", "id": 1}', r"data.column is 'text', which .*rows.jsonl:2 has not; allowed: 'body', 'id'"),
+        (b'{"body": "x", "id": 1}', r"data.column is 'text', which .*rows.jsonl:2 does not have; allowed: 'body', 'id'"),
         (b'{"text": 3}', r"data.column is 'text', which holds int in .*rows.jsonl:2"),
     ],
 )

@@ -89,7 +89,7 @@ def test_an_error_keeps_what_is_done_and_a_damaged_rest_is_made_anew(corpora, to
     progress.with_name("train.bin").write_bytes(b"too short")
     capfd.readouterr()
     assert contents(make(tmp_path / "failed", corpora, tokenizer)) == expected
-    assert "going on after" not in capfd.readouterr().err
+    assert "continuing after" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"read": 3, "counts": {}}', '{"read": {}, "counts": {"train": 1}}'])

@@ -137,7 +137,7 @@ def test_ctrl_c_stops_the_cells_and_no_cell_runs_twice(tiny, tmp_path, capsys):
         _, errors = grid.communicate(timeout=HANGS)
     finally:
         grid.kill()
-    assert grid.returncode != 0 and "stopped; the same command goes on from here" in errors
+    assert grid.returncode != 0 and "stopped; the same command continues from here" in errors
     with open("runs/grid/long-8.log") as log:
         fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody holds the lock: no process of the cell is left
     assert read_grid(Path("grid.yaml")).cells[0].left()[0][-2:] == ["--ckpt_path", "auto"]

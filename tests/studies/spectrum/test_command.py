@@ -165,7 +165,7 @@ def test_run_of_another_kind_needs_a_source(here, tmp_path, corpus):
             "ckpt_path is gone.ckpt, which is not there; allowed: a checkpoint file",
         ),
         (["--run", "runs/full", "--run", "runs/lin", "--ckpt_path", "x"], "ckpt_path is 'x'; allowed with 2 runs: best, last"),
-        (["--run", str(SMALL), "--ckpt_path", "last"], f"ckpt_path is 'last'; allowed with {SMALL}: none, for an export has"),
+        (["--run", str(SMALL), "--ckpt_path", "last"], f"ckpt_path is 'last'; allowed with {SMALL}: none, since an export has"),
         (["--run", "runs/full", "--source", "gone.txt"], "gone.txt"),
         (["--run", "runs/full", "--run"], "--run has no value; allowed: RUN"),
     ],
