@@ -12,6 +12,7 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from torch.utils.data import DataLoader, TensorDataset
 
 from lit_linformer.model import Encoder, EncoderConfig
+from lit_linformer.tasks import MLM
 from lit_linformer.tasks.base import TrainingModule
 
 
@@ -123,6 +124,13 @@ class Ids(Rows):
 
     def test_dataloader(self):
         return self.loader(8)
+
+    predict_dataloader = test_dataloader
+
+
+class Untyped(MLM):
+    def __init__(self, encoder=None, **settings):
+        super().__init__(encoder, **settings)
 
 
 class Bare(Rows):

@@ -90,6 +90,14 @@ def test_a_class_without_settings_refuses_one_by_its_name(own, tmp_path):
     assert line == "error: unknown setting 'data.source'"
 
 
+def test_an_encoder_without_its_type_is_refused_by_its_name(tiny, tmp_path):
+    line = refused(["fit", *tiny, "--model", "tests.own_code.Untyped"], tmp_path)
+    expected = (
+        "error: model.encoder has no type in tests.own_code.Untyped; allowed: encoder: EncoderConfig | None = None, as in MLM"
+    )
+    assert line == expected
+
+
 def test_what_would_not_be_loaded_is_refused_when_it_is_saved(own, tmp_path):
     line = refused(["fit", *own, *BEST, "--trainer.callbacks+", "tests.own_code.Keeps"], tmp_path)
     assert "checkpoints/new.ckpt holds fractions.Fraction, which is not loaded again" in line
@@ -138,6 +146,9 @@ def test_data_that_do_not_tell_how_many_tokens_there_are(tiny, pretrained, tmp_p
     assert "note: Ids has no num_tokens: the model's vocabulary is the default of model.encoder.vocab_size, 50,265\n" in shown
     shown = output(["fit", *tiny, *ids, "given", "--model.encoder.vocab_size", "16"], tmp_path)
     assert "num_tokens" not in shown and "error" not in shown
+    assert "validate --config runs/given/config.yaml" in shown and "predict" not in shown
+    line = refused(["predict", "--config", "runs/given/config.yaml"], tmp_path)
+    assert line.startswith("error: a batch for predict holds input_ids, positions, labels; allowed: one with rows, columns, te")
     line = refused(["fit", *tiny, *ids, "few", "--model.encoder.vocab_size", "15"], tmp_path)
     assert line.startswith("error: input_ids of a batch hold 15; allowed: 0 to 14; the data's num_tokens, or else model.enc")
     for command in ("validate", "test"):

@@ -1,9 +1,11 @@
 """Finds the classes that a command line or a config names, or says in one line why not, before jsonargparse sees them."""
 
 import contextlib
+import inspect
 from collections.abc import Iterator
+from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, loggers
 from lightning.pytorch.loggers import Logger
@@ -35,7 +37,7 @@ def check_class_paths(argv: list[str]) -> None:
         if path.isidentifier():
             _check_name(setting, path)
         elif _is_path(path):
-            class_of(path, setting)
+            _check_typed(class_of(path, setting), setting)
 
 
 def classes_given(argv: list[str]) -> dict[str, type]:
@@ -55,6 +57,17 @@ def class_of(path: str, setting: str) -> type:
         return Registry(setting, BASES[setting]).find(path)
     except UnknownKind as error:
         raise SettingError(setting, path, kinds(setting), error.more) from error
+
+
+def _check_typed(kind: type, setting: str) -> None:
+    """Raises UserError for a subclass of ours that takes a group of settings, such as encoder, without its type."""
+    parameters = inspect.signature(kind.__init__).parameters
+    for base in (base for base in kind.__mro__ if base.__module__.startswith("lit_linformer.")):
+        for name, hint in get_type_hints(base.__init__).items():
+            group = next((one for one in (hint, *get_args(hint)) if is_dataclass(one)), None)
+            if group is not None and name in parameters and parameters[name].annotation is inspect.Parameter.empty:
+                typed = f"{name}: {group.__name__} | None = None, as in {base.__name__}"
+                raise UserError(f"{setting}.{name} has no type in {kind.__module__}.{kind.__qualname__}", typed)
 
 
 def _check_name(setting: str, name: str) -> None:
