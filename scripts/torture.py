@@ -48,7 +48,8 @@ from torture_points import (  # noqa: E402
 )
 from torture_runs import ALONE, CASES, CONFIG, launch  # noqa: E402
 
-from lit_linformer.data.pretraining import token_files as blocks  # noqa: E402
+from lit_linformer.data import pieces  # noqa: E402
+from lit_linformer.data.pretraining import token_files  # noqa: E402
 from lit_linformer.utils.environment import environment, without_folders  # noqa: E402
 from lit_linformer.utils.files import write_text  # noqa: E402
 
@@ -92,7 +93,7 @@ def main() -> None:
     for name in IMPORTED:
         importlib.import_module(name)
     # So that this text makes several batches and shards, and a killed preparation resumes in the middle.
-    blocks.BATCH_CHARACTERS, blocks.SHARD_BYTES = 4000, 8000
+    pieces.BATCH_BYTES, token_files.SHARD_BYTES = 4000, 8000
     began, rounds = time.monotonic(), []
     plans = {name: plan(name, work, args.seed) for name in ([case] if args.only else args.cases)}
     if args.only:
