@@ -55,6 +55,7 @@ class Curves(Stepping):
             for writer in writers(trainer):
                 writer.open()
         except Exception as error:  # a server that does not answer, an account that is not known, …
+            self.writers = []  # closing one that has not begun would make it begin
             raise UserError(f"trainer.logger could not begin: {first_line(error)}") from error
 
     def _identities(self) -> Identities:

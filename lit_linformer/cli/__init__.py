@@ -6,6 +6,7 @@ setting's value.
 """
 
 import atexit
+import errno
 import gc
 import importlib
 import io
@@ -129,7 +130,8 @@ def main(argv: list[str] | None = None) -> None:
             message = _as_typed(message, argv)
         if is_first_process() or not getattr(error, "of_all_processes", False):
             print(f"error: {message}", file=sys.stderr)
-        sys.exit(os.EX_IOERR if isinstance(error, OSError) and not isinstance(error, MISTAKES) else 2)
+        machine = isinstance(error, OSError) and not isinstance(error, MISTAKES) and error.errno != errno.ENAMETOOLONG
+        sys.exit(os.EX_IOERR if machine else 2)
 
 
 def _here() -> str:

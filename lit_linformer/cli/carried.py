@@ -86,6 +86,10 @@ def _of_pretrained(subcommand: str, config: Namespace) -> None:
     elif "load_weights" in model:
         own = (None,)
     source = read_model(model.pretrained) if model.pretrained else None
+    classifies = "pooling" in model and _ours(config.model.class_path)
+    if source is not None and config.get("ckpt_path") and classifies and "num_labels" not in source.settings:
+        allowed = f"one of SequenceClassification (fit with --model.pretrained {source.path} fine-tunes it)"
+        raise SettingError("ckpt_path", source.path, allowed, more=", which is no classifier")
     if source is not None and model.get("encoder"):
         pretrained_encoder(source, EncoderConfig(**vars(model.encoder)), None)
     if source is not None and "pooling" in model and (config.get("ckpt_path") or subcommand in EVALUATING):

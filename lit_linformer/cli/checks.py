@@ -54,13 +54,14 @@ TRAINER = {
     "gradient_clip_val": NotNegative | None,
     "reload_dataloaders_every_n_epochs": Natural,
 }
-TIME = (r"\d+:\d{1,2}:\d{1,2}:\d{1,2}", "days:hours:minutes:seconds, as 00:12:00:00")
+TIME = (r"\d+:\d\d:\d\d:\d\d", "days:hours:minutes:seconds, as 00:12:00:00")
 TEXTS = {
     "devices": (r"auto|-?\d+|\d+(,\d+)*,?", "auto, how many, or the numbers of some, as 0,3"),
     "max_time": TIME,
     "profiler": ("simple|advanced|pytorch|xla", "simple, advanced, pytorch, xla, or a class_path"),
     "val_check_interval": (rf"-?\d+|{TIME[0]}", f"steps, a share of an epoch, or {TIME[1]}"),
 }
+UNITS = {"weeks", "days", "hours", "minutes", "seconds", "milliseconds", "microseconds"}
 PLAIN = (bool, int, float, str, type(None))
 # Of the thirty strategies that Lightning knows by name, those that are not another strategy with an option set.
 STRATEGIES = "auto, ddp, ddp_fork, deepspeed, or the class path of one"
@@ -82,6 +83,16 @@ def check_settings(config: Namespace) -> None:
     for key, (pattern, allowed) in TEXTS.items():
         if isinstance(trainer.get(key), str) and not re.fullmatch(pattern, trainer[key].replace(" ", "")):
             raise SettingError(f"trainer.{key}", trainer[key], allowed)
+        if isinstance(trainer.get(key), dict) and not trainer[key].keys() <= UNITS:
+            raise SettingError(f"trainer.{key}", trainer[key], allowed)
+    every, epochs = trainer.get("val_check_interval"), trainer.get("check_val_every_n_epoch", 1)
+    if epochs is None and isinstance(every, float):
+        allowed = "training batches, a whole number"
+        raise SettingError("trainer.val_check_interval", every, allowed, when="with trainer.check_val_every_n_epoch null")
+    for unit in ("epochs", "steps"):
+        least, most = trainer.get(f"min_{unit}"), trainer.get(f"max_{unit}")
+        if least and most not in (None, -1) and least > most:
+            raise SettingError(f"trainer.min_{unit}", least, f"up to trainer.max_{unit} = {most}")
     for key, declared in CALLBACKS.items():
         if key in config:
             if not isinstance(config[key], Namespace):

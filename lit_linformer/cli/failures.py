@@ -9,10 +9,11 @@ import torch
 from lightning.pytorch import Trainer
 
 from lit_linformer.callbacks.checkpoint import MissingMetric
-from lit_linformer.utils.errors import UserError, out_of_memory
+from lit_linformer.utils.errors import SettingError, UserError, out_of_memory
 
 UNLOGGED = re.compile(r"Early stopping conditioned on metric `(.+?)` which is not available.*following: (.+)", re.DOTALL)
 SEVERAL = re.compile(r"You provided multiple `(\w+)_dataloader`, but no `dataloader_idx` argument in `(.+?)\(\)`")
+LONG_INTERVAL = re.compile(r"`val_check_interval` \((\d+)\) must be less than or equal to .*?\((\d+)\)", re.DOTALL)
 WORKER = re.compile(r"DataLoader worker \(pid.*\) (?:is killed by signal: ([\w ]+)|exited)(?!.*killed by signal)", re.DOTALL)
 
 
@@ -27,6 +28,12 @@ def failure(error: BaseException, trainer: Trainer) -> UserError | None:
     if isinstance(error, RuntimeError) and (found := SEVERAL.match(str(error))):
         what = f"data={type(trainer.datamodule).__name__} gives several loaders by {found[1]}_dataloader"
         return UserError(what, f"one, or a {found[2]} that takes dataloader_idx")
+    if found := LONG_INTERVAL.search(str(error)):
+        # With a global batch it counts steps, and the data module has multiplied it.
+        each = trainer.accumulate_grad_batches if getattr(trainer.datamodule, "global_batch_size", None) else 1
+        every, most = (int(number) // each for number in found.groups())
+        allowed = f"up to {most}, as many as an epoch has, or trainer.check_val_every_n_epoch null, which counts across epochs"
+        return SettingError("trainer.val_check_interval", every, allowed)
     # torch's handler raises in whatever code is running, which may fail in turn: its message may be anywhere in the chain.
     # Or the pipe of a process that has just been killed breaks before torch has noticed its end.
     found = WORKER.search(" ".join(str(one) for one in _chain(error)))

@@ -15,7 +15,6 @@ from lit_linformer.utils.configs import check_configs, config_contents, config_f
 
 REFERENCE = re.compile(r"\$\{([^}]*)\}")
 CLOCK = re.compile(r"[1-9]\d*(:\d+)+")  # YAML reads 1:30:00 as 5,400, in base 60, but not 01:30:00
-NEGATIVE = re.compile(r"-(\d+\.?\d*|\.\d+)[eE][-+]?\d+|-\.inf")
 CLASSES = ("model", "data")
 TEXTS = ("data.text", "data.text_pair")
 KINDS = ("model.encoder.attention", "model.encoder.projection")
@@ -42,7 +41,7 @@ def for_parser(argv: list[str]) -> list[str]:
     at = 1 + 2 * len([*config_files(argv)])
     named = {key for _, content in config_contents(argv) for key, value in content.items() if names_class(value)}
     ahead, classes, others = _classes_apart(words[at:], named)
-    words[at:] = _negative_joined([*classes, *others])
+    words[at:] = _dashes_joined([*classes, *others])
     for files, name in sorted(_outdated(argv), reverse=True):
         words[1 + 2 * files : 1 + 2 * files] = [f"--{name}", "{}"]
     words[1:1] = ahead
@@ -71,11 +70,12 @@ def _classes_apart(words: list[str], named: set[str]) -> tuple[list[str], list[s
     return ahead, classes, others
 
 
-def _negative_joined(words: list[str]) -> list[str]:
-    """--model.shift=-1e-3 for --model.shift -1e-3, which argparse takes for an option, unlike -0.001."""
+def _dashes_joined(words: list[str]) -> list[str]:
+    """--model.shift=-1e-3 for --model.shift -1e-3, which argparse takes for an option, unlike -0.001; --name=-x, too."""
     joined: list[str] = []
     for word in words:
-        if NEGATIVE.fullmatch(word) and joined and joined[-1].startswith("--") and "=" not in joined[-1]:
+        value = word.startswith("-") and not word.startswith("--") and word not in ("-c", "-h")
+        if value and joined and joined[-1].startswith("--") and "=" not in joined[-1]:
             joined[-1] += f"={word}"
         else:
             joined.append(word)

@@ -27,7 +27,7 @@ from lit_linformer.utils.amounts import clock
 from lit_linformer.utils.arguments import Setting, parse, several, word
 from lit_linformer.utils.configs import head
 from lit_linformer.utils.environment import ROOT
-from lit_linformer.utils.errors import UserError, meant
+from lit_linformer.utils.errors import SettingError, UserError, meant
 
 SETTINGS = {"source": Setting(several(word("FOLDER")), "where to look for runs, three levels deep", ["runs"])}
 # Callbacks that every command has or adds by itself, and base classes.
@@ -52,6 +52,9 @@ def main(argv: list[str]) -> None:
     given = parse("list", __doc__, SETTINGS, argv[len(names) :])
     if names and names[0] not in KINDS:
         raise UserError(f"list {names[0]}{meant(names[0], KINDS)}", f"list, or list with one of {', '.join(KINDS)}")
+    for place in map(Path, given["source"]):
+        if not place.is_dir() and [str(place)] != SETTINGS["source"].default:
+            raise SettingError("source", place, "a folder with runs in it", more=", which is no folder")
     width = shutil.get_terminal_size((80, 24)).columns if sys.stdout.isatty() else ALL
     for place, name in enumerate(names or KINDS):
         title, listed = KINDS[name]

@@ -48,7 +48,8 @@ def refused(error: Exception, argv: list[str], parser: Any) -> UserError:
         if within is not None and built[within]:
             built[within][-1][1][setting.removeprefix(f"{within}.").removeprefix("init_args.")] = text
         elif text is None:
-            return UserError(f"{setting} has no value", allowed(types.get(setting)) or "one")
+            none = UserError(f"{setting} has no value", allowed(types.get(setting)) or "one")
+            return none if _section(setting, types) else _unknown(setting, types) or none
         elif setting in BUILT and find_class(text, setting) is not None:
             built[setting] = [*(built.get(setting, []) if added else []), (text, {})]
         elif told := _refused(setting, text, types):
@@ -62,6 +63,10 @@ def refused(error: Exception, argv: list[str], parser: Any) -> UserError:
     for name, text in typed_words(argv):
         if text is not None and name not in TEXTS and REFERENCE.search(text):
             return SettingError(name, text, "a value of its own, since ${NAME} is read in files alone")
+    for name, _ in typed_words(argv):
+        owner = _owner(name, types)
+        if owner not in ("", name) and str(given.get(owner)).islower():  # trainer.strategy ddp, whose class has settings
+            return UserError(f"{name} is a setting of a class, and {owner} is {given[owner]!r}", f"--{owner} CLASS before it")
     for word in stray_words(argv):
         meant = f"; did you mean '--{word}'?" if word in types else ""
         return UserError(f"{word!r} is neither a setting nor the value of one{meant}", "--SETTING VALUE")
@@ -84,22 +89,46 @@ def _refused(name: str, value: Any, types: Types) -> UserError | None:
     if name in BASES and str(value).lower() not in NO_CLASS:
         known = all(find_class(path, name) or Path(path).is_file() for path, _ in _classes(value))
         return None if known and list(_classes(value)) else SettingError(name, value, kinds(name))
-    section = next((one for one in types if one.startswith(f"{name}.")), None)
+    section = _section(name, types)
     if section is not None and types.get(name) is None:
         settings = value in (None, "null") or isinstance(value, dict)
         return None if settings else SettingError(name, value, f"its settings by name, as {section}")
-    owner = name
-    while owner and owner not in types:
-        owner = owner.rpartition(".")[0]
-    if not owner or (owner != name and types[owner] is None):
-        return UserError(f"unknown setting '{name}'{nearest(name, list(types))}")
-    if owner != name or REFERENCE.search(str(value)) or takes(types[name], value) or not (words := allowed(types[name])):
+    if told := _unknown(name, types):
+        return told
+    if (owner := _owner(name, types)) != name and owner in BUILT:
+        return UserError(f"{name} is given, but {owner} names no class", f"--{owner} CLASS before it")
+    if owner != name and "class path" in (allowed(types[owner]) or "class path"):  # settings of that class, if it names one
+        return None
+    if owner != name:  # lr: {value: 1} in a file, too
+        inner = {name.removeprefix(f"{owner}."): as_read(value) if isinstance(value, str) else value}
+        name, value = owner, inner
+    if REFERENCE.search(str(value)) or takes(types[name], value) or not (words := allowed(types[name])):
         return None
     read = as_read(value) if isinstance(value, str) else value
     if "text" not in words or isinstance(read, str):
         return SettingError(name, value, words)
     more = f", which YAML reads as {shown(read)}" if read is not value else ""
     return SettingError(name, value, f"{words}, in quotes where YAML reads it as something else", more)
+
+
+def _section(name: str, types: Types) -> str | None:
+    """A setting below that name, if there is one."""
+    return next((one for one in types if one.startswith(f"{name}.")), None)
+
+
+def _owner(name: str, types: Types) -> str:
+    """The setting itself, or the one that it lies within; "": neither exists."""
+    while name and name not in types:
+        name = name.rpartition(".")[0]
+    return name
+
+
+def _unknown(name: str, types: Types) -> UserError | None:
+    """The error for a name that is no setting, and does not lie within one that may have others below it."""
+    owner = _owner(name, types)
+    if owner and (owner == name or types[owner] is not None):
+        return None
+    return UserError(f"unknown setting '{name}'{nearest(name, list(types))}")
 
 
 def _refused_within(setting: str, path: str, values: dict[str, Any]) -> UserError | None:

@@ -43,6 +43,8 @@ def main(argv: list[str]) -> None:
     output = Path(given["output"])
     if output.suffix not in SUFFIXES or output.is_dir():
         raise SettingError("output", output, f"a file that ends in {', '.join(SUFFIXES)}")
+    if not given["text"].strip():
+        raise SettingError("text", given["text"], "something to draw")
     layers, head, count = given["layers"], given["head"], given["slots"]
 
     from lit_linformer.model.lowrank import check_layers

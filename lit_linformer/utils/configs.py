@@ -18,6 +18,7 @@ FLAGS = ("--config", "-c")
 SETTINGS_FILE = "a file with settings, as conf/quickstart.yaml"
 LARGEST = 20_000  # values in a file, with aliases expanded: the longest config here has 60
 DEEPEST = 50
+OCTAL = re.compile(r"[-+]?0[0-7]+")
 TAGS = [f"tag:yaml.org,2002:{kind}" for kind in "null bool int float str seq map timestamp merge value".split()]
 
 
@@ -123,7 +124,8 @@ def check_command(path: Path, keys: Iterable[str], command: str, what: str) -> N
 def read_config(path: Path, what: str = SETTINGS_FILE) -> str:
     """The text of a file that holds a YAML mapping; ValueError or OSError if it does not."""
     if not path.is_file():
-        raise SettingError("config", str(path), what, more=", which is no file")
+        run = path / "config.yaml"
+        raise SettingError("config", str(path), str(run) if run.is_file() else what, more=", which is no file")
     try:
         text = path.read_text(encoding="utf-8")
         if _depth(text) > DEEPEST:
@@ -193,6 +195,9 @@ def _measure(node: yaml.Node, path: Path, known: dict[int, int], depth: int) -> 
     elif node.tag.endswith((":int", ":float")) and ":" in node.value:
         read = f"at line {node.start_mark.line + 1}, which YAML reads as {yaml.safe_load(node.value):,}"
         raise UserError(f"{path} has {node.value} {read}", f'"{node.value}", in quotes')
+    elif OCTAL.fullmatch(node.value) and node.tag.endswith(":int") and (read := yaml.safe_load(node.value)) != int(node.value):
+        what = f"{path} has {node.value} at line {node.start_mark.line + 1}, which YAML reads as {read}, in base 8"
+        raise UserError(what, f'{int(node.value)}, or "{node.value}", in quotes')
     elif node.value.count("${") > node.value.count("}"):
         raise UserError(f"{path} opens a ${{ at line {node.start_mark.line + 1} and does not close it", "${NAME}")
     size = 1 + sum(_measure(child, path, known, depth + 1) for child in children)

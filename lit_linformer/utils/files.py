@@ -45,10 +45,12 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def check_own(folder: Path, names: Iterable[str], main: str, command: str) -> None:
-    """Raises ValueError, in one line, if a file that a command is about to overwrite in --output was not written by it.
+    """Raises ValueError, in one line, if --output is a file, or holds one that the command would overwrite but did not write.
 
     names: the files that it writes; main: the one that begins with the command line that wrote them all.
     """
+    if folder.exists() and not folder.is_dir():
+        raise SettingError("output", folder, "a folder, or a name that is free", more=", which is no folder")
     there = [name for name in names if (folder / name).exists()]
     if not there:
         return

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from lightning.pytorch.loggers import CSVLogger, Logger
+from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
 
 from lit_linformer.callbacks.loggers import Table, WeightsAndBiases
 from lit_linformer.tasks import MLM
@@ -234,6 +234,17 @@ def test_a_logger_that_cannot_be_is_refused_at_once(tiny, tmp_path, monkeypatch)
     line = complaint(argv, tmp_path)
     assert "trainer.logger is WandbLogger, for which the package wandb_which_is_absent is not installed; allowed: after" in line
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_logger_that_cannot_begin_is_one_line(tiny, tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+
+    def nobody(logger):
+        raise RuntimeError("No API key configured.")
+
+    monkeypatch.setattr(WandbLogger, "experiment", property(nobody))  # also asked for when the run closes its loggers
+    line = complaint(["fit", *tiny, "--trainer.logger", "WandbLogger"], tmp_path)
+    assert line == "error: trainer.logger could not begin: No API key configured."
 
 
 @pytest.mark.parametrize("rest", ["0", "0,2", "0,2,0.2"])

@@ -127,7 +127,7 @@ def test_predict_asks_the_checkpoints_tokenizer_not_the_folders(grown, tmp_path)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["validate", "predict"])
-def test_a_classifier_is_used_as_it_was_trained(command, finetuned, cache, tmp_path, monkeypatch):
+def test_a_classifier_is_used_as_it_was_trained(command, finetuned, pretrained, cache, tmp_path, monkeypatch):
     shutil.copytree(finetuned.parents[1], tmp_path / "copy")  # as validate.json is written to the run folder
     monkeypatch.chdir(tmp_path / "copy")
     text = ["--data.text", "a good film"] if command == "predict" else []
@@ -144,6 +144,8 @@ def test_a_classifier_is_used_as_it_was_trained(command, finetuned, cache, tmp_p
     if command == "validate":
         words = ["validate", "--config", str(ROOT / "conf/pretrain/small.yaml"), "--ckpt_path", "runs/task"]
         assert "which is a classifier; allowed: one of MLM (a classifier" in complaint(words, tmp_path)
+        words = ["validate", "--config", "runs/task/config.yaml", "--ckpt_path", str(pretrained)]
+        assert "which is no classifier; allowed: one of SequenceClassification (fit with" in complaint(words, tmp_path)
     # A new classifier that starts from it is free in both.
     words = ["--model.pooling", "first", "--trainer.max_steps", "1", "--model.pretrained", "runs/task"]
     assert (

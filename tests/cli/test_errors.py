@@ -104,6 +104,17 @@ def test_second_run_of_the_same_name_is_refused_unless_told(tiny, tmp_path):
     assert run_forked([*short, "--overwrite", "true"]) == 0
 
 
+def test_too_long_a_name_is_the_users_mistake(tmp_path):
+    assert complaint(["fit", "--config", "a" * 300], tmp_path).startswith("error: File name too long: aaa")
+
+
+def test_a_runs_folder_as_config_names_the_file_in_it(tiny, tmp_path):
+    (tmp_path / "runs/a").mkdir(parents=True)
+    (tmp_path / "runs/a/config.yaml").write_text("name: a\n")
+    line = complaint(["fit", "--config", "runs/a"], tmp_path)
+    assert line == "error: config is 'runs/a', which is no file; allowed: runs/a/config.yaml"
+
+
 def test_predict_needs_a_mask_and_a_text(tiny, tmp_path):
     assert run_forked(["fit", *tiny, "--trainer.max_steps", "2"]) == 0
     assert "<mask>" in complaint(["predict", *tiny, "--data.text", "no gap"], tmp_path)

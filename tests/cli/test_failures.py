@@ -48,6 +48,13 @@ def test_too_little_memory_in_a_step_is_one_line(tiny, tmp_path, monkeypatch):
     assert "a smaller data.batch_size" in line and "Traceback" not in shown
 
 
+def test_an_interval_longer_than_an_epoch_is_told_as_it_was_given(tiny, tmp_path):
+    """With a global batch the interval counts steps, and Lightning's message batches."""
+    longer = ["--data.global_batch_size", "8", "--trainer.val_check_interval", "500", "--trainer.check_val_every_n_epoch", "1"]
+    line = output(["fit", *tiny, *longer], tmp_path, status=2).splitlines()[-1]
+    assert re.match(r"error: trainer.val_check_interval is 500; allowed: up to \d\d, as many as an epoch has, or ", line)
+
+
 @pytest.mark.parametrize(
     "error, said",
     [

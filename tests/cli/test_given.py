@@ -69,7 +69,7 @@ def _written(path, encoder):
     [
         (["--data.text", "Note: <mask>"], ["--data.text", '["Note: <mask>"]']),
         (["--data.text=# great film"], ['--data.text=["# great film"]']),
-        (["--data.text", "- <mask>"], ["--data.text", '["- <mask>"]']),
+        (["--data.text", "- <mask>"], ['--data.text=["- <mask>"]']),
         (["--data.text_pair", "a: b"], ["--data.text_pair", '["a: b"]']),
         (["--data.text", "plain"], ["--data.text", "plain"]),
         (["--data.text", '["a: b", "c"]'], ["--data.text", '["a: b", "c"]']),
@@ -96,7 +96,8 @@ def test_what_is_typed_as_a_text_is_one(words, meant):
         ("--model.lr 1 --model --data.class_path A", "--model --data.class_path A --model.lr 1"),
         ("--trainer.callbacks+ A --trainer.callbacks.a 1", "--trainer.callbacks+ A --trainer.callbacks.a 1"),
         ("--model.a -1e-3 --model.b=-1E2 --model.c -.5e+1 -1e3", "--model.a=-1e-3 --model.b=-1E2 --model.c=-.5e+1 -1e3"),
-        ("--model.a -1 --model.b 1e-3 --name a-1e-3", "--model.a -1 --model.b 1e-3 --name a-1e-3"),
+        ("--model.a -1 --model.b 1e-3 --name a-1e-3", "--model.a=-1 --model.b 1e-3 --name a-1e-3"),
+        ("--trainer.max_time -1:0:0:0 --name -x --overwrite", "--trainer.max_time=-1:0:0:0 --name=-x --overwrite"),
     ],
 )
 def test_words_as_the_parser_takes_them(line, expected, tmp_path):

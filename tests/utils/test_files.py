@@ -12,6 +12,8 @@ def test_only_what_a_command_wrote_is_replaced(tmp_path):
     names = ("table.json", "figure.png")
     check_own(tmp_path / "new", names, "table.json", "study")
     write_text(tmp_path / "other.txt", "mine")
+    with pytest.raises(ValueError, match=r"other.txt, which is no folder; allowed: a folder, or a name that is free"):
+        check_own(tmp_path / "other.txt", names, "table.json", "study")
     check_own(tmp_path, names, "table.json", "study")  # its own files are not there
     write_text(tmp_path / "figure.png", "mine")
     with pytest.raises(ValueError, match=r"which holds figure.png, and `study` did not write that; allowed: another folder"):

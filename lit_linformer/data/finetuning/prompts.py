@@ -51,7 +51,8 @@ def read_texts(
 def _checked(prompts: Iterable[Prompt]) -> Iterator[Prompt]:
     for prompt in prompts:
         if not all(each.strip() for each in prompt.texts):
-            raise UserError(f"{prompt.where}: {prompt.texts} holds an empty text", "something to classify")
+            given = prompt.texts[0] if len(prompt.texts) == 1 else list(prompt.texts)
+            raise SettingError(prompt.where, given, "something to classify")
         yield prompt
 
 

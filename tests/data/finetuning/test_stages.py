@@ -133,7 +133,7 @@ def test_predict_leaves_labels_out_that_are_not_the_tasks(make_data, tmp_path, c
     "settings, message",
     [
         ({}, r"^data.text is not given, nor is data.file; allowed: "),
-        ({"text": " "}, r"^data.text: \(' ',\) holds an empty text"),
+        ({"text": " "}, r"^data.text is ' '; allowed: something to classify$"),
         ({"file": "no/such/file"}, r"^data.file: no/such/file cannot be read"),
         ({"file": "pairs"}, r"^data.file='.*', line 2 has 2 fields; allowed: one text without a tab$"),
         ({"file": "pairs", "task": "RTE"}, r"^data.file='.*', line 1 has 1 fields; allowed: two texts divided by a tab$"),
