@@ -55,9 +55,9 @@ def traceable(model: TrainedModel, form: str) -> Iterator[None]:
     except Exception as error:
         if not (own := own_classes(model.encoder)):
             raise
-        allowed = "safetensors, huggingface, or a forward without branches on tensors and lengths"
+        forward = "a forward without branches on tensors and lengths, and without a slice E[:, :length] (pad x to n instead)"
         more = f", but {' and '.join(own)} cannot be traced for every length ({first_line(error)})"
-        raise SettingError("format", form, allowed, more=more) from error
+        raise SettingError("format", form, f"safetensors, huggingface, or {forward}", more=more) from error
 
 
 def traced(model: TrainedModel) -> torch.export.ExportedProgram:
