@@ -13,6 +13,8 @@ from torch.utils.data import DataLoader
 
 from lit_linformer.model import Encoder, EncoderConfig
 from lit_linformer.runs.trained_model import read_model
+from lit_linformer.studies.grid.measures import Measure
+from lit_linformer.utils.files import read_rows
 from tests.cli.test_errors import complaint
 from tests.helpers import TINY, inside, output, slow
 
@@ -41,6 +43,11 @@ class Uncounted(Window):
         self.register_buffer("past", torch.full((4, 4), -torch.inf).triu(1))
         self.register_buffer("scale", torch.tensor(0.5), persistent=False)
 """
+
+
+def block(name, page=PAGE):
+    """The code of a file on the page."""
+    return re.search(rf"`{name}`:\n\n```py\n(.*?)```", page, re.DOTALL)[1]
 
 
 def words(text):
@@ -235,6 +242,27 @@ def test_every_row_of_the_page_names_a_test_that_is_there():
     assert tests and all((Path(__file__).parents[1] / name).is_file() for name in tests)
 
 
+@pytest.mark.slow
+def test_a_callbacks_file_goes_on_after_a_resume_and_not_in_validate(tiny, tmp_path, monkeypatch):
+    """The page's norms of weights: with the untrained model's row, and none twice."""
+    monkeypatch.chdir(tmp_path)
+    Path("my_norms.py").write_text(block("my_norms.py"))
+    run = ["--name", "norms", "--trainer.callbacks+", "my_norms.Norms"]
+    output(["fit", *tiny, *run, "--trainer.max_steps", "8"], tmp_path)
+    first = read_rows(Path("runs/norms/norms.csv"))
+    assert [row["step"] for row in first] == [0, 7] and first[0]["norm"] != first[1]["norm"]
+    output(["fit", *tiny, *run, "--ckpt_path", "last", "--trainer.max_steps", "15"], tmp_path)
+    rows = read_rows(Path("runs/norms/norms.csv"))
+    assert [row["step"] for row in rows] == [0, 7, 14] and rows[:2] == first
+    measure = re.search(r"`measures: \{norm: (.*?)\}`", PAGE)[1]
+    assert Measure.parse("norm", measure.replace("step=20", "step=14")).read(Path("runs/norms")) == rows[2]["norm"]
+    for step, checkpoint in ((14, "best"), (15, "last")):
+        output(["validate", "--config", "runs/norms/config.yaml", "--ckpt_path", checkpoint], tmp_path)
+        (row,) = read_rows(Path("runs/norms/validate_norms.csv"))
+        assert row["step"] == step and (row["norm"] == rows[2]["norm"]) == (step == 14)
+    assert read_rows(Path("runs/norms/norms.csv")) == rows
+
+
 SENSORS = """
 seed_everything: 0
 name: sensors
@@ -254,7 +282,7 @@ data: {class_path: my_sensors.Sensors}
 def test_tokens_of_numbers(tmp_path, monkeypatch):
     """The page's sensor readings, classified by this project's own module; tokens of another size are refused."""
     monkeypatch.chdir(tmp_path)
-    Path("my_sensors.py").write_text(re.search(r"`my_sensors.py`:\n\n```py\n(.*?)```", PAGE, re.DOTALL)[1])
+    Path("my_sensors.py").write_text(block("my_sensors.py"))
     Path("sensors.yaml").write_text(SENSORS)
     output(["fit", "--config", "sensors.yaml"], tmp_path)
     result = json.loads(Path("runs/sensors/result.json").read_text())

@@ -9,6 +9,7 @@ from lit_linformer.callbacks.copy_slices import CopySlices
 from lit_linformer.callbacks.curves import Curves
 from lit_linformer.callbacks.finite import Finite
 from lit_linformer.callbacks.length_sweep import LengthSweep
+from lit_linformer.callbacks.observing import Measuring, write_csv
 from lit_linformer.callbacks.owed import LastValidation, Owed
 from lit_linformer.callbacks.perplexity_curve import PerplexityCurve
 from lit_linformer.callbacks.predictions import EvaluationWriter, PredictionWriter
@@ -31,6 +32,7 @@ __all__ = [
     "LastCheckpoint",
     "LastValidation",
     "LengthSweep",
+    "Measuring",
     "Owed",
     "PerplexityCurve",
     "PredictionWriter",
@@ -44,4 +46,5 @@ __all__ = [
     "TrimMemory",
     "best_checkpoint",
     "best_of",
+    "write_csv",
 ]

@@ -106,14 +106,16 @@ class Measuring(Callback):
     """Measures something after validations, both while a run trains and when `validate` evaluates a checkpoint."""
 
     every_n_validations = 1  # in fit; 0: never
+    before_training = False  # whether also after the validation before training, at step 0, if it is of all batches
     validations = 0
     _loaded_step = 0
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # Not on_validation_end: the checkpoints that are written there must include what is measured.
         if trainer.sanity_checking:
-            return
-        if trainer.state.fn == "fit":
+            if not (self.before_training and is_whole(trainer)):
+                return
+        elif trainer.state.fn == "fit":
             self.validations += 1
             if not self.every_n_validations or self.validations % self.every_n_validations:
                 return

@@ -32,7 +32,7 @@ from lit_linformer.utils.errors import SettingError, UserError, meant
 SETTINGS = {"source": Setting(several(word("FOLDER")), "where to look for runs, three levels deep", ["runs"])}
 # Callbacks that every command has or adds by itself, and base classes.
 BY_THEMSELVES = (
-    "AtomicCheckpointIO Curves EvaluationWriter Finite LastCheckpoint LastValidation Owed PredictionWriter "
+    "AtomicCheckpointIO Curves EvaluationWriter Finite LastCheckpoint LastValidation Measuring Owed PredictionWriter "
     "Preemption Progress Resuming RunResult Throughput TrainingModule TrimMemory"
 ).split()
 ALL = 10_000  # characters: a width at which no line is cut
