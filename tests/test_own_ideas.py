@@ -21,15 +21,18 @@ from tests.helpers import TINY, inside, output, slow
 PAGE = (Path(__file__).parents[1] / "docs/extending.md").read_text(encoding="utf-8")
 IDEAS = {
     "salient": "--model.encoder.projection my_ideas.Salient --model.encoder.projection_options {sharpness:\\ 2.0}",
+    "cosines": "--model.encoder.projection my_ideas.Cosines --model.encoder.projection_options.learned false",
     "window": "--model.encoder.attention my_ideas.Window --model.encoder.attention_options.reach 3",
     "uncounted": "--model.encoder.attention my_ideas.Uncounted --model.encoder.attention_options.reach 3",
 }
 SAID = {
     "salient": "linformer, k = 8, layerwise, my_ideas.Salient",
+    "cosines": "linformer, k = 8, layerwise, my_ideas.Cosines",
     "window": "my_ideas.Window, reach = 3",
     "uncounted": "my_ideas.Uncounted, reach = 3",
 }
 
+START = re.search(r"```py\n([^`]*?class Cosines.*?)```", PAGE, re.DOTALL)[1]
 
 # With a forward of its own, inherited `flops` do not count: they are unknown, not guessed. Checkpoints contain its mask.
 UNCOUNTED = """
@@ -58,7 +61,7 @@ def words(text):
 def ideas(tmp_path_factory, corpus, cache):
     """A folder with the page's file and a run of each idea; their output."""
     folder = tmp_path_factory.mktemp("ideas")
-    (folder / "my_ideas.py").write_text(re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)[1] + UNCOUNTED)
+    (folder / "my_ideas.py").write_text(re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)[1] + START + UNCOUNTED)
     (folder / "tiny.yaml").write_text(TINY)
     data = ["--data.source", str(corpus), "--data.cache_dir", str(cache), "--trainer.max_steps", "8"]
     with inside(folder):
@@ -163,7 +166,8 @@ def test_a_net_of_ones_own_is_not_taken_for_the_one_that_its_settings_describe(h
 def test_draws_or_says_that_there_are_no_slots(here, tmp_path):
     pytest.importorskip("matplotlib")
     argv = ["draw", "--text", "a b", "--output", str(tmp_path / "slots.png"), "--ckpt_path"]
-    assert "slot 0: " in output([*argv, "runs/salient", "--slots", "8"], tmp_path) and (tmp_path / "slots.png").is_file()
+    for run in ("salient", "cosines"):
+        assert "slot 0: " in output([*argv, f"runs/{run}", "--slots", "8"], tmp_path) and (tmp_path / "slots.png").is_file()
     expected = "whose attention is 'my_ideas.Window'; allowed: linformer, coarse, window, lookup, or one that has `matrix`"
     assert expected in complaint([*argv, "runs/window"], tmp_path)
 
@@ -173,6 +177,7 @@ def test_draws_or_says_that_there_are_no_slots(here, tmp_path):
     [
         ("salient", "huggingface"),
         slow("salient", "torch"),
+        slow("cosines", "onnx"),
         ("window", "safetensors"),
         slow("window", "onnx"),
         slow("uncounted", "huggingface"),
@@ -213,6 +218,21 @@ def test_a_transformer_is_converted_to_it(here, tmp_path, corpus, cache):
     assert "near: my_ideas.Window, n = 32" in shown
     weights = [torch.load(f"runs/{name}/checkpoints/last.ckpt", weights_only=True)["state_dict"] for name in ("full", "near")]
     assert weights[0].keys() == weights[1].keys() and all(torch.equal(a, weights[1][name]) for name, a in weights[0].items())
+
+
+def test_a_fixed_e_stays_what_it_is_and_is_lengthened(here, tmp_path):
+    """The page's cosines: rows of a discrete cosine transform, longer by interpolation."""
+    output(
+        ["convert", "--from", "runs/cosines", "--name", "longer", "--max_length", "64", "--projections", "interpolate"],
+        tmp_path,
+    )
+    E, longer = (
+        torch.load(f"runs/{name}/checkpoints/last.ckpt", weights_only=True)["state_dict"]["net.encoder.E.weight"]
+        for name in ("cosines", "longer")
+    )
+    torch.testing.assert_close(E @ E.T, torch.diag(torch.tensor([2.0, *[1.0] * 7])))
+    assert longer.shape == (8, 64)
+    torch.testing.assert_close(longer.sum(-1), E.sum(-1))
 
 
 def test_a_checkpoint_elsewhere_says_what_is_missing_and_runs_nothing_that_it_names(here, tmp_path, monkeypatch):
