@@ -265,7 +265,8 @@ class LinformerAttention(Attention):
         return self.linear_flops(length, rows) + counted + 4 * self.projection_dim * length * self.hidden_size
 
     def fixed_flops(self, length: int, shared: Projection | None = None) -> int:
-        fixed = [one for one in self._applied(length, shared)[1] if not list(one.parameters())]
+        applied = self._applied(length, shared)[1]
+        fixed = [one for one in applied if not any(weight.requires_grad for weight in one.parameters())]
         return sum(projection.flops(length, self.hidden_size) or 0 for projection in fixed)
 
     def _applied(self, length: int, shared: Projection | None) -> tuple[int, list[Projection]]:

@@ -5,7 +5,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from lit_linformer.model import Encoder, EncoderConfig, MaskedLanguageModel, SequenceClassifier
+from lit_linformer.model import Encoder, EncoderConfig, Linear, MaskedLanguageModel, SequenceClassifier
 from lit_linformer.model.flops import forward_flops, training_flops
 from lit_linformer.studies.benchmark.models import operations
 from tests.model.mechanisms import MECHANISMS, MODERNS
@@ -17,12 +17,19 @@ CASES = [
     {"attention": "full"},
     *({"sharing": sharing, "order": order} for sharing in SHARINGS for order in ("compress_first", "project_first")),
     *({"sharing": sharing, "projection": "gaussian"} for sharing in SHARINGS),
+    {"sharing": "headwise", "projection": f"{__name__}.Frozen"},
     {"sharing": "key-value", "projection_dim": [8, 4]},
     *({"attention": "lookup", "sharing": sharing, "attention_options": {"chunk": 12}} for sharing in SHARINGS),
     {"sharing": "headwise", "projection": "mean"},
     *MECHANISMS.values(),
     *(settings | {"local_width": 0} for settings in MODERNS.values()),
 ]
+
+
+class Frozen(Linear):
+    def __init__(self, **shape):
+        super().__init__(**shape)
+        self.weight.requires_grad_(False)
 
 
 def config(**settings):
