@@ -45,6 +45,9 @@ class Uncounted(Window):
         super().__init__(reach, **shape)
         self.register_buffer("past", torch.full((4, 4), -torch.inf).triu(1))
         self.register_buffer("scale", torch.tensor(0.5), persistent=False)
+
+    def matrix(self, x):
+        return torch.eye(x.shape[1])
 """
 
 
@@ -166,8 +169,10 @@ def test_a_net_of_ones_own_is_not_taken_for_the_one_that_its_settings_describe(h
 def test_draws_or_says_that_there_are_no_slots(here, tmp_path):
     pytest.importorskip("matplotlib")
     argv = ["draw", "--text", "a b", "--output", str(tmp_path / "slots.png"), "--ckpt_path"]
-    for run in ("salient", "cosines"):
-        assert "slot 0: " in output([*argv, f"runs/{run}", "--slots", "8"], tmp_path) and (tmp_path / "slots.png").is_file()
+    assert "where columns are tokens, `torch.eye(x.shape[1])`" in PAGE
+    for run in ("salient", "cosines", "uncounted"):
+        shown = output([*argv, f"runs/{run}", "--slots", "8"], tmp_path)
+        assert re.search(r"slot \d: .*% of the attention; fed by ", shown) and (tmp_path / "slots.png").is_file()
     expected = "whose attention is 'my_ideas.Window'; allowed: linformer, coarse, window, lookup, or one that has `matrix`"
     assert expected in complaint([*argv, "runs/window"], tmp_path)
 
