@@ -18,6 +18,7 @@ from lit_linformer.utils.files import read_rows
 from tests.cli.test_errors import complaint
 from tests.helpers import TINY, inside, output, slow
 
+FINETUNING = (Path(__file__).parents[1] / "docs/finetuning.md").read_text(encoding="utf-8")
 PAGE = (Path(__file__).parents[1] / "docs/extending.md").read_text(encoding="utf-8")
 IDEAS = {
     "salient": "--model.encoder.projection my_ideas.Salient --model.encoder.projection_options {sharpness:\\ 2.0}",
@@ -53,7 +54,7 @@ class Uncounted(Window):
 
 def block(name, page=PAGE):
     """The code of a file on the page."""
-    return re.search(rf"`{name}`:\n\n```py\n(.*?)```", page, re.DOTALL)[1]
+    return re.search(rf"`{name}`[^`]*:\n\n```py\n(.*?)```", page, re.DOTALL)[1]
 
 
 def words(text):
@@ -380,3 +381,21 @@ def test_scores_and_rows_of_classes_without_names_and_of_values_in_bfloat16(valu
     assert rows[2]["label"] == first and ("value" in rows[2]) == (values == "true")
     files = {path.name: path.read_text().splitlines() for path in Path("runs/sensors/submission").iterdir()}
     assert files.keys() == {"predictions.tsv", "again.tsv"} and {len(lines) for lines in files.values()} == {13}
+
+
+@pytest.mark.slow
+def test_a_metric_of_ones_own_decides_which_checkpoint_is_best(tmp_path, monkeypatch):
+    """docs/finetuning.md's mean absolute error is that of all rows in predictions.jsonl."""
+    monkeypatch.chdir(tmp_path)
+    Path("my_task.py").write_text(block("my_task.py", FINETUNING))
+    text = SENSORS.replace("my_sensors.Sensors", "tests.test_own_ideas.Unnamed").replace("size: 3", "size: 2")
+    Path("rating.yaml").write_text(text.replace("SequenceClassification", "my_task.Rating"))
+    words = ["--data.values", "true", "--trainer.callbacks+", "TaskScores", "--trainer.max_epochs", "3"]
+    assert "mean absolute error" in output(["fit", "--config", "rating.yaml", *words], tmp_path)
+    scores = read_rows(Path("runs/sensors/scores.csv"))
+    best = json.loads(Path("runs/sensors/result.json").read_text())["best_metrics"]
+    assert len(scores) == 3 and best["val/mae"] == min(row["val/mae"] for row in scores) and "val/pearson" in best
+    output(["validate", "--config", "runs/sensors/config.yaml"], tmp_path)
+    rows = [json.loads(line) for line in Path("runs/sensors/predictions.jsonl").read_text().splitlines()]
+    errors = [abs(row["value"] - row["label"]) for row in rows if row["split"] == "validation"]
+    assert len(errors) == 12 and sum(errors) / 12 == pytest.approx(best["val/mae"], rel=1e-6)

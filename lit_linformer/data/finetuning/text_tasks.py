@@ -137,7 +137,7 @@ def own_task(
         if metric in CLASSIFICATION_METRICS + REGRESSION_METRICS:
             kind = "a regression (data.labels is not given)" if labels is None else "a classification"
             raise UserError(f"data.metrics has {metric!r}, which is not for {kind}", ", ".join(allowed))
-        near = meant(metric, CLASSIFICATION_METRICS + REGRESSION_METRICS)
+        near = meant(metric, CLASSIFICATION_METRICS + REGRESSION_METRICS) or ", or one of your own (docs/finetuning.md)"
         raise UserError(f"data.metrics has {metric!r}", f"{', '.join(allowed)}{near}")
     return TextTask(
         "your own",

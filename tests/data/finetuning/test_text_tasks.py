@@ -63,6 +63,7 @@ def test_a_task_of_ones_own():
             r"^data.metrics has 'pearson', which is not for a classification; allowed: ",
         ),
         ({"labels": ["a", "b"], "metrics": ["acuracy"]}, r"data.metrics has 'acuracy'; .*; did you mean 'accuracy'\?$"),
+        ({"metrics": ["mae"]}, r"has 'mae'; allowed: pearson, spearman, or one of your own \(docs/finetuning.md\)$"),
     ],
 )
 def test_what_does_not_fit_is_refused(arguments, message):
