@@ -1,6 +1,7 @@
 """docs/extending.md: a projection, an attention and data in a user's own files, with every command."""
 
 import json
+import math
 import re
 import shutil
 import sys
@@ -287,6 +288,24 @@ def test_a_callbacks_file_goes_on_after_a_resume_and_not_in_validate(tiny, tmp_p
         (row,) = read_rows(Path("runs/norms/validate_norms.csv"))
         assert row["step"] == step and (row["norm"] == rows[2]["norm"]) == (step == 14)
     assert read_rows(Path("runs/norms/norms.csv")) == rows
+
+
+@pytest.mark.slow
+def test_other_layers_train_resume_and_validate(tiny, tmp_path, monkeypatch):
+    """The page's feed-forward and norms: a resumed run is the one that was never interrupted, in validate too."""
+    monkeypatch.chdir(tmp_path)
+    Path("my_layers.py").write_text(block("my_layers.py"))
+    fit = ["fit", *tiny, "--model", "my_layers.Changed", "--model.schedule", "constant", "--data.max_length", "32"]
+    output([*fit, "--name", "whole", "--trainer.max_steps", "10"], tmp_path)
+    output([*fit, "--name", "halves", "--trainer.max_steps", "8"], tmp_path)
+    output([*fit, "--name", "halves", "--trainer.max_steps", "10", "--ckpt_path", "last"], tmp_path)
+    metrics = []
+    for name in ("whole", "halves"):
+        output(["validate", "--config", f"runs/{name}/config.yaml", "--ckpt_path", "last"], tmp_path)
+        metrics.append(json.loads(Path(f"runs/{name}/validate.json").read_text())["metrics"])
+    assert metrics[0] == metrics[1] and math.isfinite(metrics[0]["val/perplexity"])
+    weights = torch.load("runs/halves/checkpoints/last.ckpt", weights_only=True)["state_dict"]
+    assert weights["net.encoder.layers.1.feed_forward_norm.alpha"] != 0.5  # it has been trained
 
 
 SENSORS = """

@@ -277,10 +277,11 @@ class EncoderLayer(nn.Module):
         x = x + self.dropout(attended)
         x = x if self.pre_norm else self.attention_norm(x)
         h = self.feed_forward_norm(x) if self.pre_norm else x
-        x = x + self.dropout(self._feed_forward(h))
+        x = x + self.dropout(self.feed_forward(h))
         return x if self.pre_norm else self.feed_forward_norm(x), weights, handed_on[0] if handed_on else {}
 
-    def _feed_forward(self, h: Tensor) -> Tensor:
+    def feed_forward(self, h: Tensor) -> Tensor:
+        """(B, N, D) → (B, N, D), between the norm and dropout; a subclass may have another."""
         if not (self.config.activation_checkpointing and self.training) or h.shape[1] <= PIECE:
             return self.down(self._inner(h))
         # While a layer is recomputed, its inner activations take most of the memory, so a long row is computed in pieces.

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from lit_linformer.model import Encoder, MaskedLanguageModel
-from lit_linformer.model.encoder import EncoderLayer
 from lit_linformer.utils import compat
 from lit_linformer.utils.errors import SettingError, first_line
 
@@ -26,9 +25,9 @@ def compile_training(net: nn.Module, dynamic: bool | None = False) -> None:
     if not isinstance(getattr(net, "encoder", None), Encoder):
         raise SettingError("model.compile", True, "false", more=f", but {type(net).__name__} has no encoder to compile")
     compat.many_recompilations()  # for models whose layers differ in k
-    forward = torch.compile(EncoderLayer.forward, dynamic=dynamic)
+    forwards = {kind: torch.compile(kind.forward, dynamic=dynamic) for kind in dict.fromkeys(map(type, net.encoder.layers))}
     for layer in net.encoder.layers:
-        layer.forward = partial(_run, forward, EncoderLayer.forward, layer)
+        layer.forward = partial(_run, forwards[type(layer)], type(layer).forward, layer)
     if isinstance(net, MaskedLanguageModel):
         loss = torch.compile(MaskedLanguageModel.loss_of, dynamic=dynamic)
         net.loss_of = partial(_run, loss, MaskedLanguageModel.loss_of, net)

@@ -12,7 +12,7 @@ from lightning.pytorch import Callback
 from torch._dynamo.utils import counters
 
 from lit_linformer.data import LongRangeData, RecallData
-from lit_linformer.model import EncoderConfig
+from lit_linformer.model import EncoderConfig, EncoderLayer
 from lit_linformer.tasks import MLM, Recall, SequenceClassification
 from lit_linformer.tasks.compiling import compile_training
 from tests.data.recorder import trainer
@@ -206,3 +206,18 @@ def test_without_a_compiler_it_says_so(tiny, tmp_path, monkeypatch):
         shown = output(["fit", *tiny, "--model.compile", "true"], tmp_path, status=2).splitlines()[-1]
     assert shown.startswith("error: model.compile is true, but torch.compile fails here: ")
     assert "no-such-compiler" in shown and "allowed: false, or install" in shown
+
+
+class Positive(EncoderLayer):
+    """A layer of a user's own."""
+
+    def forward(self, x, attention_mask, need_weights, given):
+        return super().forward(x.relu(), attention_mask, need_weights, given)
+
+
+def test_a_layer_of_ones_own_is_compiled_as_it_is(traced):
+    model, batch = MLM(encoder(), warmup_steps=0), mlm_batch()
+    model.net.encoder.layers[0].__class__ = Positive
+    plain = model.training_loss(batch)
+    compile_training(model.net)
+    torch.testing.assert_close(model.training_loss(batch), plain)
