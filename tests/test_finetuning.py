@@ -34,29 +34,6 @@ def test_learns_a_task_and_leaves_what_scripts_and_people_read(learnt):
     assert sum(counts) == 37 and (counts[0] + counts[3]) / 37 == pytest.approx(result["metrics"]["val/accuracy"])
 
 
-OWN_METRIC = """
-from lit_linformer.tasks import SequenceClassification
-
-
-class WithWrong(SequenceClassification):
-    def further_scores(self, predictions, targets):
-        return {"wrong": (predictions != targets).sum().item()}
-"""
-
-
-def test_a_metric_of_ones_own_is_logged_written_and_monitored(task, tmp_path):
-    (tmp_path / "my_metric.py").write_text(OWN_METRIC)
-    best = ["--best.monitor", "val/wrong", "--best.mode", "min", "--trainer.max_epochs", "1"]
-    output(["fit", *task, "--model", "my_metric.WithWrong", *best], tmp_path)
-    (row,) = scores(tmp_path / "runs/task/scores.csv")
-    assert float(row["val/wrong"]) == pytest.approx(37 * (1 - float(row["val/accuracy"])))
-    output(["validate", "--config", "runs/task/config.yaml"], tmp_path)
-    found = json.loads((tmp_path / "runs/task/validate.json").read_text())["metrics"]
-    assert found["val/wrong"] == float(row["val/wrong"])
-    (checkpoint,) = (tmp_path / "runs/task/checkpoints").glob("best-*.ckpt")
-    assert checkpoint.stem.endswith(f"-{found['val/wrong']:.4f}")
-
-
 WINDOWS = "--model.layer_lr_decay 0.7 --data.max_length 10 --data.max_windows 3 --data.window_overlap 2".split()
 
 

@@ -134,7 +134,7 @@ from lit_linformer.tasks import MLM
 
 
 class Squared(EncoderLayer):
-    def _feed_forward(self, h):
+    def feed_forward(self, h):
         return self.down(functional.relu(self.up(h)).square())
 
 
@@ -196,7 +196,8 @@ def test_exports(name, form, here, tmp_path):
     assert shown.startswith(f"{name}: {SAID[name]}, n = 32")  # and it was held against the checkpoint
     card = (tmp_path / "out/README.md").read_text()
     assert ("It needs my_ideas." in card) is (form in ("safetensors", "huggingface"))
-    assert ("An encoder with the attention my_ideas.Window" in card) is (name == "window") is ("projection_dim" not in card)
+    own = f"An encoder with the attention my_ideas.{name.capitalize()}" in card
+    assert own is (name in ("window", "uncounted")) is ("projection_dim" not in card)
 
 
 @pytest.mark.slow
@@ -418,3 +419,5 @@ def test_a_metric_of_ones_own_decides_which_checkpoint_is_best(tmp_path, monkeyp
     rows = [json.loads(line) for line in Path("runs/sensors/predictions.jsonl").read_text().splitlines()]
     errors = [abs(row["value"] - row["label"]) for row in rows if row["split"] == "validation"]
     assert len(errors) == 12 and sum(errors) / 12 == pytest.approx(best["val/mae"], rel=1e-6)
+    output(["test", "--config", "runs/sensors/config.yaml"], tmp_path)  # on the same rows
+    assert json.loads(Path("runs/sensors/test.json").read_text())["metrics"]["test/mae"] == best["val/mae"]
