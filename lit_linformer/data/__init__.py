@@ -10,11 +10,20 @@ __all__ = ["PretrainingData", "FineTuningData", "RecallData", "LongRangeData"]  
 
 
 def __getattr__(name: str):
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from lit_linformer.data.finetuning.datamodule import FineTuningData
-    from lit_linformer.data.longrange.datamodule import LongRangeData
-    from lit_linformer.data.pretraining.datamodule import PretrainingData
-    from lit_linformer.data.recall import RecallData
+    if name == "FineTuningData":
+        from lit_linformer.data.finetuning.datamodule import FineTuningData
 
-    return {one.__name__: one for one in (FineTuningData, LongRangeData, PretrainingData, RecallData)}[name]
+        return FineTuningData
+    if name == "LongRangeData":
+        from lit_linformer.data.longrange.datamodule import LongRangeData
+
+        return LongRangeData
+    if name == "PretrainingData":
+        from lit_linformer.data.pretraining.datamodule import PretrainingData
+
+        return PretrainingData
+    if name == "RecallData":
+        from lit_linformer.data.recall import RecallData
+
+        return RecallData
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
