@@ -76,6 +76,11 @@ def _fresh(config: EncoderConfig, name: str) -> nn.Module:
     return Encoder(replace(config, num_layers=1, vocab_size=1)).get_submodule(name)
 
 
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    """A module's own weights and buffers, also those with persistent=False, which its state_dict() lacks."""
+    return {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
+
+
 def _name(setting: str) -> str:
     return "max_position_embeddings" if setting == "max_length" else setting
 
@@ -96,12 +101,11 @@ class LinformerPreTrainedModel(PreTrainedModel):
             if module.bias is not None:
                 init.zeros_(module.bias)
         elif not isinstance(module, nn.Linear | nn.Embedding | nn.LayerNorm):
-            own = {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
+            own = _tensors(module)
             encoder = self.base_model.encoder
             name = next((name for name, part in encoder.named_modules() if part is module), "") if own else ""
             if name:  # E, a local convolution, a class of the user's own
-                part = _fresh(self.config.encoder(), name)  # its state_dict() has no buffers with persistent=False
-                fresh = {**dict(part.named_parameters(recurse=False)), **dict(part.named_buffers(recurse=False))}
+                fresh = _tensors(_fresh(self.config.encoder(), name))
                 for key in own.keys() & fresh.keys():
                     init.copy_(own[key], fresh[key].to(own[key].device))
 
