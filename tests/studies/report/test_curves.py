@@ -246,6 +246,22 @@ def test_a_curve_goes_on_where_its_pretraining_ended(tmp_path, monkeypatch):
     assert Run(a.folder, "a").points() == b.points()
 
 
+@pytest.mark.parametrize("data", ["PretrainingData", "RecallData"])
+def test_the_papers_words_on_perplexity_are_beside_texts_only(data, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    axes = "axes: {model: {a: '', b: ''}, n: {8: ''}}\ntable: {rows: model, columns: n, value: val/perplexity}\n"
+    Path("grid.yaml").write_text(f"name: some\n{axes}")
+    grid = read_grid(Path("grid.yaml"))
+    run = write_run(grid.cells[0].run_dir, [(10, 1000, 60.0)])  # the other has not started
+    (run.folder / "config.yaml").write_text((run.folder / "config.yaml").read_text().replace("PretrainingData", data))
+    (run.folder / "result.json").write_text('{"step": 10, "metrics": {"val/perplexity": 60.0}}')
+    write_table(grid, "python run.py grid --config grid.yaml")
+    main(["--source", "runs/some"])
+    page = Path("runs/report/report.md").read_text()
+    assert ("prints no perplexities" in page) == ("## Figure 3: perplexity" in page) == (data == "PretrainingData")
+    assert ("## Perplexity while training, some" in page) == (data == "RecallData")
+
+
 def test_a_conversion_is_compared_with_its_teacher(tmp_path):
     points = [(0, 0, 100.0), (4, 400_000, 60.0), (9, 900_000, 40.0), (20, 2_000_000, 25.0)]
     runs = [write_run(tmp_path / name, points) for name in ("distilled", "alone")]
