@@ -230,6 +230,8 @@ def _change_attention(model: "TrainedModel", given: dict[str, Any], blocks: Any)
     settings = {"sharing": "none", "projection": "linear", "projection_dim": max(1, model.encoder.max_length // 4)}
     settings = {key: given.get(key, value) for key, value in settings.items() if key in kind.settings}
     settings["attention_options"] = given.get("attention_options")
+    if settings.get("projection") not in (None, model.encoder.projection):
+        settings["projection_options"] = None  # a Transformer may have some, unread, of another projection
     start, rows = given.get("projection_init", START), None
     if start in surgery.FILLS:
         import torch

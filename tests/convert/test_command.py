@@ -135,6 +135,16 @@ def test_options_of_the_attention(roberta, tmp_path):
     assert {layer.attention.window for layer in model.net.encoder.layers} == {4}
 
 
+def test_options_of_a_projection_that_a_transformer_never_had(tiny, tmp_path):
+    """Its config may be a Linformer's, with the attention replaced."""
+    words = ["--model.encoder.attention", "full", "--model.encoder.projection", "gated", "--trainer.max_steps", "1"]
+    output(["fit", *tiny, "--name", "full", *words, "--model.encoder.projection_options", "{overlap: 2}"], tmp_path)
+    for projection, options in (("linear", None), ("mean", None), ("gated", {"overlap": 2})):
+        words = ["--attention", "lookup", "--projection_dim", "4", "--projection", projection]
+        convert("runs/full", tmp_path, *words, "--overwrite", "true")
+        assert open_checkpoint(tmp_path / "runs/new").encoder.projection_options == options
+
+
 def test_what_stands_there_is_kept(roberta, pretrained, finetuned, tmp_path):
     convert(roberta, tmp_path)
     argv = ["convert", "--from", str(roberta), "--name", "new"]
