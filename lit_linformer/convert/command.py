@@ -51,7 +51,9 @@ SETTINGS = {
     ),
     "max_length": Setting(whole("N", 1), "n, longer than the model's (default: unchanged)"),
     "positions": Setting(EXTENSION, "how position embeddings are extended (default: repeat)"),
-    "projections": Setting(EXTENSION, "how E and F are extended; repeat: k grows with n (default: repeat)"),
+    "projections": Setting(
+        EXTENSION, "how E and F are extended; repeat: k grows with n (default: interpolate with lookup or window, else repeat)"
+    ),
     "source": Setting(
         word("TEXT|validation"), "measure perplexity on this text (as for data.source), or on the run's own; svd needs one"
     ),
@@ -199,13 +201,11 @@ def convert(model: "TrainedModel", given: dict[str, Any], folder: Path, device: 
         measure(f"as a {_said(model.encoder, given)}", old)
     elif "attention" in given and any(key in given for key in (*WITH_LINFORMER, "attention_options")):
         raise SettingError("attention", given["attention"], "a Transformer", more=f", and {given['from']} is one already")
-    if "projections" in given and not surgery.has_projections(model.net):
-        raise SettingError("projections", given["projections"], "for a Linformer", more=f", but {given['from']} has none")
     if "positions" in given and model.encoder.position == "rotary":
         allowed = "for learned positions, since rotary ones need no extension"
         raise SettingError("positions", given["positions"], allowed, more=f", but {given['from']} has rotary positions")
     if "max_length" in given:
-        how = [given.get(key, "repeat") for key in ("positions", "projections")]
+        how = given.get("positions", "repeat"), given.get("projections", model.encoder.attention_kind.grows)
         model.net = surgery.to_longer(model.net, new, *how)
         row, model.max_length = model.max_length, new  # rows may have been shorter than n
         if isinstance(before := model.data.get("batch_size"), int):  # keeps the tokens a step; a user's own data may have null

@@ -41,6 +41,7 @@ class Attention(nn.Module):
     slots = False  # whether projections compress keys and values to projection_dim slots
     rotary = False  # whether forward rotates queries and keys, that is, gets them from ``queries``, ``keys`` or ``heads``
     settings: tuple[str, ...] = ()  # settings of EncoderConfig that this mechanism reads and some others do not
+    grows = "repeat"  # what becomes of its slots if `convert` extends n and is not told: as in ``Projection.lengthen``
     handed_on: tuple[str, ...] = ()  # arguments of forward and compress that come from the previous layer's third result
 
     def __init__(

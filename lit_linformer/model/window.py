@@ -35,6 +35,7 @@ class WindowAttention(SlotsAndTokens):
     """
 
     title = "Linformer with window"
+    grows = "interpolate"  # more slots would take weight from the tokens in the same softmax
 
     def __init__(self, *shape: Any, window: Window = 32, dual_norm: bool = False, **more: Any):
         super().__init__(*shape, **more)

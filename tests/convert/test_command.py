@@ -116,7 +116,6 @@ WORDS = {
     "--positions repeat": r"positions is 'repeat' without max_length; allowed: with --max_length",
     "--source validation": r"source is 'validation', but .* names no text of its own; allowed: a text",
     "--source nowhere.txt": r"nowhere.txt",
-    "--max_length 64 --projections repeat": r"projections is 'repeat', but .* has none; allowed: for a Linformer",
     "--maximum 3": r"unknown setting '--maximum' of convert; allowed: --from",
 }
 
@@ -171,6 +170,17 @@ def test_training_goes_on_at_a_longer_n(tiny, tmp_path):
     longer = ["--config", "runs/longer/config.yaml", "--name", "long", "--data.batch_size", "2", "--trainer.max_steps", "2"]
     shown = output(["fit", *longer, "--model.warmup_steps", "1"], tmp_path)
     assert "n = 64" in shown and "rows of 64" in shown and "step 2  validation perplexity" in shown
+
+
+def test_slots_stay_as_many_where_tokens_share_their_softmax(tiny, tmp_path):
+    """With lookup and window more slots would take weight from the tokens; slots alone are repeated (docs/LOG.md)."""
+    for attention, default in (("lookup", 8), ("window", 8), ("linformer", 16), ("full", 8)):
+        words = ["--model.encoder.attention", attention, "--name", attention, "--trainer.max_steps", "1"]
+        output(["fit", *tiny, *words], tmp_path)
+        for how, k in ((None, default), ("interpolate", 8), ("repeat", 8 if attention == "full" else 16)):
+            asked = [] if how is None else ["--projections", how]
+            convert(f"runs/{attention}", tmp_path, "--max_length", "64", *asked, "--overwrite", "true")
+            assert open_checkpoint(tmp_path / "runs/new").encoder.projection_dim == k, (attention, how)
 
 
 def test_settings_of_other_data_are_left_behind(pretrained, tmp_path):
