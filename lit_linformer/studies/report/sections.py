@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from lit_linformer.runs.record import RunRecord, of_class, of_split
+from lit_linformer.runs.record import RunRecord, of_split
 from lit_linformer.studies.grid import table
 from lit_linformer.studies.paper import FIGURE1, FIGURE3, TABLE2, TASKS
 from lit_linformer.studies.report.figures import draw_curves
@@ -87,7 +87,7 @@ def benchmark(page: Page, source: Source) -> None:
 def pretraining_grid(page: Page, source: Source) -> None:
     """Figure 3, one panel per column of the grid; without the paper's words if other things than texts were learnt."""
     grid = source.grid
-    of_texts = all(of_class(run.setting("data.class_path"), "PretrainingData") for run in source.runs if run.config)
+    of_texts = all(run.of_texts for run in source.runs if run.config)
     title, said = ("Figure 3: perplexity while pretraining", [FIGURE3]) if of_texts else ("Perplexity while training", [])
     page.add(f"## {title}, {plain(grid.name)}", *said)
     groups: dict[tuple[str, str], Group] = {}

@@ -72,7 +72,12 @@ class Run(RunRecord):
             return "perplexity" in self.curve[0]
         if self.result.get("best_metrics"):
             return False  # validated without PerplexityCurve: shown by its scores
-        return of_class(self.setting("data.class_path"), "PretrainingData") and self.monitor.endswith("perplexity")
+        return self.of_texts and self.monitor.endswith("perplexity")
+
+    @property
+    def of_texts(self) -> bool:
+        """Whether its data are texts to pretrain on, and not generated rows, a task's, or data of the user's own."""
+        return of_class(self.setting("data.class_path"), "PretrainingData")
 
     @property
     def transformer(self) -> bool:
@@ -112,7 +117,7 @@ class Run(RunRecord):
         file = self.folder / TOKENIZER
         tokenizer = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
         kind, settings = str(self.setting("data.class_path")), self.setting("data.init_args", {}) or {}
-        if not of_class(kind, "PretrainingData"):  # any setting of which may affect the validation rows
+        if not self.of_texts:  # any setting of which may affect the validation rows
             names = sorted(settings.keys() - OF_TRAINING)
         elif settings.get("validation_source"):
             names = ["validation_source", "column", "document_start", "max_length"]
