@@ -11,36 +11,38 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lit_linformer.data.parquet_pages import check_pages
 from lit_linformer.utils.errors import SettingError, UserError, first_line
 
 JSON, PARQUET, COMPRESSED = {".jsonl", ".ndjson", ".json"}, {".parquet"}, {".gz", ".xz", ".zst"}
-LONGEST_LINE = 16_000_000  # most bytes that are read at once, so that memory stays flat for any file
+LONGEST_LINE = 16_000_000  # most bytes of a line that are read at once, so that memory stays flat
+LONGEST_JSON = 100_000_000  # bytes; a line of JSON is parsed whole
 MOST_XZ_MEMORY = 150_000_000  # bytes
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-def raw_parts(path: Path, setting: str) -> Iterator[tuple[int, bytes, int, bool, bool]]:
+def raw_parts(path: Path, setting: str, longest: int | None = None) -> Iterator[tuple[int, bytes, int, bool, bool]]:
     """(line number from 1, line, bytes of the file read so far, whether it is a whole line, whether it ends the line).
 
-    The file is decompressed as its name says. A line of more than LONGEST_LINE bytes comes in parts, all with its number, none
-    of them whole.
+    The file is decompressed as its name says. A line of more than `longest` bytes (None: LONGEST_LINE) comes in parts, all with
+    its number, none of them whole.
     """
+    longest = longest or LONGEST_LINE
     with readable(path, setting), open(path, "rb") as raw, decompressed(raw, path) as stream:
         number, begins, mark = 1, True, BYTE_ORDER_MARK
-        while line := stream.readline(LONGEST_LINE):
-            ends = len(line) < LONGEST_LINE or line.endswith(b"\n")
+        while line := stream.readline(longest):
+            ends = len(line) < longest or line.endswith(b"\n")
             yield number, line.removeprefix(mark), raw.tell(), begins and ends, ends
             number, begins, mark = number + ends, ends, b""
         if not begins:  # the file ends just where a part was full
             yield number, b"", raw.tell(), False, True
 
 
-def raw_lines(path: Path, setting: str) -> Iterator[tuple[int, bytes, int]]:
-    """(number, line, bytes of the file read so far); a line of more than LONGEST_LINE bytes is an error."""
-    for number, line, position, whole, _ in raw_parts(path, setting):
+def raw_lines(path: Path, setting: str, longest: int | None = None) -> Iterator[tuple[int, bytes, int]]:
+    """(number, line, bytes of the file read so far); a line of more than `longest` bytes (None: LONGEST_LINE) is an error."""
+    for number, line, position, whole, _ in raw_parts(path, setting, longest):
         if not whole:
-            raise UserError(f"{setting}: {path}, line {number} is longer than {LONGEST_LINE:,} bytes", "lines up to that")
+            told = f"{longest or LONGEST_LINE:,}"
+            raise UserError(f"{setting}: {path}, line {number} is longer than {told} bytes", "lines up to that")
         yield number, line, position
 
 
@@ -105,37 +107,26 @@ def parquet_file(path: Path, setting: str):
 
 
 def parquet_batches(file, path: Path, columns: list[str], setting: str) -> Iterator:
-    """Arrow's record batches of these columns: a few megabytes each, as far as the file allows.
-
-    Arrow reads whole pages, and a cell is in one page, so a file with too large a page is refused (parquet_pages.py).
-    """
+    """Arrow's record batches of these columns: a few megabytes each, or one of the file's pages if that is larger."""
     with readable(path, setting):
         for number in range(file.metadata.num_row_groups):
             group = file.metadata.row_group(number)
             parts = [group.column(i) for i in range(group.num_columns)]
-            check_pages(path, group, columns, setting)
             size = sum(part.total_uncompressed_size for part in parts if part.path_in_schema in columns)
             rows = min(100, max(1, 4_000_000 * group.num_rows // max(size, 1)))
             yield from file.iter_batches(batch_size=rows, row_groups=[number], columns=columns)
 
 
 def cells(column, first: int, where, setting: str) -> Iterator:
-    """Python values of an Arrow column, one by one; for a text of more than LONGEST_LINE bytes an iterator of parts.
+    """Python values of an Arrow column, one by one.
 
     first, where, setting: for error messages, the number of the first row, the file and the source.
     """
     for number, cell in enumerate(column, first):
         try:
-            large = hasattr(cell, "as_buffer") and cell.is_valid and cell.as_buffer().size > LONGEST_LINE
-            yield _decoded(cell.as_buffer()) if large else cell.as_py()
+            yield cell.as_py()
         except UnicodeDecodeError as error:
             raise UserError(f"{setting}: {where}, row {number} is not UTF-8: {error}") from error
-
-
-def _decoded(buffer) -> Iterator[str]:
-    view, decoder = memoryview(buffer), codecs.getincrementaldecoder("utf-8")()
-    for start in range(0, len(view), 1_000_000):
-        yield decoder.decode(view[start : start + 1_000_000], start + 1_000_000 >= len(view))
 
 
 def load_hub(name: str, config: str | None, split: str | None, source: str, setting: str):

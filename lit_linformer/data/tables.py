@@ -17,6 +17,7 @@ from typing import NamedTuple
 from lit_linformer.data.reading import (
     COMPRESSED,
     JSON,
+    LONGEST_JSON,
     LONGEST_LINE,
     PARQUET,
     cells,
@@ -42,6 +43,12 @@ class Row(NamedTuple):
     fraction: float  # share of the file read so far
     where: tuple
     values: Sequence
+
+
+def row_name(where: tuple) -> str:
+    """What error messages call a row, given `Row.where`."""
+    place, unit, number = where
+    return f"{place}, {unit} {number}"
 
 
 # A function of what error messages call the table and of its columns' names → the names to read, None for an optional one
@@ -96,10 +103,10 @@ def column_names(path: Path, setting: str) -> list[str]:
 
 def _json(path: Path, choose: Chooser, setting: str) -> Iterator[Row]:
     size = path.stat().st_size
-    for number, line, position in raw_lines(path, setting):
+    for number, line, position in raw_lines(path, setting, LONGEST_JSON):
         if line.isspace():
             continue
-        row = json_object(line, f"{path}:{number}", setting)
+        row = json_object(line, f"{path}, line {number}", setting)
         chosen = choose(f"{path}, line {number}", row)
         values = [None if name is None else row[name] for name in chosen]
         yield Row(position / size, (path, "line", number), values)

@@ -3,7 +3,6 @@
 import json
 import lzma
 import os
-import random
 import subprocess
 import sys
 
@@ -11,10 +10,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from lit_linformer.data import long_json
 from lit_linformer.data.finetuning.labelled_rows import LabelledSource
 from lit_linformer.data.finetuning.text_tasks import own_task
-from lit_linformer.data.long_json import text_of_line
 from lit_linformer.data.pretraining.corpus import Corpus
 
 
@@ -23,7 +20,6 @@ def short(monkeypatch):
     """Counts lines of more than 100 bytes as long."""
     for module in ("reading", "finetuning.labelled_rows"):
         monkeypatch.setattr(f"lit_linformer.data.{module}.LONGEST_LINE", 100)
-    monkeypatch.setattr("lit_linformer.data.pretraining.corpus.PARSED_AT_ONCE", 50)
 
 
 LONG = {
@@ -62,101 +58,52 @@ def test_what_is_not_utf8_in_a_long_line_is_named_by_its_place(short, tmp_path):
         list(Corpus(str(tmp_path)))
 
 
-@pytest.mark.parametrize("suffix", [".tsv", ".jsonl"])
-def test_a_labelled_row_that_is_too_long_is_refused(short, tmp_path, suffix):
-    row = json.dumps({"text": "x" * 200, "label": "a"}) if suffix == ".jsonl" else f"text\tlabel\n{'x' * 200}\ta"
-    (tmp_path / f"train{suffix}").write_text(row)
+def test_a_labelled_row_that_is_too_long_is_refused(short, tmp_path):
+    (tmp_path / "train.tsv").write_text(f"text\tlabel\n{'x' * 200}\ta")
     with pytest.raises(ValueError, match=r"train\S+, line \d is longer than 100 bytes; allowed: lines up to that"):
         list(LabelledSource(str(tmp_path), own_task(["text"], labels=["a", "b"])).rows("train"))
 
 
-@pytest.mark.parametrize("kind", ["folders", "parquet"])
+@pytest.mark.parametrize("kind", ["folders", "json", "parquet"])
 def test_a_labelled_text_that_is_too_long_is_refused(short, tmp_path, kind):
     if kind == "folders":
         for label in ("a", "b"):
             (tmp_path / "train" / label).mkdir(parents=True)
             (tmp_path / "train" / label / "1.txt").write_text("one\n" * 50)
+    elif kind == "json":
+        (tmp_path / "train.jsonl").write_text(json.dumps({"text": "x" * 200, "label": "a"}))
     else:
         pyarrow.parquet.write_table(pyarrow.table({"text": ["x" * 200], "label": ["a"]}), tmp_path / "train.parquet")
-    with pytest.raises(ValueError, match=r", row 1 has a text of more than 100 bytes; allowed: up to that"):
+    with pytest.raises(ValueError, match=r", (row|line) 1 has a text of more than 100 (bytes|characters); allowed: up to that"):
         list(LabelledSource(str(tmp_path), own_task(["text"], labels=["a", "b"])).rows("train"))
 
 
-def test_long_rows_are_whole_documents_up_to_the_longest(short, tmp_path, monkeypatch):
-    texts = ["x\n" * 400, "kurz", "\N{GRINNING FACE} é\n" * 60, ""]
-    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"id": [{}], "text": text}) for text in texts))
-    table = pyarrow.table({"text": [*texts[:3], None]})
-    pyarrow.parquet.write_table(table, tmp_path / "b.parquet")
-    assert list(Corpus(str(tmp_path))) == texts[:3] * 2
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_long_rows_are_cut_into_documents(tmp_path, monkeypatch, suffix):
     monkeypatch.setattr("lit_linformer.data.pretraining.corpus.LONGEST_DOCUMENT", 300)
-    monkeypatch.setattr("lit_linformer.data.long_json.SLICE", 90)
-    parts = list(Corpus(str(tmp_path / "a.jsonl")))
-    assert "".join(parts) == "".join(texts) and len(parts) > 4
-    assert all(300 <= len(part) < 390 for part in parts[:2])  # not each slice behind the first cut on its own
+    texts = ["x\n" * 400, "kurz", "\N{GRINNING FACE} é\n" * 60, "", None]
+    if suffix == ".jsonl":
+        (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"id": [{}], "text": text}) for text in texts))
+    else:
+        pyarrow.parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "a.parquet")
+    parts = list(Corpus(str(tmp_path)))
+    assert [len(part) for part in parts] == [300, 300, 200, 4, 240]
+    assert "".join(parts) == "".join(filter(None, texts))
 
 
-# JSON too long to be parsed at once
-
-
-def random_row(draw: random.Random) -> dict:
-    characters = ["a", "é", "\n", '"', "\\", "\N{GRINNING FACE}", " ", "\t", *"{}[]:,", "中", "\x7f"]
-
-    def string() -> str:
-        return "".join(draw.choices(characters, k=draw.randrange(40)))
-
-    def value(depth: int = 0):
-        kind = draw.random()
-        if kind < 0.4 or depth > 3:
-            return string()
-        if kind < 0.6:
-            return draw.choice([1, -2.5e7, None, True])
-        return [value(depth + 1) for _ in range(3)] if kind < 0.8 else {string(): value(depth + 1) for _ in range(3)}
-
-    row = {string(): value() for _ in range(draw.randrange(4))} | {"text": draw.choice([string(), string(), None])}
-    pairs = list(row.items())
-    draw.shuffle(pairs)
-    return dict(pairs)
-
-
-def test_long_json_gives_what_parsing_gives(monkeypatch):
-    draw = random.Random(0)
-    for _ in range(2000):
-        monkeypatch.setattr(long_json, "SLICE", draw.randrange(1, 30))
-        row = random_row(draw)
-        line = json.dumps(row, ensure_ascii=draw.random() < 0.5, indent=draw.choice([None, 1])).encode()
-        cut = draw.randrange(len(line))
-        assert "".join(text_of_line([line[:cut], line[cut:]], "text")) == (row["text"] or ""), line
-
-
-PAD = b" " * 60
-
-
-@pytest.mark.parametrize(
-    "line, message",
-    [
-        (b'{"body": "x", "id": 1}', r"data.column is 'text', which .*a.jsonl:2 does not have; allowed: 'body', 'id'$"),
-        (b'{"text": 5}', r"data.column is 'text', which holds a number or a truth value in .*a.jsonl:2; allowed"),
-        (b'{"text": ["x"]}', r"data.column is 'text', which holds list in .*a.jsonl:2"),
-        (b'{"text": {"x": 1}}', r"data.column is 'text', which holds dict in .*a.jsonl:2"),
-        (b'{"text": "x', r"a.jsonl:2 is not a line of JSON: it ends within a string; allowed: an object on each line$"),
-        (b'{"text": "x"', r"a.jsonl:2 is not a line of JSON: its brackets do not match; allowed"),
-        (b'{"text": "\\ud83d"}', r"a.jsonl:2 is not a line of JSON: .*surrogates not allowed"),
-        (b'{"text": "\xff"}', r"a.jsonl:2 is not a line of JSON: 'utf-8' codec can't decode"),
-        (b'["text"]', r"a.jsonl:2 is no JSON object; allowed: one on each line$"),
-    ],
-)
-def test_bad_long_json_is_named_by_file_and_line(short, tmp_path, line, message):
-    (tmp_path / "a.jsonl").write_bytes(b'{"text": "fine"}\n' + PAD + line)
-    with pytest.raises(ValueError, match=message):
+def test_a_line_of_json_that_is_too_long_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("lit_linformer.data.tables.LONGEST_JSON", 100)
+    (tmp_path / "a.jsonl").write_text('{"text": "fine"}\n' + json.dumps({"text": "x" * 100}))
+    with pytest.raises(ValueError, match=r"a.jsonl, line 2 is longer than 100 bytes; allowed: lines up to that"):
         list(Corpus(str(tmp_path)))
 
 
 @pytest.mark.parametrize(
     "line, message",
     [
-        (b'{"x": ' + b"[" * 100_000 + b"]" * 100_000 + b', "text": "x"}', r"a.jsonl:1 is nested too deep; allowed: JSON"),
-        (b'{"text": "\\ud83d"}', r"a.jsonl:1 is not a line of JSON: .*surrogates not allowed"),
-        (b'{"text": "\xed\xa0\x80"}', r"a.jsonl:1 is not a line of JSON: 'utf-8' codec can't decode"),
+        (b'{"x": ' + b"[" * 100_000 + b"]" * 100_000 + b', "text": "x"}', r"a.jsonl, line 1 is nested too deep; allowed: JSON"),
+        (b'{"text": "\\ud83d"}', r"a.jsonl, line 1 is not a line of JSON: .*surrogates not allowed"),
+        (b'{"text": "\xed\xa0\x80"}', r"a.jsonl, line 1 is not a line of JSON: 'utf-8' codec can't decode"),
     ],
 )
 def test_json_that_python_stumbles_over_is_named_by_file_and_line(tmp_path, line, message):

@@ -20,7 +20,7 @@ from lit_linformer.data.cache import fingerprint, make_once, read_whole
 from lit_linformer.data.finetuning.split_files import SplitFiles, find_files
 from lit_linformer.data.finetuning.text_tasks import TextTask, as_typed, label_of
 from lit_linformer.data.reading import LONGEST_LINE, hub_stamp, load_hub, stamps, text_lines
-from lit_linformer.data.tables import TABLE_FILES, TABLES, hub_rows, is_number, kind_of, table_rows
+from lit_linformer.data.tables import TABLE_FILES, TABLES, hub_rows, is_number, kind_of, row_name, table_rows
 from lit_linformer.utils.errors import SettingError, UserError
 
 ALIASES = {"train": ("train",), "validation": ("validation", "dev", "valid", "val"), "test": ("test",)}
@@ -177,10 +177,10 @@ class LabelledSource:
                     there = value not in (None, "")  # -1
                     found = f"the label {value}, which stands for none" if there else "no label"
                     named = f", or {str(value)!r} among data.labels" if there and self.task.labels and not self.task.hub else ""
-                    raise UserError(f"{self.setting}: {_at(where)} has {found}", f"one in every {split} row{named}")
+                    raise UserError(f"{self.setting}: {row_name(where)} has {found}", f"one in every {split} row{named}")
             elif len(labels) == 2:
                 other = "no label, though others have one" if label is None else "a label, though others have none"
-                raise UserError(f"{self.setting}: {_at(where)} has {other}", "one in all rows of a split, or in none")
+                raise UserError(f"{self.setting}: {row_name(where)} has {other}", "one in all rows of a split, or in none")
             yield LabelledRow(texts, label)
         if not labels:
             raise self.empty(split)
@@ -188,11 +188,11 @@ class LabelledSource:
     def label(self, where: tuple, value: object) -> int | float | None:
         """The class number or value of a label that the file gives as `value`."""
         if isinstance(value, list | dict):  # in JSON lines, for example several classes
-            raise UserError(f"{self.setting}: {_at(where)}: label is {value}", "a text or a number: a row has one label")
+            raise UserError(f"{self.setting}: {row_name(where)}: label is {value}", "a text or a number: a row has one label")
         try:
             return label_of(value, self.task)
         except ValueError as error:
-            raise UserError(f"{self.setting}: {_at(where)}: {error}{self._names_there()}") from error
+            raise UserError(f"{self.setting}: {row_name(where)}: {error}{self._names_there()}") from error
 
     def _names_there(self) -> str:
         """For an error about a label: the classes in the training rows; empty if one is a number, or one of the task's."""
@@ -214,14 +214,14 @@ class LabelledSource:
         needs_label = not split.startswith("test") if needs_label is None else needs_label
         for where, texts, value in self._read(there, needs_label):
             for column, text in zip(self.task.columns, texts, strict=True):
-                if isinstance(text, Iterator):  # from Arrow, in parts
-                    raise self._too_long(where)
                 if not isinstance(text, str):
                     kind = "nothing" if text is None else type(text).__name__
-                    raise UserError(f"{self.setting}: {_at(where)}: {column[0]!r} is {kind}", "text")
+                    raise UserError(f"{self.setting}: {row_name(where)}: {column[0]!r} is {kind}", "text")
+                if len(text) > LONGEST_LINE:
+                    raise self._too_long(where, "characters")
                 if not self.keep_empty and (not text or text.isspace()):
                     keeping = ", or none with data.empty_texts keep" if self.of_data else ""
-                    raise UserError(f"{self.setting}: {_at(where)}: {column[0]!r} is empty", f"text{keeping}")
+                    raise UserError(f"{self.setting}: {row_name(where)}: {column[0]!r} is empty", f"text{keeping}")
             yield where, tuple(texts), value
 
     def _read(self, there: SplitFiles, needs_label: bool) -> Iterator[tuple[tuple, Sequence, object]]:
@@ -259,11 +259,11 @@ class LabelledSource:
 
     def _whole(self, path: Path) -> str:
         if path.stat().st_size > LONGEST_LINE:
-            raise self._too_long((path, "row", 1))
+            raise self._too_long((path, "row", 1), "bytes")
         return "\n".join(line for _, line, _ in text_lines(path, self.setting))
 
-    def _too_long(self, where: tuple) -> ValueError:
-        return UserError(f"{self.setting}: {_at(where)} has a text of more than {LONGEST_LINE:,} bytes", "up to that")
+    def _too_long(self, where: tuple, unit: str) -> ValueError:
+        return UserError(f"{self.setting}: {row_name(where)} has a text of more than {LONGEST_LINE:,} {unit}", "up to that")
 
     def _columns(self, where, names: Iterable[str], needs_label: bool) -> list[str | None]:
         """Names of the columns of the texts and the label here; None for a label column that is missing and not needed."""
@@ -285,8 +285,3 @@ def _names(split: str) -> list[str]:
     """What a split may be called: validation_matched → validation_matched, dev_matched, …"""
     kind, _, rest = split.partition("_")
     return [f"{alias}_{rest}" if rest else alias for alias in ALIASES[kind]]
-
-
-def _at(where: tuple) -> str:
-    place, unit, number = where
-    return f"{place}, {unit} {number}"

@@ -15,14 +15,11 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from itertools import chain, groupby
-from operator import itemgetter
 from pathlib import Path
 
-from lit_linformer.data.long_json import PARSED_AT_ONCE, text_of_line
 from lit_linformer.data.notes import note
-from lit_linformer.data.reading import COMPRESSED, hub_stamp, json_object, load_hub, raw_parts, stamps, text_parts
-from lit_linformer.data.tables import TABLE_FILES, hub_rows, kind_of, table_rows
+from lit_linformer.data.reading import COMPRESSED, hub_stamp, load_hub, stamps, text_parts
+from lit_linformer.data.tables import TABLE_FILES, hub_rows, kind_of, row_name, table_rows
 from lit_linformer.utils.errors import SettingError, UserError
 
 SUPPORTED = f"text (.txt .text .tokens .md .raw or none), {TABLE_FILES}"
@@ -143,8 +140,7 @@ class Corpus:
                 if kind == "text":
                     yield from self._group_lines(self._lines(path, done, total))
                 else:
-                    read = self._json_rows if kind == "json" else self._table_rows
-                    yield from self._group_rows(read(path, done, total))
+                    yield from self._group_rows(self._table_rows(path, done, total))
                 done += path.stat().st_size
 
     # Grouping lines and rows into documents
@@ -206,61 +202,36 @@ class Corpus:
             self.fraction = (done + position) / total
             yield line, whole
 
-    def _json_rows(self, path: Path, done: int, total: int) -> Iterator[str]:
-        for number, parts in groupby(raw_parts(path, self.setting), key=itemgetter(0)):
-            _, line, position, whole, _ = next(parts)
-            self.fraction = (done + position) / total
-            where = f"{path}:{number}"
-            if not whole or len(line) > PARSED_AT_ONCE:
-                yield from self._long_row(chain([line], (part for _, part, *_ in parts)), where)
-            elif not line.isspace():
-                row = json_object(line, where, self.setting)
-                self.choose(where, row)
-                yield from self._text(row[self.column], where)
-
-    def _long_row(self, line: Iterable[bytes], where: str) -> Iterator[str]:
-        try:
-            yield from _regrouped(text_of_line(line, self.column))
-        except KeyError as error:
-            raise self._no_column(error.args, where) from error
-        except TypeError as error:
-            raise self.no_text(error, where) from error
-        except NotImplementedError as error:
-            raise UserError(f"{self.setting}: {where} is no JSON object", "one on each line") from error
-        except ValueError as error:
-            raise UserError(f"{self.setting}: {where} is not a line of JSON: {error}", "an object on each line") from error
-
     def _table_rows(self, path: Path, done: int, total: int) -> Iterator[str]:
         size = path.stat().st_size
-        for fraction, _, (value,) in table_rows(path, self.choose, self.setting):
+        for fraction, where, (value,) in table_rows(path, self.choose, self.setting):
             self.fraction = (done + size * fraction) / total
-            yield from self._text(value, path)
+            yield from self._text(value, where)
 
     def _hub_rows(self, name: str, config: str | None, split: str) -> Iterator[str]:
         rows = load_hub(name, config, split, self.source, self.setting)
         chosen = self.choose(self.source, rows.column_names)
-        for fraction, _, (value,) in hub_rows(rows, chosen, self.source, self.setting):
+        for fraction, where, (value,) in hub_rows(rows, chosen, self.source, self.setting):
             self.fraction = fraction
-            yield from self._text(value, self.source)
+            yield from self._text(value, where)
 
-    def _text(self, value, where) -> Iterator[str]:
-        if isinstance(value, str):
-            yield value
-        elif isinstance(value, Iterator):
-            yield from _regrouped(value)
-        elif value is not None:
-            raise self.no_text(type(value).__name__, where)
+    def _text(self, value, where: tuple) -> Iterator[str]:
+        """The text of a row, in parts if it is too long for a document; none for a missing value."""
+        text = self.checked(value, where)
+        yield from (text[at : at + LONGEST_DOCUMENT] for at in range(0, len(text), LONGEST_DOCUMENT))
 
-    def _no_column(self, there: Iterable[str], where) -> UserError:
-        return SettingError("data.column", self.column, ", ".join(map(repr, there)), more=f", which {where} does not have")
-
-    def no_text(self, kind, where) -> UserError:
-        return SettingError("data.column", self.column, "a column of texts", more=f", which holds {kind} in {where}")
+    def checked(self, value, where: tuple) -> str:
+        """A row's value, "" if it is missing; UserError, which names the place, if it is no text."""
+        if value is not None and not isinstance(value, str):
+            more = f", which holds {type(value).__name__} in {row_name(where)}"
+            raise SettingError("data.column", self.column, "a column of texts", more=more)
+        return value or ""
 
     def choose(self, where, columns: Iterable[str]) -> list[str]:
         """The column to read from a table, as `tables.Chooser` wants it; UserError if there is no such column."""
         if self.column not in columns:
-            error = self._no_column(columns, where)
+            allowed = ", ".join(map(repr, columns))
+            error = SettingError("data.column", self.column, allowed, more=f", which {where} does not have")
             other = f"; or {self.setting} with a pattern, as '{self.source}/**/*.txt'" if Path(self.source).is_dir() else ""
             raise UserError(f"{error}{other}")
         return [self.column]
@@ -292,19 +263,6 @@ def _joined(lines: list[str]) -> str:
     document = "\n".join(lines)
     lines.clear()
     return document
-
-
-def _regrouped(pieces: Iterable[str]) -> Iterator[str]:
-    """Joins the pieces of a text, into several texts if it has more than LONGEST_DOCUMENT characters."""
-    held: list[str] = []
-    size = 0
-    for piece in pieces:
-        held.append(piece)
-        size += len(piece)
-        if size >= LONGEST_DOCUMENT:
-            yield "".join(held)
-            held, size = [], 0
-    yield "".join(held)
 
 
 def _parse_hub(source: str, setting: str) -> list:

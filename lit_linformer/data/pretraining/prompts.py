@@ -31,13 +31,10 @@ def read_prompts(text: str | list[str] | None, file: str | None, column: str) ->
 
 def _table_prompts(file: str, column: str) -> Iterator[Prompt]:
     corpus = Corpus(file, column, setting="data.file")
-    for _, (path, unit, number), (value,) in table_rows(Path(file), corpus.choose, "data.file"):
-        if isinstance(value, Iterator):  # from Parquet, in parts
-            raise UserError(f"{at(file, unit, number)} has a text of more than 16 MB", f"up to {LONGEST_PROMPT:,} characters")
-        if value is not None and not isinstance(value, str):
-            raise corpus.no_text(type(value).__name__, path)
-        if value is not None and value.strip():
-            yield Prompt(at(file, unit, number), (value,), {unit: number})
+    for _, where, (value,) in table_rows(Path(file), corpus.choose, "data.file"):
+        text, (_, unit, number) = corpus.checked(value, where), where
+        if text.strip():
+            yield Prompt(at(file, unit, number), (text,), {unit: number})
 
 
 def encode_prompts(prompts: list[Prompt], tokenizer: Tokenizer, max_length: int) -> list[dict]:

@@ -47,7 +47,7 @@ def test_parquet(tmp_path):
     assert list(corpus) == DOCUMENTS and corpus.fraction == pytest.approx(1)
     with pytest.raises(ValueError, match=r"data.column is 'text', which .*rows.parquet does not have; allowed: 'id', 'body'"):
         list(Corpus(str(tmp_path)))
-    with pytest.raises(ValueError, match=r"data.column is 'id', which holds int in .*rows.parquet; allowed"):
+    with pytest.raises(ValueError, match=r"data.column is 'id', which holds int in .*rows.parquet, row 1; allowed"):
         list(Corpus(str(tmp_path), column="id"))
     (tmp_path / "rows.parquet").write_bytes(b"PAR1 but not really PAR1")
     with pytest.raises(ValueError, match=r"rows.parquet is no Parquet file"):
@@ -257,11 +257,11 @@ def test_damaged_compressed_files(tmp_path, suffix, damage):
 @pytest.mark.parametrize(
     "line, message",
     [
-        (b'{"text": "broken', r"rows.jsonl:2 is not a line of JSON"),
-        (b'{"text": "\xff"}', r"rows.jsonl:2 is not a line of JSON"),
-        (b'["text"]', r"rows.jsonl:2 is a JSON list; allowed: an object on each line"),
-        (b'{"body": "x", "id": 1}', r"data.column is 'text', which .*rows.jsonl:2 does not have; allowed: 'body', 'id'"),
-        (b'{"text": 3}', r"data.column is 'text', which holds int in .*rows.jsonl:2"),
+        (b'{"text": "broken', r"rows.jsonl, line 2 is not a line of JSON"),
+        (b'{"text": "\xff"}', r"rows.jsonl, line 2 is not a line of JSON"),
+        (b'["text"]', r"rows.jsonl, line 2 is a JSON list; allowed: an object on each line"),
+        (b'{"body": "x", "id": 1}', r"data.column is 'text', which .*rows.jsonl, line 2 does not have; allowed: 'body', 'id'"),
+        (b'{"text": 3}', r"data.column is 'text', which holds int in .*rows.jsonl, line 2"),
     ],
 )
 def test_bad_json_is_named_by_file_and_line(tmp_path, line, message):
