@@ -142,7 +142,7 @@ def test_broken_files(tmp_path):
     (tmp_path / "test.parquet").write_bytes(b"PAR1 but not really PAR1")
     (tmp_path / "dev.jsonl").write_bytes(b'{"text": "fine", "label": 1}\n{"text": \n')
     source = LabelledSource(str(tmp_path), OWN)
-    for split, message in {"train": "cannot be read", "test": "is no Parquet file", "validation": "line 2 is not a line"}.items():
+    for split, message in {"train": "cannot be read", "test": "is no Parquet file", "validation": "line 2 is not"}.items():
         with pytest.raises(ValueError, match=message):
             list(source.rows(split))
 
