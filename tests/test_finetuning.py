@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 
+from lit_linformer.utils import amounts
 from tests.helpers import assert_same_runs, fit, load, output, run_forked
 from tests.sst2 import CONFIG, scores
 
@@ -42,9 +43,9 @@ WINDOWS = "--model.layer_lr_decay 0.7 --data.max_length 10 --data.max_windows 3 
     "extra",
     [
         ["--data.num_workers", "2", "--trainer.accumulate_grad_batches", "2", *WINDOWS],
-        ["--trainer.strategy", "ddp_fork", "--trainer.devices", "2", "--data.batch_size", "4"],
+        ["--trainer.strategy", "ddp_fork", "--trainer.devices", "2", "--data.batch_size", "4", "--model.trained_layers", "1"],
     ],
-    ids=["workers, accumulate, layer decay, windows", "two processes"],
+    ids=["workers, accumulate, layer decay, windows", "two processes, one layer frozen"],
 )
 def test_killed_run_resumes_bit_for_bit(extra, task, tmp_path):
     accumulate = 2 if "--trainer.accumulate_grad_batches" in extra else 1
@@ -68,6 +69,25 @@ def test_another_layer_decay_wins_on_resume(task, tmp_path):
     rates = {group["name"]: (group["lr"], group["weight_decay"]) for group in groups}
     assert rates["decay"] == (0.001, 0.3) and rates["decay × 0.5"] == (0.0005, 0.3)
     assert not any("0.9" in name for name in rates)
+
+
+def test_frozen_layers_keep_their_weights(task, tmp_path):
+    """With trained_layers, only the last layers and the head learn; resuming with another number of them is refused."""
+    few = ["fit", *task, "--trainer.max_steps", "4"]
+    output([*few, "--name", "whole"], tmp_path)
+    start = load(tmp_path / "runs/whole/checkpoints/last.ckpt")["state_dict"]
+    whole = json.loads((tmp_path / "runs/whole/result.json").read_text())["parameters"]
+    for count, optimizer, frozen in ((0, "adamw", "net.encoder."), (1, "muon", r"net.encoder.(?!layers.1|final_norm)")):
+        name, learning = f"last-{count}", ["--model.pretrained", "runs/whole", "--model.trained_layers", str(count)]
+        shown = output([*few, "--name", name, *learning, "--model.optimizer", optimizer], tmp_path)
+        found = load(tmp_path / f"runs/{name}/checkpoints/last.ckpt")["state_dict"]
+        kept = {key for key, weights in found.items() if (weights == start[key]).all()}
+        assert kept == {key for key in found if re.match(frozen, key)}
+        learn = sum(found[key].numel() for key in found.keys() - kept)
+        assert f"{amounts.count(whole)} parameters, of which {amounts.count(learn)} learn" in shown, shown
+        assert json.loads((tmp_path / f"runs/{name}/result.json").read_text())["parameters"] == whole
+    again = [*few, "--name", "whole", "--model.trained_layers", "0", "--ckpt_path", "last", "--trainer.max_steps", "6"]
+    assert "model.trained_layers is 0; allowed to continue from this checkpoint: null" in output(again, tmp_path, 2)
 
 
 @pytest.mark.slow

@@ -14,11 +14,13 @@ WIDTH, INDENT = 80, 12  # of a line, and where its text begins: after "validatio
 
 def header(trainer: Trainer, pl_module: LightningModule) -> Rows:
     """Lines about the model, the machine, the training that begins, and the run folder."""
-    kind, size = type(pl_module).__name__, f"{count(count_parameters(pl_module))} parameters"
-    encoder = encoder_of(pl_module)
+    learning, encoder = count_parameters(pl_module), encoder_of(pl_module)
+    kind, size = type(pl_module).__name__, f"{count(learning)} parameters"
     if encoder is not None:
         c = encoder.config
         kind = f"{c.attention_kind.describe(c)}, n = {c.max_length}"
+        whole = count(learning + count_parameters(encoder, trainable=False))
+        size = f"{whole} parameters" + f", of which {count(learning)} learn" * (whole != count(learning))
         size = f"{c.num_layers} layers of width {c.hidden_size}, {size}"
     return [
         ("model", kind),

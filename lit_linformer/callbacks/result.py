@@ -11,6 +11,7 @@ from lit_linformer.callbacks.observing import Clock, callback_of, metrics, token
 from lit_linformer.callbacks.throughput import Throughput
 from lit_linformer.model import count_parameters
 from lit_linformer.runs.folder import PRUNED, RESULT, TEST, VALIDATE
+from lit_linformer.tasks.base import encoder_of
 from lit_linformer.utils.environment import environment
 from lit_linformer.utils.files import write_json
 
@@ -80,7 +81,9 @@ class RunResult(Callback):
         result |= {f"best_{key}": value for key, value in self.best.items()}
         if (throughput := callback_of(trainer, Throughput)) is not None:
             result["throughput"] = throughput.summary()
-        result["parameters"] = count_parameters(pl_module)
+        encoder = encoder_of(pl_module)
+        frozen = 0 if encoder is None else count_parameters(encoder, trainable=False)
+        result["parameters"] = count_parameters(pl_module) + frozen
         if hasattr(trainer.datamodule, "summary") and (data := trainer.datamodule.summary()):
             result["data"] = data
         _write(trainer, RESULT, result | {"command": self.command, "environment": self.environment})

@@ -35,7 +35,9 @@ OF_CLASSES = {
     "MLM": "lr optimizer warmup_steps schedule weight_decay projection_lr_factor lr_batch_size pretrained compile",
     "Recall": "lr optimizer warmup_steps schedule weight_decay projection_lr_factor lr_batch_size pretrained compile",
     "Distillation": "pretrained teacher logits_weight hidden_weight labels_weight lr warmup_steps schedule",
-    "SequenceClassification": "pretrained load_weights lr pooling dropout layer_lr_decay warmup_fraction weight_decay schedule",
+    "SequenceClassification": (
+        "pretrained load_weights trained_layers lr pooling dropout layer_lr_decay warmup_fraction weight_decay schedule"
+    ),
     "PretrainingData": (
         "source validation_source column document_start tokenizer vocab_size max_length batch_size global_batch_size mask_rate"
     ),

@@ -307,7 +307,8 @@ def layer_outputs(encoder: Encoder) -> Iterator[list[Tensor]]:
             hook.remove()
 
 
-def count_parameters(module: nn.Module) -> int:
-    """The number of trainable parameters; shared ones count once, and those of a lazy layer once it has a shape."""
+def count_parameters(module: nn.Module, trainable: bool = True) -> int:
+    """The number of parameters that are trainable, or that are not; shared ones count once, and those of a lazy layer once it
+    has a shape."""
     found = (parameter for parameter in module.parameters() if not isinstance(parameter, UninitializedParameter))
-    return sum(parameter.numel() for parameter in found if parameter.requires_grad)
+    return sum(parameter.numel() for parameter in found if parameter.requires_grad == trainable)

@@ -25,8 +25,10 @@ width, I width of the feed-forward, K slots, w width of the local convolution, M
     masked tokens' head  M (2 D² + 2 D V)
 
 The backward pass is twice the forward pass: one product for the input's gradient, one for the weight's; a fixed E needs no
-gradient, nor does the model's input.
+gradient, nor does the model's input. Frozen layers below the first one that learns have no backward pass.
 """
+
+from torch import nn
 
 from .encoder import Encoder
 from .parts import inner_width
@@ -37,14 +39,13 @@ def forward_flops(encoder: Encoder, length: int, masked: int = 0, labels: int = 
 
     Includes the masked-language-model head at ``masked`` tokens, and a classifier's head for ``labels`` classes; 0: neither.
     """
-    config, D = encoder.config, encoder.config.hidden_size
-    total = _input(encoder, length) + masked * (2 * D * D + 2 * D * config.vocab_size)
+    D = encoder.config.hidden_size
+    total = _input(encoder, length) + masked * (2 * D * D + 2 * D * encoder.config.vocab_size)
     total += 2 * D * D + 2 * D * labels if labels else 0
     for layer in encoder.layers:
-        attention = layer.attention.flops(length, **encoder.shared)
-        if attention is None:
+        if (one := _layer(encoder, layer, length)) is None:
             return None
-        total += attention + (4 if layer.gate is None else 6) * length * D * inner_width(config)
+        total += one
     return total
 
 
@@ -53,8 +54,23 @@ def training_flops(encoder: Encoder, length: int, masked: int = 0, labels: int =
     forward = forward_flops(encoder, length, masked, labels)
     if forward is None:
         return None
-    fixed = sum(layer.attention.fixed_flops(length, **encoder.shared) for layer in encoder.layers)
-    return 3 * forward - fixed - _input(encoder, length)
+    saved, learns = _input(encoder, length), any(map(_learns, set(encoder.children()) - {encoder.layers, encoder.final_norm}))
+    saved += 0 if learns else _input(encoder, length)
+    for layer in encoder.layers:
+        fixed, learns = layer.attention.fixed_flops(length, **encoder.shared), learns or _learns(layer)
+        saved += fixed if learns else 2 * (_layer(encoder, layer, length) or 0)
+    saved += 0 if learns else 2 * (masked + bool(labels)) * encoder.config.hidden_size**2  # of the head's input
+    return 3 * forward - saved
+
+
+def _learns(module: nn.Module) -> bool:
+    return any(weight.requires_grad for weight in module.parameters())
+
+
+def _layer(encoder: Encoder, layer: nn.Module, length: int) -> int | None:
+    attention = layer.attention.flops(length, **encoder.shared)
+    inner = (4 if layer.gate is None else 6) * length * encoder.config.hidden_size * inner_width(encoder.config)
+    return None if attention is None else attention + inner
 
 
 def _input(encoder: Encoder, length: int) -> int:

@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from lit_linformer.data.notes import note
 from lit_linformer.data.tokenizer import Tokenizer
 from lit_linformer.model import Encoder, EncoderConfig
+from lit_linformer.model.errors import shown
 from lit_linformer.runs.checkpoints import take_training_weights
 from lit_linformer.runs.trained_model import StoredModel, own_modules, read_model
 from lit_linformer.tasks.compiling import check_compiler, compile_training
@@ -283,6 +284,9 @@ class TrainingModule(LightningModule):
         before, mine = checkpoint.get("hyper_parameters", {}), self.optimization.optimizer
         if before.get("optimizer", mine) != mine:
             raise SettingError("model.optimizer", mine, before["optimizer"], when="to continue from this checkpoint")
+        learn, learnt = getattr(self.hparams, "trained_layers", None), before.get("trained_layers")
+        if learn != learnt:
+            raise SettingError("model.trained_layers", learn, shown(learnt), when="to continue from this checkpoint")
         decay = getattr(self.hparams, "layer_lr_decay", None)
         if decay is not None and (decay == 1) != (before.get("layer_lr_decay", decay) == 1):
             raise SettingError("model.layer_lr_decay", decay, before["layer_lr_decay"], when="to continue from this checkpoint")

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from lit_linformer.data.finetuning.text_tasks import TextTask
-from lit_linformer.model import EncoderConfig, SequenceClassifier
+from lit_linformer.model import Encoder, EncoderConfig, SequenceClassifier
 from lit_linformer.model.flops import training_flops
 from lit_linformer.model.heads import POOLINGS
 from lit_linformer.model.parts import at_least_float32
-from lit_linformer.model.ranges import Count, Dropout, OneOf, Share, check_ranges
+from lit_linformer.model.ranges import Count, Dropout, Natural, OneOf, Range, Share, check_ranges
 from lit_linformer.tasks.base import Batch, TrainingModule
 from lit_linformer.tasks.data_fits import check_classes
 from lit_linformer.tasks.optim import LearningRate, WeightDecay, layer_decay, parameter_groups
@@ -43,6 +43,8 @@ class SequenceClassification(TrainingModule):
         lr: peak learning rate. 1e-5 suits an encoder of RoBERTa-base's size; conf/finetune/small.yaml has 1e-3, for one of a
             few million parameters.
         layer_lr_decay: factor by which the learning rate falls with each layer below the head; 1.0: the same for all.
+        trained_layers: how many of the encoder's last layers learn, beside the head; what is below them keeps the weights that
+            it starts from, and costs no backward pass. 0: the head alone learns. None: everything learns.
         weight_decay: weight decay of the matrices; norms, biases and embeddings have none.
         warmup_fraction: share of all optimiser steps over which the learning rate rises from 0.
         compile: use torch.compile in training, for batches of any length: three graphs for each kind of layer, for rows
@@ -65,7 +67,8 @@ class SequenceClassification(TrainingModule):
         attention_dropout: Dropout = 0.1,
         activation_checkpointing: bool = False,
         lr: LearningRate = 1e-5,
-        layer_lr_decay: Share = 1.0,
+        layer_lr_decay: Annotated[float, Range(above=0, most=1)] = 1.0,
+        trained_layers: Natural | None = None,
         weight_decay: WeightDecay = 0.1,
         warmup_fraction: Share = 0.06,
         compile: bool = False,
@@ -99,6 +102,7 @@ class SequenceClassification(TrainingModule):
                 "attention_dropout": attention_dropout,
                 "activation_checkpointing": activation_checkpointing,
                 "layer_lr_decay": layer_lr_decay,
+                "trained_layers": trained_layers,
                 "warmup_fraction": warmup_fraction,
                 **self.optimization.hyper_parameters(),
             }
@@ -106,6 +110,8 @@ class SequenceClassification(TrainingModule):
         self.net = SequenceClassifier(encoder, num_labels, pooling)
         if source is not None and load_weights:
             source.fill(self.net.encoder, source.encoder_weights)
+        if trained_layers is not None:
+            _freeze(self.net.encoder, trained_layers)
         self.evaluations: dict[str, Scores] = {}
         self.results: dict[str, dict[str, Any]] = {}  # of the last evaluation, by set: from Scores.results
 
@@ -207,6 +213,15 @@ def _but_labels(convert: Callable[[Any], Any], batch: Any) -> Any:
     """A batch converted by ``convert``, except its labels: with bf16-true Lightning would round a regression's 1977 to 1976."""
     found = convert(batch)
     return found | {"labels": batch["labels"]} if isinstance(batch, dict) and "labels" in batch else found
+
+
+def _freeze(encoder: Encoder, trained_layers: int) -> None:
+    """Keeps the weights of all but the last layers: with them those of the embeddings, and of an E that all layers share."""
+    if trained_layers > (most := len(encoder.layers)):
+        raise SettingError("model.trained_layers", trained_layers, f"0 to {most}, or null: everything learns")
+    learns = {*encoder.layers[most - trained_layers :]} | ({encoder.final_norm} if trained_layers else set())
+    for part in {*encoder.children(), *encoder.layers} - {encoder.layers} - learns:
+        part.requires_grad_(False)
 
 
 def rows_of(batch: Batch) -> int:

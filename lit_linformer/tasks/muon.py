@@ -33,7 +33,7 @@ class MuonAndAdamW(Optimizer):
 
     def __init__(self, groups: list[dict[str, Any]], betas: tuple[float, float], eps: float):
         if not any(_is_muons(group) for group in groups):
-            raise SettingError("model.optimizer", "muon", "adamw", more=", but the model has no EncoderLayer for it")
+            raise SettingError("model.optimizer", "muon", "adamw", more=", but no EncoderLayer of the model learns")
         self._adamw: AdamW | None = None
         super().__init__(groups, {})
         self._adamw = AdamW([group for group in groups if not _is_muons(group)], betas=betas, eps=eps, fused=True)

@@ -8,6 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from lit_linformer.model import Encoder, EncoderConfig, Linear, MaskedLanguageModel, SequenceClassifier
 from lit_linformer.model.flops import forward_flops, training_flops
 from lit_linformer.studies.benchmark.models import operations
+from lit_linformer.tasks import SequenceClassification
 from tests.model.mechanisms import MECHANISMS, MODERNS
 from tests.studies.conftest import settings_of
 
@@ -69,6 +70,15 @@ def test_counts_of_shorter_rows_and_of_a_classifier(length):
         assert counted(lambda model=model, ids=ids: model(ids).sum().backward()) == B * training_flops(
             model.encoder, length, labels=3
         )
+
+
+@pytest.mark.parametrize("learning", [0, 1, 2])
+@pytest.mark.parametrize("settings", [{}, {"sharing": "headwise"}, {"attention": "full"}, {"input_size": 6}], ids=str)
+def test_counts_with_frozen_layers(settings, learning):
+    shape = {"encoder": config(norm="pre", **settings), "num_labels": 3, "dropout": 0.0, "attention_dropout": 0.0}
+    model = SequenceClassification(trained_layers=learning, **shape).net
+    tokens = torch.randn(B, N, 6) if "input_size" in settings else torch.randint(1, V, (B, N))
+    assert counted(lambda: model(tokens).sum().backward()) == B * training_flops(model.encoder, N, labels=3)
 
 
 def test_counts_of_the_convolutions():
