@@ -1,4 +1,4 @@
-"""docs/extending.md and docs/finetuning.md: data of numbers instead of token ids, and a metric, in a user's own files."""
+"""docs/extending.md and docs/finetuning.md: data of numbers instead of ids, a metric and a loss, in a user's own files."""
 
 import json
 from pathlib import Path
@@ -6,9 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.pytorch import LightningDataModule
+from torch.nn import functional
 from torch.utils.data import DataLoader
 
+from lit_linformer.model import EncoderConfig
 from lit_linformer.runs.trained_model import read_model
+from lit_linformer.tasks.scores import Scores
 from lit_linformer.utils.files import read_rows
 from tests.cli.test_errors import complaint
 from tests.helpers import output
@@ -127,3 +130,17 @@ def test_a_metric_of_ones_own_decides_which_checkpoint_is_best(tmp_path, monkeyp
     assert len(errors) == 12 and sum(errors) / 12 == pytest.approx(best["val/mae"], rel=1e-6)
     output(["test", "--config", "runs/sensors/config.yaml"], tmp_path)  # on the same rows
     assert json.loads(Path("runs/sensors/test.json").read_text())["metrics"]["test/mae"] == best["val/mae"]
+
+
+def test_a_loss_of_ones_own_is_what_training_minimises():
+    """docs/finetuning.md's weighted cross-entropy; validation's stays the plain one."""
+    names: dict = {}
+    exec(block("my_loss.py", FINETUNING), names)
+    encoder = EncoderConfig(10, 8, 16, 1, 2, 32, projection_dim=2)
+    task = names["Weighted"](weights=[1.0, 5.0], encoder=encoder, num_labels=2, dropout=0.0, attention_dropout=0.0)
+    batch = {"input_ids": torch.tensor([[1, 2, 3], [4, 5, 6]]), "labels": torch.tensor([0, 1]), "index": torch.tensor([0, 1])}
+    each = functional.cross_entropy(task(batch), batch["labels"], reduction="none")
+    assert torch.allclose(task.training_loss(batch), (each[0] + 5 * each[1]) / 2)
+    scores = Scores(["accuracy"], 2)
+    scores.update(task(batch), batch["labels"], batch["index"])
+    assert scores.results()["scores"]["loss"] == pytest.approx(each.mean().item())

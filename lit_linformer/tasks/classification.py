@@ -144,7 +144,14 @@ class SequenceClassification(TrainingModule):
         if batch.get("attention_mask") is None and self.compiles and not self.equal_rows:  # rather than three more graphs
             ids = batch["input_ids"]
             batch = {**batch, "attention_mask": ids.new_ones(ids.shape[:2], dtype=torch.bool)}
-        return task_loss(at_least_float32(self(batch)), batch["labels"])
+        return self.loss(at_least_float32(self(batch)), batch["labels"])
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The loss that training minimises, for a subclass to define; validation and test keep this one, as val/loss.
+
+        logits (B, C); labels (B,): class numbers, or values for a regression (C = 1). Cross-entropy or squared error, a mean.
+        """
+        return task_loss(logits, labels)
 
     def training_flops(self, batch: Batch) -> int | None:
         rows, length = batch["input_ids"].shape[:2]
