@@ -161,6 +161,23 @@ def test_paths_and_links_lead_somewhere():
             assert (ROOT / path).exists(), (page, path)
 
 
+def headings(page):
+    """The anchors that GitHub gives a page's headings."""
+    titles = re.findall(r"^#+ (.*)$", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_links_to_headings_find_them():
+    checked = 0
+    for page in [*PAGES, "docs/README.md", "docs/LOG.md", "CONTRIBUTING.md", "models/small/README.md"]:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        links = re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", text) + re.findall(r"^\[[^]]+\]: ()#(.+)$", text, re.MULTILINE)
+        for other, anchor in links:
+            assert anchor in headings((ROOT / page).parent / other if other else page), (page, other, anchor)
+        checked += len(links)
+    assert checked > 100
+
+
 def test_every_config_is_told():
     text = "\n".join(TEXT.values())
     for path in (ROOT / "conf").rglob("*.yaml"):
