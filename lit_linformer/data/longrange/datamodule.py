@@ -84,7 +84,8 @@ class LongRangeData(ResumableDataModule):
         rows: Training rows to generate; None: as many as in the benchmark, 96,000 for ListOps and 160,000 for Pathfinder.
         held_out_rows: Rows to generate for validation, and as many for the test; None: as many as in the benchmark, 2,000 for
             ListOps and 20,000 for Pathfinder.
-        level: Level of Pathfinder: easy, intermediate or hard, with lines of 6, 9 and 14 dashes; the benchmark's is hard.
+        level: Level of Pathfinder: easy, intermediate or hard, with lines of 6, 9 and 14 dashes; the benchmark's is hard. Those
+            of 2 and 3 dashes are for a model to begin with.
         validation_fraction: Share of the training rows to hold out if the files have no validation split.
         batch_size: Rows on each device in each micro-batch; training puts rows of about the same length together.
         global_batch_size: Rows of an optimiser step over all devices, which accumulate micro-batches as needed. None:

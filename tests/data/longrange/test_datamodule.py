@@ -165,7 +165,7 @@ def test_images_are_gray_and_in_the_files_order(cache, tmp_path):
         ({"task": "pathfinder", "source": "x"}, "data.source is 'x'; allowed with data.task pathfinder: none"),
         ({"task": "retrieval", "rows": 9}, "data.rows is 9; allowed with rows that are read from files: none"),
         ({"task": "chess"}, "data.task is 'chess'; allowed: listops, text, retrieval, image, pathfinder"),
-        ({"level": "extreme"}, "data.level is 'extreme'; allowed: easy, intermediate, hard"),
+        ({"level": "extreme"}, "data.level is 'extreme'; allowed: 2, 3, easy, intermediate, hard"),
         ({"verify": "now"}, "data.verify is 'now'; allowed"),
         ({"patch": 4}, "data.patch is 4; allowed with data.task listops: 0"),
         ({"patch": 4, "task": "pathfinder", "masked": True}, "data.patch is 4; allowed with data.masked true: 0"),
