@@ -3,8 +3,7 @@
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Timer
 
-from lit_linformer.model import count_parameters
-from lit_linformer.tasks.base import encoder_of
+from lit_linformer.tasks.base import encoder_of, parameters_of
 from lit_linformer.utils.amounts import clock, count
 from lit_linformer.utils.environment import cores, hardware, lacks_bfloat16
 
@@ -14,13 +13,11 @@ WIDTH, INDENT = 80, 12  # of a line, and where its text begins: after "validatio
 
 def header(trainer: Trainer, pl_module: LightningModule) -> Rows:
     """Lines about the model, the machine, the training that begins, and the run folder."""
-    learning, encoder = count_parameters(pl_module), encoder_of(pl_module)
-    kind, size = type(pl_module).__name__, f"{count(learning)} parameters"
-    if encoder is not None:
+    whole, learning = map(count, parameters_of(pl_module))
+    kind, size = type(pl_module).__name__, f"{whole} parameters" + f", of which {learning} learn" * (whole != learning)
+    if (encoder := encoder_of(pl_module)) is not None:
         c = encoder.config
         kind = f"{c.attention_kind.describe(c)}, n = {c.max_length}"
-        whole = count(learning + count_parameters(encoder, trainable=False))
-        size = f"{whole} parameters" + f", of which {count(learning)} learn" * (whole != count(learning))
         size = f"{c.num_layers} layers of width {c.hidden_size}, {size}"
     return [
         ("model", kind),

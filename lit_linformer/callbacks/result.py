@@ -9,9 +9,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lit_linformer.callbacks.checkpoint import BestCheckpoint
 from lit_linformer.callbacks.observing import Clock, callback_of, metrics, tokens_seen
 from lit_linformer.callbacks.throughput import Throughput
-from lit_linformer.model import count_parameters
 from lit_linformer.runs.folder import PRUNED, RESULT, TEST, VALIDATE
-from lit_linformer.tasks.base import encoder_of
+from lit_linformer.tasks.base import parameters_of
 from lit_linformer.utils.environment import environment
 from lit_linformer.utils.files import write_json
 
@@ -81,9 +80,7 @@ class RunResult(Callback):
         result |= {f"best_{key}": value for key, value in self.best.items()}
         if (throughput := callback_of(trainer, Throughput)) is not None:
             result["throughput"] = throughput.summary()
-        encoder = encoder_of(pl_module)
-        frozen = 0 if encoder is None else count_parameters(encoder, trainable=False)
-        result["parameters"] = count_parameters(pl_module) + frozen
+        result["parameters"], _ = parameters_of(pl_module)
         if hasattr(trainer.datamodule, "summary") and (data := trainer.datamodule.summary()):
             result["data"] = data
         _write(trainer, RESULT, result | {"command": self.command, "environment": self.environment})

@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from lit_linformer.data.notes import note
 from lit_linformer.data.tokenizer import Tokenizer
-from lit_linformer.model import Encoder, EncoderConfig
+from lit_linformer.model import Encoder, EncoderConfig, count_parameters
 from lit_linformer.model.errors import shown
 from lit_linformer.runs.checkpoints import take_training_weights
 from lit_linformer.runs.trained_model import StoredModel, own_modules, read_model
@@ -40,6 +40,12 @@ def encoder_of(module: LightningModule) -> Encoder | None:
     """A module's ``net.encoder`` if that is an ``Encoder``: a user's own net may have another one, such as nn.Transformer's."""
     encoder = getattr(getattr(module, "net", None), "encoder", None)
     return encoder if isinstance(encoder, Encoder) else None
+
+
+def parameters_of(module: LightningModule) -> tuple[int, int]:
+    """How many parameters a module has, and how many of them learn. Of frozen ones only the encoder's count: no teacher's."""
+    learning, encoder = count_parameters(module), encoder_of(module)
+    return learning + (0 if encoder is None else count_parameters(encoder, trainable=False)), learning
 
 
 def input_ids_of(batch: Any) -> torch.Tensor | None:
