@@ -3,7 +3,8 @@
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Timer
 
-from lit_linformer.tasks.base import encoder_of, parameters_of
+from lit_linformer.callbacks.observing import parameters_of
+from lit_linformer.tasks.base import encoder_of
 from lit_linformer.utils.amounts import clock, count
 from lit_linformer.utils.environment import cores, hardware, lacks_bfloat16
 

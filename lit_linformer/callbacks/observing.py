@@ -16,7 +16,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, Timer
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 
+from lit_linformer.model import count_parameters
 from lit_linformer.runs.record import of_split
+from lit_linformer.tasks.base import encoder_of
 from lit_linformer.utils.errors import UserError
 from lit_linformer.utils.files import write_text
 
@@ -51,6 +53,12 @@ def tokens_seen(pl_module: LightningModule) -> int | None:
     """Tokens so far, if the module counts them; a user's own may do so in a buffer, so that its checkpoints keep the number."""
     seen = getattr(pl_module, "tokens_seen", None)
     return None if seen is None else int(seen)
+
+
+def parameters_of(pl_module: LightningModule) -> tuple[int, int]:
+    """How many parameters a module has, and how many of them learn. Of frozen ones only the encoder's count: no teacher's."""
+    learning, encoder = count_parameters(pl_module), encoder_of(pl_module)
+    return learning + (0 if encoder is None else count_parameters(encoder, trainable=False)), learning
 
 
 def at_max_steps(trainer: Trainer) -> bool:

@@ -7,10 +7,9 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_linformer.callbacks.checkpoint import BestCheckpoint
-from lit_linformer.callbacks.observing import Clock, callback_of, metrics, tokens_seen
+from lit_linformer.callbacks.observing import Clock, callback_of, metrics, parameters_of, tokens_seen
 from lit_linformer.callbacks.throughput import Throughput
 from lit_linformer.runs.folder import PRUNED, RESULT, TEST, VALIDATE
-from lit_linformer.tasks.base import parameters_of
 from lit_linformer.utils.environment import environment
 from lit_linformer.utils.files import write_json
 

@@ -20,13 +20,12 @@ MOST_XZ_MEMORY = 150_000_000  # bytes
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-def raw_parts(path: Path, setting: str, longest: int | None = None) -> Iterator[tuple[int, bytes, int, bool, bool]]:
+def raw_parts(path: Path, setting: str, longest: int) -> Iterator[tuple[int, bytes, int, bool, bool]]:
     """(line number from 1, line, bytes of the file read so far, whether it is a whole line, whether it ends the line).
 
-    The file is decompressed as its name says. A line of more than `longest` bytes (None: LONGEST_LINE) comes in parts, all with
-    its number, none of them whole.
+    The file is decompressed as its name says. A line of more than `longest` bytes comes in parts, all with its number, none of
+    them whole.
     """
-    longest = longest or LONGEST_LINE
     with readable(path, setting), open(path, "rb") as raw, decompressed(raw, path) as stream:
         number, begins, mark = 1, True, BYTE_ORDER_MARK
         while line := stream.readline(longest):
@@ -39,10 +38,10 @@ def raw_parts(path: Path, setting: str, longest: int | None = None) -> Iterator[
 
 def raw_lines(path: Path, setting: str, longest: int | None = None) -> Iterator[tuple[int, bytes, int]]:
     """(number, line, bytes of the file read so far); a line of more than `longest` bytes (None: LONGEST_LINE) is an error."""
+    longest = longest or LONGEST_LINE
     for number, line, position, whole, _ in raw_parts(path, setting, longest):
         if not whole:
-            told = f"{longest or LONGEST_LINE:,}"
-            raise UserError(f"{setting}: {path}, line {number} is longer than {told} bytes", "lines up to that")
+            raise UserError(f"{setting}: {path}, line {number} is longer than {longest:,} bytes", "lines up to that")
         yield number, line, position
 
 
@@ -59,7 +58,7 @@ def text_parts(path: Path, setting: str) -> Iterator[tuple[str, int, bool]]:
     """(line, bytes read so far, whether it is whole); a line of more than LONGEST_LINE bytes comes in parts, cut after white
     space."""
     decoder, rest, before = codecs.getincrementaldecoder("utf-8")(), "", 0
-    for number, line, position, whole, ends in raw_parts(path, setting):
+    for number, line, position, whole, ends in raw_parts(path, setting, LONGEST_LINE):
         try:
             text = line.decode() if whole else rest + decoder.decode(line, ends)
         except UnicodeDecodeError as error:

@@ -19,8 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from lit_linformer.data.notes import note
 from lit_linformer.data.tokenizer import Tokenizer
-from lit_linformer.model import Encoder, EncoderConfig, count_parameters
-from lit_linformer.model.errors import shown
+from lit_linformer.model import Encoder, EncoderConfig
 from lit_linformer.runs.checkpoints import take_training_weights
 from lit_linformer.runs.trained_model import StoredModel, own_modules, read_model
 from lit_linformer.tasks.compiling import check_compiler, compile_training
@@ -40,12 +39,6 @@ def encoder_of(module: LightningModule) -> Encoder | None:
     """A module's ``net.encoder`` if that is an ``Encoder``: a user's own net may have another one, such as nn.Transformer's."""
     encoder = getattr(getattr(module, "net", None), "encoder", None)
     return encoder if isinstance(encoder, Encoder) else None
-
-
-def parameters_of(module: LightningModule) -> tuple[int, int]:
-    """How many parameters a module has, and how many of them learn. Of frozen ones only the encoder's count: no teacher's."""
-    learning, encoder = count_parameters(module), encoder_of(module)
-    return learning + (0 if encoder is None else count_parameters(encoder, trainable=False)), learning
 
 
 def input_ids_of(batch: Any) -> torch.Tensor | None:
@@ -274,7 +267,7 @@ class TrainingModule(LightningModule):
                 raise UserError("ckpt_path is a model that has trained nothing yet", "to start from it, with model.pretrained")
             self._recount(checkpoint, seen)
             if checkpoint.get("optimizer_states"):
-                self._check_optimizer(checkpoint)
+                self.check_optimizer(checkpoint.get("hyper_parameters", {}))
             take_training_weights(checkpoint)
         self.batches_seen, self.tokens_seen = seen.get("batches", 0), seen.get("tokens", 0)
         if "state_dict" in checkpoint:  # a sharded checkpoint has none: the strategy has loaded it
@@ -285,17 +278,11 @@ class TrainingModule(LightningModule):
         if self.attached and self.trainer.precision == "64-true":
             self.double()  # Lightning does so only after it has loaded the weights, which would lose half of their digits
 
-    def _check_optimizer(self, checkpoint: dict[str, Any]) -> None:
-        """ValueError if the state of the checkpoint's optimiser does not fit this run's."""
-        before, mine = checkpoint.get("hyper_parameters", {}), self.optimization.optimizer
+    def check_optimizer(self, before: dict[str, Any]) -> None:
+        """ValueError if an optimiser's state from a checkpoint with these hyper-parameters does not fit this run's."""
+        mine = self.optimization.optimizer
         if before.get("optimizer", mine) != mine:
             raise SettingError("model.optimizer", mine, before["optimizer"], when="to continue from this checkpoint")
-        learn, learnt = getattr(self.hparams, "trained_layers", None), before.get("trained_layers")
-        if learn != learnt:
-            raise SettingError("model.trained_layers", learn, shown(learnt), when="to continue from this checkpoint")
-        decay = getattr(self.hparams, "layer_lr_decay", None)
-        if decay is not None and (decay == 1) != (before.get("layer_lr_decay", decay) == 1):
-            raise SettingError("model.layer_lr_decay", decay, before["layer_lr_decay"], when="to continue from this checkpoint")
 
     def _rows(self) -> int:
         """Rows of an optimiser step; micro-batches, if the data module has no rows_per_step."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lit_linformer.data.finetuning.text_tasks import TextTask
 from lit_linformer.model import Encoder, EncoderConfig, SequenceClassifier
+from lit_linformer.model.errors import shown
 from lit_linformer.model.flops import training_flops
 from lit_linformer.model.heads import POOLINGS
 from lit_linformer.model.parts import at_least_float32
@@ -128,6 +129,15 @@ class SequenceClassification(TrainingModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)
         checkpoint["labels"] = self.text_task.labels
+
+    def check_optimizer(self, before: dict[str, Any]) -> None:
+        super().check_optimizer(before)
+        when, learn, learnt = "to continue from this checkpoint", self.hparams.trained_layers, before.get("trained_layers")
+        if learn != learnt:
+            raise SettingError("model.trained_layers", learn, shown(learnt), when=when)
+        decay = self.hparams.layer_lr_decay
+        if (decay == 1) != (before.get("layer_lr_decay", decay) == 1):
+            raise SettingError("model.layer_lr_decay", decay, before["layer_lr_decay"], when=when)
 
     def warmup(self, total_steps: int) -> int:
         return round(self.hparams.warmup_fraction * total_steps)
