@@ -124,8 +124,8 @@ def to_longer(net: MaskedLanguageModel, max_length: int, positions: str, project
             weights |= {f"{name}.{key}": tensor for key, tensor in module.state_dict().items()}
     for name, tensor in made.state_dict().items():
         if tensor.shape != weights[name].shape:
-            allowed = "one whose weights do not, or are those of a Projection with `lengthen`"
-            more = f", whose {name.rpartition('attention.')[2]} depends on n"
+            allowed = "one whose weights do not, or belong to a Projection with `lengthen`"
+            more = f", whose weight {name.rpartition('attention.')[2]} depends on n"
             raise SettingError("attention", config.attention, allowed, more=more)
     made.load_state_dict(weights)
     return made.eval()
