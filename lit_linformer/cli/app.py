@@ -195,7 +195,8 @@ class LinformerCLI(LightningCLI):
         result = RunResult(best.monitor, best.mode, command_line(self.argv))
         written = {"predict": [PredictionWriter()], "fit": [result]}.get(self.subcommand, [result, EvaluationWriter()])
         config.callbacks = [*as_list(config.callbacks), TrimMemory(), *written]
-        check_callbacks(config.callbacks, self.subcommand == "fit" and self.config_init[self.subcommand].ckpt_path is not None)
+        resumes = self.subcommand == "fit" and self.config_init[self.subcommand].ckpt_path is not None
+        check_callbacks(config.callbacks, self.model, resumes)
         self.config[self.subcommand] = self.as_given  # what the run folder's config.yaml holds
         try:
             trainer = super().instantiate_trainer(**kwargs)

@@ -12,9 +12,15 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import torch
 from jsonargparse import Namespace
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.accelerators import AcceleratorRegistry, CUDAAccelerator, MPSAccelerator
-from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder, ProgressBar, StochasticWeightAveraging
+from lightning.pytorch.callbacks import (
+    BackboneFinetuning,
+    BatchSizeFinder,
+    LearningRateFinder,
+    ProgressBar,
+    StochasticWeightAveraging,
+)
 from lightning.pytorch.strategies import StrategyRegistry
 
 from lit_linformer.callbacks import LastCheckpoint
@@ -139,11 +145,11 @@ def _check_whole(where: str, hint: Any, value: Any) -> None:
                 raise UserError(f"{where}.{error}") from error
 
 
-def check_callbacks(callbacks: list[Callback], resumes: bool) -> None:
+def check_callbacks(callbacks: list[Callback], model: LightningModule, resumes: bool) -> None:
     """Raises UserError for callbacks that do not work here.
 
-    These are two stateful ones of one name, averages that no checkpoint holds, a second progress bar or LastCheckpoint, and
-    finders in a run that resumes.
+    These are two stateful ones of one name, averages that no checkpoint holds, a second progress bar or LastCheckpoint, one
+    that freezes what the model does not have, and finders in a run that resumes.
     """
     names = [one.state_key for one in callbacks if type(one).state_dict is not Callback.state_dict]
     if twice := [name for name in names if names.count(name) > 1]:
@@ -151,6 +157,9 @@ def check_callbacks(callbacks: list[Callback], resumes: bool) -> None:
     if any(isinstance(one, StochasticWeightAveraging) for one in callbacks):
         why = ", whose averages are not in the best checkpoint"
         raise SettingError("trainer.callbacks", "StochasticWeightAveraging", "Averaging", more=why)
+    if any(isinstance(one, BackboneFinetuning) for one in callbacks) and not hasattr(model, "backbone"):
+        why = f", and {type(model).__name__} has no `backbone`"
+        raise SettingError("trainer.callbacks", "BackboneFinetuning", "none; in fine-tuning --model.trained_layers N", more=why)
     finders = [type(one).__name__ for one in callbacks if isinstance(one, BatchSizeFinder | LearningRateFinder)]
     if resumes and finders:
         # They save and restore a checkpoint of their own, after which Lightning has forgotten the run's.
