@@ -133,7 +133,8 @@ def replace(source: Path, target: Path) -> None:
 def check_writable(folder: Path) -> None:
     """Raises UserError, before an evaluation that may take hours, for a folder into which its results cannot be written."""
     if not os.access(next(place for place in (folder, *folder.absolute().parents) if place.exists()), os.W_OK):
-        allowed = f"a folder that is open to writing as --trainer.default_root_dir, with --ckpt_path {folder}"
+        begun = f", with --ckpt_path {folder}" if folder.is_dir() else ""
+        allowed = f"a folder that is open to writing as --trainer.default_root_dir{begun}"
         raise UserError(f"name: cannot write the results into {folder}", allowed)
 
 

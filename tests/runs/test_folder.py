@@ -13,6 +13,7 @@ from lightning.pytorch import Callback
 from lit_linformer.runs.folder import Claim, check_name, foreign_files, is_run, own_files, write_marker
 from tests.cli.test_errors import complaint
 from tests.helpers import output, run_forked, small_disk
+from tests.test_conf import ROOT
 
 CONFIG = {"trainer": {}, "model": {}, "data": {}, "best": {}, "last": {}}
 
@@ -289,6 +290,10 @@ def test_a_read_only_folder_is_one_line(tiny, tmp_path):
         for extra in (["--ckpt_path", "last"], ["--overwrite", "true"], ["--name", "other"]):
             line = complaint(["fit", *tiny, *extra], tmp_path)
             assert re.search(r"name: cannot write into runs/(tiny|other) \(Read-only file system\); allowed: ", line)
-        assert "name: cannot write the results into runs/tiny; allowed: " in complaint(["validate", *tiny], tmp_path)
+        elsewhere = "allowed: a folder that is open to writing as --trainer.default_root_dir"
+        line = complaint(["validate", *tiny], tmp_path)
+        assert line.endswith(f"name: cannot write the results into runs/tiny; {elsewhere}, with --ckpt_path runs/tiny")
+        predict = ["predict", "--model.pretrained", str(ROOT / "models/small"), "--data.text", "The <mask>."]
+        assert complaint(predict, tmp_path).endswith(f"cannot write the results into runs/pretrained-small; {elsewhere}")
         assert run_forked(["validate", *tiny, "--trainer.default_root_dir", "other", "--ckpt_path", "runs/tiny"]) == 0
         subprocess.run(["umount", "-l", str(runs)], check=True)
