@@ -77,6 +77,8 @@ def trained(tmp_path_factory, cache):
     reviews = [f'"so {word}, we saw",{word}\n' for word in ("bad", "good") * 30]
     for name in ("reviews.csv", "new.csv"):
         (folder / name).write_text("".join(["text,label\n", *reviews]))
+    news = [f"the {a} of the {b},{a}|{b}\n" for a in ("sport", "law", "money") for b in ("law", "money")]
+    (folder / "news.csv").write_text("".join(["text,label\n", *news * 10]))
     (folder / "questions.csv").write_text('id,question\n1,"Return the <mask>, then go."\n2,Why?\n')
     fits = [command for command in commands("README.md") if trains(command)]
     assert len(fits) >= 4 and fits[0] == ["fit", "--config", "conf/quickstart.yaml"]

@@ -66,19 +66,22 @@ def test_tokens_of_numbers(tmp_path, monkeypatch):
 
 
 class Unnamed(LightningDataModule):
-    """Rows of numbers with a class, or with a value; two validation sets."""
+    """Rows of numbers with a class, a value or several classes; two validation sets."""
 
     input_size, evaluation_names = 2, ("", "again")
 
-    def __init__(self, values: bool = False):
+    def __init__(self, values: bool = False, several_labels: bool = False):
         super().__init__()
         self.num_labels, self.metrics = (1, ("pearson",)) if values else (3, ("accuracy",))
-        self.values = values
+        self.values, self.several_labels = values, several_labels
 
     def batch(self, numbers):
         labels = torch.tensor(numbers) % 3
+        if self.several_labels:  # 0, 1 or 2 of them
+            labels = (torch.arange(3) < labels[:, None]).float()
+        tokens = labels if labels.dim() == 1 else labels.sum(1)
         return {
-            "input_ids": torch.ones(len(numbers), 4, 2) * labels[:, None, None],
+            "input_ids": torch.ones(len(numbers), 4, 2) * tokens[:, None, None],
             "labels": labels * 1001.0 if self.values else labels,
             "index": torch.tensor(numbers),
         }
@@ -110,6 +113,22 @@ def test_scores_and_rows_of_classes_without_names_and_of_values_in_bfloat16(valu
     assert rows[2]["label"] == first and ("value" in rows[2]) == (values == "true")
     files = {path.name: path.read_text().splitlines() for path in Path("runs/sensors/submission").iterdir()}
     assert files.keys() == {"predictions.tsv", "again.tsv"} and {len(lines) for lines in files.values()} == {13}
+
+
+def test_several_labels_of_data_of_ones_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("sensors.yaml").write_text(
+        SENSORS.replace("my_sensors.Sensors", "tests.test_own_data.Unnamed").replace("size: 3", "size: 2")
+    )
+    output(["fit", "--config", "sensors.yaml", "--data.several_labels", "true", "--trainer.callbacks+", "TaskScores"], tmp_path)
+    output(["test", "--config", "runs/sensors/config.yaml"], tmp_path)
+    rows = [json.loads(line) for line in Path("runs/sensors/predictions.jsonl").read_text().splitlines()]
+    assert [row["label"] for row in rows[:3]] == [[], ["0"], ["0", "1"]]
+    right = sum(row["prediction"] == row["label"] for row in rows[:12])
+    metrics = json.loads(Path("runs/sensors/test.json").read_text())["metrics"]
+    assert metrics["test/accuracy"] == pytest.approx(right / 12) and right >= 8
+    lines = Path("runs/sensors/submission/predictions.tsv").read_text().splitlines()[1:]
+    assert lines == [f"{row['index']}\t{'|'.join(row['prediction'])}" for row in rows[:12]]
 
 
 @pytest.mark.slow

@@ -95,7 +95,8 @@ def write_evaluation(trainer: Trainer, pl_module: LightningModule, kind: str) ->
 def evaluated(data: Any, split: str, result: dict[str, Any], pl_module: Any) -> Iterator[dict[str, Any]]:
     """Records of a split in the order of its file; `result`: what `Scores.results` returns, with logits."""
     task, targets, numbers = pl_module.text_task, result["targets"], result["index"].tolist()
-    labels = [None] * len(numbers) if targets is None else [as_given(target) for target in targets.tolist()]
+    labels: list = [None] * len(numbers) if targets is None else targets.tolist()
+    labels = [as_given(label) if isinstance(label, float) else label for label in labels]
     rows = zip(numbers, labels, pl_module.predicted(result["logits"]), strict=True)
     row = next(rows, None)
     for number, told in _told(data, split, numbers):
@@ -124,7 +125,8 @@ def _wrong(results: list[dict[str, Any]], task: Any) -> str:
     known = [result for result in results if result["targets"] is not None]
     if task.labels is None or not known:
         return ""
-    return f", {sum(int((result['predictions'] != result['targets']).sum()) for result in known):,} of them wrong"
+    wrong = ((result["predictions"] != result["targets"]).reshape(len(result["index"]), -1).any(1) for result in known)
+    return f", {sum(int(rows.sum()) for rows in wrong):,} of them wrong"
 
 
 def _fits_table(record: dict[str, Any]) -> bool:
@@ -150,7 +152,8 @@ def _table(records: list[dict[str, Any]]) -> Any:
         texts = [record["text"]] if isinstance(record["text"], str) else record["text"]
         text = "\n".join(each if of_masks or len(each) <= LONGEST else f"{each[:LONGEST]}…" for each in texts)
         cells = [str(record["mask"])] if of_masks else []
-        cells += [str(record.get("label", ""))] if labelled else []
+        label = record.get("label", "")
+        cells += [", ".join(label) if isinstance(label, list) else str(label)] if labelled else []
         cells += [f"{_name(found)}\n{found['probability']:.1%}" for found in record.get("top", ())[:5]]
         cells += [f"{record['value']:.6g}"] if "value" in record else []
         table.add_row(*(Text(cell) for cell in (text, *cells)))

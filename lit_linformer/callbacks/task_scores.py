@@ -42,7 +42,8 @@ class TaskScores(Callback):
         write_csv(Path(trainer.default_root_dir) / SCORES, self.rows)
         labels = pl_module.text_task.labels
         shown = writers(trainer)
-        for name, result in pl_module.results.items() if labels is not None and shown else ():
+        confused = labels is not None and not pl_module.text_task.several_labels
+        for name, result in pl_module.results.items() if confused and shown else ():
             tag = f"val/{name}/confusion_matrix" if name else "val/confusion_matrix"
             counts = multiclass_confusion_matrix(result["predictions"].long(), result["targets"].long(), len(labels))
             show(shown, trainer.global_step, tag, counts, labels)
@@ -96,7 +97,12 @@ def draw_confusion_matrix(figure_class: Any, counts: Tensor, labels: tuple[str, 
 
 
 def submission(predictions: Tensor, task: Any) -> list[str]:
-    """Predictions as GLUE's site expects them: class names for MNLI, QNLI and RTE, else numbers; STS-B's within its range."""
+    """Predictions as GLUE's site expects them: class names for MNLI, QNLI and RTE, else numbers; STS-B's within its range.
+
+    Several labels a row stand in one cell, as in a table of training.
+    """
+    if task.several_labels:
+        return [task.label_separator.join(task.label_name(row)) for row in predictions.tolist()]
     if task.labels is None and task.label_range is None:  # a user's own regression, of values however small
         return [f"{value:.6g}" for value in predictions.tolist()]
     if task.labels is None:

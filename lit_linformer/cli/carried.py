@@ -111,6 +111,9 @@ def _check_same_task(source: StoredModel, model: Namespace, data: Namespace) -> 
     if model.pooling != pooling:
         raise SettingError("model.pooling", model.pooling, f"{pooling}, as {source.path} was trained")
     asked, trained = task_of(data.class_path, vars(data.get("init_args", Namespace()))), source.labels
+    if asked is not None and asked.several_labels != source.several_labels:
+        allowed = "what separates several labels, as" if source.several_labels else "null: one label for each row, as"
+        raise SettingError("data.label_separator", asked.label_separator, f"{allowed} {source.path} was trained")
     if asked is None or asked.labels is None or trained is None or asked.labels == trained:
         return
     order = f"{list(trained)}, the classes of {source.path} in the order of their numbers"

@@ -128,7 +128,8 @@ def _settings(model: TrainedModel) -> list[str]:
     lines += [f"| {name} | {_number(value)} |" for name, value in settings.items() if name not in hidden]
     if model.classifies:
         lines += [f"| pooling | {model.net.pooling} |"]
-        lines += [f"| labels | {plain(', '.join(model.labels))} |"] if model.labels else []
+        of_text = "labels, any number of them a text" if model.several_labels else "labels"
+        lines += [f"| {of_text} | {plain(', '.join(model.labels))} |"] if model.labels else []
     return lines
 
 

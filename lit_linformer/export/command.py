@@ -142,7 +142,8 @@ def describe(model: "TrainedModel") -> str:
     e = model.encoder
     head = f"vocabulary of {e.vocab_size}"
     if model.classifies:
-        head = "regression" if model.num_labels == 1 else f"{model.num_labels} labels"
+        several = ", several a text" if model.several_labels else ""
+        head = "regression" if model.num_labels == 1 else f"{model.num_labels} labels{several}"
     kind, size = e.attention_kind.describe(e), count(count_parameters(model.net))
     return f"{model.name}: {kind}, n = {e.max_length}, {head}, {size} parameters, step {model.facts['step']}"
 

@@ -54,6 +54,8 @@ def as_transformers(model: TrainedModel) -> LinformerPreTrainedModel:
         settings |= {"label2id": {label: i for i, label in enumerate(labels)}}
         if model.num_labels == 1:
             settings["problem_type"] = "regression"  # or pipelines would apply a sigmoid
+        elif model.several_labels:
+            settings["problem_type"] = "multi_label_classification"
     made = LinformerForSequenceClassification if model.classifies else LinformerForMaskedLM
     found = made(LinformerConfig(**settings, lit_linformer=model.facts))
     head = "classifier." if model.classifies else "lm_head."

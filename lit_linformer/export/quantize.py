@@ -93,7 +93,7 @@ def cost(model: TrainedModel, batches: list[dict[str, Tensor]], before: Logits, 
     a, b = (torch.cat([logits(*_inputs(batch)) for batch in batches]) for logits in (before, after))
     if model.num_labels == 1:
         return f"values change by {(a - b).abs().mean():.3f} on average, {(a - b).abs().max():.3f} at most, on {rows} texts"
-    kept = (a.argmax(-1) == b.argmax(-1)).sum()
+    kept = ((a > 0) == (b > 0)).all(-1).sum() if model.several_labels else (a.argmax(-1) == b.argmax(-1)).sum()
     return f"int8 gives float32's answer for {kept} of {rows} texts"
 
 

@@ -106,6 +106,12 @@ class StoredModel:
             labels = (self.checkpoint.get("labels") if task is None else task.labels) or ()
         return labels if len(labels) == self.settings.get("num_labels") != 1 else None
 
+    @property
+    def several_labels(self) -> bool:
+        """Whether a text may have any number of a classifier's classes."""
+        told = self.exported.get("several_labels", self.checkpoint.get("several_labels", False))
+        return bool(told) or self.exported.get("problem_type") == "multi_label_classification"
+
     def build(self) -> MaskedLanguageModel | SequenceClassifier:
         """MaskedLanguageModel or SequenceClassifier, float32, in evaluation mode; SettingError for a user's own modules."""
         self.check_modules()
@@ -196,6 +202,7 @@ class TrainedModel:
         tokenizer: the one it was trained with; None: its tokens are not pieces of text.
         max_length: tokens of the longest rows it was trained on; at most the encoder's.
         labels: names of the classes; None for masked language models and regressions.
+        several_labels: whether a text may have any number of them.
         pair: whether a row has two texts.
         facts: version, step, tokens, text, perplexity or scores, and the run's command, seconds and environment, as far as
             known; no paths of this machine.
@@ -208,6 +215,7 @@ class TrainedModel:
     tokenizer: Tokenizer | None
     max_length: int
     labels: tuple[str, ...] | None = None
+    several_labels: bool = False
     pair: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
     curve: list[tuple[int, int, float]] = field(default_factory=list)
@@ -231,6 +239,7 @@ class TrainedModel:
         if self.classifies:
             task = {"task": "sequence-classification", "num_labels": self.num_labels, "pooling": self.net.pooling}
             task |= {"labels": list(self.labels) if self.labels else None, "pair": self.pair}
+            task |= {"several_labels": True} if self.several_labels else {}
         return task | {"max_length": self.max_length, "encoder": vars(self.encoder), "lit_linformer": self.facts}
 
 
@@ -252,7 +261,7 @@ def open_checkpoint(asked: str | Path, setting: str = "ckpt_path", reads_text: b
     longest = (settings | stored.exported).get("max_length")
     longest = min(longest, encoder.max_length) if isinstance(longest, int) else encoder.max_length
     if stored.exported:
-        model = TrainedModel(path.resolve().name, net, tokenizer, longest, stored.labels)
+        model = TrainedModel(path.resolve().name, net, tokenizer, longest, stored.labels, stored.several_labels)
         model.pair = model.classifies and bool(stored.exported.get("pair", False))
         model.facts = {"version": version()} | (stored.exported.get("lit_linformer") or {})
         model.curve = _curve(read_rows(path / PERPLEXITY))
@@ -260,7 +269,7 @@ def open_checkpoint(asked: str | Path, setting: str = "ckpt_path", reads_text: b
     run, settings = path.parent.parent, dict(settings)
     seen_from(run, settings)
     name = run.name if path.parent.name == "checkpoints" else path.stem
-    model = TrainedModel(name, net, tokenizer, longest, stored.labels)
+    model = TrainedModel(name, net, tokenizer, longest, stored.labels, stored.several_labels)
     model.data = {"class_path": str(stored.data.get("class_path", "")), **settings}
     _add_facts(model, stored.checkpoint, run)
     if (task := task_of(model.data["class_path"], settings)) is not None:
@@ -282,7 +291,10 @@ def task_of(class_path: str, settings: dict[str, Any]) -> "TextTask | None":
         return None
     if settings.get("task"):
         return find_task(settings["task"])
-    return own_task(settings["columns"], settings["label_column"], settings["labels"]) if settings.get("columns") else None
+    if not settings.get("columns"):
+        return None
+    separator = settings.get("label_separator")  # which runs from before do not have
+    return own_task(settings["columns"], settings["label_column"], settings["labels"], label_separator=separator)
 
 
 def _add_facts(model: TrainedModel, checkpoint: dict, run: Path) -> None:

@@ -113,6 +113,7 @@ class SequenceClassification(TrainingModule):
             source.fill(self.net.encoder, source.encoder_weights)
         if trained_layers is not None:
             _freeze(self.net.encoder, trained_layers)
+        self.several_labels = False  # whether a row may have any number of the classes: the data say so
         self.evaluations: dict[str, Scores] = {}
         self.results: dict[str, dict[str, Any]] = {}  # of the last evaluation, by set: from Scores.results
 
@@ -124,11 +125,13 @@ class SequenceClassification(TrainingModule):
         data, kept = self.trainer.datamodule, stage != "fit"  # for predictions.jsonl
         self.text_task = getattr(data, "text_task", None) or task_of_rows(data, self.hparams.num_labels)
         # One for each evaluation set; MNLI has two.
-        self.evaluations = {name: Scores(data.metrics, self.hparams.num_labels, kept) for name in data.evaluation_names}
+        self.several_labels = self.text_task.several_labels
+        shape = (self.hparams.num_labels, self.several_labels, kept)
+        self.evaluations = {name: Scores(data.metrics, *shape) for name in data.evaluation_names}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)
-        checkpoint["labels"] = self.text_task.labels
+        checkpoint |= {"labels": self.text_task.labels, "several_labels": self.several_labels}
 
     def check_optimizer(self, before: dict[str, Any]) -> None:
         super().check_optimizer(before)
@@ -159,9 +162,10 @@ class SequenceClassification(TrainingModule):
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The loss that training minimises, for a subclass to define; validation and test keep this one, as val/loss.
 
-        logits (B, C); labels (B,): class numbers, or values for a regression (C = 1). Cross-entropy or squared error, a mean.
+        logits (B, C); labels (B,): class numbers, or values for a regression (C = 1), or (B, C): a 0 or 1 for each class.
+        Cross-entropy, squared error, or binary cross-entropy, a mean.
         """
-        return task_loss(logits, labels)
+        return task_loss(logits, labels, several_labels=self.several_labels)
 
     def training_flops(self, batch: Batch) -> int | None:
         rows, length = batch["input_ids"].shape[:2]
@@ -198,7 +202,8 @@ class SequenceClassification(TrainingModule):
     def further_scores(self, predictions: Tensor, targets: Tensor) -> dict[str, float]:
         """Scores besides those of data.metrics, by name, for a subclass to define: logged as val/NAME and test/NAME.
 
-        predictions, targets (R,): class numbers, or values, of all rows of an evaluation set, on all processes.
+        predictions, targets (R,): class numbers, or values, of all rows of an evaluation set, on all processes; (R, C), a 0 or
+        1 for each class, where a row may have several.
         """
         return {}
 
@@ -206,7 +211,8 @@ class SequenceClassification(TrainingModule):
         """For each row {text, line or row in data.file, label if it is known, prediction, probabilities, top}.
 
         probabilities: {class: share}; top: [{label, probability}, …], the most probable first. A regression has value instead
-        of these three. Rows that are not texts have index, their number in the data, instead of text, line or row, and label.
+        of these three. Where a row may have several labels, label and prediction are lists, and probabilities do not sum to 1.
+        Rows that are not texts have index, their number in the data, instead of text, line or row, and label.
         """
         logits = at_least_float32(self(batch))
         if "texts" in batch:
@@ -222,8 +228,12 @@ class SequenceClassification(TrainingModule):
         labels = self.text_task.labels
         if labels is None:
             return [{"value": value} for value in logits[:, 0].tolist()]
-        chances = [dict(zip(labels, row, strict=True)) for row in logits.softmax(-1).tolist()]
-        return [{"prediction": max(row, key=row.__getitem__), "probabilities": row} for row in chances]
+        predictions = (logits > 0) if self.several_labels else logits.argmax(-1)
+        shares = (logits.sigmoid() if self.several_labels else logits.softmax(-1)).tolist()
+        return [
+            {"prediction": self.text_task.label_name(found), "probabilities": dict(zip(labels, row, strict=True))}
+            for found, row in zip(predictions.tolist(), shares, strict=True)
+        ]
 
 
 def _but_labels(convert: Callable[[Any], Any], batch: Any) -> Any:
@@ -251,14 +261,23 @@ def rows_of(batch: Batch) -> int:
 def task_of_rows(data: Any, num_labels: int) -> TextTask:
     """The task of a user's own data that are not texts: its classes are named by the data's ``labels``, or by their numbers.
 
-    ValueError if there are not num_labels names.
+    If the data have ``several_labels`` true, their labels are (B, C), a 0 or 1 for each class. ValueError if there are not
+    num_labels names.
     """
     names = None if num_labels == 1 else tuple(getattr(data, "labels", None) or map(str, range(num_labels)))
     if names is not None and len(names) != num_labels:
         raise UserError(f"{type(data).__name__}.labels are {', '.join(map(str, names))}", f"{num_labels} names, as num_labels")
     sets = tuple(data.evaluation_names)
     files = tuple(f"{name or 'predictions'}.tsv" for name in sets)
-    return TextTask(type(data).__name__, (), labels=names, metrics=tuple(data.metrics), evaluation=sets, submission=files)
+    return TextTask(
+        type(data).__name__,
+        (),
+        labels=names,
+        metrics=tuple(data.metrics),
+        evaluation=sets,
+        submission=files,
+        label_separator="|" if getattr(data, "several_labels", False) else None,
+    )
 
 
 def _check_ignored(encoder: EncoderConfig, pretrained: EncoderConfig | None, **settings: float) -> None:

@@ -16,6 +16,7 @@ from torchmetrics.functional.classification import (
     multiclass_accuracy,
     multiclass_f1_score,
     multiclass_matthews_corrcoef,
+    multilabel_f1_score,
 )
 from torchmetrics.functional.regression import pearson_corrcoef, spearman_corrcoef
 from torchmetrics.utilities import dim_zero_cat
@@ -27,8 +28,9 @@ from lit_linformer.utils.errors import SettingError, UserError
 def score(name: str, predictions: Tensor, targets: Tensor, num_labels: int) -> float:
     """One metric of predictions (R,) against targets (R,): class numbers, or values for pearson and spearman.
 
-    With two classes f1 is GLUE's, that of class 1; with more it is macro_f1, the mean over classes. A correlation with a
-    constant is 0. SettingError for an unknown name.
+    Where a row may have several labels both are (R, C), a 0 or 1 for each class, and accuracy is the share of rows that are
+    right in all of them. With two classes f1 is GLUE's, that of class 1; with more it is macro_f1, the mean over classes. A
+    correlation with a constant is 0. SettingError for an unknown name.
     """
     if name in ("pearson", "spearman", "matthews") and min(predictions.unique().numel(), targets.unique().numel()) < 2:
         return 0.0
@@ -36,6 +38,12 @@ def score(name: str, predictions: Tensor, targets: Tensor, num_labels: int) -> f
         correlation = {"pearson": pearson_corrcoef, "spearman": spearman_corrcoef}[name]
         return correlation(predictions.double(), targets.double()).item()
     predictions, targets = predictions.long(), targets.long()
+    if predictions.dim() == 2:
+        if name in ("micro_f1", "macro_f1"):
+            return multilabel_f1_score(predictions, targets, num_labels, average=name.removesuffix("_f1")).item()
+        if name == "accuracy":
+            return (predictions == targets).all(1).double().mean().item()
+        raise SettingError("metric", name, "micro_f1, macro_f1, accuracy", when="where a row may have several labels")
     if name == "accuracy":
         return multiclass_accuracy(predictions, targets, num_labels, average="micro").item()
     if name == "f1" and num_labels == 2:
@@ -53,14 +61,18 @@ class Scores(Exact):
     Args:
         metrics: names of the task's metrics; their mean is its score, as in GLUE.
         num_labels: C classes; 1 for regression.
+        several_labels: a row may have any number of the classes; those whose logit is above 0 are predicted.
         keep_logits: keep each row's logits, too, for a file of all predictions.
     """
 
     full_state_update = False
 
-    def __init__(self, metrics: Sequence[str], num_labels: int, keep_logits: bool = False) -> None:
+    def __init__(
+        self, metrics: Sequence[str], num_labels: int, several_labels: bool = False, keep_logits: bool = False
+    ) -> None:
         super().__init__()
-        self.metrics, self.num_labels, self.keep_logits = tuple(metrics), num_labels, keep_logits
+        self.metrics, self.num_labels = tuple(metrics), num_labels
+        self.several_labels, self.keep_logits = several_labels, keep_logits
         for name in ("predictions", "targets", "index", "logits"):
             self.add_state(name, [], dist_reduce_fx="cat")
         self.add_state("loss", torch.zeros((), dtype=self.precise), dist_reduce_fx="sum")
@@ -70,20 +82,23 @@ class Scores(Exact):
 
         Args:
             logits: (B, C); (B, 1) for regression.
-            labels: (B,) class numbers or values; None: there are none.
+            labels: (B,) class numbers or values, or (B, C) of 0 and 1; None: there are none.
             index: (B,) the rows' numbers in their file, -1 for a filler row.
         """
-        self.predictions.append((logits[:, 0] if self.num_labels == 1 else logits.argmax(1)).to(self.precise))
+        found = logits > 0 if self.several_labels else logits[:, 0] if self.num_labels == 1 else logits.argmax(1)
+        self.predictions.append(found.to(self.precise))
         self.index.append(index)  # `compute` drops filler rows: dropping them here would make each batch wait for the GPU
         if self.keep_logits:
             self.logits.append(logits)
         if labels is not None:
             self.targets.append(labels.to(self.precise))
-            losses = task_loss(logits.to(self.precise), labels, "none")
+            losses = task_loss(logits.to(self.precise), labels, "none", self.several_labels)
             self.loss += losses.where(index >= 0, 0.0).sum()
 
     def compute(self) -> dict[str, Any]:
         """{predictions (R,), targets (R,), scores, index (R,)} and, if they are kept, logits (R, C), in the file's order.
+
+        predictions and targets are (R, C) where a row may have several labels.
 
         scores: {loss, each metric, score}, empty if the set has no labels: then targets is None. index: the rows' numbers.
         """
@@ -104,7 +119,7 @@ class Scores(Exact):
 
     def results(self) -> dict[str, Any]:
         """What `compute` returns, even for one row: torchmetrics turns a tensor with one element into a scalar."""
-        shapes = {"logits": (-1, self.num_labels)}
+        shapes = dict.fromkeys(("logits", *(("predictions", "targets") if self.several_labels else ())), (-1, self.num_labels))
         found = self.compute().items()
         return {name: value.reshape(shapes.get(name, -1)) if isinstance(value, Tensor) else value for name, value in found}
 
@@ -114,11 +129,18 @@ def _joined(state: Tensor | list[Tensor]) -> Tensor:
     return dim_zero_cat(state) if len(state) else torch.zeros(0, dtype=torch.int64)
 
 
-def task_loss(logits: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
-    """Cross-entropy in nats of logits (B, C), or mean squared error if C is 1; UserError if labels are not (B,)."""
-    if labels.shape != logits.shape[:1]:  # a column (B, 1) would be compared with the values of all rows
-        allowed = f"({len(logits)},), a class or value for each row"
-        raise UserError(f"labels of a batch have the shape {tuple(labels.shape)}", allowed)
+def task_loss(logits: Tensor, labels: Tensor, reduction: str = "mean", several_labels: bool = False) -> Tensor:
+    """Cross-entropy in nats of logits (B, C), or mean squared error if C is 1; UserError if labels are not (B,).
+
+    With several_labels, binary cross-entropy, a mean over classes: labels are (B, C), a 0 or 1 for each class.
+    """
+    wanted = logits.shape if several_labels else logits.shape[:1]
+    if labels.shape != wanted:  # a column (B, 1) would be compared with the values of all rows
+        each = "a 0 or 1 for each class" if several_labels else "a class or value for each row"
+        raise UserError(f"labels of a batch have the shape {tuple(labels.shape)}", f"{tuple(wanted)}, {each}")
+    if several_labels:
+        losses = functional.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="none").mean(1)
+        return losses if reduction == "none" else losses.mean()
     if logits.shape[1] == 1:
         return functional.mse_loss(logits[:, 0], labels.to(logits.dtype), reduction=reduction)
     return functional.cross_entropy(logits, labels, reduction=reduction)

@@ -39,13 +39,14 @@ def test_int8_tells_its_cost(pretrained, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("classes", "after", "expected"),
+    ("classes", "several", "after", "expected"),
     [
-        (2, [[2.0, 1.0], [0.0, 1.0], [0.0, 1.0], [3.0, 4.0]], "int8 gives float32's answer for 3 of 4 texts"),
-        (1, [[1.0], [2.5], [3.0], [4.0]], "values change by 0.125 on average, 0.500 at most, on 4 texts"),
+        (2, False, [[2.0, 1.0], [0.0, 1.0], [0.0, 1.0], [3.0, 4.0]], "int8 gives float32's answer for 3 of 4 texts"),
+        (2, True, [[2.0, 1.0], [0.0, 1.0], [0.0, 1.0], [3.0, 4.0]], "int8 gives float32's answer for 2 of 4 texts"),
+        (1, False, [[1.0], [2.5], [3.0], [4.0]], "values change by 0.125 on average, 0.500 at most, on 4 texts"),
     ],
 )
-def test_int8_answers_that_change_are_counted(classes, after, expected):
+def test_int8_answers_that_change_are_counted(classes, several, after, expected):
     pytest.importorskip("onnx")
     from lit_linformer.export import quantize
 
@@ -53,7 +54,10 @@ def test_int8_answers_that_change_are_counted(classes, after, expected):
     batches = [{"input_ids": torch.zeros(2, 3, dtype=torch.int64)}] * 2
     parts = [iter(torch.tensor(logits).split(2)) for logits in (before, after)]
     logits = [lambda ids, mask, part=part: next(part) for part in parts]
-    assert quantize.cost(SimpleNamespace(classifies=True, num_labels=classes), batches, *logits) == expected
+    assert (
+        quantize.cost(SimpleNamespace(classifies=True, num_labels=classes, several_labels=several), batches, *logits)
+        == expected
+    )
 
 
 @pytest.mark.slow

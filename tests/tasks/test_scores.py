@@ -13,10 +13,11 @@ from scipy import stats
 from sklearn import metrics as sk
 from torch.nn import functional
 
-from lit_linformer.tasks.scores import Scores, score
+from lit_linformer.tasks.scores import Scores, score, task_loss
 from tests.helpers import HANGS
 
 CLASSIFICATION = ("accuracy", "f1", "macro_f1", "matthews")
+SEVERAL = ("micro_f1", "macro_f1", "accuracy")
 EXPECTED = {
     "accuracy": lambda p, t, c: sk.accuracy_score(t, p),
     "f1": lambda p, t, c: sk.f1_score(t, p, average="binary" if c == 2 else "macro"),
@@ -47,6 +48,40 @@ def test_equal_to_scikit_learn_and_scipy(num_labels, seed):
     for name in names:
         expected = EXPECTED[name](predictions.numpy().astype(np.float64), labels.numpy(), num_labels)
         assert score(name, predictions, labels, num_labels) == pytest.approx(expected, abs=1e-6), name
+
+
+def several(num_labels, rows=301, seed=0):
+    """Logits and labels of rows that may have any number of labels; no row has the last one."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(rows, num_labels, generator=generator)
+    labels = (logits + torch.randn(rows, num_labels, generator=generator) > 0.5).float()
+    labels[:, -1] = 0
+    return logits, labels
+
+
+@pytest.mark.parametrize("num_labels", [2, 3, 7])
+def test_several_labels_are_scored_as_by_scikit_learn(num_labels):
+    logits, labels = several(num_labels)
+    told, gold = (logits > 0).numpy(), labels.numpy()
+    expected = {f"{kind}_f1": sk.f1_score(gold, told, average=kind, zero_division=0) for kind in ("micro", "macro")}
+    for name, value in (expected | {"accuracy": sk.accuracy_score(gold, told)}).items():
+        assert score(name, logits > 0, labels, num_labels) == pytest.approx(value, abs=1e-6), name
+    scores = Scores(SEVERAL, num_labels, several_labels=True, keep_logits=True)
+    fill(scores, logits, labels, list(range(301))[::-1])
+    found = scores.results()
+    assert torch.equal(found["predictions"].bool(), logits > 0) and torch.equal(found["targets"].float(), labels)
+    loss = functional.binary_cross_entropy_with_logits(logits.double(), labels.double())
+    assert found["scores"]["loss"] == pytest.approx(loss.item(), rel=1e-9)
+    assert torch.allclose(task_loss(logits, labels, several_labels=True).double(), loss)
+    scores = Scores(SEVERAL, num_labels, several_labels=True)
+    scores.update(logits[:1], labels[:1], torch.tensor([7]))
+    assert scores.results()["predictions"].shape == (1, num_labels)
+    with pytest.raises(
+        ValueError, match=r"labels of a batch have the shape \(4,\); allowed: \(4, .\), a 0 or 1 for each class"
+    ):
+        task_loss(logits[:4], torch.zeros(4), several_labels=True)
+    with pytest.raises(ValueError, match=r"metric is 'f1'; allowed where a row may have several labels: micro_f1, macro_f1"):
+        score("f1", logits > 0, labels, num_labels)
 
 
 @pytest.mark.parametrize("constant", [0, 1])
@@ -121,13 +156,19 @@ def test_a_batch_does_not_wait_for_the_gpu(num_labels):
     assert [tuple(found.shape) for found in scores.logits] == [(4, num_labels)]
 
 
-def one_rank(rank, port, rows, queue):
+def of_kind(kind, rows):
+    """Scores and a set of rows with one label each, or with several."""
+    if kind == "several":
+        return Scores(SEVERAL, 3, several_labels=True), *several(3, rows=rows)
+    return Scores(CLASSIFICATION, 3), *random_set(3, rows=rows)
+
+
+def one_rank(rank, port, rows, kind, queue):
     import torch.distributed as dist
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    logits, labels = random_set(3, rows=rows)
-    scores = Scores(CLASSIFICATION, 3)
+    scores, logits, labels = of_kind(kind, rows)
     # A rank without rows of its own still gets a batch: a filler.
     fill(scores, logits, labels, list(range(rank, rows, 2)) or [])
     if rank >= rows:
@@ -138,23 +179,22 @@ def one_rank(rank, port, rows, queue):
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("rows", [301, 2, 1])
+@pytest.mark.parametrize(("rows", "kind"), [(301, "one"), (2, "one"), (1, "one"), (301, "several"), (1, "several")])
 @pytest.mark.filterwarnings("ignore:.*fork.*")
-def test_two_processes_score_like_one(rows):
+def test_two_processes_score_like_one(rows, kind):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
-    processes = [context.Process(target=one_rank, args=(rank, port, rows, queue)) for rank in range(2)]
+    processes = [context.Process(target=one_rank, args=(rank, port, rows, kind, queue)) for rank in range(2)]
     for process in processes:
         process.start()
     results = [queue.get(timeout=HANGS) for _ in processes]
     for process in processes:
         process.join(HANGS)
         assert process.exitcode == 0
-    logits, labels = random_set(3, rows=rows)
-    alone = Scores(CLASSIFICATION, 3)
+    alone, logits, labels = of_kind(kind, rows)
     fill(alone, logits, labels, list(range(rows)))
     expected = alone.compute()
     for _, scores, predictions in results:

@@ -5,10 +5,11 @@
     data.setup("fit")
     batch = next(iter(data.train_dataloader()))
 
-Shapes: B rows of the data set, R rows of tokens (B, or more with data.max_windows > 1), L tokens of the longest one.
-Batches: input_ids (R, L) int64; attention_mask (R, L) bool only if a row has padding; labels (B,) int64, or float32 for a
-regression, unless the split has none; index (B,) int64, the row's number in its file, -1 for a filler row; document (R,)
-int64, only with data.max_windows > 1; for predict also texts, a list of B strings or pairs.
+Shapes: B rows of the data set, R rows of tokens (B, or more with data.max_windows > 1), L tokens of the longest one, C classes.
+Batches: input_ids (R, L) int64; attention_mask (R, L) bool only if a row has padding; labels (B,) int64, float32 for a
+regression, or (B, C) float32 where a row may have several, unless the split has none; index (B,) int64, the row's number in
+its file, -1 for a filler row; document (R,) int64, only with data.max_windows > 1; for predict also texts, a list of B strings
+or pairs.
 """
 
 import contextlib
@@ -21,7 +22,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from lit_linformer.data.checksums import verify
 from lit_linformer.data.datamodule import BatchSize, ResumableDataModule, RowLength, Verify, VocabularySize, Workers
-from lit_linformer.data.finetuning.encoded_texts import EncodedTexts, encoded_files, inputs_of
+from lit_linformer.data.finetuning.encoded_texts import EncodedTexts, encoded_files, inputs_of, stored_labels
 from lit_linformer.data.finetuning.labelled_rows import EMPTY_TEXTS, SOURCES, LabelledSource
 from lit_linformer.data.finetuning.prompts import read_texts, text_loader
 from lit_linformer.data.finetuning.row_layout import TRUNCATIONS, RowLayout
@@ -50,8 +51,11 @@ class FineTuningData(ResumableDataModule):
         label_column: For your own task: the column of labels.
         labels: For your own task: names of the classes, in the order of their numbers, from 0; rows hold a name or a number.
             None: regression.
+        label_separator: For your own task, whose rows may have several labels, or none: what separates them in a table's cell,
+            as in sport|politics; JSON lines and Parquet may hold lists. None: a row has one label.
         metrics: For your own task: accuracy, f1 (that of the second of two classes), macro_f1 (the mean over classes),
-            matthews (none given: accuracy); for regression pearson, spearman (none given: both).
+            matthews (none given: accuracy); for regression pearson, spearman (none given: both); for several labels micro_f1
+            (none given), macro_f1 and accuracy, the share of rows whose labels are all right.
         validation_fraction: Share of the training rows, 0 to 1, to hold out where source has no validation split; always
             the same rows. None: 0.1 for IMDB and your own task; GLUE's tasks need the split.
         drop_leaked: Drop training rows whose texts are also in validation or test.
@@ -92,6 +96,7 @@ class FineTuningData(ResumableDataModule):
         columns: list[str] | None = None,
         label_column: str = "label",
         labels: list[str] | None = None,
+        label_separator: str | None = None,
         metrics: list[str] | None = None,
         validation_fraction: Annotated[float, Range(least=0, below=1)] | None = None,
         drop_leaked: bool = False,
@@ -116,7 +121,7 @@ class FineTuningData(ResumableDataModule):
     ):
         check_ranges("data.", FineTuningData.__init__, locals())
         super().__init__()
-        self.text_task = chosen_task(task, columns, label_column, labels, metrics, source)
+        self.text_task = chosen_task(task, columns, label_column, labels, metrics, source, label_separator)
         if source is None:
             if self.text_task.hub is None:
                 raise UserError("data.source is not given", SOURCES)
@@ -184,7 +189,7 @@ class FineTuningData(ResumableDataModule):
         return encoded_files(self.cache_dir, self.source, split, self.tokenizer)
 
     def _files(self, split: str) -> RowFiles:
-        return RowFiles(self._folder(split), self.text_task.labels is not None)
+        return RowFiles(self._folder(split), stored_labels(self.text_task))
 
     def setup(self, stage: str | None = None) -> None:
         if stage == "predict":

@@ -16,10 +16,11 @@ from torch.utils.data import Dataset
 
 from lit_linformer.data.finetuning.labelled_rows import LabelledRow, LabelledSource
 from lit_linformer.data.finetuning.row_layout import RowLayout
+from lit_linformer.data.finetuning.text_tasks import TextTask
 from lit_linformer.data.loader import FILLER
 from lit_linformer.data.pieces import encode_texts, size_of
 from lit_linformer.data.progress_bar import Preparing
-from lit_linformer.data.row_files import Encoded, RowFiles, make_row_files, row_hash
+from lit_linformer.data.row_files import CLASSES, VALUES, Encoded, Labels, RowFiles, make_row_files, row_hash, several_labels
 from lit_linformer.data.tokenizer import Tokenizer
 from lit_linformer.model.heads import IGNORED
 
@@ -46,7 +47,14 @@ def encoded_files(cache: Path, source: LabelledSource, split: str, tokenizer: To
 
     title = f"Tokenising {source.source}, {split}"
     inputs = inputs_of(source, split, tokenizer)
-    return make_row_files(cache, inputs, rows, title, len(task.columns), bool(task.labels), len(tokenizer))
+    return make_row_files(cache, inputs, rows, title, len(task.columns), stored_labels(task), len(tokenizer))
+
+
+def stored_labels(task: TextTask) -> Labels:
+    """How the labels of a task are stored."""
+    if task.labels is None:
+        return VALUES
+    return several_labels(len(task.labels)) if task.several_labels else CLASSES
 
 
 def inputs_of(source: LabelledSource, split: str, tokenizer: Tokenizer) -> dict:
@@ -57,7 +65,7 @@ def inputs_of(source: LabelledSource, split: str, tokenizer: Tokenizer) -> dict:
         "source": source.stamp(split),
         "split": split,
         "columns": [task.columns, task.label_column, task.headerless],
-        "labels": [task.labels, task.label_range],
+        "labels": [task.labels, task.label_range, *([task.label_separator] if task.several_labels else [])],
         "keep_empty": source.keep_empty,
     }
 
@@ -71,9 +79,10 @@ class EncodedTexts(Dataset):
     """Rows as batches. Items are whole batches, keyed by the (epoch, index) of each row; the index FILLER gives bos eos.
 
     Items hold input_ids (R, L) int64, padded on the right to the longest row of the batch; attention_mask (R, L) bool,
-    only if a row has padding; labels (B,) int64, or float32 for a regression (absent if there are none; -100 in a
-    filler row); index (B,) int64, the row's number in its file from 0, -1 for a filler row; and, only if windows are
-    allowed, document (R,) int64, which of the B rows of the file a row of tokens belongs to.
+    only if a row has padding; labels (B,) int64, float32 for a regression, or (B, C) float32 where a row may have several of C
+    classes (absent if there are none; -100 in a filler row); index (B,) int64, the row's number in its file from 0, -1 for a
+    filler row; and, only if windows are allowed, document (R,) int64, which of the B rows of the file a row of tokens
+    belongs to.
 
     rows: which rows of the files to use, in this order, None: all; by_length: sort them, the longest first, so that a batch
     has rows of about the same length.
@@ -97,7 +106,8 @@ class EncodedTexts(Dataset):
         batch = self.layout.batch([None if row == FILLER else self.files.ids(row) for row in rows])
         batch["index"] = torch.tensor(rows)
         if self.labelled:
-            labels = [IGNORED if row == FILLER else self.files.labels[row].item() for row in rows]
-            dtype = torch.float32 if self.files.labels.dtype == np.float32 else torch.int64
-            batch["labels"] = torch.tensor(labels, dtype=dtype)
+            stored = self.files.labels
+            filler = np.full_like(stored[0], IGNORED)  # -100, in an int8, too
+            labels = np.stack([filler if row == FILLER else stored[row] for row in rows])
+            batch["labels"] = torch.from_numpy(labels.astype(np.int64 if stored.dtype == np.int32 else np.float32))
         return batch

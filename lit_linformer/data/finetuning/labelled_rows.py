@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from lit_linformer.data.cache import fingerprint, make_once, read_whole
 from lit_linformer.data.finetuning.split_files import SplitFiles, find_files
-from lit_linformer.data.finetuning.text_tasks import TextTask, as_typed, label_of
+from lit_linformer.data.finetuning.text_tasks import Label, TextTask, as_typed, label_names, label_of
 from lit_linformer.data.reading import LONGEST_LINE, hub_stamp, load_hub, stamps, text_lines
 from lit_linformer.data.tables import TABLE_FILES, TABLES, hub_rows, is_number, kind_of, row_name, table_rows
 from lit_linformer.utils.errors import SettingError, UserError
@@ -31,7 +31,7 @@ SOURCES = "a folder, a table, hub:NAME or hub:NAME:CONFIG"
 
 class LabelledRow(NamedTuple):
     texts: tuple[str, ...]
-    label: int | float | None
+    label: Label | None
 
 
 class LabelledSource:
@@ -185,10 +185,12 @@ class LabelledSource:
         if not labels:
             raise self.empty(split)
 
-    def label(self, where: tuple, value: object) -> int | float | None:
-        """The class number or value of a label that the file gives as `value`."""
-        if isinstance(value, list | dict):  # in JSON lines, for example several classes
-            raise UserError(f"{self.setting}: {row_name(where)}: label is {value}", "a text or a number: a row has one label")
+    def label(self, where: tuple, value: object) -> Label | None:
+        """The class number or value of a label, or the classes of several, that the file gives as `value`."""
+        if isinstance(value, dict) or (isinstance(value, list) and not self.task.several_labels):
+            one = "a text or a number: a row has one label, unless data.label_separator allows several"
+            allowed = "a list of names or numbers" if self.task.several_labels else one
+            raise UserError(f"{self.setting}: {row_name(where)}: label is {value}", allowed)
         try:
             return label_of(value, self.task)
         except ValueError as error:
@@ -198,7 +200,8 @@ class LabelledSource:
         """For an error about a label: the classes in the training rows; empty if one is a number, or one of the task's."""
         if self.task.hub or self.find("train") is None:
             return ""
-        found = sorted({str(value) for _, _, value in self.texts("train", needs_label=False) if value not in (None, "")})
+        values = (value for _, _, value in self.texts("train", needs_label=False) if value not in (None, ""))
+        found = sorted({str(name) for value in values for name in label_names(value, self.task)})
         names = len(found) <= MOST_NAMES and not any(map(is_number, found)) and not set(found) & set(self.task.labels or ())
         return f", here --data.labels {shlex.quote(as_typed(found))}" if names else ""
 
@@ -249,11 +252,14 @@ class LabelledSource:
         place = f"{self.source!r}, split {split}"
         chosen = self._columns(place, rows.column_names, needs_label)
         # class numbers are the data set's own: its classes may be the task's in another order, so their names decide
-        names = getattr(rows.features[chosen[-1]], "names", None) if chosen[-1] else None
+        feature = rows.features[chosen[-1]] if chosen[-1] else None
+        names = getattr(getattr(feature, "feature", feature), "names", None)  # of a list's elements, or of the one label
         by_name = names is not None and set(names) == set(self.task.labels or ())
         for fraction, where, (*texts, label) in hub_rows(rows, chosen, place, self.setting):
             self.fraction = fraction
-            if by_name and label is not None and label >= 0:
+            if by_name and isinstance(label, list):
+                label = [names[number] for number in label]
+            elif by_name and label is not None and label >= 0:
                 label = names[label]
             yield where, texts, label
 

@@ -34,7 +34,8 @@ def _of_rows(rows: EncodedTexts, task: TextTask) -> dict[str, Any]:
     if task.labels is None:
         mean = float(f"{values.mean(dtype=np.float64):.6g}")
         return told | {"values": {"least": as_given(values.min()), "mean": mean, "greatest": as_given(values.max())}}
-    return told | {"labels": dict(zip(task.labels, np.bincount(values, minlength=len(task.labels)).tolist(), strict=True))}
+    counts = values.sum(0) if task.several_labels else np.bincount(values, minlength=len(task.labels))
+    return told | {"labels": dict(zip(task.labels, counts.tolist(), strict=True))}
 
 
 def cut_hint(sets: Mapping[str, EncodedTexts], summary: Summary, longest: int | None) -> str | None:

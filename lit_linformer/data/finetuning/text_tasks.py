@@ -8,7 +8,7 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,12 @@ from lit_linformer.utils.errors import SettingError, UserError, meant
 
 CLASSIFICATION_METRICS = ("accuracy", "f1", "macro_f1", "matthews")
 REGRESSION_METRICS = ("pearson", "spearman")
+SEVERAL_METRICS = ("micro_f1", "macro_f1", "accuracy")  # where a row may have several labels
 LARGEST = (2 - 2**-23) * 2.0**127  # the largest float32, as which labels are stored
+
+
+# A class number, a regression's value, or a 0 or 1 for each class where a row may have several.
+Label = int | float | Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,7 @@ class TextTask:
         unlabelled_test: The test set's labels are not public.
         ragged: The TSV files are known to hold lines with too few fields: they are skipped.
         validation_fraction: Share of the training rows to hold out; None: the data set has a validation split.
+        label_separator: What separates the labels in a cell, where a row may have several of them, or none; None: it has one.
     """
 
     name: str
@@ -57,14 +63,24 @@ class TextTask:
     unlabelled_test: bool = False
     ragged: bool = False
     validation_fraction: float | None = None
+    label_separator: str | None = None
+
+    @property
+    def several_labels(self) -> bool:
+        """Whether a row may have any number of the classes; a label is then a 0 or 1 for each class."""
+        return self.label_separator is not None
 
     def splits(self, kind: str) -> list[str]:
         """Splits of a kind ("train", "validation", "test"); the last two have one for each evaluation set."""
         return [kind] if kind == "train" else [f"{kind}_{name}" if name else kind for name in self.evaluation]
 
-    def label_name(self, label: int | float | None) -> str | float | None:
-        """The name of a class, by its number; a regression's value as it is."""
-        return label if self.labels is None or label is None else self.labels[int(label)]
+    def label_name(self, label: Label | None) -> str | float | list[str] | None:
+        """The name of a class, by its number, or those of several; a regression's value as it is."""
+        if self.labels is None or label is None:
+            return label
+        if self.several_labels:
+            return [name for name, there in zip(self.labels, label, strict=True) if there]
+        return self.labels[int(label)]
 
 
 def _glue(name: str, config: str, *columns: tuple[str, ...], **settings) -> TextTask:
@@ -118,7 +134,11 @@ def find_task(name: str) -> TextTask:
 
 
 def own_task(
-    columns: list[str], label_column: str = "label", labels: list[str] | None = None, metrics: list[str] | None = None
+    columns: list[str],
+    label_column: str = "label",
+    labels: list[str] | None = None,
+    metrics: list[str] | None = None,
+    label_separator: str | None = None,
 ) -> TextTask:
     """A task that is not in the table; without labels it is a regression."""
     if len(columns) not in (1, 2) or not all(columns) or len(set(columns)) != len(columns):
@@ -127,17 +147,24 @@ def own_task(
         raise SettingError("data.label_column", label_column, "another column than data.columns")
     if labels is not None and (len(labels) < 2 or len(set(labels)) != len(labels) or not all(labels)):
         raise SettingError("data.labels", labels, "two or more different names, or none for regression")
-    allowed = REGRESSION_METRICS if labels is None else CLASSIFICATION_METRICS
-    metrics = list(metrics) if metrics is not None else list(REGRESSION_METRICS) if labels is None else ["accuracy"]
+    if label_separator is not None:
+        _check_separator(label_separator, labels)
+    known = (*CLASSIFICATION_METRICS, *SEVERAL_METRICS[:1], *REGRESSION_METRICS)
+    if labels is None:
+        kind, allowed, default = "a regression (data.labels is not given)", REGRESSION_METRICS, REGRESSION_METRICS
+    elif label_separator is not None:
+        kind, allowed, default = "several labels a row (data.label_separator)", SEVERAL_METRICS, SEVERAL_METRICS[:1]
+    else:
+        kind, allowed, default = "a classification", CLASSIFICATION_METRICS, CLASSIFICATION_METRICS[:1]
+    metrics = list(default if metrics is None else metrics)
     if not metrics or len(set(metrics)) != len(metrics):
         raise SettingError("data.metrics", metrics, f"one or more of {', '.join(allowed)}")
     for metric in metrics:
         if metric in allowed:
             continue
-        if metric in CLASSIFICATION_METRICS + REGRESSION_METRICS:
-            kind = "a regression (data.labels is not given)" if labels is None else "a classification"
+        if metric in known:
             raise UserError(f"data.metrics has {metric!r}, which is not for {kind}", ", ".join(allowed))
-        near = meant(metric, CLASSIFICATION_METRICS + REGRESSION_METRICS) or ", or one of your own (docs/finetuning.md)"
+        near = meant(metric, known) or ", or one of your own (docs/finetuning.md)"
         raise UserError(f"data.metrics has {metric!r}", f"{', '.join(allowed)}{near}")
     return TextTask(
         "your own",
@@ -147,7 +174,16 @@ def own_task(
         tuple(metrics),
         submits_names=True,
         validation_fraction=0.1,
+        label_separator=label_separator,
     )
+
+
+def _check_separator(separator: str, labels: list[str] | None) -> None:
+    if labels is None:
+        raise SettingError("data.label_separator", separator, "none without data.labels, which makes it a regression")
+    if held := [name for name in labels if separator in name]:  # each name holds an empty separator
+        more = f", which the label {held[0]!r} holds"
+        raise SettingError("data.label_separator", separator, "characters that no label has, such as '|'", more=more)
 
 
 def _key(name: str) -> str:
@@ -161,10 +197,11 @@ def chosen_task(
     labels: list | None,
     metrics: list | None,
     source: str | None = None,
+    label_separator: str | None = None,
 ) -> TextTask:
     """The task that `data.task` names, or the one that the other settings describe; ValueError for both, or neither."""
     if task is not None:
-        own = {"columns": columns, "labels": labels, "metrics": metrics}
+        own = {"columns": columns, "labels": labels, "metrics": metrics, "label_separator": label_separator}
         if given := [name for name, value in own.items() if value is not None]:
             raise SettingError(f"data.{given[0]}", own[given[0]], "none, since the task sets it", when=f"with data.task {task}")
         return find_task(task)
@@ -174,14 +211,31 @@ def chosen_task(
             there = ", ".join(map(repr, column_names(Path(source), "data.source")))
             raise UserError("data.columns is not given", f"the one of texts, or the two of pairs, of {source}'s {there}")
         raise UserError("data.task is not given", f"{names}, or data.columns, which describes a task of your own")
-    return own_task(columns, label_column, labels, metrics)
+    return own_task(columns, label_column, labels, metrics, label_separator)
 
 
-def label_of(value, task: TextTask) -> int | float | None:
-    """A label's class number, or the value of a regression; None if there is no label: null, an empty cell, or the hub's -1."""
-    if value is None or value == "":
+def label_of(value, task: TextTask) -> Label | None:
+    """A label's class number, or the value of a regression; None if there is no label: null, an empty cell, or the hub's -1.
+
+    Where a row may have several labels, a tuple with a 0 or 1 for each class: an empty cell or list has none of them.
+    """
+    if value is None:
+        return None
+    if task.several_labels:
+        found = {_class(name, task.labels) for name in label_names(value, task)} - {None}
+        return tuple(int(number in found) for number in range(len(task.labels)))
+    if value == "":
         return None
     return _number(value, task.label_range) if task.labels is None else _class(value, task.labels)
+
+
+def label_names(value, task: TextTask) -> list:
+    """The labels in a cell, as the file gives them: one, or those of a list or between separators."""
+    if isinstance(value, list):
+        return value
+    if isinstance(value, str) and task.label_separator is not None:
+        return [name.strip() for name in value.split(task.label_separator) if name.strip()]
+    return [value]
 
 
 def as_typed(names: Iterable[str]) -> str:

@@ -31,7 +31,7 @@ from lit_linformer.data.longrange.sources import FROM_FILES, TASKS, FileSource, 
 from lit_linformer.data.pretraining.masking import VALIDATION_MASK_RATE, VALIDATION_SEED, MaskedBlocks, Masker
 from lit_linformer.data.pretraining.token_files import SPLITS
 from lit_linformer.data.progress_bar import Preparing
-from lit_linformer.data.row_files import FILES, Encoded, RowFiles, make_row_files, name_of, row_hash
+from lit_linformer.data.row_files import CLASSES, FILES, Encoded, RowFiles, make_row_files, name_of, row_hash
 from lit_linformer.data.summary import Summary
 from lit_linformer.model.ranges import Count, Natural, OneOf, Range, Seed, check_ranges
 from lit_linformer.utils.errors import SettingError, UserError
@@ -226,7 +226,7 @@ class LongRangeData(ResumableDataModule):
                 raise UserError(f"data.source has no rows in its {split} split", "one or more")
 
         title = f"Rows of {self.task.name}, {split}"
-        return make_row_files(self.cache_dir, inputs, rows, title, self.task.texts, True, self.num_tokens)
+        return make_row_files(self.cache_dir, inputs, rows, title, self.task.texts, CLASSES, self.num_tokens)
 
     def setup(self, stage: str | None = None) -> None:
         if stage == "predict":
@@ -239,7 +239,7 @@ class LongRangeData(ResumableDataModule):
 
     def _set(self, split: str) -> EncodedTexts:
         held_out = self._stored("validation") == "train"
-        files = RowFiles(self._folder(self._stored(split)), classes=True)
+        files = RowFiles(self._folder(self._stored(split)), CLASSES)
         rows = np.arange(files.rows)
         if held_out and split != "test":
             chosen = select_rows(files.hashes, self.validation_fraction)

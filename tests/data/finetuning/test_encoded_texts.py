@@ -13,7 +13,7 @@ from lit_linformer.data.finetuning.labelled_rows import LabelledSource
 from lit_linformer.data.finetuning.row_layout import RowLayout
 from lit_linformer.data.finetuning.text_tasks import find_task, own_task
 from lit_linformer.data.loader import FILLER, EvaluationLoader
-from lit_linformer.data.row_files import RowFiles
+from lit_linformer.data.row_files import CLASSES, VALUES, RowFiles
 from lit_linformer.data.tokenizer import train_tokenizer
 from tests.data.conftest import make_documents
 from tests.data.finetuning.glue import write_glue
@@ -45,7 +45,7 @@ def texts(root):
 
 def test_what_is_written_is_read_again(tmp_path, root, texts, tokenizer, monkeypatch):
     monkeypatch.setattr("lit_linformer.data.pieces.BATCH_BYTES", 700)  # many batches
-    files = RowFiles(make(tmp_path, root, tokenizer), classes=True)
+    files = RowFiles(make(tmp_path, root, tokenizer), CLASSES)
     ids = [tokenizer.encode(text) for text in texts]
     assert [files.ids(row)[0].tolist() for row in range(files.rows)] == ids
     assert files.lengths.tolist() == [[len(each)] for each in ids]
@@ -55,7 +55,7 @@ def test_what_is_written_is_read_again(tmp_path, root, texts, tokenizer, monkeyp
 
 
 def test_batches_hold_rows_labels_and_numbers(tmp_path, root, texts, tokenizer):
-    rows = EncodedTexts(RowFiles(make(tmp_path, root, tokenizer), True), layout_of(tokenizer, 32))
+    rows = EncodedTexts(RowFiles(make(tmp_path, root, tokenizer), CLASSES), layout_of(tokenizer, 32))
     batch = rows[[(0, 99), (3, 2), (0, FILLER)]]
     ids = [tokenizer.encode(texts[99]), tokenizer.encode(texts[2])[:30], []]
     for row, each in zip(batch["input_ids"].tolist(), ids, strict=True):
@@ -72,7 +72,7 @@ def test_pairs_values_and_unlabelled_splits(tmp_path, tokenizer):
     task = find_task("STS-B")
     train, test = (
         EncodedTexts(
-            RowFiles(make(tmp_path, tmp_path / "glue", tokenizer, task, split), False), layout_of(tokenizer, pair=True)
+            RowFiles(make(tmp_path, tmp_path / "glue", tokenizer, task, split), VALUES), layout_of(tokenizer, pair=True)
         )
         for split in ("train", "test")
     )
@@ -85,7 +85,7 @@ def test_pairs_values_and_unlabelled_splits(tmp_path, tokenizer):
 
 
 def test_by_length_and_chosen_rows(tmp_path, root, tokenizer):
-    files, chosen = RowFiles(make(tmp_path, root, tokenizer), True), np.array([60, 3, 99, 5])
+    files, chosen = RowFiles(make(tmp_path, root, tokenizer), CLASSES), np.array([60, 3, 99, 5])
     rows = EncodedTexts(files, layout_of(tokenizer), chosen, by_length=True)
     assert (
         sorted(rows.rows.tolist()) == sorted(chosen.tolist()) and rows.lengths.tolist() == sorted(rows.lengths.tolist())[::-1]
@@ -98,7 +98,7 @@ def test_by_length_and_chosen_rows(tmp_path, root, tokenizer):
 @pytest.mark.parametrize("size, world_size", [(100, 1), (100, 2), (100, 3), (1, 2), (2, 3), (7, 3)])
 @pytest.mark.parametrize("max_windows", [1, 3])
 def test_evaluation_has_every_row_once_and_few_pads(tmp_path, root, tokenizer, size, world_size, max_windows):
-    files = RowFiles(make(tmp_path, root, tokenizer), True)
+    files = RowFiles(make(tmp_path, root, tokenizer), CLASSES)
     rows = EncodedTexts(
         files, layout_of(tokenizer, 32, max_windows=max_windows, window_overlap=8), np.arange(size), by_length=True
     )
@@ -119,14 +119,14 @@ def test_evaluation_has_every_row_once_and_few_pads(tmp_path, root, tokenizer, s
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_workers_load_the_same(tmp_path, root, tokenizer, num_workers):
-    rows = EncodedTexts(RowFiles(make(tmp_path, root, tokenizer), True), layout_of(tokenizer), by_length=True)
+    rows = EncodedTexts(RowFiles(make(tmp_path, root, tokenizer), CLASSES), layout_of(tokenizer), by_length=True)
     expected = [rows[[(0, i) for i in range(start, min(start + 16, 100))]] for start in range(0, 100, 16)]
     for batch, other in zip(EvaluationLoader(rows, 16, num_workers=num_workers), expected, strict=True):
         assert batch.keys() == other.keys() and all(torch.equal(batch[name], other[name]) for name in batch)
 
 
 def test_pickled_rows_read_on(tmp_path, root, tokenizer):
-    rows = EncodedTexts(RowFiles(make(tmp_path, root, tokenizer), True), layout_of(tokenizer))
+    rows = EncodedTexts(RowFiles(make(tmp_path, root, tokenizer), CLASSES), layout_of(tokenizer))
     before = rows[[(0, 7)]]
     copy = pickle.loads(pickle.dumps(rows))
     assert torch.equal(copy[[(0, 7)]]["input_ids"], before["input_ids"])
@@ -136,7 +136,7 @@ def test_large_vocabularies_take_four_bytes(tmp_path, root, texts):
     large = train_tokenizer("bpe", make_documents(50), 400)
     large.backend.add_tokens([f"extra{i}" for i in range(70_000)])
     large = type(large)(large.backend, "large")
-    files = RowFiles(make(tmp_path, root, large), True)
+    files = RowFiles(make(tmp_path, root, large), CLASSES)
     assert files.dtype == np.uint32 and files.ids(3)[0].tolist() == large.encode(texts[3])
 
 
@@ -145,7 +145,7 @@ def test_second_start_builds_nothing_and_another_length_neither(tmp_path, root, 
     before = {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in [folder, *folder.iterdir()]}
     assert make(tmp_path / "cache", root, tokenizer) == folder
     for max_length in (8, 32):
-        rows = EncodedTexts(RowFiles(folder, True), layout_of(tokenizer, max_length))
+        rows = EncodedTexts(RowFiles(folder, CLASSES), layout_of(tokenizer, max_length))
         assert rows[[(0, 0)]]["input_ids"].shape == (1, max_length)
     assert {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in [folder, *folder.iterdir()]} == before
 
@@ -172,7 +172,7 @@ def test_damaged_files_are_not_read(tmp_path, root, tokenizer, name):
     with pytest.raises(
         ValueError, match=rf"{name}.bin is damaged: it should hold [\d,]+ (tokens|numbers); delete the folder .*texts-"
     ):
-        RowFiles(folder, True)
+        RowFiles(folder, CLASSES)
 
 
 def test_an_error_leaves_no_files(tmp_path, tokenizer):
@@ -187,4 +187,4 @@ def test_skipped_lines_are_announced(tmp_path, tokenizer):
     (tmp_path / "train.tsv").write_text(lines)
     with pytest.warns(UserWarning, match=r": 2 lines of the train split have too few fields: skipped$"):
         folder = make(tmp_path / "cache", tmp_path, tokenizer, find_task("QQP"))
-    assert RowFiles(folder, True).rows == 1
+    assert RowFiles(folder, CLASSES).rows == 1
