@@ -125,7 +125,8 @@ def beside(batch: dict[str, Any], longest: int) -> tuple[dict[str, Any], ...]:
 
     count, full = len(ids), max(1, round(len(real) / longest))
     even = {key: batch[key] for key in ("labels", "document") if key in batch} | rows(count, round(len(real) / count))
-    return batch, even, rows(full, longest) | {"labels": batch["labels"][torch.arange(full) % count]}
+    labels = batch["labels"][torch.arange(full) % len(batch["labels"])]
+    return batch, even, rows(full, longest) | {"labels": labels}
 
 
 def real_tokens(batch: dict[str, Any]) -> int:
