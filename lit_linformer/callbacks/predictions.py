@@ -96,7 +96,8 @@ def evaluated(data: Any, split: str, result: dict[str, Any], pl_module: Any) -> 
     """Records of a split in the order of its file; `result`: what `Scores.results` returns, with logits."""
     task, targets, numbers = pl_module.text_task, result["targets"], result["index"].tolist()
     labels: list = [None] * len(numbers) if targets is None else targets.tolist()
-    labels = [as_given(label) if isinstance(label, float) else label for label in labels]
+    if targets is not None and not task.several_labels:
+        labels = list(map(as_given, labels))
     rows = zip(numbers, labels, pl_module.predicted(result["logits"]), strict=True)
     row = next(rows, None)
     for number, told in _told(data, split, numbers):

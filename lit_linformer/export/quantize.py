@@ -17,6 +17,7 @@ from lit_linformer.runs.record import of_class
 from lit_linformer.runs.trained_model import TrainedModel
 from lit_linformer.tasks.evaluation import BATCH, masked_batches, open_text
 from lit_linformer.tasks.perplexity import Perplexity
+from lit_linformer.tasks.scores import answers
 from lit_linformer.utils.errors import UserError
 from lit_linformer.utils.quiet import quiet
 
@@ -93,7 +94,8 @@ def cost(model: TrainedModel, batches: list[dict[str, Tensor]], before: Logits, 
     a, b = (torch.cat([logits(*_inputs(batch)) for batch in batches]) for logits in (before, after))
     if model.num_labels == 1:
         return f"values change by {(a - b).abs().mean():.3f} on average, {(a - b).abs().max():.3f} at most, on {rows} texts"
-    kept = ((a > 0) == (b > 0)).all(-1).sum() if model.several_labels else (a.argmax(-1) == b.argmax(-1)).sum()
+    same = answers(a, model.several_labels) == answers(b, model.several_labels)
+    kept = same.reshape(len(a), -1).all(-1).sum()
     return f"int8 gives float32's answer for {kept} of {rows} texts"
 
 

@@ -21,7 +21,7 @@ from lit_linformer.model.ranges import Count, Dropout, Natural, OneOf, Range, Sh
 from lit_linformer.tasks.base import Batch, TrainingModule
 from lit_linformer.tasks.data_fits import check_classes
 from lit_linformer.tasks.optim import LearningRate, WeightDecay, layer_decay, parameter_groups
-from lit_linformer.tasks.scores import Scores, task_loss
+from lit_linformer.tasks.scores import Scores, answers, task_loss
 from lit_linformer.utils.errors import SettingError, UserError
 
 
@@ -228,7 +228,7 @@ class SequenceClassification(TrainingModule):
         labels = self.text_task.labels
         if labels is None:
             return [{"value": value} for value in logits[:, 0].tolist()]
-        predictions = (logits > 0) if self.several_labels else logits.argmax(-1)
+        predictions = answers(logits, self.several_labels)
         shares = (logits.sigmoid() if self.several_labels else logits.softmax(-1)).tolist()
         return [
             {"prediction": self.text_task.label_name(found), "probabilities": dict(zip(labels, row, strict=True))}

@@ -85,7 +85,7 @@ class Scores(Exact):
             labels: (B,) class numbers or values, or (B, C) of 0 and 1; None: there are none.
             index: (B,) the rows' numbers in their file, -1 for a filler row.
         """
-        found = logits > 0 if self.several_labels else logits[:, 0] if self.num_labels == 1 else logits.argmax(1)
+        found = logits[:, 0] if self.num_labels == 1 else answers(logits, self.several_labels)
         self.predictions.append(found.to(self.precise))
         self.index.append(index)  # `compute` drops filler rows: dropping them here would make each batch wait for the GPU
         if self.keep_logits:
@@ -119,7 +119,8 @@ class Scores(Exact):
 
     def results(self) -> dict[str, Any]:
         """What `compute` returns, even for one row: torchmetrics turns a tensor with one element into a scalar."""
-        shapes = dict.fromkeys(("logits", *(("predictions", "targets") if self.several_labels else ())), (-1, self.num_labels))
+        by_class = ("logits", "predictions", "targets") if self.several_labels else ("logits",)
+        shapes = dict.fromkeys(by_class, (-1, self.num_labels))
         found = self.compute().items()
         return {name: value.reshape(shapes.get(name, -1)) if isinstance(value, Tensor) else value for name, value in found}
 
@@ -127,6 +128,11 @@ class Scores(Exact):
 def _joined(state: Tensor | list[Tensor]) -> Tensor:
     """A state as one tensor. It is a tensor after it was joined over ranks, a list before that, empty if there was no batch."""
     return dim_zero_cat(state) if len(state) else torch.zeros(0, dtype=torch.int64)
+
+
+def answers(logits: Tensor, several_labels: bool = False) -> Tensor:
+    """The class predicted for each row of logits (R, C), (R,); with several_labels (R, C) bool, true where p is above 0.5."""
+    return logits > 0 if several_labels else logits.argmax(-1)
 
 
 def task_loss(logits: Tensor, labels: Tensor, reduction: str = "mean", several_labels: bool = False) -> Tensor:

@@ -165,7 +165,8 @@ def test_a_row_with_several_labels_and_a_class_with_an_apostrophe(tmp_path):
     (tmp_path / "several.jsonl").write_text('{"text": "a", "label": ["good", "new"]}\n')
     with pytest.raises(
         ValueError,
-        match=r"line 1: label is \['good', 'new'\]; allowed: a text or a number: a row has one label, unless data.label_sep",
+        match=r"line 1: label is \['good', 'new'\]; allowed: a text or a number: a row has one label, "
+        r"unless data.label_separator allows several$",
     ):
         list(LabelledSource(str(tmp_path / "several.jsonl"), own_task(["text"], labels=["new", "good"])).rows("train"))
     path = write(tmp_path, "t.csv", [("fine", "it's"), ("bad", "no")])
