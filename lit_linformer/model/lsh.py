@@ -83,8 +83,11 @@ class LshAttention(Attention):
         allowed, bias = self._columns(all_rounds, q.dtype)
         scores = near_scores(q, _normalised(q), allowed, self.chunk, reach)
         scores = scores + bias.flatten(-3, -2)[..., :length, :]
-        weights = functional.dropout(scores.softmax(-1).to(v.dtype), self.dropout, self.training)
-        found, total = near_values(weights, v, self.chunk, reach), scores.logsumexp(-1, keepdim=True)
+        weights = scores.softmax(-1)
+        highest, at = scores.max(-1, keepdim=True)
+        total = highest - weights.gather(-1, at).log()  # logsumexp of the scores, which would be slow: so many are far below
+        weights = functional.dropout(weights.to(v.dtype), self.dropout, self.training)
+        found = near_values(weights, v, self.chunk, reach)
         found, total = (Permuted.apply(part, places, order) for part in (found, total))
         share = total.softmax(2)  # each round's share of the softmax over all
         return self.output((share.to(found.dtype) * found).sum(2), x, attention_mask), None
