@@ -194,7 +194,9 @@ def check_early(subcommand: str, config: Namespace) -> None:
     }.items():
         if trainer[f"enable_{name}"] is False:  # Lightning would refuse it later, naming settings that the user has not given
             raise SettingError(f"trainer.enable_{name}", False, f"null; {instead}")
-    built = _built(trainer)
+    built, devices = _built(trainer), _devices(trainer)
+    if isinstance(devices, int) and devices > built.num_devices:  # Lightning would use one
+        raise SettingError("trainer.devices", devices, f"{built.num_devices}", when=f"with trainer.strategy {trainer.strategy}")
     check_machine(built, trainer.precision)
     if subcommand == "validate" and trainer.limit_val_batches == 0:  # as a run's config may have it
         raise SettingError("trainer.limit_val_batches", 0, "null, or more than 0", when="with validate")

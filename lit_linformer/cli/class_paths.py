@@ -9,6 +9,8 @@ from typing import Any, get_args, get_type_hints
 
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, loggers
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.profilers import Profiler
+from lightning.pytorch.strategies import Strategy
 
 from lit_linformer import data, tasks
 from lit_linformer.cli.defaults import DEFAULT_CLASSES
@@ -18,6 +20,7 @@ from lit_linformer.model.registry import Registry, UnknownKind
 from lit_linformer.utils.errors import SettingError, UserError, meant
 
 BASES = {"model": LightningModule, "data": LightningDataModule, "trainer.callbacks": Callback, "trainer.logger": Logger}
+NAMED = {"trainer.strategy": Strategy, "trainer.profiler": Profiler}  # which may also be a name that is no class, such as ddp
 OURS = {"model": tasks, "data": data}
 NO_CLASS = ("none", "null", "true", "false")  # as a file has them, and as they are typed
 LOGGERS = ", ".join(sorted(set(loggers.__all__) - {"Logger"}))
@@ -54,7 +57,7 @@ def classes_given(argv: list[str]) -> dict[str, type]:
 def class_of(path: str, setting: str) -> type:
     """The class; ValueError if its module fails to import, with the reason, or if it does not exist or is of another kind."""
     try:
-        return Registry(setting, BASES[setting]).find(path)
+        return Registry(setting, (BASES | NAMED)[setting]).find(path)
     except UnknownKind as error:
         raise SettingError(setting, path, kinds(setting), error.more) from error
 
@@ -79,7 +82,7 @@ def _check_name(setting: str, name: str) -> None:
 
 def kinds(setting: str) -> str:
     """What is allowed for a setting that names a class, in words."""
-    base = BASES[setting].__name__
+    base = (BASES | NAMED)[setting].__name__
     return CLASSES.get(setting, f"the name of a {base} that is built in, or the class path of one, as my_module.My{base}")
 
 
@@ -88,7 +91,7 @@ def find_class(name: str, setting: str) -> type | None:
     if name.isidentifier():
         if name in getattr(OURS.get(setting), "__all__", ()):
             return getattr(OURS[setting], name)
-        return next((kind for kind in _subclasses(BASES[setting]) if kind.__name__ == name), None)
+        return next((kind for kind in _subclasses((BASES | NAMED)[setting]) if kind.__name__ == name), None)
     with contextlib.suppress(UserError):
         return class_of(name, setting)
     return None

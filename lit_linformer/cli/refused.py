@@ -6,13 +6,14 @@ Instead each given setting is tried by itself; the first one whose type does not
 
 import traceback
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from jsonargparse import ArgumentParser
 
-from lit_linformer.cli.class_paths import BASES, NO_CLASS, OURS, find_class, kinds
+from lit_linformer.cli.class_paths import BASES, NAMED, NO_CLASS, OURS, find_class, kinds
 from lit_linformer.cli.given import REFERENCE, TEXTS, as_clock, as_list, as_read, given_settings, stray_words, typed_words
 from lit_linformer.cli.help import settings_of, types_of
 from lit_linformer.cli.quick_checks import nearest
@@ -22,7 +23,14 @@ from lit_linformer.utils import compat
 from lit_linformer.utils.configs import config_files
 from lit_linformer.utils.errors import SettingError, UserError
 
-WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", dict: "a mapping, as {name: value}"}
+WORDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    dict: "a mapping, as {name: value}",
+    timedelta: "a duration, as 0:30:00",
+}
 BUILT = set(BASES) - set(OURS)  # settings besides model and data whose classes have settings of their own
 CLASS = ("class_path", "init_args", "dict_kwargs")
 Types = dict[str, Any]
@@ -104,6 +112,9 @@ def _refused(name: str, value: Any, types: Types) -> UserError | None:
         name, value = owner, inner
     if REFERENCE.search(str(value)) or takes(types[name], value) or not (words := allowed(types[name])):
         return None
+    for path, values in _classes(value) if name in NAMED and isinstance(value, dict) else ():
+        unknown = SettingError(name, path, kinds(name)) if find_class(path, name) is None else None
+        return unknown or _refused_within(name, path, values) or SettingError(name, value, words)
     read = as_read(value) if isinstance(value, str) else value
     if "text" not in words or isinstance(read, str):
         return SettingError(name, value, words)
