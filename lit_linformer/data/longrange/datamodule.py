@@ -26,8 +26,7 @@ from lit_linformer.data.finetuning.row_layout import RowLayout
 from lit_linformer.data.finetuning.splits import select_rows
 from lit_linformer.data.finetuning.summary import of_rows
 from lit_linformer.data.loader import EvaluationLoader, ResumableLoader
-from lit_linformer.data.longrange.pathfinder import DASHES
-from lit_linformer.data.longrange.sources import FROM_FILES, TASKS, FileSource, GeneratedSource, TextSource
+from lit_linformer.data.longrange.sources import BENCHMARK, FROM_FILES, TASKS, FileSource, GeneratedSource, TextSource
 from lit_linformer.data.pretraining.masking import VALIDATION_MASK_RATE, VALIDATION_SEED, MaskedBlocks, Masker
 from lit_linformer.data.pretraining.token_files import SPLITS
 from lit_linformer.data.progress_bar import Preparing
@@ -84,8 +83,9 @@ class LongRangeData(ResumableDataModule):
         rows: Training rows to generate; None: as many as in the benchmark, 96,000 for ListOps and 160,000 for Pathfinder.
         held_out_rows: Rows to generate for validation, and as many for the test; None: as many as in the benchmark, 2,000 for
             ListOps and 20,000 for Pathfinder.
-        level: Level of Pathfinder: easy, intermediate or hard, with lines of 6, 9 and 14 dashes; the benchmark's is hard. Those
-            of 2 and 3 dashes are for a model to begin with.
+        level: Of generated rows; the benchmark's is hard. Pathfinder: easy, intermediate or hard, with lines of 6, 9 and 14
+            dashes. For a model to begin with: lines of 2 or 3 dashes, and 3 or 5 for ListOps, expressions of up to 3 levels and
+            6 to 59 tokens, or 5 and 61 to 249 (hard: 10 and 501 to 1,999).
         validation_fraction: Share of the training rows to hold out if the files have no validation split.
         batch_size: Rows on each device in each micro-batch; training puts rows of about the same length together.
         global_batch_size: Rows of an optimiser step over all devices, which accumulate micro-batches as needed. None:
@@ -111,7 +111,7 @@ class LongRangeData(ResumableDataModule):
         cut: bool = True,
         rows: Count | None = None,
         held_out_rows: Count | None = None,
-        level: Annotated[str, OneOf(DASHES)] = "hard",
+        level: str = BENCHMARK,
         validation_fraction: Annotated[float, Range(above=0, below=1)] = 0.1,
         batch_size: BatchSize = 32,
         global_batch_size: Count | None = None,
@@ -139,7 +139,7 @@ class LongRangeData(ResumableDataModule):
 
     def _source(self, source: str | None, rows: int | None, held_out: int | None, level: str):
         name, benchmark = self.task.name, self.task.rows
-        for setting, value in (("rows", rows), ("held_out_rows", held_out)):
+        for setting, value in (("rows", rows), ("held_out_rows", held_out), ("level", None if level == BENCHMARK else level)):
             if value is not None and (source is not None or benchmark is None):
                 raise SettingError(f"data.{setting}", value, "none", when="with rows that are read from files")
         if name == "text":

@@ -17,8 +17,8 @@ DASH, GAP, THICKNESS, DOT = 2.0, 1.0, 0.5, 1.5  # lengths; DOT is a radius
 TURN = 1.0  # most radians that a line turns from one dash to the next
 APART = 7  # distance between the beginnings of the two lines
 CLEARANCE = 1.75  # between the axes of dashes of two lines, or of dashes of one line that are not consecutive
-# In each of the two lines; other lines have a third of that. The first two levels are not the benchmark's: to begin with.
-DASHES = {"2": 2, "3": 3, "easy": 6, "intermediate": 9, "hard": 14}
+# Dashes in each of the two lines; other lines have a third of that. The first two levels are not the benchmark's.
+LEVELS = {"2": 2, "3": 3, "easy": 6, "intermediate": 9, "hard": 14}
 OTHER_DASHES = 20  # in all other lines together
 TRIALS, STARTS = 12, 60  # attempts to place a dash, and a line
 POINTS = np.linspace(0, 1, 5)[:, None]  # points on a dash, from which distances are measured
@@ -32,13 +32,13 @@ def drawing(draw: np.random.Generator, level: str) -> tuple[np.ndarray, list[np.
 
     Args:
         draw: Source of randomness.
-        level: One of DASHES.
+        level: One of LEVELS.
 
     Returns:
         The image (SIDE, SIDE) uint8; its lines, each (dashes, 2, 2), from end to end, the first two being the long ones; the
         two dots (2, 2); the label, 1 if they are the ends of one line.
     """
-    length = DASHES[level]
+    length = LEVELS[level]
     short = max(1, length // 3)
     label = int(draw.integers(2))
     while True:

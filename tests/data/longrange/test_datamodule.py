@@ -48,7 +48,8 @@ def rows_of(loader):
 def test_rows_of_listops_come_with_their_value(cache):
     made = data(cache)
     assert (made.num_tokens, made.num_labels, made.metrics) == (19, 10, ("accuracy",))
-    wanted = [(tokens.tolist(), label) for (tokens,), label in (listops.row("validation", number) for number in range(5))]
+    rows = [listops.row("validation", "hard", number) for number in range(5)]
+    wanted = [(tokens.tolist(), label) for (tokens,), label in rows]
     assert rows_of(made.val_dataloader()) == dict(enumerate(wanted))
     batch = next(iter(made.train_dataloader()))
     for ids, label in zip(batch["input_ids"], batch["labels"].tolist(), strict=True):
@@ -165,7 +166,9 @@ def test_images_are_gray_and_in_the_files_order(cache, tmp_path):
         ({"task": "pathfinder", "source": "x"}, "data.source is 'x'; allowed with data.task pathfinder: none"),
         ({"task": "retrieval", "rows": 9}, "data.rows is 9; allowed with rows that are read from files: none"),
         ({"task": "chess"}, "data.task is 'chess'; allowed: listops, text, retrieval, image, pathfinder"),
-        ({"level": "extreme"}, "data.level is 'extreme'; allowed: 2, 3, easy, intermediate, hard"),
+        ({"level": "easy"}, "data.level is 'easy'; allowed with data.task listops: 3, 5, hard"),
+        ({"task": "pathfinder", "level": "5"}, "data.level is '5'; allowed with data.task pathfinder: 2, 3, easy"),
+        ({"task": "text", "level": "3"}, "data.level is '3'; allowed with rows that are read from files: none"),
         ({"verify": "now"}, "data.verify is 'now'; allowed"),
         ({"patch": 4}, "data.patch is 4; allowed with data.task listops: 0"),
         ({"patch": 4, "task": "pathfinder", "masked": True}, "data.patch is 4; allowed with data.masked true: 0"),

@@ -21,29 +21,44 @@ def by_python(tokens: np.ndarray) -> int:
 
 @pytest.fixture(scope="module")
 def made():
-    return [(tokens, label) for (tokens,), label in (listops.row("train", number) for number in range(150))]
+    return [(tokens, label) for (tokens,), label in (listops.row("train", "hard", number) for number in range(150))]
 
 
 def test_values_are_those_of_another_evaluation(made):
     assert [by_python(tokens) for tokens, _ in made] == [label for _, label in made]
     assert {label for _, label in made} == set(range(10))
+    for level in ("3", "5"):
+        rows = [listops.row("train", level, number) for number in range(50)]
+        assert [by_python(tokens) for (tokens,), _ in rows] == [label for _, label in rows]
+
+
+def levels_of(tokens: np.ndarray) -> int:
+    """How deep an expression's brackets are nested, and one more: the digits."""
+    depth = np.cumsum((tokens >= 10) & (tokens < 14)) - np.cumsum(tokens == 14)
+    assert depth[-1] == 0 and (depth[:-1] > 0).all()
+    return int(depth.max()) + 1
+
+
+@pytest.mark.parametrize(("level", "nested", "fewest", "most"), [("3", 3, 6, 59), ("5", 5, 61, 249)])
+def test_expressions_to_begin_with_are_shorter(level, nested, fewest, most):
+    made = [listops.row("train", level, number)[0][0] for number in range(300)]
+    assert max(map(levels_of, made)) == nested
+    assert all(fewest <= len(tokens) <= most for tokens in made)
 
 
 def test_expressions_are_of_the_benchmarks_size(made):
     for tokens, _ in made:
-        assert 500 < len(tokens) < 2000 and tokens.dtype == np.uint8
-        depth = np.cumsum((tokens >= 10) & (tokens < 14)) - np.cumsum(tokens == 14)
-        assert depth[-1] == 0 and (depth[:-1] > 0).all() and depth.max() <= 9  # and digits are the tenth level
+        assert 500 < len(tokens) < 2000 and tokens.dtype == np.uint8 and levels_of(tokens) <= 10
     digits = np.concatenate([tokens[tokens < 10] for tokens, _ in made])
     assert np.bincount(digits) / len(digits) == pytest.approx(np.full(10, 0.1), abs=0.01)
     operators = np.concatenate([tokens[(tokens >= 10) & (tokens < 14)] for tokens, _ in made])
     assert np.bincount(operators - 10) / len(operators) == pytest.approx(np.full(4, 0.25), abs=0.02)
 
 
-def test_a_row_depends_on_its_number_and_the_split_alone(made):
-    (again,), label = listops.row("train", 2)
+def test_a_row_depends_on_its_number_the_split_and_the_level_alone(made):
+    (again,), label = listops.row("train", "hard", 2)
     assert again.tolist() == made[2][0].tolist() and label == made[2][1]
-    assert listops.row("validation", 0)[0][0].tolist() != made[0][0].tolist()
+    assert listops.row("validation", "hard", 0)[0][0].tolist() != made[0][0].tolist()
     # Python guarantees that random() does not change, so this row is the same everywhere.
     tokens, label = made[0]
     assert (len(tokens), label, tokens[:12].tolist()) == (622, 1, [10, 9, 12, 12, 4, 8, 5, 7, 10, 0, 11, 12])

@@ -27,7 +27,7 @@ def follow(lines: list[np.ndarray], dots: np.ndarray) -> int:
         (here,) = near  # never two: lines stay apart
 
 
-@pytest.mark.parametrize("level", pathfinder.DASHES)
+@pytest.mark.parametrize("level", pathfinder.LEVELS)
 def test_labels_are_found_by_following_the_line(level):
     labels = []
     for number in range(40):
@@ -36,7 +36,7 @@ def test_labels_are_found_by_following_the_line(level):
         begins, ends = ([tuple(line[at]) for line in lines[:2]] for at in ((0, 0), (-1, 1)))
         one, other = begins.index(tuple(dots[0])), ends.index(tuple(dots[1]))  # two beginnings would be APART
         assert (one == other) == label
-        assert [len(line) for line in lines[:2]] == [pathfinder.DASHES[level]] * 2
+        assert [len(line) for line in lines[:2]] == [pathfinder.LEVELS[level]] * 2
         assert image.shape == (SIDE, SIDE) and image.max() == 255  # the dots
         labels.append(label)
     assert 8 <= sum(labels) <= 32
