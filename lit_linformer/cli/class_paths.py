@@ -21,6 +21,7 @@ from lit_linformer.utils.errors import SettingError, UserError, meant
 
 BASES = {"model": LightningModule, "data": LightningDataModule, "trainer.callbacks": Callback, "trainer.logger": Logger}
 NAMED = {"trainer.strategy": Strategy, "trainer.profiler": Profiler}  # which may also be a name that is no class, such as ddp
+BASE_OF = BASES | NAMED
 OURS = {"model": tasks, "data": data}
 NO_CLASS = ("none", "null", "true", "false")  # as a file has them, and as they are typed
 LOGGERS = ", ".join(sorted(set(loggers.__all__) - {"Logger"}))
@@ -57,7 +58,7 @@ def classes_given(argv: list[str]) -> dict[str, type]:
 def class_of(path: str, setting: str) -> type:
     """The class; ValueError if its module fails to import, with the reason, or if it does not exist or is of another kind."""
     try:
-        return Registry(setting, (BASES | NAMED)[setting]).find(path)
+        return Registry(setting, BASE_OF[setting]).find(path)
     except UnknownKind as error:
         raise SettingError(setting, path, kinds(setting), error.more) from error
 
@@ -82,7 +83,7 @@ def _check_name(setting: str, name: str) -> None:
 
 def kinds(setting: str) -> str:
     """What is allowed for a setting that names a class, in words."""
-    base = (BASES | NAMED)[setting].__name__
+    base = BASE_OF[setting].__name__
     return CLASSES.get(setting, f"the name of a {base} that is built in, or the class path of one, as my_module.My{base}")
 
 
@@ -91,7 +92,7 @@ def find_class(name: str, setting: str) -> type | None:
     if name.isidentifier():
         if name in getattr(OURS.get(setting), "__all__", ()):
             return getattr(OURS[setting], name)
-        return next((kind for kind in _subclasses((BASES | NAMED)[setting]) if kind.__name__ == name), None)
+        return next((kind for kind in _subclasses(BASE_OF[setting]) if kind.__name__ == name), None)
     with contextlib.suppress(UserError):
         return class_of(name, setting)
     return None

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from jsonargparse import ArgumentParser
 
-from lit_linformer.cli.class_paths import BASES, NAMED, NO_CLASS, OURS, find_class, kinds
+from lit_linformer.cli.class_paths import BASE_OF, BASES, NAMED, NO_CLASS, OURS, find_class, kinds
 from lit_linformer.cli.given import REFERENCE, TEXTS, as_clock, as_list, as_read, given_settings, stray_words, typed_words
 from lit_linformer.cli.help import settings_of, types_of
 from lit_linformer.cli.quick_checks import nearest
@@ -31,7 +31,7 @@ WORDS = {
     dict: "a mapping, as {name: value}",
     timedelta: "a duration, as 0:30:00",
 }
-BUILT = set(BASES) - set(OURS)  # settings besides model and data whose classes have settings of their own
+BUILT = {*BASE_OF} - {*OURS}  # settings besides model and data whose classes have settings of their own
 CLASS = ("class_path", "init_args", "dict_kwargs")
 Types = dict[str, Any]
 
@@ -94,16 +94,17 @@ def unwrapped(error: Exception) -> Exception:
 
 def _refused(name: str, value: Any, types: Types) -> UserError | None:
     """The error for one setting; None if its type accepts the value, or if it belongs to a class."""
-    if name in BASES and str(value).lower() not in NO_CLASS:
-        known = all(find_class(path, name) or Path(path).is_file() for path, _ in _classes(value))
-        return None if known and list(_classes(value)) else SettingError(name, value, kinds(name))
+    if (name in BASES and str(value).lower() not in NO_CLASS) or (name in NAMED and isinstance(value, dict)):
+        paths = [path for path, _ in _classes(value)]
+        unknown = [path for path in paths if not (find_class(path, name) or Path(path).is_file())]
+        return None if paths and not unknown else SettingError(name, unknown[0] if unknown else value, kinds(name))
     section = _section(name, types)
     if section is not None and types.get(name) is None:
         settings = value in (None, "null") or isinstance(value, dict)
         return None if settings else SettingError(name, value, f"its settings by name, as {section}")
     if told := _unknown(name, types):
         return told
-    if (owner := _owner(name, types)) != name and owner in BUILT:
+    if (owner := _owner(name, types)) != name and owner in BUILT - {*NAMED}:
         return UserError(f"{name} is given, but {owner} names no class", f"--{owner} CLASS before it")
     if owner != name and "class path" in (allowed(types[owner]) or "class path"):  # settings of that class, if it names one
         return None
@@ -112,9 +113,6 @@ def _refused(name: str, value: Any, types: Types) -> UserError | None:
         name, value = owner, inner
     if REFERENCE.search(str(value)) or takes(types[name], value) or not (words := allowed(types[name])):
         return None
-    for path, values in _classes(value) if name in NAMED and isinstance(value, dict) else ():
-        unknown = SettingError(name, path, kinds(name)) if find_class(path, name) is None else None
-        return unknown or _refused_within(name, path, values) or SettingError(name, value, words)
     read = as_read(value) if isinstance(value, str) else value
     if "text" not in words or isinstance(read, str):
         return SettingError(name, value, words)
