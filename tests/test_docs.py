@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import shutil
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -144,6 +145,17 @@ def test_two_install_commands_are_the_ones_that_ci_runs():
     assert len(installs) == 2 and all(line.startswith("pip install -c constraints.txt") for line in installs)
     ci = (ROOT / ".ci/run").read_text(encoding="utf-8")
     assert "grep -E '^pip install -c constraints.txt' README.md" in ci and 'bash -euo pipefail -c "${commands[$number]}"' in ci
+
+
+def test_readme_names_the_versions_that_pip_accepts_and_the_workflow_tests():
+    readme = TEXT["README.md"]
+    first, last = re.search(r"Python environment \((3\.\d+) to (3\.\d+)\)", readme).groups()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["requires-python"] == f">={first}"
+    assert f'python-version: ["{first}", "{last}"]' in (ROOT / ".github/workflows/ci.yaml").read_text(encoding="utf-8")
+    lowest, newest = re.search(r"another torch \((2\.\d+) to (2\.\d+)\)", readme).groups()
+    too_new = f"2.{int(newest.removeprefix('2.')) + 1}"
+    assert f"torch>={lowest},<{too_new}" in project["dependencies"]
 
 
 def test_readme_is_short_and_the_index_is_complete():
