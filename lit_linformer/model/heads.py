@@ -109,8 +109,10 @@ class ClassificationHead(nn.Module):
             nn.init.zeros_(linear.bias)
 
     def forward(self, pooled: Tensor) -> Tensor:
-        """(B, D) → (B, C)."""
-        return self.output(self.dropout(torch.tanh(self.dense(self.dropout(pooled)))))
+        """(B, D) → (B, C), in the weights' precision even under autocast: bfloat16 would round 1977 to 1976, and make ties."""
+        hidden = self.dropout(torch.tanh(self.dense(self.dropout(pooled))))
+        with without_autocast(hidden.device):
+            return self.output(hidden.to(self.output.weight.dtype))
 
 
 class SequenceClassifier(nn.Module):

@@ -102,6 +102,17 @@ def test_logits_of_a_document_are_the_mean_of_its_windows():
     assert model.bfloat16()(ids, None, torch.tensor([0, 0, 1, 2, 2]), 3).dtype == torch.float32  # bfloat16 cannot count them
 
 
+def test_autocast_does_not_round_the_values_of_a_regression():
+    torch.manual_seed(0)
+    model = SequenceClassifier(tiny(), 1).eval()
+    torch.nn.init.constant_(model.head.output.bias, 1977.0)
+    ids = torch.randint(0, 50, (5, 9))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        values = model(ids)
+    assert values.dtype == torch.float32
+    torch.testing.assert_close(values, model(ids), rtol=0, atol=0.01)  # bfloat16's neighbours of 1976 are 1968 and 1984
+
+
 def test_classifier_refuses_what_it_cannot_be():
     with pytest.raises(ValueError, match="num_labels is 0; allowed"):
         SequenceClassifier(tiny(), 0)
