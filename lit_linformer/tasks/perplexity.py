@@ -24,6 +24,10 @@ class Exact(Metric):
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any) -> nn.Module:
         return super()._apply(lambda tensor: tensor.to(fn(tensor).device), *args)
 
+    def reset(self) -> None:
+        with torch.inference_mode(False):  # of Trainer.validate: a state made in it could not be added to in a fit that follows
+            super().reset()
+
 
 class Mean(Exact, MeanMetric):
     """torchmetrics' weighted mean, with a state that keeps its dtype."""

@@ -47,6 +47,17 @@ def test_a_module_of_half_precision_sums_as_exactly(dtype):
             metric.reset()
 
 
+def test_training_may_follow_a_validation_of_its_own():
+    """Trainer.validate resets metrics in inference mode, in which fit doesn't validate."""
+    perplexity, mean = Perplexity(), Mean()
+    with torch.inference_mode():
+        perplexity.reset()
+        mean.reset()
+    perplexity.update(torch.ones(1, 3), torch.ones(1, 3, dtype=torch.int64))
+    mean.update(torch.ones(3))
+    assert perplexity.compute().log() == 1 and mean.compute() == 1
+
+
 @pytest.mark.filterwarnings("ignore:The ``compute`` method")
 def test_nothing_seen_is_nan():
     assert Perplexity().compute().isnan()
