@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, Trainer
 
 from lit_linformer.utils.files import read_rows
 
@@ -98,6 +98,13 @@ def inside(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.chdir(before)
+
+
+def plain_trainer(folder: Path, *callbacks: Callback, **more: Any) -> Trainer:
+    """Lightning's own, as in a notebook: it trains for one epoch, and prints, logs and writes nothing."""
+    silent = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    settings = {"accelerator": "cpu", "max_epochs": 1, "default_root_dir": folder, **silent, **more}
+    return Trainer(callbacks=list(callbacks), **settings)
 
 
 def run_forked(argv: list[str], log: Path | None = None, timeout: float = HANGS) -> int:

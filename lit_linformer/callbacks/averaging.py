@@ -52,7 +52,8 @@ class Averaging(Stepping):
             self._loaded = checkpoint.get(AVERAGE, {})  # empty if that run did not average
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._average = []
+        self._average, self._training = [], None
+        self._updates = self._updates if trainer.ckpt_path else 0  # not those of an earlier fit in this process
         for name, weight in pl_module.named_parameters():
             exact = torch.promote_types(weight.dtype, torch.float32)
             self._average.append(self._loaded.get(name, weight).detach().to(weight.device, exact, copy=True))
@@ -68,11 +69,12 @@ class Averaging(Stepping):
         self._updates += 1
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._enter(pl_module)
+        if trainer.state.fn == "fit":  # after it, and after a checkpoint is loaded, the module holds what is to be validated
+            self._enter(pl_module)
 
     @torch.no_grad()
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._training is not None:
+        if self._training is not None and trainer.state.fn == "fit":
             for before, weight in zip(self._training, pl_module.parameters(), strict=True):
                 weight.copy_(before)
             self._training = None
@@ -83,7 +85,7 @@ class Averaging(Stepping):
     @torch.no_grad()
     def _enter(self, pl_module: LightningModule) -> None:
         """Puts the average into the module."""
-        if self._training is not None or not self._average:  # `validate` on its own has loaded the average
+        if self._training is not None:
             return
         self._training = [weight.clone() for weight in pl_module.parameters()]
         for average, weight in zip(self._average, pl_module.parameters(), strict=True):

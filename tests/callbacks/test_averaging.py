@@ -10,11 +10,15 @@ from lit_linformer.callbacks import Averaging
 from lit_linformer.runs.trained_model import open_checkpoint
 from lit_linformer.tasks.sharding import ShardedStrategy
 from lit_linformer.utils.files import read_rows
-from tests.helpers import assert_same, fit, load, output, read_log
+from tests.helpers import assert_same, fit, load, output, plain_trainer, read_log
+
+
+def training(step=0):
+    return SimpleNamespace(global_step=step, ckpt_path=None, state=SimpleNamespace(fn="fit"))
 
 
 def test_the_average_is_that_of_the_weights_after_each_step():
-    module, trainer = LightningModule(), SimpleNamespace(global_step=0)
+    module, trainer = LightningModule(), training()
     module.weight = torch.nn.Parameter(torch.randn(3, 2, dtype=torch.float64))
     averaging, seen, expected = Averaging(decay=0.22), [], module.weight.detach().clone()
     averaging.on_fit_start(trainer, module)
@@ -41,7 +45,7 @@ def test_the_average_is_that_of_the_weights_after_each_step():
 
 
 def test_the_average_of_half_precision_is_float32():
-    module, trainer = LightningModule(), SimpleNamespace(global_step=0)
+    module, trainer = LightningModule(), training()
     module.weight = torch.nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
     averaging = Averaging(decay=0.999)
     averaging.on_fit_start(trainer, module)
@@ -62,7 +66,7 @@ def test_the_average_of_half_precision_is_float32():
 
 
 def test_a_weight_that_two_modules_share_has_one_average():
-    module, trainer = LightningModule(), SimpleNamespace(global_step=1)
+    module, trainer = LightningModule(), training(1)
     module.one, module.two = torch.nn.Linear(3, 3, bias=False), torch.nn.Linear(3, 3, bias=False)
     module.two.weight = module.one.weight
     averaging = Averaging(decay=0.5)
@@ -75,6 +79,46 @@ def test_a_weight_that_two_modules_share_has_one_average():
         averaging.on_save_checkpoint(trainer, module, checkpoint)
         for weights in (checkpoint["state_dict"], checkpoint["training_weights"]):
             assert torch.equal(weights["one.weight"], weights["two.weight"])
+
+
+class Descending(LightningModule):
+    """A weight whose gradient is always 1."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+        self.validated = []
+
+    def training_step(self, batch, index):
+        return self.weight * 1.0
+
+    def validation_step(self, batch, index):
+        self.validated.append(self.weight.item())
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1.0)
+
+    def train_dataloader(self):
+        return torch.utils.data.DataLoader(torch.ones(4))
+
+    val_dataloader = train_dataloader
+
+
+def test_a_module_keeps_the_average_and_a_second_fit_begins_anew(tmp_path):
+    def fit(module, **more):
+        trainer = plain_trainer(tmp_path, averaging, limit_val_batches=1, **more)
+        trainer.fit(module)
+        return trainer
+
+    averaging, average = Averaging(decay=0.5), 0.0
+    for step, decay in enumerate((1 / 10, 2 / 11, 3 / 12, 4 / 13), 1):
+        average = decay * average - (1 - decay) * step
+    for module in (Descending(), Descending()):
+        fit(module).validate(module, verbose=False)
+        assert module.validated == pytest.approx([0.0, average, average])  # before training, in it, after it
+        assert module.weight.item() == pytest.approx(average)
+    fit(module, num_sanity_val_steps=0)  # once more, from the average
+    assert module.weight.item() == pytest.approx(2 * average)
 
 
 @pytest.mark.slow
