@@ -76,6 +76,9 @@ class Finite(Stepping):
         self.bad: tuple[int, int] | None = None  # the first step with a bad loss in this process, and its KIND
         self._losses = LossWatch()
 
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.bad, self._losses = None, LossWatch()  # an earlier fit in this process may have ended with a bad loss
+
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         self._losses.note(loss)
 

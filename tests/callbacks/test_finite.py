@@ -14,7 +14,7 @@ from lit_linformer.tasks import MLM
 from lit_linformer.tasks.perplexity import Perplexity
 from lit_linformer.utils.files import json_text
 from lit_linformer.utils.weights import all_finite
-from tests.helpers import after, load, output, slow
+from tests.helpers import after, load, output, plain_trainer, slow
 from tests.test_distributed import FORKED
 
 CHECKPOINTS = "runs/tiny/checkpoints"
@@ -150,6 +150,15 @@ def test_with_a_gradient_scaler_only_a_loss_that_stays_infinite_ends_the_run(los
         with pytest.raises(ValueError, match=r"the loss is infinite at step 5; .*trainer.precision bf16-mixed or 32-true"):
             trainer.fit(module)
     assert trainer.global_step == ends and all_finite([module.weight])
+
+
+def test_a_fit_after_one_that_ended_watches_its_own_losses(tmp_path):
+    finite = Finite()
+    with pytest.raises(ValueError, match="the loss is infinite at step 4"):
+        plain_trainer(tmp_path, finite).fit(Overflowing(losses=(3,)))
+    plain_trainer(tmp_path, finite).fit(Overflowing())
+    with pytest.raises(ValueError, match="the loss is infinite at step 6"):
+        plain_trainer(tmp_path, finite).fit(Overflowing(losses=(5,)))
 
 
 def test_all_finite_looks_at_every_element_of_every_kind():
