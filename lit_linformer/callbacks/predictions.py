@@ -31,6 +31,7 @@ class PredictionWriter(Callback):
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         trainer.predict_loop.return_predictions = False  # else Lightning keeps all of them, too
+        self._lines, self._shown = [], []  # of an earlier predict
 
     def on_predict_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, *_: Any) -> None:
         found, index = _records(outputs), batch.get("index") if isinstance(batch, dict) else None

@@ -131,6 +131,17 @@ def test_records_of_another_shape_are_written_but_not_printed(record, tmp_path, 
     assert json.loads((tmp_path / FILE).read_text()).keys() == record.keys()
 
 
+def test_a_second_predict_writes_its_own_rows_alone(tmp_path):
+    loop = SimpleNamespace(return_predictions=True)
+    trainer = SimpleNamespace(is_global_zero=True, fast_dev_run=False, default_root_dir=tmp_path, predict_loop=loop)
+    writer = PredictionWriter()
+    for value in (1, 2):
+        writer.on_predict_start(trainer, None)
+        writer.on_predict_batch_end(trainer, None, [value], None)
+        writer.on_predict_end(trainer, None)
+        assert [json.loads(line) for line in (tmp_path / FILE).read_text().splitlines()] == [{"prediction": value}]
+
+
 def test_predictions_of_many_rows_take_little_more_memory_than_their_file():
     """Each record was kept as nested dictionaries, by Lightning as well: 4 KB for a mask's line of 400 bytes."""
     writer, loop = PredictionWriter(), SimpleNamespace(return_predictions=True)
