@@ -142,7 +142,7 @@ class Measuring(Callback):
         raise UserError(f"trainer.callbacks holds {type(self).__name__}, but data is {data}", allowed)
 
     def measured_step(self, trainer: Trainer) -> int:
-        return trainer.global_step if trainer.state.fn == "fit" else self._loaded_step
+        return self._loaded_step if trainer.state.fn != "fit" and trainer.ckpt_path else trainer.global_step
 
     def file(self, trainer: Trainer, name: str) -> Path | None:
         """The file in the run folder to write, validate_NAME with `validate`; None: this process writes none."""
