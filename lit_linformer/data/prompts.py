@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple
 
 from lit_linformer.data.reading import text_lines
@@ -22,7 +21,7 @@ class Prompt(NamedTuple):
 
     where: str
     texts: tuple[str, ...]
-    place: Mapping[str, int] = MappingProxyType({})
+    place: Mapping[str, int] = {}
     label: int | float | None = None
 
 

@@ -1,9 +1,11 @@
 """Texts whose masks are to be filled: which are accepted, which are skipped and reported, and which are refused."""
 
+import pickle
+
 import pytest
 
 from lit_linformer.data.pretraining.prompts import encode_prompts
-from lit_linformer.data.prompts import text_prompts
+from lit_linformer.data.prompts import given_texts, text_prompts
 from tests.data.recorder import Recorder, recorded, trainer
 
 
@@ -80,3 +82,8 @@ def test_predict_skips_what_has_no_mask_and_says_which(make, tmp_path, capsys):
 def test_bad_prompts(make, settings, message):
     with pytest.raises(ValueError, match=message):
         make(**settings).setup("predict")
+
+
+def test_texts_that_are_given_go_to_processes_that_are_not_forked():
+    given = given_texts("the <mask>")
+    assert pickle.loads(pickle.dumps(given)) == given

@@ -166,9 +166,8 @@ class GeneratedSource:
 
     def __init__(self, name: str, rows: dict[str, int], level: str):
         self.name, self.counts, self.level = name, rows, level
-        self.module = GENERATORS[name]
-        if level not in self.module.LEVELS:
-            raise SettingError("data.level", level, ", ".join(self.module.LEVELS), when=f"with data.task {name}")
+        if level not in (levels := GENERATORS[name].LEVELS):
+            raise SettingError("data.level", level, ", ".join(levels), when=f"with data.task {name}")
 
     def splits(self) -> list[str]:
         return list(self.counts)
@@ -179,7 +178,7 @@ class GeneratedSource:
 
     def rows(self, split: str) -> Rows:
         count = self.counts[split]
-        row = partial(self.module.row, split, self.level)
+        row = partial(GENERATORS[self.name].row, split, self.level)
         workers = cores() if count > FEW else 0
         own = torch.Generator()  # so the model's initialisation does not depend on the cache
         made = DataLoader(range(count), batch_size=None, collate_fn=row, num_workers=workers, generator=own)

@@ -1,7 +1,9 @@
 """Long Range Arena's data module: rows, splits, masks, files in the authors' layout, and what it refuses."""
 
+import copy
 import itertools
 import json
+import pickle
 import warnings
 
 import numpy as np
@@ -55,6 +57,12 @@ def test_rows_of_listops_come_with_their_value(cache):
     for ids, label in zip(batch["input_ids"], batch["labels"].tolist(), strict=True):
         symbols = ids[(ids >= SPECIAL)] - SPECIAL
         assert listops.value(symbols.numpy().astype(np.uint8)) == label
+
+
+def test_it_is_copied_and_pickled(cache):
+    made = data(cache)
+    for again in (copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
+        assert rows_of(again.val_dataloader()) == rows_of(made.val_dataloader())
 
 
 def test_rows_of_pathfinder_are_its_pixels(cache):
