@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -63,13 +63,14 @@ class TrainingModule(LightningModule):
 
     # What the progress lines and result.json show: metric, its name in words, format, and min or max: which value is better.
     headline = ("val/perplexity", "validation perplexity", ".2f", min)
+    # Whether torch might use cuDNN's attention before setup; None after teardown, which Lightning leaves out if a fit fails.
+    _cudnn: ClassVar[bool | None] = None
 
     def __init__(self, compile: bool = False, **optimization: Any) -> None:
         super().__init__()
         self.optimization = Optimization(**optimization)
         self.compiles = compile
         self._pretrained_tokenizer: Tokenizer | None = None
-        self._cudnn = torch.backends.cuda.cudnn_sdp_enabled()  # for a subclass whose setup does not call this one
         self._seed_after: int | None = None
         self.batches_seen = 0
         self.tokens_seen = 0  # this rank's times the number of ranks; padding included
@@ -126,12 +127,15 @@ class TrainingModule(LightningModule):
             with torch.random.fork_rng(devices=[]):  # training draws what it would without
                 self._seed_after = int(torch.randint(2**63 - 1, ()))
         # torch prefers cuDNN's attention on some GPUs, but that takes a second for each new length on an H100 (docs/LOG.md).
-        self._cudnn = torch.backends.cuda.cudnn_sdp_enabled()
+        if TrainingModule._cudnn is None:
+            TrainingModule._cudnn = torch.backends.cuda.cudnn_sdp_enabled()
         equal = bool(self.equal_rows) and stage != "predict"  # whose texts have any length
-        torch.backends.cuda.enable_cudnn_sdp(self._cudnn and equal)
+        torch.backends.cuda.enable_cudnn_sdp(TrainingModule._cudnn and equal)
 
     def teardown(self, stage: str) -> None:
-        torch.backends.cuda.enable_cudnn_sdp(self._cudnn)
+        if TrainingModule._cudnn is not None:
+            torch.backends.cuda.enable_cudnn_sdp(TrainingModule._cudnn)
+            TrainingModule._cudnn = None
         if stage == "fit" and self._seed_after is not None:
             torch.manual_seed(self._seed_after)
 

@@ -31,6 +31,19 @@ def test_cudnn_s_attention_is_for_rows_of_one_length_and_never_for_the_texts_of_
     assert found == {"fit": equal, "validate": equal, "test": equal, "predict": False}
 
 
+def test_a_fit_that_failed_does_not_turn_off_cudnn_s_attention_for_those_that_follow():
+    """Lightning calls no teardown then."""
+    config, equal = EncoderConfig(vocab_size=9, max_length=8, **SHAPE), SimpleNamespace(equal_rows=True)
+    failed, module = MLM(config), MLM(config)
+    failed.trainer, module.trainer = SimpleNamespace(datamodule=None), SimpleNamespace(datamodule=equal)
+    failed.setup("fit")
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    module.setup("fit")
+    assert torch.backends.cuda.cudnn_sdp_enabled()
+    module.teardown("fit")
+    assert torch.backends.cuda.cudnn_sdp_enabled()
+
+
 def test_a_setup_of_one_s_own_need_not_call_ours():
     class Own(TrainingModule):
         def setup(self, stage):
