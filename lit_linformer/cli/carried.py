@@ -97,7 +97,7 @@ def _of_pretrained(subcommand: str, config: Namespace) -> None:
     if "tokenizer" in data and data.get("tokenizer") in own and source is not None:
         beside = source.path.parent.parent / TOKENIZER  # for checkpoints from before they carried one
         if source.tokenizer is None and _ours(config.data.class_path) and not beside.is_file():
-            allowed = "a model of texts, or data as it was trained on"
+            allowed = "a model of texts, data.tokenizer with the file of its own, or data as it was trained on"
             raise SettingError("model.pretrained", source.path, allowed, more=", which has no tokenizer")
         data.tokenizer = source.tokenizer or data.tokenizer
     if "max_length" in data and data.max_length is None:

@@ -122,7 +122,7 @@ def test_a_masked_model_gets_longer_and_trains_on(listops, tmp_path, monkeypatch
             "which carries no tokenizer; allowed: a checkpoint that has one",
         ),
         ("predict --model.pretrained out --data.text a", "model.pretrained is out, which has no tokenizer; allowed: a model"),
-        ("fit --model.pretrained runs/masked --data.max_length 32", "which has no tokenizer; allowed: a model of"),
+        ("fit --model.pretrained runs/masked --data.max_length 32", "allowed: a model of texts, data.tokenizer with the"),
         ("embed --ckpt_path runs/masked --text a --output a.npy", "which carries no tokenizer; allowed: a checkpoint that has"),
     ],
 )
