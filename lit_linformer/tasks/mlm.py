@@ -3,6 +3,7 @@
 Shapes: B rows, N tokens per row, M masked positions per row, V vocabulary.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -125,4 +126,7 @@ class MLM(TrainingModule):
 
 def inputs(batch: Batch) -> tuple[Tensor | None, ...]:
     """The batch's ids (B, N), positions and labels (B, M), and attention_mask (B, N) or None, in the model's order."""
+    if missing := [name for name in ("input_ids", "positions", "labels") if name not in batch]:
+        holds = f"holds {', '.join(batch)}" if isinstance(batch, Mapping) else f"is a {type(batch).__name__}"
+        raise UserError(f"a batch {holds}", f"a dict that holds {', '.join(missing)}, as PretrainingData makes it")
     return batch["input_ids"], batch["positions"], batch["labels"], batch.get("attention_mask")

@@ -125,6 +125,16 @@ def test_the_loss_of_a_classifier_is_in_float32_or_as_exact_as_its_weights(weigh
     assert module.training_loss(batch).dtype == loss
 
 
+@pytest.mark.parametrize(
+    ("batch", "what"), [({"input_ids": 0, "labels": 0}, "holds input_ids, labels"), ([0, 0], "is a list")], ids=["dict", "list"]
+)
+def test_masked_language_modelling_says_what_a_batch_lacks(batch, what):
+    """As transformers makes it, with labels (B, N), or a TensorDataset."""
+    module = MLM(EncoderConfig(vocab_size=9, max_length=8, **SHAPE))
+    with pytest.raises(UserError, match=rf"a batch {what}; allowed: a dict that holds .*positions.*, as Pretraining"):
+        module.training_loss(batch)
+
+
 @pytest.mark.parametrize(("classes", "shape"), [(1, (4, 1)), (3, (4, 3)), (3, (4, 1))])
 def test_labels_of_another_shape_are_refused(classes, shape):
     """A column of values was compared with those of all rows, with no more than a warning of torch."""
