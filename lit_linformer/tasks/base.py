@@ -268,7 +268,9 @@ class TrainingModule(LightningModule):
         fits = self.attached and self.trainer.state.fn == "fit"
         if fits:
             if "state_dict" in checkpoint and "optimizer_states" not in checkpoint:
-                raise UserError("ckpt_path is a model that has trained nothing yet", "to start from it, with model.pretrained")
+                trained = checkpoint.get("global_step", 0) > 0
+                why = "was saved without its optimiser's state" if trained else "has trained nothing yet"
+                raise UserError(f"ckpt_path is a model that {why}", "to start from it, with model.pretrained")
             self._recount(checkpoint, seen)
             if checkpoint.get("optimizer_states"):
                 self.check_optimizer(checkpoint.get("hyper_parameters", {}))

@@ -125,6 +125,13 @@ def test_the_loss_of_a_classifier_is_in_float32_or_as_exact_as_its_weights(weigh
     assert module.training_loss(batch).dtype == loss
 
 
+def test_a_checkpoint_of_weights_alone_is_not_said_to_have_trained_nothing():
+    module = MLM(EncoderConfig(vocab_size=9, max_length=8, **SHAPE))
+    module.trainer = SimpleNamespace(state=SimpleNamespace(fn="fit"))
+    with pytest.raises(UserError, match=r"a model that was saved without its optimiser's state; allowed: .* model.pretrained"):
+        module.on_load_checkpoint({"global_step": 3, "state_dict": module.state_dict()})
+
+
 @pytest.mark.parametrize(
     ("batch", "what"), [({"input_ids": 0, "labels": 0}, "holds input_ids, labels"), ([0, 0], "is a list")], ids=["dict", "list"]
 )
