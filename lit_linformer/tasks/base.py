@@ -257,8 +257,9 @@ class TrainingModule(LightningModule):
                 restored["betas"], restored["eps"] = tuple(self.optimization.betas), self.optimization.eps
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        seen = {"batches": self.batches_seen, "tokens": self.tokens_seen}
-        checkpoint["seen"] = seen | {"accumulate": self.trainer.accumulate_grad_batches, "rows": self._rows()}
+        checkpoint["seen"] = {"batches": self.batches_seen, "tokens": self.tokens_seen}
+        if self.attached:  # not where `trainer.strategy.connect(module)` was all that came before trainer.save_checkpoint
+            checkpoint["seen"] |= {"accumulate": self.trainer.accumulate_grad_batches, "rows": self._rows()}
         net = getattr(self, "net", None)
         if own := own_modules(net) if isinstance(net, torch.nn.Module) else {}:
             checkpoint["own_modules"] = own

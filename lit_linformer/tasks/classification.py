@@ -131,7 +131,8 @@ class SequenceClassification(TrainingModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)
-        checkpoint |= {"labels": self.text_task.labels, "several_labels": self.several_labels}
+        if hasattr(self, "text_task"):
+            checkpoint |= {"labels": self.text_task.labels, "several_labels": self.several_labels}
 
     def check_optimizer(self, before: dict[str, Any]) -> None:
         super().check_optimizer(before)

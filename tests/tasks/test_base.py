@@ -7,12 +7,14 @@ import torch
 from lightning.pytorch import LightningDataModule, Trainer
 
 from lit_linformer.model import Encoder, EncoderConfig
+from lit_linformer.runs.trained_model import read_model
 from lit_linformer.tasks import MLM, SequenceClassification, TrainingModule
 from lit_linformer.tasks.classification import task_of_rows
 from lit_linformer.tasks.optim import Optimization
 from lit_linformer.tasks.scores import task_loss
 from lit_linformer.tasks.sharding import check_whole
 from lit_linformer.utils.errors import UserError
+from tests.helpers import assert_same, plain_trainer
 
 SHAPE = {"hidden_size": 8, "num_layers": 1, "num_heads": 2, "intermediate_size": 8, "projection_dim": 4}
 
@@ -123,6 +125,16 @@ def test_the_loss_of_a_classifier_is_in_float32_or_as_exact_as_its_weights(weigh
     module = SequenceClassification(encoder=EncoderConfig(max_length=8, **SHAPE), vocab_size=9).to(weights)
     batch = {"input_ids": torch.arange(8).repeat(2, 1), "labels": torch.tensor([0, 1]), "index": torch.arange(2)}
     assert module.training_loss(batch).dtype == loss
+
+
+@pytest.mark.parametrize("task", [MLM, SequenceClassification])
+def test_a_module_is_saved_without_training(task, tmp_path):
+    module, trainer = task(encoder=EncoderConfig(vocab_size=9, max_length=8, **SHAPE)), plain_trainer(tmp_path)
+    trainer.strategy.connect(module)
+    trainer.save_checkpoint(tmp_path / "new.ckpt")
+    again = task.load_from_checkpoint(tmp_path / "new.ckpt", weights_only=True)
+    assert_same(dict(again.state_dict()), dict(module.state_dict()))
+    assert_same(read_model(tmp_path / "new.ckpt").weights, dict(module.net.state_dict()))
 
 
 def test_a_checkpoint_of_weights_alone_is_not_said_to_have_trained_nothing():
