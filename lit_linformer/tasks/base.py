@@ -175,14 +175,16 @@ class TrainingModule(LightningModule):
 
     def peak_lr(self) -> float:
         """The highest learning rate: lr or, with lr_batch_size, lr · √(rows of an optimiser step / lr_batch_size)."""
-        meant_for = self.optimization.lr_batch_size
+        meant_for, lr = self.optimization.lr_batch_size, self.optimization.lr
+        if self.hparams.get("lr") != self.hparams_initial.get("lr"):
+            lr = self.hparams.lr  # as Lightning's Tuner.lr_find has set it
         if meant_for is None or not self.attached:
-            return self.optimization.lr
+            return lr
         rows = getattr(self.trainer.datamodule, "rows_per_step", None)
         if rows is None:
             name = type(self.trainer.datamodule).__name__
             raise SettingError("model.lr_batch_size", meant_for, f"null, since {name} has no rows_per_step")
-        return self.optimization.lr * math.sqrt(rows / meant_for)
+        return lr * math.sqrt(rows / meant_for)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         return parameter_groups(self, self.peak_lr(), self.optimization)  # of self, since a subclass may have more than net

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch.utilities.parsing import lightning_setattr
 
 from lit_linformer.model import Encoder, EncoderConfig
 from lit_linformer.runs.trained_model import read_model
@@ -171,6 +172,14 @@ def module_in(trainer, **settings):
     module = MLM(EncoderConfig(vocab_size=9, max_length=8, **SHAPE), **settings)
     module.trainer = SimpleNamespace(datamodule=None, world_size=2, **trainer)
     return module
+
+
+@pytest.mark.parametrize("task", [MLM, SequenceClassification])
+def test_the_learning_rate_that_a_tuner_finds_is_used(task):
+    module = task(encoder=EncoderConfig(vocab_size=9, max_length=8, **SHAPE), lr=0.5)
+    assert {group["lr"] for group in module.parameter_groups()} == {0.5, 0.01}  # E's
+    lightning_setattr(module, "lr", 0.25)  # as Tuner.lr_find does
+    assert {group["lr"] for group in module.parameter_groups()} == {0.25, 0.005}
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine", "polynomial", "constant", "wsd"])
