@@ -41,7 +41,7 @@ class Distillation(MLM):
 
     Args:
         teacher: a run directory (its best checkpoint, or its last), a checkpoint file, or a folder that `export` wrote as
-            safetensors or huggingface; it must have the same vocabulary.
+            safetensors or huggingface; it must have the same vocabulary. Only training needs it.
         logits_weight: weight of KL(teacher ‖ student) over the vocabulary, in nats, at the masked positions (Hinton et al.,
             2015).
         hidden_weight: weight of ‖student − teacher‖² / ‖teacher‖² of the hidden states, averaged over the layers; both models
@@ -65,7 +65,6 @@ class Distillation(MLM):
             for unused in (self.net.head, self.net.encoder.final_norm):
                 if unused is not None:
                     unused.requires_grad_(False)
-        _check_terms(teacher, self.weights)
         self.teacher_name = teacher
         self._teacher: tuple[MaskedLanguageModel, ...] = ()  # a tuple keeps it out of parameters, checkpoints and optimiser
         self._teacher_value: float | None = None
@@ -85,6 +84,7 @@ class Distillation(MLM):
         super().setup(stage)
         if stage != "fit":
             return  # a trained model needs no teacher, which may be gone
+        _check_terms(self.teacher_name, self.weights)
         checked = CHECKED.pop(self.teacher_name, None)
         net, tokenizer = read_teacher(self.teacher_name) if checked is None else checked
         self._teacher = (net,)

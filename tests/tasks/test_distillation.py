@@ -13,7 +13,7 @@ from lit_linformer.model import EncoderConfig, MaskedLanguageModel
 from lit_linformer.tasks import MLM, Distillation
 from lit_linformer.tasks.distillation import _terms
 from tests.cli.test_errors import complaint
-from tests.helpers import TINY, assert_same_runs, fit, inside, load, output, read_log, run_forked
+from tests.helpers import TINY, assert_same, assert_same_runs, fit, inside, load, output, plain_trainer, read_log, run_forked
 from tests.model.test_flops import counted
 from tests.studies.conftest import tables
 
@@ -58,6 +58,16 @@ def models(**settings):
             for parameter in net.parameters():
                 parameter += 0.3 * torch.randn_like(parameter)
     return nets
+
+
+def test_a_trained_model_is_loaded_without_its_teacher(tmp_path):
+    module, trainer = Distillation("gone", encoder=EncoderConfig(**SHAPE, projection_dim=4)), plain_trainer(tmp_path)
+    trainer.strategy.connect(module)
+    trainer.save_checkpoint(tmp_path / "student.ckpt")
+    again = Distillation.load_from_checkpoint(tmp_path / "student.ckpt", weights_only=True)
+    assert_same(dict(again.state_dict()), dict(module.state_dict()))
+    with pytest.raises(ValueError, match=r"model.teacher is not given; allowed: a run or a checkpoint"):
+        trainer.fit(again, torch.utils.data.DataLoader([]))
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
