@@ -314,6 +314,8 @@ def test_shared_matrix_is_one_entry_of_the_state_dict():
         ({"order": "any"}, "order is 'any'; allowed: compress_first, project_first"),
         ({"dropout": 1.0}, "dropout is 1.0; allowed: at least 0"),
         ({"num_layers": 0}, "num_layers is 0; allowed: 1 to 1000"),
+        ({"projection_dim": 16 / 4}, "projection_dim is 4.0; allowed: a whole number"),
+        ({"intermediate_size": 8 * 8 / 3}, r"intermediate_size is 21.3\d*; allowed: a whole number"),
     ],
 )
 def test_impossible_shapes_are_refused_when_the_config_is_made(options, message):
