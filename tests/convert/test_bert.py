@@ -44,6 +44,12 @@ def test_hidden_states_and_logits_are_those_of_transformers_with_padding(family,
     assert expected.logits[mask].std() > 0.1
 
 
+@pytest.mark.parametrize("settings", [{"return_dict": False}, {"chunk_size_feed_forward": 5}], ids=list)
+def test_how_transformers_would_run_the_model_does_not_matter(settings, copied, tmp_path):
+    change(copied, **settings)
+    assert "largest difference from transformers" in convert(copied, tmp_path)
+
+
 @pytest.mark.parametrize("form", ["bin", "shards", "shards of bin", "base", "old names", "untied, but equal"])
 def test_every_layout_of_weights_gives_the_same(form, roberta, copied, tmp_path):
     from safetensors.torch import load_file, save_file
