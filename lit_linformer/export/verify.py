@@ -64,6 +64,8 @@ def difference_from_transformers(model: TrainedModel, folder: Path) -> float:
     with quiet():
         theirs = AutoModelForMaskedLM.from_pretrained(folder, local_files_only=True, dtype=torch.float32, **running).eval()
     pad, worst = theirs.config.pad_token_id, 0.0
+    if pad is None or pad < 0:  # then any token can stand at padding
+        pad = model.tokenizer.pad_id
     for ids, mask in random_inputs(model):
         real = mask.bool()
         ids = ids.where(ids != pad, model.tokenizer.mask_id).where(real, pad)  # RoBERTa's positions count only real tokens

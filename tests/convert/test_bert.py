@@ -50,6 +50,13 @@ def test_how_transformers_would_run_the_model_does_not_matter(settings, copied, 
     assert "largest difference from transformers" in convert(copied, tmp_path)
 
 
+@pytest.mark.parametrize("pad", [None, -1])
+def test_a_model_without_a_padding_token(pad, made, tmp_path):
+    shown = convert(made("bert", pad_token_id=pad), tmp_path)
+    (difference,) = re.findall(r"largest difference from transformers, .*: (\S+)\n", shown)
+    assert float(difference) < 1e-5
+
+
 @pytest.mark.parametrize("form", ["bin", "shards", "shards of bin", "base", "old names", "untied, but equal"])
 def test_every_layout_of_weights_gives_the_same(form, roberta, copied, tmp_path):
     from safetensors.torch import load_file, save_file
