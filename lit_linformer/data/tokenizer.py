@@ -143,8 +143,14 @@ class Tokenizer:
         kept = self._config | {"post_processor": None}
         whole = kept["normalizer"]
         parts = [] if whole is None else whole.get("normalizers", [whole])
-        kept["normalizer"] = parts[1:] if parts and parts[0] != whole and parts[0]["type"] == "Strip" else parts
+        kept["normalizer"] = parts[1:] if self.strips else parts
         return kept
+
+    @cached_property
+    def strips(self) -> bool:
+        """Whether it begins by dropping white space around a text, as that of an exported classifier does."""
+        parts = (self._config["normalizer"] or {}).get("normalizers")
+        return bool(parts) and parts[0] == {"type": "Strip", "strip_left": True, "strip_right": True}
 
     @cached_property
     def splits_at_newlines(self) -> bool:

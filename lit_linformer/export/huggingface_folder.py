@@ -87,7 +87,7 @@ def fast_tokenizer(model: TrainedModel) -> Any:
         pair=f"{bos} $A {eos} {eos} $B {eos}",
         special_tokens=[(bos, names["bos"]), (eos, names["eos"])],
     )
-    if model.classifies:
+    if model.classifies and not model.tokenizer.strips:
         backend.normalizer = normalizers.Sequence([normalizers.Strip(), *([backend.normalizer] if backend.normalizer else [])])
     special |= {"cls": special["bos"], "sep": special["eos"]}
     return PreTrainedTokenizerFast(

@@ -82,6 +82,12 @@ def test_tokenizer_builds_rows_as_this_project_does(folders, finetuned):
     assert all(getattr(tokenizer, f"{theirs}_token_id") == getattr(own, f"{ours}_id") for theirs, ours in names.items())
 
 
+def test_an_export_of_an_exported_classifier_has_the_same_tokenizer(folders, tmp_path):
+    """Each export added a normalizer; of two, --data.tokenizer of the pretraining was called another tokenizer."""
+    hf_folder.write(open_checkpoint(folders["task"]), tmp_path)
+    assert (tmp_path / "tokenizer.json").read_text() == (folders["task"] / "tokenizer.json").read_text()
+
+
 def test_save_and_load_again_is_bit_equal(folders, tmp_path):
     for name in ("mlm", "task"):
         auto = AutoModelForMaskedLM if name == "mlm" else transformers.AutoModelForSequenceClassification
