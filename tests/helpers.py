@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_linformer.utils.files import read_rows
 
@@ -105,6 +105,29 @@ def plain_trainer(folder: Path, *callbacks: Callback, **more: Any) -> Trainer:
     silent = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
     settings = {"accelerator": "cpu", "max_epochs": 1, "default_root_dir": folder, **silent, **more}
     return Trainer(callbacks=list(callbacks), **settings)
+
+
+class Descending(LightningModule):
+    """A model without this project: one weight, whose gradient is always 1, and four rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+        self.validated = []
+
+    def training_step(self, batch, index):
+        return self.weight * 1.0
+
+    def validation_step(self, batch, index):
+        self.validated.append(self.weight.item())
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1.0)
+
+    def train_dataloader(self):
+        return torch.utils.data.DataLoader(torch.ones(4))
+
+    val_dataloader = train_dataloader
 
 
 def run_forked(argv: list[str], log: Path | None = None, timeout: float = HANGS) -> int:

@@ -10,7 +10,7 @@ from lit_linformer.callbacks import Averaging
 from lit_linformer.runs.trained_model import open_checkpoint
 from lit_linformer.tasks.sharding import ShardedStrategy
 from lit_linformer.utils.files import read_rows
-from tests.helpers import assert_same, fit, load, output, plain_trainer, read_log
+from tests.helpers import Descending, assert_same, fit, load, output, plain_trainer, read_log
 
 
 def training(step=0):
@@ -79,29 +79,6 @@ def test_a_weight_that_two_modules_share_has_one_average():
         averaging.on_save_checkpoint(trainer, module, checkpoint)
         for weights in (checkpoint["state_dict"], checkpoint["training_weights"]):
             assert torch.equal(weights["one.weight"], weights["two.weight"])
-
-
-class Descending(LightningModule):
-    """A weight whose gradient is always 1."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(()))
-        self.validated = []
-
-    def training_step(self, batch, index):
-        return self.weight * 1.0
-
-    def validation_step(self, batch, index):
-        self.validated.append(self.weight.item())
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=1.0)
-
-    def train_dataloader(self):
-        return torch.utils.data.DataLoader(torch.ones(4))
-
-    val_dataloader = train_dataloader
 
 
 def test_a_module_keeps_the_average_and_a_second_fit_begins_anew(tmp_path):
