@@ -64,7 +64,7 @@ class TrainingModule(LightningModule):
     # What the progress lines and result.json show: metric, its name in words, format, and min or max: which value is better.
     headline = ("val/perplexity", "validation perplexity", ".2f", min)
     # Whether torch might use cuDNN's attention before setup; None after teardown, which Lightning leaves out if a fit fails.
-    _cudnn: ClassVar[bool | None] = None
+    cudnn_allowed: ClassVar[bool | None] = None
 
     def __init__(self, compile: bool = False, **optimization: Any) -> None:
         super().__init__()
@@ -127,15 +127,15 @@ class TrainingModule(LightningModule):
             with torch.random.fork_rng(devices=[]):  # training draws what it would without
                 self._seed_after = int(torch.randint(2**63 - 1, ()))
         # torch prefers cuDNN's attention on some GPUs, but that takes a second for each new length on an H100 (docs/LOG.md).
-        if TrainingModule._cudnn is None:
-            TrainingModule._cudnn = torch.backends.cuda.cudnn_sdp_enabled()
+        if TrainingModule.cudnn_allowed is None:
+            TrainingModule.cudnn_allowed = torch.backends.cuda.cudnn_sdp_enabled()
         equal = bool(self.equal_rows) and stage != "predict"  # whose texts have any length
-        torch.backends.cuda.enable_cudnn_sdp(TrainingModule._cudnn and equal)
+        torch.backends.cuda.enable_cudnn_sdp(TrainingModule.cudnn_allowed and equal)
 
     def teardown(self, stage: str) -> None:
-        if TrainingModule._cudnn is not None:
-            torch.backends.cuda.enable_cudnn_sdp(TrainingModule._cudnn)
-            TrainingModule._cudnn = None
+        if TrainingModule.cudnn_allowed is not None:
+            torch.backends.cuda.enable_cudnn_sdp(TrainingModule.cudnn_allowed)
+            TrainingModule.cudnn_allowed = None
         if stage == "fit" and self._seed_after is not None:
             torch.manual_seed(self._seed_after)
 
