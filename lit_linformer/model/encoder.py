@@ -118,9 +118,6 @@ class EncoderConfig:
     causal: bool = False
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if isinstance(value, float) and isinstance(getattr(EncoderConfig, name), int):  # as in Python 512 / 4 is one
-                raise SettingError(name, value, "a whole number")
         check_ranges("", EncoderConfig, vars(self))
         if self.local_width:
             check_width(self.local_width)

@@ -90,8 +90,7 @@ def check_values(prefix: str, declared: Callable[..., Any], values: Mapping[str,
     except NameError:  # a user's own class, whose annotations are imported for type checkers only
         return
     for name, hint in ((name, hints[name]) for name in values if name in hints):
-        kinds = list(get_args(hint)) if get_origin(hint) in (Union, types.UnionType) else [hint]
-        plain = tuple(get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in kinds)
+        plain = _plain(_kinds(hint))
         if not set(plain) <= set(PLAIN):  # lists and the like
             continue
         fitting = isinstance(values[name], (*plain, int) if float in plain else plain)
@@ -100,8 +99,18 @@ def check_values(prefix: str, declared: Callable[..., Any], values: Mapping[str,
     check_ranges(prefix, hints, values)
 
 
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    """What a union allows, one by one."""
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+def _plain(kinds: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The types themselves, without ranges."""
+    return tuple(get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in kinds)
+
+
 def _check(where: str, hint: Any, value: Any) -> None:
-    kinds = list(get_args(hint)) if get_origin(hint) in (Union, types.UnionType) else [hint]
+    kinds = _kinds(hint)
     if isinstance(value, bool):
         return
     if isinstance(value, int | float):
@@ -111,6 +120,8 @@ def _check(where: str, hint: Any, value: Any) -> None:
         allowed = [part for kind in fitting for part in get_args(kind)[1:] if isinstance(part, Range)]
         if allowed and value not in allowed[0]:
             raise SettingError(where, value, allowed[0].words(value))
+        if isinstance(value, float) and int in (plain := _plain(kinds)) and float not in plain:  # such as 512 / 4
+            raise SettingError(where, value, PLAIN[int])
     elif isinstance(value, list | tuple):
         for kind in kinds:
             for item in value if get_origin(kind) in (list, tuple) else ():
