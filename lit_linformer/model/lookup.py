@@ -1,4 +1,4 @@
-"""Slots, plus the tokens that have the same neighbour. Shapes as in attention.py; c chunk size, M = ⌈N/c⌉."""
+"""Slots, plus the tokens that have the same neighbour. Shapes as in attention.py; c chunk size, M = ⌈N/c⌉, G head groups."""
 
 from collections.abc import Callable
 from functools import partial
@@ -27,11 +27,12 @@ NONE = 2**31  # instead of the id of a neighbour that does not exist: larger tha
 
 
 class Neighbours(NamedTuple):
-    """The tokens of each row sorted by the id of their left neighbour, and of their right one; ties by position."""
+    """The tokens of each row sorted by the id of their left neighbour, and of their right one, and so on to the ``distance``-th
+    on either side, so in G = 2 · distance orders; ties by position."""
 
-    order: Tensor  # (B, 2, N): which token is at each sorted position
-    back: Tensor  # (B, 2, N): the sorted position of each token
-    same: Tensor  # (B, 2, M, c, 3 c): which tokens of its own chunk and of the two beside it a token may attend to
+    order: Tensor  # (B, G, N): which token is at each sorted position
+    back: Tensor  # (B, G, N): the sorted position of each token
+    same: Tensor  # (B, G, M, c, 3 c): which tokens of its own chunk and of the two beside it a token may attend to
 
 
 @ATTENTIONS.add("lookup")
@@ -50,11 +51,13 @@ class LookupAttention(WindowAttention):
     a neighbour in common is read from the ids; which of them matter is learnt.
 
     Args:
-        hidden_size, …: as LinformerAttention's; num_heads even.
+        hidden_size, …: as LinformerAttention's.
         looks_up: whether this layer looks up; ``from_config`` sets it in the last layer and each ``every``-th one before it.
-        every: distance between layers that look up.
+        every: how many layers apart those that look up are.
         chunk: c.
         strength: initial value of b_h, which is learnt.
+        distance: with 2 a quarter of the heads each looks up by the left neighbour, the right one, and the two tokens beyond
+            them, and so on; num_heads a multiple of G = 2 · distance.
         window: w, even: the other layers are ``WindowAttention`` with this window; 0: they see slots alone.
         rare: R: in each layer that sees tokens, all tokens also see the R rarest ones of the row, as they see slots; of equal
             ids only the first. A high id counts as rare, since tokenizers number tokens from frequent to rare. A row with
@@ -70,19 +73,21 @@ class LookupAttention(WindowAttention):
         every: Count = 2,
         chunk: Annotated[int, Range(least=1, most=2**12)] = 16,
         strength: Annotated[float, Range(least=-100, most=100)] = 2.0,
+        distance: Annotated[int, Range(least=1, most=2**6)] = 1,
         window: Annotated[int, Range(least=0, most=2**16)] = 0,
         rare: Annotated[int, Range(least=0, most=2**16)] = 0,
         **more: Any,
     ):
         super().__init__(*shape, window=window, **more)
-        check_halves("lookup", self.num_heads)
+        _check_heads("lookup", self.num_heads, distance)
         self.looks_up, self.sees_tokens, self.chunk, self.rare = looks_up, looks_up or window > 0, chunk, rare
+        self.distance, self.groups = distance, 2 * distance
         self.strength = nn.Parameter(torch.full((self.num_heads,), float(strength))) if looks_up else None
 
     @classmethod
     def check(cls, config: "EncoderConfig") -> None:
         super().check(config)
-        check_halves(config.attention, config.num_heads)
+        _check_heads(config.attention, config.num_heads, _option(cls, config, "distance"))
 
     @classmethod
     def arguments(cls, config: "EncoderConfig", layer: int) -> dict[str, Any]:
@@ -90,7 +95,7 @@ class LookupAttention(WindowAttention):
         return super().arguments(config, layer) | {"looks_up": (config.num_layers - 1 - layer) % every == 0}
 
     def of_ids(self, config: "EncoderConfig", input_ids: Tensor, attention_mask: Tensor | None) -> dict[str, Any]:
-        given: dict[str, Any] = {"neighbours": neighbours(input_ids, attention_mask, self.chunk)}
+        given: dict[str, Any] = {"neighbours": neighbours(input_ids, attention_mask, self.chunk, self.distance)}
         return given | ({"chosen": rarest(input_ids, attention_mask, self.rare)} if self.rare else {})
 
     @classmethod
@@ -110,8 +115,8 @@ class LookupAttention(WindowAttention):
         """As LinformerAttention's; neighbours, chosen: from ``of_ids``. Maps: of slots, then of tokens, (B, H, N, K + N)."""
         if (self.looks_up and neighbours is None) or (self.rare and chosen is None):
             raise UserError(
-                "attention is lookup, which needs the ids: pass neighbours=lookup.neighbours(input_ids, mask, chunk), and with "
-                "an option rare chosen=lookup.rarest(input_ids, mask, rare)"
+                "attention is lookup, which needs the ids: pass neighbours=lookup.neighbours(input_ids, mask, chunk, distance) "
+                "and, with an option rare, chosen=lookup.rarest(input_ids, mask, rare)"
             )
         if not self.looks_up or neighbours is None:
             return super().forward(x, attention_mask, need_weights, shared, chosen)
@@ -120,21 +125,21 @@ class LookupAttention(WindowAttention):
         bias = self.slot_bias(x, attention_mask, shared, q.dtype)
         if chosen is not None:
             slots, bias = chosen.beside(slots, (k, v), bias)
-        slot_k, slot_v = (part.unflatten(1, (2, -1)) for part in slots)  # (B, 2, H/2, K + R, d)
+        slot_k, slot_v = (part.unflatten(1, (self.groups, -1)) for part in slots)  # (B, G, H/G, K + R, d)
         q, k, v = (self._sorted(part, neighbours) for part in (q, merge_heads(k), merge_heads(v)))
-        bias = None if bias is None else bias.expand(-1, self.num_heads, -1, -1).unflatten(1, (2, -1))
-        strength = self.strength.to(q.dtype).view(1, 2, -1, 1, 1)
+        bias = None if bias is None else bias.expand(-1, self.num_heads, -1, -1).unflatten(1, (self.groups, -1))
+        strength = self.strength.to(q.dtype).view(1, self.groups, -1, 1, 1)
         parts, same = (q, k, v, slot_k, slot_v, strength, bias), neighbours.same[:, :, None]
         if need_weights or exporting() or x.shape[1] <= LONG:  # one exported program serves every length
             context, weights = self._attend(*parts, same)
-        else:  # one pair of heads at a time; their weights are recomputed in the backward pass, as in fused attention
+        else:  # one head of each group at a time; their weights are recomputed in the backward pass, as in fused attention
             attend: Callable = self._attend
             if torch.is_grad_enabled():
                 attend = partial(checkpoint, self._attend, use_reentrant=False)
-            pairs = ([None if part is None else part[:, :, head : head + 1] for part in parts] for head in range(q.shape[2]))
-            found = [attend(*pair, same)[0] for pair in pairs]
+            parts_of = ([None if part is None else part[:, :, head : head + 1] for part in parts] for head in range(q.shape[2]))
+            found = [attend(*these, same)[0] for these in parts_of]
             context, weights = torch.cat(found, 2), None
-        context = Permuted.apply(context.transpose(2, 3).flatten(3), neighbours.back, neighbours.order)  # (B, 2, N, D/2)
+        context = Permuted.apply(context.transpose(2, 3).flatten(3), neighbours.back, neighbours.order)  # (B, G, N, D/G)
         context = split_heads(context.transpose(1, 2).flatten(2), self.num_heads)
         maps = self._maps(weights, neighbours, chosen) if need_weights and weights is not None else None
         return self.output(context, x, attention_mask), maps
@@ -150,7 +155,7 @@ class LookupAttention(WindowAttention):
         bias: Tensor | None,
         same: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """One softmax over slots and neighbours, for h heads and sorted tokens: (B, 2, h, N, d), and its weights."""
+        """One softmax over slots and neighbours, for h heads a group and sorted tokens: (B, G, h, N, d), and its weights."""
         to_slots = self.slot_scores(q, slot_k, bias)
         to_tokens = near_scores(q, k, same, self.chunk, self.chunk) + strength
         weights = softmax(torch.cat([to_slots, to_tokens], -1))
@@ -159,20 +164,20 @@ class LookupAttention(WindowAttention):
         return of_slots @ slot_v + near_values(of_tokens, v, self.chunk, self.chunk), weights
 
     def _sorted(self, x: Tensor, neighbours: Neighbours) -> Tensor:
-        """(B, N, D) → (B, 2, H/2, N, d): the first half of the heads in one order, the second in the other."""
-        halves = x.unflatten(-1, (2, -1)).transpose(1, 2)  # (B, 2, N, D/2)
-        halves = Permuted.apply(halves, neighbours.order, neighbours.back)
-        return halves.unflatten(-1, (self.num_heads // 2, -1)).transpose(2, 3)
+        """(B, N, D) → (B, G, H/G, N, d): each group of heads in its own order."""
+        groups = x.unflatten(-1, (self.groups, -1)).transpose(1, 2)  # (B, G, N, D/G)
+        groups = Permuted.apply(groups, neighbours.order, neighbours.back)
+        return groups.unflatten(-1, (self.num_heads // self.groups, -1)).transpose(2, 3)
 
     def _maps(self, weights: Tensor, neighbours: Neighbours, chosen: Chosen | None) -> Tensor:
-        """(B, 2, H/2, N, K + R + 3 c), sorted → (B, H, N, K + N)."""
+        """(B, G, H/G, N, K + R + 3 c), sorted → (B, H, N, K + N)."""
         order, length = neighbours.order, neighbours.order.shape[-1]
         of_slots, of_tokens = weights.split([weights.shape[-1] - 3 * self.chunk, 3 * self.chunk], -1)
-        seen = beside(chunked(order[..., None], self.chunk)).transpose(-1, -2)  # (B, 2, M, 1, 3 c): which token each column is
+        seen = beside(chunked(order[..., None], self.chunk)).transpose(-1, -2)  # (B, G, M, 1, 3 c): which token each column is
         seen = seen.expand(-1, -1, -1, self.chunk, -1).flatten(2, 3)[:, :, :length]
         tokens = spread(of_tokens, seen[:, :, None], length)
         maps = torch.cat([of_slots, tokens], -1).transpose(2, 3).flatten(3)
-        maps = in_order(maps, neighbours.back).unflatten(-1, (self.num_heads // 2, -1))
+        maps = in_order(maps, neighbours.back).unflatten(-1, (self.num_heads // self.groups, -1))
         maps = maps.transpose(2, 3).flatten(1, 2)
         return maps if chosen is None else chosen.merged(maps)
 
@@ -187,19 +192,20 @@ class LookupAttention(WindowAttention):
         return near_flops(length, self.chunk, self.chunk, self.hidden_size) + of_rare
 
 
-def neighbours(ids: Tensor, mask: Tensor | None, chunk: int) -> Neighbours:
+def neighbours(ids: Tensor, mask: Tensor | None, chunk: int, distance: int = 1) -> Neighbours:
     """``Neighbours`` of ids (B, N), mask (B, N) bool or None, in chunks of ``chunk``. Padding is no neighbour, and has none."""
     length = ids.shape[1]
     ids = ids.long()  # NONE is beyond int32
     ids = ids if mask is None else ids.masked_fill(~mask, NONE)
-    around = functional.pad(ids, (1, 1), value=NONE)
-    near = torch.stack([around[:, :length], around[:, 2:]], 1)  # (B, 2, N)
+    around = functional.pad(ids, (distance, distance), value=NONE)
+    starts = [distance + side * step for step in range(1, distance + 1) for side in (-1, 1)]
+    near = torch.stack([around[:, start : start + length] for start in starts], 1)  # (B, G, N)
     near = near if mask is None else near.masked_fill(~mask[:, None], NONE)
     # Tokens without a neighbour come last, so that the amount of padding does not move the chunks. Sorting by position, too,
     # leaves no ties.
     place = torch.arange(length, device=ids.device)
     order = (near * length + place).argsort(-1)
-    near = chunked(near.gather(-1, order)[..., None], chunk, NONE)  # (B, 2, M, c, 1)
+    near = chunked(near.gather(-1, order)[..., None], chunk, NONE)  # (B, G, M, c, 1)
     same = (near == beside(near, NONE).transpose(-1, -2)) & (near < NONE)
     if exporting():  # one chunk, of all tokens
         apart = (place // chunk - place[:, None] // chunk).abs()
@@ -220,6 +226,14 @@ def rarest(ids: Tensor, mask: Tensor | None, count: int) -> Chosen:
     # Padded by ``count``, so that a row of any length has enough.
     found, at = functional.pad(ids.masked_fill(again, -1), (0, count), value=-1).topk(count, -1)
     return Chosen(functional.pad(order, (0, count)).gather(-1, at), found >= 0)
+
+
+def _check_heads(attention: str, num_heads: int, distance: int) -> None:
+    if distance == 1:
+        check_halves(attention, num_heads)
+    elif num_heads % (2 * distance):
+        when = f"with attention={attention} and attention_options.distance={distance}"
+        raise SettingError("num_heads", num_heads, f"a multiple of {2 * distance}", when=when)
 
 
 def _option(kind: type[LookupAttention], config: "EncoderConfig", name: str) -> int:

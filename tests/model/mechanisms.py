@@ -5,6 +5,7 @@ MECHANISMS = {
     "window": {"attention": "window", "attention_options": {"window": 4}},
     "window, project first": {"attention": "window", "order": "project_first", "attention_options": {"window": 2}},
     "lookup, window": {"attention": "lookup", "attention_options": {"chunk": 4, "window": 4}},
+    "lookup, distance": {"attention": "lookup", "num_heads": 4, "attention_options": {"chunk": 4, "window": 2, "distance": 2}},
     "lookup, window, rare": {"attention": "lookup", "attention_options": {"chunk": 4, "window": 4, "rare": 3}},
     "dynamic": {"projection": "dynamic"},
     "long-short": {

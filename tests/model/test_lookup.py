@@ -17,9 +17,9 @@ def make(**options):
     return made(LookupAttention, D, H, LONGEST, K, **{"sharing": "none", "chunk": 4, **options})
 
 
-def same_neighbours(ids, mask, head):
+def same_neighbours(ids, mask, head, distance=1):
     """(B, N, N): whether t is next to the same neighbour as i, one token at a time, without a limit on their number."""
-    shift = -1 if head < H // 2 else 1
+    shift = {1: [-1, -1, 1, 1], 2: [-1, 1, -2, 2]}[distance][head]
     length = ids.shape[1]
     found = torch.zeros(len(ids), length, length, dtype=torch.bool)
     for b, row in enumerate(ids.tolist()):
@@ -49,7 +49,7 @@ def written_out(attention, x, ids, mask):
     for h in range(H):
         slots = q[:, h] @ slot_k[:, h].transpose(1, 2) / math.sqrt(D // H)
         tokens = q[:, h] @ k[:, h].transpose(1, 2) / math.sqrt(D // H) + attention.strength[h]
-        tokens = tokens.masked_fill(~same_neighbours(ids, mask, h), -torch.inf)
+        tokens = tokens.masked_fill(~same_neighbours(ids, mask, h, attention.distance), -torch.inf)
         rare = q[:, h] @ k[:, h].transpose(1, 2) / math.sqrt(D // H)
         rare = rare.masked_fill(~rare_tokens(ids, mask, attention.rare)[:, None], -torch.inf)
         weights = torch.cat([slots, tokens, rare], -1).softmax(-1)
@@ -59,14 +59,14 @@ def written_out(attention, x, ids, mask):
 
 @pytest.mark.parametrize("length", [LONGEST, 23, 9, 2, 1])
 @pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("rare", [0, 4])
-def test_is_what_is_written_out(length, padded, rare):
-    attention = make(chunk=12, rare=rare)  # two chunks: all tokens are within reach
+@pytest.mark.parametrize(("rare", "distance"), [(0, 1), (4, 1), (0, 2)])
+def test_is_what_is_written_out(length, padded, rare, distance):
+    attention = make(chunk=12, rare=rare, distance=distance)  # two chunks: all tokens are within reach
     ids = torch.randint(0, 8, (B, length))
     _, mask = three_rows(length, padded)
     x = torch.randn(B, length, D, dtype=torch.float64, requires_grad=True)
     given = {"chosen": rarest(ids, mask, rare)} if rare else {}
-    found, maps = attention(x, mask, True, neighbours=neighbours(ids, mask, 12), **given)
+    found, maps = attention(x, mask, True, neighbours=neighbours(ids, mask, 12, distance), **given)
     expected, real = written_out(attention, x, ids, mask), mask if padded else slice(None)
     assert_agree(found[real], expected[real], x, 1e-12)
     assert maps.shape == (B, H, length, K + length)
@@ -93,11 +93,12 @@ def test_large_ids_have_neighbours_too():
     assert small.same.any() and all(torch.equal(one, other) for one, other in zip(small, large, strict=True))
 
 
-def test_padding_and_what_stands_there_never_matter():
-    attention = make(sharing="headwise", mass_bias=True, rare=3)
+@pytest.mark.parametrize("distance", [1, 2])
+def test_padding_and_what_stands_there_never_matter(distance):
+    attention = make(sharing="headwise", mass_bias=True, rare=3, distance=distance)
 
     def given(ids, mask):
-        return {"neighbours": neighbours(ids, mask, 4), "chosen": rarest(ids, mask, 3)}
+        return {"neighbours": neighbours(ids, mask, 4, distance), "chosen": rarest(ids, mask, 3)}
 
     x, ids = torch.randn(B, 13, D, dtype=torch.float64), torch.randint(0, 4, (B, 13))
     padded = torch.cat([x, torch.full((B, 8, D), torch.nan, dtype=torch.float64)], 1)
@@ -143,6 +144,10 @@ def test_which_layers_look_up_and_what_is_refused():
             "attention_options names 'reach'; allowed with attention=lookup: every, chunk, str",
         ),
         ({"num_heads": 1}, "num_heads is 1; allowed with attention=lookup: an even number"),
+        (
+            {"attention_options": {"distance": 2}},
+            "num_heads is 2; allowed with attention=lookup and attention_options.distance=2: a multiple of 4",
+        ),
     ):
         with pytest.raises(ValueError, match=said.replace(".", "\\.")):
             encoder(**options)
@@ -203,22 +208,23 @@ def test_all_layers_share_an_E_and_a_copied_token_is_found():
     assert found[0, 5, half:].max() < 0.5  # no other token has a 2 on its right
 
 
-def test_a_long_row_gives_the_same_by_one_pair_of_heads_at_a_time(monkeypatch):
+@pytest.mark.parametrize("distance", [1, 2])
+def test_a_long_row_gives_the_same_by_one_head_of_each_group_at_a_time(monkeypatch, distance):
     torch.manual_seed(0)
-    layer = LookupAttention(8, 4, 32, 4, local_width=3).double()
-    projection = make_projection("linear", 32, 4, channels=8).double()
-    x, ids = torch.randn(2, 30, 8, dtype=torch.float64), torch.randint(0, 5, (2, 30))
+    layer = LookupAttention(16, 8, 32, 4, local_width=3, distance=distance).double()
+    projection = make_projection("linear", 32, 4, channels=16).double()
+    x, ids = torch.randn(2, 30, 16, dtype=torch.float64), torch.randint(0, 5, (2, 30))
     found = []
     for longest in (30, 29):
         monkeypatch.setattr("lit_linformer.model.lookup.LONG", longest)
         layer.zero_grad()
-        out, _ = layer(x, None, shared=projection, neighbours=neighbours(ids, None, 16))
+        out, _ = layer(x, None, shared=projection, neighbours=neighbours(ids, None, 16, distance))
         out.square().sum().backward()
         with torch.no_grad():
-            predicted, _ = layer(x, None, shared=projection, neighbours=neighbours(ids, None, 16))
+            predicted, _ = layer(x, None, shared=projection, neighbours=neighbours(ids, None, 16, distance))
         found.append([out, predicted, *(parameter.grad for parameter in layer.parameters() if parameter.grad is not None)])
-    for whole, by_pairs in zip(*found, strict=True):
-        torch.testing.assert_close(whole, by_pairs, rtol=1e-12, atol=1e-12)
+    for whole, by_heads in zip(*found, strict=True):
+        torch.testing.assert_close(whole, by_heads, rtol=1e-12, atol=1e-12)
 
 
 def test_gradients_of_rows_in_another_order():

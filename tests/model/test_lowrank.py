@@ -36,7 +36,7 @@ MODELS = {
 
 def build(**settings):
     torch.manual_seed(0)
-    encoder = Encoder(EncoderConfig(**SHAPE, **settings)).double().eval()
+    encoder = Encoder(EncoderConfig(**SHAPE | settings)).double().eval()
     for layer in encoder.layers:
         for linear in (layer.attention.query, getattr(layer.attention, "key", layer.attention.value), layer.attention.value):
             torch.nn.init.normal_(linear.bias)  # so that it matters whether compression is before or after
@@ -152,8 +152,8 @@ def test_learned_error_is_that_of_the_layers_own_output(settings):
     x = seen["x"]
     context = seen["context"] - (0 if layer.local is None else layer.local(x))
     q, k, v = layer.heads(x)
-    exact = (q @ k.mT / math.sqrt(8)).softmax(-1) @ v
-    own = context.unflatten(-1, (2, -1)).transpose(1, 2)
+    exact = (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1) @ v
+    own = context.unflatten(-1, (layer.num_heads, -1)).transpose(1, 2)
     assert torch.allclose(merge_heads(own), context)
     expected = (matrix_norm(own - exact) / matrix_norm(exact)).mean(0)
     found = measure(encoder, rows, [1], rank=3)  # where there is a k, it is the rank
