@@ -2,8 +2,8 @@
 
 Shapes: … batch and heads, N tokens, c chunk size, M = ⌈N/c⌉ chunks, r reach (up to c), S = c + 2 r columns, C channels.
 
-A program that is exported for any length does not know M: there one chunk holds all tokens, S is N, and tokens out of reach
-are masked, which takes N² operations.
+A row of up to c + 2 r tokens is one chunk of all its tokens (c = S = N), where those out of reach are masked, since this takes
+fewer operations. So is every row in a program that is exported for any length, which does not know M: N² operations.
 """
 
 import math
@@ -18,6 +18,11 @@ from .errors import SettingError
 from .parts import exporting
 
 
+def undivided(length: int, chunk: int, reach: int) -> bool:
+    """Whether all tokens of a row of N = ``length`` are one chunk."""
+    return exporting() or length <= chunk + 2 * reach
+
+
 def chunked(x: Tensor, chunk: int, fill: int = 0) -> Tensor:
     """(…, N, C) → (…, M, c, C), padded with ``fill``. Exported for any length, where M is not known: (…, 1, N, C)."""
     if exporting():
@@ -26,12 +31,15 @@ def chunked(x: Tensor, chunk: int, fill: int = 0) -> Tensor:
 
 
 def beside(x: Tensor, fill: int = 0, reach: int | None = None) -> Tensor:
-    """(…, M, c, C) → (…, M, S, C): each chunk with the r = ``reach`` rows before and after it; None: r = c, whole chunks."""
-    return x if exporting() else between(x, fill, reach)
+    """(…, M, c, C) → (…, M, S, C): each chunk with the r = ``reach`` rows before and after it; None: r = c, whole chunks.
+
+    A single chunk stays as it is.
+    """
+    return x if x.shape[-3] == 1 else between(x, fill, reach)
 
 
 def between(x: Tensor, fill: int = 0, reach: int | None = None) -> Tensor:
-    """``beside`` where the number of chunks is known, exported or not."""
+    """``beside`` where a single chunk, too, has rows before and after it, of ``fill``."""
     if reach == 0:
         return x
     reach, chunk = x.shape[-2] if reach is None else reach, x.shape[-2]
@@ -75,7 +83,7 @@ class Permuted(torch.autograd.Function):
 def columns(length: int, chunk: int, reach: int, device: torch.device | None = None) -> Tensor:
     """(M, c, S) int64: the token in each column of each token; -1 beyond the row's ends and out of reach."""
     place = torch.arange(length, device=device)
-    if exporting():
+    if undivided(length, chunk, reach):
         first = place[:, None] // chunk * chunk
         return torch.where((place >= first - reach) & (place < first + chunk + reach), place, -1)[None]
     found = beside(chunked(place[:, None], chunk, -1), -1, reach)  # (M, S, 1)
@@ -89,8 +97,9 @@ def real_columns(seen: Tensor, mask: Tensor | None) -> Tensor:
     return (mask[:, seen.clamp(min=0)] & (seen >= 0)).unsqueeze(1)
 
 
-def near_scores(q: Tensor, k: Tensor, allowed: Tensor, chunk: int, reach: int) -> Tensor:
+def near_scores(q: Tensor, k: Tensor, allowed: Tensor, reach: int) -> Tensor:
     """q kᵀ/√d of each token and its S columns, (…, N, S); a large negative number where not ``allowed`` (…, M, c, S)."""
+    chunk = allowed.shape[-2]
     scores = chunked(q * q.shape[-1] ** -0.5, chunk) @ beside(chunked(k, chunk), reach=reach).transpose(-1, -2)
     # Not masked_fill, whose backward copies all scores once more: for lookup's shapes 10 ms instead of 2 on a CPU core.
     scores = scores + as_bias(allowed, scores.dtype)
@@ -117,6 +126,8 @@ def spread(weights: Tensor, places: Tensor, length: int) -> Tensor:
 
 def near_flops(length: int, chunk: int, reach: int, width: int) -> int:
     """Operations of ``near_scores`` and ``near_values``; ``width``: channels of all heads together."""
+    if undivided(length, chunk, reach):
+        return 4 * length * length * width
     return 4 * -(-length // chunk) * chunk * (chunk + 2 * reach) * width
 
 

@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from .attention import ATTENTIONS, check_halves, merge_heads, softmax, split_heads
-from .chunks import Permuted, beside, chunked, in_order, near_flops, near_scores, near_values, spread
+from .chunks import Permuted, beside, chunked, in_order, near_flops, near_scores, near_values, spread, undivided
 from .errors import SettingError, UserError
 from .linformer import LinformerAttention
 from .parts import exporting
@@ -32,7 +32,7 @@ class Neighbours(NamedTuple):
 
     order: Tensor  # (B, G, N): which token is at each sorted position
     back: Tensor  # (B, G, N): the sorted position of each token
-    same: Tensor  # (B, G, M, c, 3 c): which tokens of its own chunk and of the two beside it a token may attend to
+    same: Tensor  # (B, G, M, c, S): which tokens of its own chunk and of the two beside it a token may attend to
 
 
 @ATTENTIONS.add("lookup")
@@ -157,11 +157,11 @@ class LookupAttention(WindowAttention):
     ) -> tuple[Tensor, Tensor]:
         """One softmax over slots and neighbours, for h heads a group and sorted tokens: (B, G, h, N, d), and its weights."""
         to_slots = self.slot_scores(q, slot_k, bias)
-        to_tokens = near_scores(q, k, same, self.chunk, self.chunk) + strength
+        to_tokens = near_scores(q, k, same, self.chunk) + strength
         weights = softmax(torch.cat([to_slots, to_tokens], -1))
         dropped = functional.dropout(weights, self.dropout, self.training)
         of_slots, of_tokens = dropped.split([to_slots.shape[-1], to_tokens.shape[-1]], -1)
-        return of_slots @ slot_v + near_values(of_tokens, v, self.chunk, self.chunk), weights
+        return of_slots @ slot_v + near_values(of_tokens, v, same.shape[-2], self.chunk), weights
 
     def _sorted(self, x: Tensor, neighbours: Neighbours) -> Tensor:
         """(B, N, D) → (B, G, H/G, N, d): each group of heads in its own order."""
@@ -170,11 +170,12 @@ class LookupAttention(WindowAttention):
         return groups.unflatten(-1, (self.num_heads // self.groups, -1)).transpose(2, 3)
 
     def _maps(self, weights: Tensor, neighbours: Neighbours, chosen: Chosen | None) -> Tensor:
-        """(B, G, H/G, N, K + R + 3 c), sorted → (B, H, N, K + N)."""
+        """(B, G, H/G, N, K + R + S), sorted → (B, H, N, K + N)."""
         order, length = neighbours.order, neighbours.order.shape[-1]
-        of_slots, of_tokens = weights.split([weights.shape[-1] - 3 * self.chunk, 3 * self.chunk], -1)
-        seen = beside(chunked(order[..., None], self.chunk)).transpose(-1, -2)  # (B, G, M, 1, 3 c): which token each column is
-        seen = seen.expand(-1, -1, -1, self.chunk, -1).flatten(2, 3)[:, :, :length]
+        chunk, columns = neighbours.same.shape[-2:]
+        of_slots, of_tokens = weights.split([weights.shape[-1] - columns, columns], -1)
+        seen = beside(chunked(order[..., None], chunk)).transpose(-1, -2)  # (B, G, M, 1, S): which token each column is
+        seen = seen.expand(-1, -1, -1, chunk, -1).flatten(2, 3)[:, :, :length]
         tokens = spread(of_tokens, seen[:, :, None], length)
         maps = torch.cat([of_slots, tokens], -1).transpose(2, 3).flatten(3)
         maps = in_order(maps, neighbours.back).unflatten(-1, (self.num_heads // self.groups, -1))
@@ -205,9 +206,10 @@ def neighbours(ids: Tensor, mask: Tensor | None, chunk: int, distance: int = 1) 
     # leaves no ties.
     place = torch.arange(length, device=ids.device)
     order = (near * length + place).argsort(-1)
-    near = chunked(near.gather(-1, order)[..., None], chunk, NONE)  # (B, G, M, c, 1)
+    whole = undivided(length, chunk, chunk)
+    near = chunked(near.gather(-1, order)[..., None], length if whole else chunk, NONE)  # (B, G, M, c, 1)
     same = (near == beside(near, NONE).transpose(-1, -2)) & (near < NONE)
-    if exporting():  # one chunk, of all tokens
+    if whole:
         apart = (place // chunk - place[:, None] // chunk).abs()
         same = same & (apart <= 1) & (place != place[:, None])
     else:

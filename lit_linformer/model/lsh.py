@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .attention import ATTENTIONS, Attention, as_bias, split_heads
-from .chunks import Permuted, beside, check_even, chunked, near_flops, near_scores, near_values
+from .chunks import Permuted, beside, check_even, chunked, near_flops, near_scores, near_values, undivided
 from .parts import exporting, without_autocast
 from .ranges import Range
 
@@ -81,13 +81,13 @@ class LshAttention(Attention):
             for part in (q, v, hashes.transpose(2, 3).flatten(3))
         )
         allowed, bias = self._columns(all_rounds, q.dtype)
-        scores = near_scores(q, _normalised(q), allowed, self.chunk, reach)
+        scores = near_scores(q, _normalised(q), allowed, reach)
         scores = scores + bias.flatten(-3, -2)[..., :length, :]
         weights = scores.softmax(-1)
         highest, at = scores.max(-1, keepdim=True)
         total = highest - weights.gather(-1, at).log()  # logsumexp of the scores, which would be slow: so many are far below
         weights = functional.dropout(weights.to(v.dtype), self.dropout, self.training)
-        found = near_values(weights, v, self.chunk, reach)
+        found = near_values(weights, v, allowed.shape[-2], reach)
         found, total = (Permuted.apply(part, places, order) for part in (found, total))
         share = total.softmax(2)  # each round's share of the softmax over all
         return self.output((share.to(found.dtype) * found).sum(2), x, attention_mask), None
@@ -113,12 +113,14 @@ class LshAttention(Attention):
     def _columns(self, hashes: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """All hashes (B, H, R, N, 2 R), sorted → (B, H, R, M, c, S): what is in P_r, and the bias, -log N_it, with ITSELF."""
         reach = self.chunk // 2
-        own = chunked(hashes, self.chunk, self.each**2)
+        length = hashes.shape[3]
+        size = length if undivided(length, self.chunk, reach) else self.chunk
+        own = chunked(hashes, size, self.each**2)
         other = beside(own, self.each**2, reach)
         own, other = (part.unflatten(-1, (self.rounds, 2)) for part in (own, other))
         together = self._together(own.unsqueeze(-3), other.unsqueeze(-4))  # (B, H, R, M, c, S, R)
-        column = torch.arange(2 * self.chunk, device=hashes.device)
-        itself = column == reach + column[: self.chunk, None]
+        column = torch.arange(other.shape[-3], device=hashes.device)
+        itself = column == (other.shape[-3] - size) // 2 + column[:size, None]
         bias = ITSELF * itself - together.sum(-1).clamp(min=1).to(dtype).log()
         return together.diagonal(dim1=2, dim2=-1).movedim(-1, 2), bias
 

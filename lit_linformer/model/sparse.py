@@ -66,11 +66,12 @@ class SparseAttention(Attention):
 
     def _near(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """The first half of the heads, q, k, v (B, H/2, N, d): chunks of r, with both chunks beside them."""
-        seen = columns(q.shape[2], self.reach, self.reach, q.device)  # (M, r, 3 r)
-        place = torch.arange(seen.shape[0] * self.reach, device=q.device).view(-1, self.reach, 1)
+        seen = columns(q.shape[2], self.reach, self.reach, q.device)  # (M, c, S), c = r, S = 3 r
+        count, chunk = seen.shape[:2]
+        place = torch.arange(count * chunk, device=q.device).view(count, chunk, 1)
         allowed = real_columns(seen, mask) & ((seen - place).abs() <= self.reach)
-        weights = softmax(near_scores(q, k, allowed, self.reach, self.reach))
-        return near_values(functional.dropout(weights, self.dropout, self.training), v, self.reach, self.reach)
+        weights = softmax(near_scores(q, k, allowed, self.reach))
+        return near_values(functional.dropout(weights, self.dropout, self.training), v, chunk, self.reach)
 
     def _strided(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """The second half of the heads, q, k, v (B, H/2, N, d): tokens grouped by position modulo l, (B, H/2, l, ⌈N/l⌉, d)."""

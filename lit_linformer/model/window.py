@@ -54,10 +54,10 @@ class WindowAttention(SlotsAndTokens):
             raise SettingError("attention_options.dual_norm", True, allowed, when="with position='rotary'")
 
     def see(self, q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor | None, need_weights: bool) -> Seen:
-        near = self.window, self.window // 2
-        seen = columns(q.shape[2], *near, q.device)
-        scores = near_scores(q, k, real_columns(seen, attention_mask), *near)
-        return scores, lambda weights: near_values(weights, v, *near), lambda weights: near_maps(weights, seen)
+        length, reach = q.shape[2], self.window // 2
+        seen = columns(length, self.window, reach, q.device)
+        scores = near_scores(q, k, real_columns(seen, attention_mask), reach)
+        return scores, lambda weights: near_values(weights, v, seen.shape[1], reach), lambda weights: near_maps(weights, seen)
 
     def of_tokens(self, x: Tensor) -> Pair:
         k, v = super().of_tokens(x)

@@ -57,7 +57,7 @@ def written_out(attention, x, ids, mask):
     return attention.output(torch.stack(heads, 1), x, mask)
 
 
-@pytest.mark.parametrize("length", [LONGEST, 23, 9, 2, 1])
+@pytest.mark.parametrize("length", [LONGEST, 23, 12, 9, 2, 1])
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize(("rare", "distance"), [(0, 1), (4, 1), (0, 2)])
 def test_is_what_is_written_out(length, padded, rare, distance):
