@@ -136,8 +136,8 @@ class LookupAttention(WindowAttention):
             attend: Callable = self._attend
             if torch.is_grad_enabled():
                 attend = partial(checkpoint, self._attend, use_reentrant=False)
-            parts_of = ([None if part is None else part[:, :, head : head + 1] for part in parts] for head in range(q.shape[2]))
-            found = [attend(*these, same)[0] for these in parts_of]
+            by_head = ([None if part is None else part[:, :, head : head + 1] for part in parts] for head in range(q.shape[2]))
+            found = [attend(*these, same)[0] for these in by_head]
             context, weights = torch.cat(found, 2), None
         context = Permuted.apply(context.transpose(2, 3).flatten(3), neighbours.back, neighbours.order)  # (B, G, N, D/G)
         context = split_heads(context.transpose(1, 2).flatten(2), self.num_heads)
