@@ -117,6 +117,14 @@ def stray_words(argv: list[str]) -> Iterator[str]:
             yield word
 
 
+def one_dash(argv: list[str]) -> Iterator[str]:
+    """Names with one dash, as in `-ckpt_path last`, which the parser reads as `-c kpt_path`."""
+    for word in _dashes_joined(argv):
+        name = word.partition("=")[0]
+        if name.startswith("-") and not name.startswith("--") and name not in ("-c", "-h"):
+            yield name
+
+
 def as_list(value: Any) -> list[Any]:
     """The values of a setting that takes one or several."""
     return value if isinstance(value, list) else [] if value is None else [value]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_linformer.cli.defaults import ALWAYS_THERE, DEFAULT_CLASSES, ENCODER
-from lit_linformer.cli.given import TEXTS, given_settings, names_class, stray_words, typed_words, walk
+from lit_linformer.cli.given import TEXTS, given_settings, names_class, one_dash, stray_words, typed_words, walk
 from lit_linformer.cli.short_help import exported, find
 from lit_linformer.utils import sources
 from lit_linformer.utils.configs import SETTINGS_FILE, check_command, config_contents
@@ -27,6 +27,8 @@ def check_quickly(argv: list[str]) -> None:
     given = given_settings(argv)
     if stray := next(filter(os.path.isfile, stray_words(argv)), None):
         raise UserError(f"{stray!r} is neither a setting nor the value of one", f"--config {stray}")
+    for name in one_dash(argv):
+        raise UserError(f"unknown setting '{name}'; did you mean '-{name}'?")
     contents = list(config_contents(argv))
     for file, content in contents:
         check_command(Path(file), content, "fit", SETTINGS_FILE)

@@ -59,6 +59,8 @@ def test_help_on_a_class_needs_no_model():
             "conf/model/modern.yaml changes settings of the model, and comes before conf/quickstart.yaml, which says what the "
             "model is; allowed: --config conf/quickstart.yaml --config conf/model/modern.yaml",
         ),
+        ("fit -config conf/quickstart.yaml", "unknown setting '-config'; did you mean '--config'?"),
+        ("predict --config conf/quickstart.yaml -ckpt_path=last", "unknown setting '-ckpt_path'; did you mean '--ckpt_path'?"),
         ("fit --config", "--config has no value; allowed: a file with settings, as conf/quickstart.yaml"),
         ("fit --config --model.lr 1", "--config has no value; allowed: a file with settings, as conf/quickstart.yaml"),
         ("fit --config conf/lra/table.yaml", "conf/lra/table.yaml is a file for `grid`; allowed: a file with settings, as"),
