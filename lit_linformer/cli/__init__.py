@@ -24,7 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lit_linformer.utils.errors import UserError, user_error
+from lit_linformer.utils.errors import UserError, meant, user_error
 from lit_linformer.utils.signals import START_METHOD, Stopped, is_first_process, requeue, watch
 
 COMMANDS = {
@@ -44,6 +44,7 @@ COMMANDS = {
     "draw": "a Linformer's attention for a text: what each slot reads, and who reads it",
     "list": "configs and what they cost, runs and their best numbers, attentions, tasks, …",
 }
+CALLED = {"train": "fit", "pretrain": "fit", "finetune": "fit", "resume": "fit", "evaluate": "validate", "eval": "validate"}
 LIGHTNING = ("fit", "validate", "test", "predict", "prepare")
 # The other commands' modules, each with main(argv): they parse their own settings and print help without importing torch.
 PROGRAMS = {name: f"lit_linformer.studies.{name}.command" for name in ("grid", "benchmark", "spectrum", "report")}
@@ -200,7 +201,10 @@ def _program(name: str) -> Callable[[list[str]], None]:
         except (ModuleNotFoundError, AttributeError, TypeError) as error:
             if not own or getattr(error, "name", None) not in (name, name.partition(".")[0], "main"):
                 raise  # something that the module imports is missing
-    raise UserError(f"the command is {name!r}", f"{', '.join(COMMANDS)}, or a module of yours with main(argv)")
+    allowed = f"{', '.join(COMMANDS)}, or a module of yours with main(argv)"
+    if name.startswith("-"):
+        raise UserError(f"{name} stands before the command", f"after it; commands are {allowed}")
+    raise UserError(f"the command is {name!r}{meant(CALLED.get(name, name), COMMANDS)}", allowed)
 
 
 def _show_warning(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any) -> None:

@@ -48,8 +48,8 @@ from lit_linformer.cli.run_loggers import RunLoggers, RunParser
 from lit_linformer.cli.trainer import RunTrainer
 from lit_linformer.data.summary import data_rows
 from lit_linformer.runs.checkpoints import checkpoint_path, lies_in
-from lit_linformer.runs.folder import Claim, check_name, check_writable, own_files
-from lit_linformer.runs.place import given_run, run_folder, seen_from
+from lit_linformer.runs.folder import CONFIG, Claim, check_name, check_writable, own_files
+from lit_linformer.runs.place import given_run, own_folder, run_folder, seen_from
 from lit_linformer.utils.configs import as_yaml
 from lit_linformer.utils.environment import command_line
 from lit_linformer.utils.errors import SettingError, UserError, user_error
@@ -163,8 +163,9 @@ class LinformerCLI(LightningCLI):
         carry_over(self.subcommand, self.argv, config)
         model, kind = config.model.get("init_args", {}), class_of(config.model.class_path, "model")
         lacks = "encoder" in model and takes_encoder(kind) and not (model.encoder or model.get("pretrained"))
-        if self.subcommand == "fit" and lacks:
-            raise no_encoder("load_weights" in model)  # before a tokenizer is trained for it
+        if self.subcommand != "prepare" and lacks:  # before a tokenizer is trained for it
+            run = own_folder(Path(config.ckpt_path).parent.parent / CONFIG) if config.ckpt_path else None
+            raise no_encoder("load_weights" in model, run)
         if self.subcommand != "prepare":
             check_early(self.subcommand, config)
         if self.subcommand == "fit":

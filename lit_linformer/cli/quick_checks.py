@@ -5,7 +5,6 @@ everything else, including all values.
 """
 
 import difflib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 from lit_linformer.cli.defaults import ALWAYS_THERE, DEFAULT_CLASSES, ENCODER
 from lit_linformer.cli.given import TEXTS, given_settings, names_class, one_dash, stray_words, typed_words, walk
 from lit_linformer.cli.short_help import exported, find
+from lit_linformer.runs.folder import CONFIG
 from lit_linformer.utils import sources
 from lit_linformer.utils.configs import SETTINGS_FILE, check_command, config_contents
 from lit_linformer.utils.errors import SettingError, UserError
@@ -25,8 +25,10 @@ NEAR = 0.6  # least similarity of a name that is suggested; 1: the same
 def check_quickly(argv: list[str]) -> None:
     """Raises UserError, naming the setting and the file, for what is certainly wrong."""
     given = given_settings(argv)
-    if stray := next(filter(os.path.isfile, stray_words(argv)), None):
-        raise UserError(f"{stray!r} is neither a setting nor the value of one", f"--config {stray}")
+    for stray in stray_words(argv):
+        for file in (Path(stray), Path(stray) / CONFIG):
+            if file.is_file():
+                raise UserError(f"{stray!r} is neither a setting nor the value of one", f"--config {file}")
     for name in one_dash(argv):
         raise UserError(f"unknown setting '{name}'; did you mean '-{name}'?")
     contents = list(config_contents(argv))
@@ -131,8 +133,10 @@ def _check_encoder(given: dict[str, Any], model: sources.Declared | None) -> Non
         raise no_encoder("load_weights" in settings)
 
 
-def no_encoder(fine_tunes: bool) -> UserError:
-    """The error for a model that has nothing to start from."""
+def no_encoder(fine_tunes: bool, run: Path | None = None) -> UserError:
+    """The error for a model that has nothing to start from. run: that of the checkpoint."""
+    if run is not None:
+        return UserError("model.encoder is not given", f"--config {run / CONFIG}, with the settings of the checkpoint's run")
     if fine_tunes:
         return UserError(
             "model.pretrained is not given",

@@ -1,6 +1,7 @@
 """Reading --config files, which are checked strictly before anything else; errors name the file and the line."""
 
 import contextlib
+import difflib
 import itertools
 import re
 from collections.abc import Iterable, Iterator
@@ -121,11 +122,20 @@ def check_command(path: Path, keys: Iterable[str], command: str, what: str) -> N
         raise UserError(f"{path} is a file for `{of[0]}`", what)
 
 
+def _similar(path: Path) -> str:
+    """`; did you mean 'conf/quickstart.yaml'?`: a config of the same name in another folder, or of a similar one."""
+    files = {str(file.with_suffix("")): file for file in (*Path("conf").rglob("*.yaml"), *path.parent.glob("*.yaml"))}
+    alike = [name for name, file in files.items() if file.name == path.name]
+    near = difflib.get_close_matches(str(path).removesuffix(path.suffix), alike or files, 1, 0.0 if alike else 0.6)
+    return f"; did you mean '{files[near[0]]}'?" if near else ""
+
+
 def read_config(path: Path, what: str = SETTINGS_FILE) -> str:
     """The text of a file that holds a YAML mapping; ValueError or OSError if it does not."""
     if not path.is_file():
         run = path / "config.yaml"
-        raise SettingError("config", str(path), str(run) if run.is_file() else what, more=", which is no file")
+        more = f", which is no file{_similar(path)}"
+        raise SettingError("config", str(path), str(run) if run.is_file() else what, more=more)
     try:
         text = path.read_text(encoding="utf-8")
         if _depth(text) > DEEPEST:
