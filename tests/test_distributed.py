@@ -76,11 +76,11 @@ class Loss(nn.Module):
     def __init__(self, settings: dict):
         super().__init__()
         torch.manual_seed(0)
-        config = EncoderConfig(
-            vocab_size=50, max_length=16, hidden_size=8, num_layers=2, num_heads=2, intermediate_size=16, projection_dim=4,
-            local_width=3, norm="pre", dropout=0.0, attention_dropout=0.0, **settings,
-        )  # fmt: skip
-        self.net = MaskedLanguageModel(config).double()
+        shape = {
+            "vocab_size": 50, "max_length": 16, "hidden_size": 8, "num_layers": 2, "num_heads": 2, "intermediate_size": 16,
+            "projection_dim": 4, "local_width": 3, "norm": "pre", "dropout": 0.0, "attention_dropout": 0.0,
+        }  # fmt: skip
+        self.net = MaskedLanguageModel(EncoderConfig(**shape | settings)).double()
 
     def forward(self, input_ids, positions, labels):
         return self.net.loss(input_ids, positions, labels)
