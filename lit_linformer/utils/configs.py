@@ -133,9 +133,9 @@ def _similar(path: Path) -> str:
 def read_config(path: Path, what: str = SETTINGS_FILE) -> str:
     """The text of a file that holds a YAML mapping; ValueError or OSError if it does not."""
     if not path.is_file():
-        run = path / "config.yaml"
-        more = f", which is no file{_similar(path)}"
-        raise SettingError("config", str(path), str(run) if run.is_file() else what, more=more)
+        if (run := path / "config.yaml").is_file():
+            raise SettingError("config", str(path), str(run), more=", which is no file")
+        raise SettingError("config", str(path), what, more=f", which is no file{_similar(path)}")
     try:
         text = path.read_text(encoding="utf-8")
         if _depth(text) > DEEPEST:

@@ -36,3 +36,13 @@ def test_a_file_that_is_not_there_may_be_one_with_a_similar_name(given, near, tm
         read_config(Path(given))
     assert (f"; did you mean '{near}'?; allowed: " in str(refused.value)) == (near is not None)
     assert ("did you mean" in str(refused.value)) == (near is not None)
+
+
+def test_a_run_is_answered_with_its_config_alone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("conf/quickstart.yaml", "runs/quickstart/config.yaml"):
+        Path(name).parent.mkdir(parents=True)
+        Path(name).touch()
+    told = "^config is 'runs/quickstart', which is no file; allowed: runs/quickstart/config.yaml$"
+    with pytest.raises(ValueError, match=told):
+        read_config(Path("runs/quickstart"))
