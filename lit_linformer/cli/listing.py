@@ -111,15 +111,16 @@ def declared(find: Callable[[str], dict[str, sources.Declared]], place: str) -> 
 
 
 def _settings(one: sources.Declared, wanted: bool) -> str:
-    """The settings that a class itself declares, with defaults; for model classes without those that the encoder passes on."""
+    """The settings that a class itself declares, with defaults; for model classes without those that the encoder passes."""
     if not wanted:
         return ""
     from lit_linformer.cli.short_help import shown
 
-    left_out = {"encoder"}
+    own = [setting for setting in one.own() if setting.name != "encoder"]
     if one.module.name.startswith("lit_linformer.model"):
-        left_out |= sources.find(ENCODER).settings().keys()
-    return ", ".join(f"{setting.name} {shown(setting.default)}" for setting in one.own() if setting.name not in left_out)
+        encoder = sources.find(ENCODER).settings()
+        own = [setting for setting in own if setting.name not in encoder and setting.default is not sources.NotGiven]
+    return ", ".join(f"{setting.name} {shown(setting.default)}" for setting in own)
 
 
 def _items(items: list[Item], alone: bool, width: int, label: str = "") -> Iterable[str]:

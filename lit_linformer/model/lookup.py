@@ -69,7 +69,7 @@ class LookupAttention(WindowAttention):
     def __init__(
         self,
         *shape: Any,
-        looks_up: bool = True,
+        looks_up: bool,
         every: Count = 2,
         chunk: Annotated[int, Range(least=1, most=2**12)] = 16,
         strength: Annotated[float, Range(least=-100, most=100)] = 2.0,

@@ -13,7 +13,7 @@ import yaml
 
 from lit_linformer import callbacks, cli, data, tasks
 from lit_linformer.cli.listing import BY_THEMSELVES, main
-from lit_linformer.model import ATTENTIONS, PROJECTIONS
+from lit_linformer.model import ATTENTIONS, PROJECTIONS, EncoderConfig
 from lit_linformer.runs.lock import RunLock
 from lit_linformer.utils.configs import head
 from tests.helpers import inside, output
@@ -46,6 +46,14 @@ def test_names_are_those_that_a_setting_takes(what, names, capsys):
 
 def test_settings_of_a_class_stand_on_its_own_page(capsys):
     assert "threshold 0.9" in listed(capsys, "callbacks")["Spectrum"]
+
+
+def test_an_attention_is_listed_with_the_settings_that_attention_options_takes(capsys):
+    for name, words in listed(capsys, "attentions").items():
+        taken = ATTENTIONS[name].arguments(EncoderConfig(vocab_size=8, attention=name), 0)
+        own = [option for option in ATTENTIONS.defaults(ATTENTIONS[name]) if option not in taken]
+        shown = words.rpartition("  (")[2].rstrip(")").split(", ") if own else []
+        assert sorted(one.split()[0] for one in shown) == sorted(own), name
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(ROOT / "conf")))

@@ -14,7 +14,7 @@ B, D, H, LONGEST, K = 3, 16, 4, 24, 3
 
 
 def make(**options):
-    return made(LookupAttention, D, H, LONGEST, K, **{"sharing": "none", "chunk": 4, **options})
+    return made(LookupAttention, D, H, LONGEST, K, **{"sharing": "none", "chunk": 4, "looks_up": True, **options})
 
 
 def same_neighbours(ids, mask, head, distance=1):
@@ -211,7 +211,7 @@ def test_all_layers_share_an_E_and_a_copied_token_is_found():
 @pytest.mark.parametrize("distance", [1, 2])
 def test_a_long_row_gives_the_same_by_one_head_of_each_group_at_a_time(monkeypatch, distance):
     torch.manual_seed(0)
-    layer = LookupAttention(16, 8, 32, 4, local_width=3, distance=distance).double()
+    layer = LookupAttention(16, 8, 32, 4, looks_up=True, local_width=3, distance=distance).double()
     projection = make_projection("linear", 32, 4, channels=16).double()
     x, ids = torch.randn(2, 30, 16, dtype=torch.float64), torch.randint(0, 5, (2, 30))
     found = []
