@@ -20,6 +20,29 @@ from lit_linformer.utils.errors import SettingError, UserError
 TRAINER = "lightning.pytorch.trainer.trainer.Trainer"
 SYNTAX = ("help", "class_path", "init_args", "dict_kwargs", "config")
 NEAR = 0.6  # least similarity of a name that is suggested; 1: the same
+# What other libraries call a setting, where the name itself is not similar to it.
+ELSEWHERE = {
+    "seed_everything": "seed random_seed",
+    "name": "run_name output_dir exp_name experiment",
+    "ckpt_path": "resume resume_from resume_from_checkpoint checkpoint",
+    "trainer.devices": "gpus num_gpus ngpus n_gpu",
+    "trainer.accelerator": "device use_cuda no_cuda cuda",
+    "trainer.precision": "fp16 bf16 amp half mixed_precision dtype",
+    "trainer.accumulate_grad_batches": "gradient_accumulation_steps accumulation_steps grad_accum update_freq",
+    "trainer.gradient_clip_val": "max_grad_norm clip_grad grad_clip clip_norm",
+    "trainer.val_check_interval": "eval_steps eval_interval eval_every validate_interval",
+    "trainer.max_steps": "steps num_steps num_train_steps max_iters iterations total_steps",
+    "trainer.logger": "report_to wandb tensorboard",
+    "model.pretrained": "model_name_or_path init_from load_from finetune_from",
+    "model.encoder.projection_dim": "k proj_dim proj_k num_slots",
+    "model.encoder.hidden_size": "d_model dim n_embd embed_dim hidden_dim emb_dim width",
+    "model.encoder.num_layers": "n_layer depth num_hidden_layers",
+    "model.encoder.num_heads": "n_head num_attention_heads",
+    "model.encoder.position": "rope pos_emb positional_encoding",
+    "data.max_length": "seq_len seq_length sequence_length max_seq_length max_seq_len block_size context_length n",
+    "data.source": "path dataset dataset_name data_dir train_file corpus",
+    "data.mask_rate": "mlm_probability mask_prob masking",
+}
 
 
 def check_quickly(argv: list[str]) -> None:
@@ -149,7 +172,12 @@ def no_encoder(fine_tunes: bool, run: Path | None = None) -> UserError:
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """`; did you mean …?` with the setting whose last word is the most similar; among equals one of the same section."""
+    """`; did you mean …?` with the setting of that name elsewhere, or the one whose last word is the most similar; among
+    equals one of the same section."""
+    word = name.rpartition(".")[2].lower()
+    called = next((one for one, names in ELSEWHERE.items() if word in names.split()), "")
+    if called in known or (called and "." not in called):  # each command has those without a section
+        return f"; did you mean '{called}'?"
     scored = [(_likeness(name, one), one) for one in known if one != name]
     best, found = max(scored, key=lambda pair: pair[0], default=(0.0, ""))
     return f"; did you mean '{found}'?" if best >= NEAR else ""

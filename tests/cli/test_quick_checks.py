@@ -9,7 +9,7 @@ import pytest
 
 from lit_linformer import data, tasks
 from lit_linformer.cli.help import settings_of
-from lit_linformer.cli.quick_checks import check_quickly, known_settings
+from lit_linformer.cli.quick_checks import ELSEWHERE, check_quickly, known_settings
 from lit_linformer.utils.errors import UserError
 from tests.cli.test_help import LINES
 from tests.helpers import output
@@ -25,6 +25,13 @@ def test_names_that_are_known_are_all_that_the_parser_takes(model, texts):
     known = {name for names in known_settings(argv).values() for name in names}
     parsed = {name for name in settings_of(argv) if "." in name}
     assert parsed <= known
+
+
+def test_names_of_other_libraries_stand_for_settings_and_are_none():
+    settings = {*settings_of(["fit"]), "name", "ckpt_path", "seed_everything"}
+    others = [word for words in ELSEWHERE.values() for word in words.split()]
+    assert ELSEWHERE.keys() <= settings and len({*others}) == len(others)
+    assert {*others} & {name.rpartition(".")[2] for name in settings} == {"seed"}  # the data has one of its own
 
 
 @pytest.mark.parametrize("line", LINES[1:])
@@ -43,6 +50,10 @@ def test_help_on_a_class_needs_no_model():
         ("predict --config conf/quickstart.yaml --data.txt x", "unknown setting 'data.txt'; did you mean 'data.text'?"),
         ("fit --confg conf/quickstart.yaml", "unknown setting 'confg'; did you mean 'config'?"),
         ("predict --conf=conf/quickstart.yaml", "unknown setting 'conf'; did you mean 'config'?"),
+        ("fit --config conf/quickstart.yaml --trainer.gpus 2", "setting 'trainer.gpus'; did you mean 'trainer.devices'?"),
+        ("fit --config conf/quickstart.yaml --trainer.resume last", "'trainer.resume'; did you mean 'ckpt_path'?"),
+        ("fit --config conf/quickstart.yaml --seed 3", "unknown setting 'seed'; did you mean 'seed_everything'?"),
+        ("fit --config conf/quickstart.yaml --model.encoder.k 3", "did you mean 'model.encoder.projection_dim'?"),
         ("fit", "model.encoder is not given"),
         ("fit --model SequenceClassification", "model.pretrained is not given"),
         (
