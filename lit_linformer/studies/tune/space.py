@@ -1,7 +1,7 @@
 """Reads and checks a space file; cli/tune.py describes the format."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,20 +26,25 @@ class Axis:
         ends: the smallest and the largest value; whole numbers if both are written as such.
         log: whether to search on a log scale.
         choices: the values instead of ends, as typed on the command line.
+        first: values that the user chose to try first.
     """
 
     setting: str
     ends: tuple[float, float] | None = None
     log: bool = False
     choices: tuple[str, ...] = ()
+    first: tuple[Any, ...] = ()
 
     @property
     def whole(self) -> bool:
         return self.ends is not None and all(isinstance(end, int) for end in self.ends)
 
     def word(self, value: Any) -> str:
-        """A value as typed on the command line: floats with four digits."""
-        return f"{value:.4g}" if isinstance(value, float) else str(value)
+        """A value as typed on the command line: floats with four digits, unless the user chose one that has more."""
+        if not isinstance(value, float):
+            return str(value)
+        short = f"{value:.4g}"
+        return str(value) if value in self.first and float(short) != value else short
 
     def read(self, where: str, text: str) -> Any:
         """A value that the user chose; UserError if it is outside the space."""
@@ -89,11 +94,13 @@ def read_space(path: Path, name: str | None, trials: int | None) -> Space:
     for values in first:
         for setting in values:
             check_choice("first", setting, axes)
+    chosen = [{key: axes[key].read(f"first {key}", text) for key, text in values.items()} for values in first]
+    tried = {key: tuple(values[key] for values in chosen if key in values) for key in axes}
     return Space(
         name=check_name(name if name is not None else spec.get("name") or path.stem),
-        axes=tuple(axes.values()),
+        axes=tuple(replace(axis, first=tried[key]) for key, axis in axes.items()),
         trials=trials if trials is not None else int(check_number("trials", spec.get("trials", "20"), whole=True, least=1)),
-        first=tuple({key: axes[key].read(f"first {key}", text) for key, text in values.items()} for values in first),
+        first=tuple(chosen),
         pruner=check_choice("pruner", spec.get("pruner", "median"), PRUNERS),
         prune_after=int(check_number("prune_after", spec.get("prune_after", "4"), whole=True, least=1)),
     )

@@ -31,6 +31,13 @@ def test_a_space_as_it_is_typed(tmp_path):
     assert read_space(path, "other", 3).name == "other" and read_space(path, None, 3).trials == 3
 
 
+def test_a_value_to_try_first_keeps_its_digits(tmp_path):
+    path = tmp_path / "space.yaml"
+    path.write_text("space: {model.lr: {log: [1e-4, 1e-2]}}\nfirst: [{model.lr: 0.00123456}, {model.lr: 2e-3}]\n")
+    (lr,) = read_space(path, None, None).axes
+    assert [lr.word(value) for value in (0.00123456, 2e-3, 0.00234567)] == ["0.00123456", "0.002", "0.002346"]
+
+
 def test_ends_may_be_negative(tmp_path):
     path = tmp_path / "space.yaml"
     path.write_text("space: {model.a: {range: [-5, 5]}}\nfirst: [{model.a: -3}]\n")
