@@ -40,11 +40,8 @@ class Axis:
         return self.ends is not None and all(isinstance(end, int) for end in self.ends)
 
     def word(self, value: Any) -> str:
-        """A value as typed on the command line: floats with four digits, unless the user chose one that has more."""
-        if not isinstance(value, float):
-            return str(value)
-        short = f"{value:.4g}"
-        return str(value) if value in self.first and float(short) != value else short
+        """A value as typed on the command line: floats with four digits, but those of ``first`` with all."""
+        return f"{value:.4g}" if isinstance(value, float) and value not in self.first else str(value)
 
     def read(self, where: str, text: str) -> Any:
         """A value that the user chose; UserError if it is outside the space."""
