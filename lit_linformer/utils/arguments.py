@@ -73,7 +73,10 @@ def parse(command: str, doc: str | None, settings: dict[str, Setting], argv: lis
     if unknown:
         word = next((word for word in unknown if word.startswith("--")), unknown[0]).partition("=")[0]
         known = [f"--{name}" for name in settings]
-        raise UserError(f"unknown setting {word!r} of {command}{meant(word, known)}", ", ".join(known))
+        wrong = f"unknown setting {word!r} of {command}"
+        if word[:1] != "-":
+            wrong = f"{word!r} is neither a setting of {command} nor the value of one"
+        raise UserError(f"{wrong}{meant(word, known)}", ", ".join(known))
     found = {}
     for name, setting in settings.items():
         value = getattr(given, name)
