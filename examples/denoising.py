@@ -63,7 +63,6 @@ class Denoising(TrainingModule):
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         loss = self._loss(batch, None)
-        self.count(batch)
         self.log("train/loss", loss.detach())
         return loss
 

@@ -38,13 +38,13 @@ from lit_linformer.cli.checks import check_callbacks, check_early, check_machine
 from lit_linformer.cli.class_paths import check_class_paths, class_of
 from lit_linformer.cli.closing import closing_lines
 from lit_linformer.cli.defaults import DEFAULT_CLASSES, TRAINER_DEFAULTS
-from lit_linformer.cli.given import as_list, for_parser, given_settings
+from lit_linformer.cli.given import as_list, for_parser, given_settings, typed_words
 from lit_linformer.cli.help import RangesInWords, add_run_arguments
 from lit_linformer.cli.ignored import warn_ignored
 from lit_linformer.cli.quick_checks import no_encoder
 from lit_linformer.cli.refused import refused, unwrapped
 from lit_linformer.cli.run_config import RunConfig
-from lit_linformer.cli.run_loggers import RunLoggers, RunParser
+from lit_linformer.cli.run_loggers import DEFAULT_LOGGER, RunLoggers, RunParser
 from lit_linformer.cli.trainer import RunTrainer
 from lit_linformer.data.summary import data_rows
 from lit_linformer.runs.checkpoints import checkpoint_path, lies_in
@@ -107,6 +107,8 @@ class LinformerCLI(LightningCLI):
         # Only if no class is named: else the default class's values would remain as arguments of the named one.
         named = given_settings(self.argv)
         parser.set_defaults({key: {"class_path": path} for key, path in DEFAULT_CLASSES.items() if key not in named})
+        if any(name == "trainer.logger+" for name, _ in typed_words(self.argv)):  # which adds one to what a run has
+            parser.set_defaults({"trainer.logger": [DEFAULT_LOGGER]})
         for source, target in LINKS.items():
             parser.link_arguments(source, target, apply_on="instantiate")
 
@@ -282,7 +284,7 @@ def run(argv: list[str]) -> LinformerCLI:
     logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
     # Shows which process has ended, before it ends the others.
     logging.getLogger("lightning.fabric.strategies.launchers.subprocess_script").setLevel(logging.INFO)
-    # Shows what a LearningRateFinder or a BatchSizeFinder has chosen.
+    # Shows what a LearningRateFinder has chosen.
     logging.getLogger("lightning.pytorch.tuner").setLevel(logging.INFO)
     for noise in (
         ".*args parameter is intended to run from within Python.*",
@@ -292,6 +294,8 @@ def run(argv: list[str]) -> LinformerCLI:
         ".*smaller than the logging interval.*",  # batches of an epoch: steps are counted across epochs
         ".*is supported for historical reasons but its usage is discouraged.*",  # precision=16
         ".*isinstance.treespec, LeafSpec.* is deprecated.*",  # Lightning 2.6 on torch 2.13
+        r"Total length of `list` across ranks is zero",  # of a validation that is not asked for; the data's summary says so
+        r"Glyph \d+ .* missing from font",  # of a label in a figure, as an emoji
         r"(?s).*(JsonargparseDeprecationWarning|deprecated in v4.49.0 and will be removed in v5)",  # caused by Lightning 2.6
     ):
         warnings.filterwarnings("ignore", message=noise)

@@ -13,7 +13,7 @@ from lit_linformer.callbacks.loggers import Settings, writer_of
 from lit_linformer.cli.class_paths import class_of
 from lit_linformer.cli.given import as_list
 
-DEFAULT = Namespace(class_path=f"{TensorBoardLogger.__module__}.TensorBoardLogger", init_args=Namespace(save_dir=None))
+DEFAULT_LOGGER = Namespace(class_path=f"{TensorBoardLogger.__module__}.TensorBoardLogger", init_args=Namespace(save_dir=None))
 
 
 class RunParser(LightningArgumentParser):
@@ -43,7 +43,7 @@ class RunLoggers:
     """
 
     def __init__(self, given: Any, folder: Path, name: str) -> None:
-        specs = as_list(DEFAULT if given in (None, True) else given or None)
+        specs = as_list(DEFAULT_LOGGER if given in (None, True) else given or None)
         self._chosen = [(class_of(spec.class_path, "trainer.logger"), spec) for spec in specs]
         for kind, _ in self._chosen:
             writer_of(kind)

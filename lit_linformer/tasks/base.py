@@ -1,7 +1,7 @@
 """The base class of all tasks: parameter groups, a learning rate for each step, and resuming bit for bit.
 
 For a task of your own, pass the optimiser's settings to `super().__init__(**optimization)`, set `self.net`, and define
-`warmup(total_steps)` and either `training_loss(batch)` or a training_step that calls `self.count(batch)`.
+`warmup(total_steps)` and either `training_loss(batch)` or a training_step of your own.
 """
 
 import math
@@ -72,6 +72,7 @@ class TrainingModule(LightningModule):
         self.compiles = compile
         self._pretrained_tokenizer: Tokenizer | None = None
         self._seed_after: int | None = None
+        # With the batch that is being trained on, whatever training_step a subclass has.
         self.batches_seen = 0
         self.tokens_seen = 0  # this rank's times the number of ranks; padding included
 
@@ -146,7 +147,6 @@ class TrainingModule(LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
         loss = self.training_loss(batch)
-        self.count(batch)
         self.log("train/loss", loss.detach())
         # A tensor on the CPU, since Lightning would copy a number to the GPU and wait for that.
         self.log("train/lr", torch.tensor(self.optimizers().param_groups[0]["lr"]))
@@ -189,12 +189,6 @@ class TrainingModule(LightningModule):
     def parameter_groups(self) -> list[dict[str, Any]]:
         return parameter_groups(self, self.peak_lr(), self.optimization)  # of self, since a subclass may have more than net
 
-    def count(self, batch: Batch) -> None:
-        """To be called once for each training batch."""
-        self.batches_seen += 1
-        if (ids := input_ids_of(batch)) is not None:
-            self.tokens_seen += ids.shape[:2].numel() * self.trainer.world_size
-
     def _check_ids(self, batch: Any, batch_idx: int) -> None:
         encoder, ids = encoder_of(self), input_ids_of(batch)
         if ids is None or encoder is None or encoder.config.input_size:
@@ -212,6 +206,9 @@ class TrainingModule(LightningModule):
         # Dropout depends on seed, batches so far and rank alone, so that a resumed run repeats it bit for bit.
         state = seeds_at(batches_before(self), self.global_rank).generate_state(1, np.uint64)
         torch.manual_seed(int(state[0]))
+        self.batches_seen += 1
+        if (ids := input_ids_of(batch)) is not None:
+            self.tokens_seen += ids.shape[:2].numel() * self.trainer.world_size
 
     def configure_optimizers(self) -> dict[str, Any]:
         optimizer = self._optimizer()

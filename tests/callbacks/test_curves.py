@@ -51,11 +51,11 @@ ENDINGS = {
     "before-that-after-a-validation": (kill(7), BestCheckpoint, "on_validation_end", -9),
     "after-that-of-a-validation": (kill(7), LastCheckpoint, "on_validation_end", -9),
     "by-a-signal-before-a-validation": (
-        send(signal.SIGTERM, lambda module, *_: module.batches_seen == 6), MLM, "on_train_batch_start", 143
+        send(signal.SIGTERM, lambda module, *_: module.batches_seen == 7), MLM, "on_train_batch_start", 143
     ),
-    "by-a-signal": (send(signal.SIGTERM, lambda module, *_: module.batches_seen == 8), MLM, "on_train_batch_start", 143),
+    "by-a-signal": (send(signal.SIGTERM, lambda module, *_: module.batches_seen == 9), MLM, "on_train_batch_start", 143),
     "before-the-first": (
-        send(signal.SIGKILL, lambda module, *_: module.batches_seen == 3), MLM, "on_train_batch_start", -9
+        send(signal.SIGKILL, lambda module, *_: module.batches_seen == 4), MLM, "on_train_batch_start", -9
     ),
 }  # fmt: skip
 FIRST = "by-a-signal"
@@ -86,7 +86,7 @@ def test_validations_within_an_accumulation_have_one_point_each_step(tiny, tmp_p
     )
     killed = [*within, "--name", "killed", "--ckpt_path", "auto", "--last.every_n_steps", "1"]
     with monkeypatch.context() as patched:  # in step 3, whose validation is done
-        after(patched, MLM, "on_train_batch_start", send(signal.SIGKILL, lambda module, *_: module.batches_seen == 8))
+        after(patched, MLM, "on_train_batch_start", send(signal.SIGKILL, lambda module, *_: module.batches_seen == 9))
         assert run_forked(["fit", *tiny, *killed], tmp_path / "log") == -9
     assert run_forked(["fit", *tiny, *killed], tmp_path / "log") == 0
     assert curves(tmp_path / "runs/killed") == found

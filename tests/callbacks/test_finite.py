@@ -25,7 +25,7 @@ def spoil(monkeypatch, batch, rank=0, by=math.nan):
     method = MLM.training_loss
 
     def loss(module, *arguments):
-        bad = module.batches_seen + 1 >= batch and module.global_rank == rank
+        bad = module.batches_seen >= batch and module.global_rank == rank
         return method(module, *arguments) * (by if bad else 1.0)
 
     monkeypatch.setattr(MLM, "training_loss", loss)

@@ -76,7 +76,7 @@ def run(tmp_path_factory, corpus, cache):
 
         patched.setattr(socket, "getaddrinfo", noted)
         with pytest.MonkeyPatch.context() as kills:
-            after(kills, MLM, "on_train_batch_start", send(signal.SIGKILL, lambda module, *_: module.batches_seen == 8))
+            after(kills, MLM, "on_train_batch_start", send(signal.SIGKILL, lambda module, *_: module.batches_seen == 9))
             assert run_forked(argv, folder / "first.txt") == -9, (folder / "first.txt").read_text()
         said = output(argv, folder)
     return folder, kinds, said
@@ -201,6 +201,14 @@ def test_what_loggers_wrote_is_overwritten_and_the_best_checkpoint_is_found(run,
         left = {path.name for path in Path("runs/again").rglob("*") if path.is_file() and path.parent.name != "checkpoints"}
         assert left <= (ALWAYS | {"metrics.csv", "length_sweep.csv", "length_sweep.png"})
         assert "val/perplexity_by_tokens" in Path("runs/again/metrics.csv").read_text()
+
+
+def test_one_more_logger_stands_beside_the_default_one(tiny, tmp_path):
+    there = {}
+    for name, given in {"more": "--trainer.logger+", "other": "--trainer.logger"}.items():
+        output(["fit", *tiny, "--trainer.max_steps", "2", "--name", name, given, "CSVLogger"], tmp_path)
+        there[name] = {path.name.partition(".")[0] for path in (tmp_path / "runs" / name).iterdir()}
+    assert there["more"] - there["other"] == {"events", "by_tokens"} and "metrics" in there["more"] & there["other"]
 
 
 @pytest.mark.parametrize(

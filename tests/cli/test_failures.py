@@ -20,7 +20,7 @@ def test_a_killed_worker_is_one_line_and_the_run_goes_on_exactly(tiny, tmp_path,
     assert fit(tiny, "whole", tmp_path / "whole") == 0
 
     def kill_all(module, *_):
-        if module.batches_seen == 8:
+        if module.batches_seen == 9:
             for worker in multiprocessing.active_children():
                 os.kill(worker.pid, signal.SIGKILL)
 
@@ -41,7 +41,7 @@ def test_a_killed_worker_is_one_line_and_the_run_goes_on_exactly(tiny, tmp_path,
 
 
 def test_too_little_memory_in_a_step_is_one_line(tiny, tmp_path, monkeypatch):
-    after(monkeypatch, MLM, "training_loss", lambda module, _: torch.empty(1 << 50) if module.batches_seen == 7 else None)
+    after(monkeypatch, MLM, "training_loss", lambda module, _: torch.empty(1 << 50) if module.batches_seen == 8 else None)
     shown = output(["fit", *tiny], tmp_path, status=2)
     line = shown.splitlines()[-1]
     assert line.startswith("error: out of memory in step 8 on cpu with data.batch_size 4 and data.max_length 32; allowed: ")

@@ -206,10 +206,10 @@ def test_dropout_differs_between_batches_and_processes():
 
 
 def test_tokens_of_all_processes_count():
-    module = module_in({})
+    module = module_in({"global_rank": 0, "fit_loop": SimpleNamespace(total_batch_idx=0)})
     for _ in range(3):
-        module.count({"input_ids": torch.zeros(4, 5, 6)})
+        module.on_train_batch_start({"input_ids": torch.zeros(4, 5, 6, dtype=torch.long)}, 0)
     assert (module.batches_seen, module.tokens_seen) == (3, 3 * 4 * 5 * 2)
     for other in ({"first": torch.zeros(4, 5), "second": torch.zeros(4, 5)}, [torch.zeros(4, 5)]):  # of a user's own data
-        module.count(other)
+        module.on_train_batch_start(other, 0)
     assert (module.batches_seen, module.tokens_seen) == (5, 3 * 4 * 5 * 2)

@@ -301,7 +301,6 @@ class TwoOptimizers(MLM):
 
     def training_step(self, batch, batch_idx):
         loss = self.training_loss(batch)
-        self.count(batch)
         self.manual_backward(loss)
         for optimizer in self.optimizers():
             optimizer.step()

@@ -65,7 +65,7 @@ def test_a_signal_before_training_ends_the_run_at_once(owner, name, when, number
 def test_ctrl_c_and_sighup_save_the_step_and_the_run_goes_on_exactly(number, put, tiny, tmp_path, monkeypatch):
     put("whole")
     with monkeypatch.context() as patched:
-        after(patched, MLM, "on_train_batch_start", send(number, lambda module, *_: module.batches_seen == 8))
+        after(patched, MLM, "on_train_batch_start", send(number, lambda module, *_: module.batches_seen == 9))
         assert fit(tiny, "stopped", tmp_path / "stopped") == 128 + number
     assert f"stopped by {number.name} at step 9; --ckpt_path last continues the run" in (tmp_path / "stopped.out").read_text()
     assert fit(tiny, "stopped", tmp_path / "stopped", "--ckpt_path", "last") == 0
@@ -76,7 +76,7 @@ def test_a_keyboard_interrupt_of_ones_own_code_ends_like_ctrl_c(put, tiny, tmp_p
     put("whole")
 
     def raises(module, *_):
-        if module.batches_seen == 8:
+        if module.batches_seen == 9:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
@@ -91,7 +91,7 @@ def test_a_keyboard_interrupt_of_ones_own_code_ends_like_ctrl_c(put, tiny, tmp_p
 @pytest.mark.slow
 def test_ctrl_c_reaches_all_processes_and_their_workers_at_once(tiny, tmp_path, monkeypatch):
     tiny = [*tiny, *FORKED, "--data.num_workers", "1"]
-    first = send(signal.SIGINT, lambda module, *_: module.batches_seen == 3 and module.global_rank == 0, group=True)
+    first = send(signal.SIGINT, lambda module, *_: module.batches_seen == 4 and module.global_rank == 0, group=True)
     with monkeypatch.context() as patched:
         after(patched, MLM, "on_train_batch_start", first)
         assert fit(tiny, "run", tmp_path / "run") == 130
@@ -104,7 +104,7 @@ def test_ctrl_c_reaches_all_processes_and_their_workers_at_once(tiny, tmp_path, 
 
 def test_a_sigterm_for_the_whole_group_leaves_the_step_its_workers(tiny, tmp_path, monkeypatch):
     """As `timeout` sends it: to the process and to all that it has started."""
-    both = [send(signal.SIGTERM, lambda module, *_: module.batches_seen == 33, group=group) for group in (False, True)]
+    both = [send(signal.SIGTERM, lambda module, *_: module.batches_seen == 34, group=group) for group in (False, True)]
     assert_ends_after_step_2(lambda *of: [one(*of) for one in both], tiny, tmp_path, monkeypatch)
 
 
@@ -112,7 +112,7 @@ def test_a_sigterm_for_each_process_leaves_the_step_its_workers(tiny, tmp_path, 
     """As Slurm, systemd and `pkill -f` send it."""
 
     def each(module, *_):
-        if module.batches_seen == 33:
+        if module.batches_seen == 34:
             workers = multiprocessing.active_children()  # two for training, two for validation
             subprocess.run(
                 ["kill", *(str(process) for process in [os.getpid(), *(worker.pid for worker in workers)])], check=True
@@ -131,7 +131,7 @@ def assert_ends_after_step_2(signals_sent, tiny, tmp_path, monkeypatch):
 
 def test_a_second_ctrl_c_ends_the_run_at_once(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(signals, "TWICE", 0.0)
-    again = [send(signal.SIGINT, lambda module, *_: module.batches_seen == 3) for _ in range(2)]
+    again = [send(signal.SIGINT, lambda module, *_: module.batches_seen == 4) for _ in range(2)]
     after(monkeypatch, MLM, "on_train_batch_start", lambda *of: [one(*of) for one in again])
     shown = output(["fit", *tiny], tmp_path, status=130)
     assert shown.splitlines()[-1].endswith("a second Ctrl-C ends it now")
@@ -174,7 +174,7 @@ def test_a_terminal_closed_during_a_validation_loses_no_step(live, tiny, tmp_pat
 
 
 def test_a_run_whose_last_step_is_done_ends_as_it_would(tiny, tmp_path, monkeypatch):
-    after(monkeypatch, MLM, "on_train_batch_start", send(signal.SIGTERM, lambda module, *_: module.batches_seen == 11))
+    after(monkeypatch, MLM, "on_train_batch_start", send(signal.SIGTERM, lambda module, *_: module.batches_seen == 12))
     output(["fit", *tiny], tmp_path)
     assert (tmp_path / "runs/tiny/result.json").is_file()
 
