@@ -1,21 +1,26 @@
 """Several processes: gradients, perplexity and token order equal those of one; a batch size is given once and divided."""
 
 import json
+import math
 import multiprocessing
 import os
 import socket
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
 import yaml
+from lightning.pytorch.plugins.environments import LightningEnvironment
+from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 from torch.utils.data import Dataset
 
+from lit_linformer.callbacks.checkpoint import BestCheckpoint
 from lit_linformer.data import PretrainingData
 from lit_linformer.data.loader import EvaluationLoader, ResumableLoader
 from lit_linformer.model import EncoderConfig, MaskedLanguageModel
@@ -277,6 +282,20 @@ def test_loaders_of_ones_own_data_divide_the_rows_without_being_told_the_rank(tm
         first, second = (json.loads((tmp_path / f"{name}-{rank}").read_text()) for rank in range(2))
         assert len(first) == 6 and sorted(first + second) == list(range(12))
     assert {(tmp_path / f"state-{rank}").read_text() for rank in range(2)} == {'{"samples": 12}'}
+
+
+def judge(rank: int, folder: Path) -> None:
+    cpu, environment = torch.device("cpu"), LightningEnvironment()
+    environment.set_world_size(2)
+    trainer = SimpleNamespace(strategy=DDPStrategy(parallel_devices=[cpu, cpu], cluster_environment=environment))
+    best = BestCheckpoint(dirpath=folder, monitor="val/own")
+    found = [best.check_monitor_top_k(trainer, torch.tensor([1.0, score][rank])) for score in (2.0, math.nan)]
+    (folder / str(rank)).write_text(json.dumps(found))
+
+
+def test_processes_agree_on_what_is_best_if_the_metric_of_one_is_undefined(tmp_path):
+    fork_two(judge, tmp_path)
+    assert [json.loads((tmp_path / str(rank)).read_text()) for rank in range(2)] == [[True, False]] * 2
 
 
 def prepare_other_data(rank: int, folder: Path, corpus: Path, report) -> None:

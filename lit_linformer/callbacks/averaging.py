@@ -94,8 +94,9 @@ class Averaging(Stepping):
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         places = {weight: place for place, weight in enumerate(pl_module.parameters())}
         # A weight shared by two modules has two names, and the one that is loaded last counts.
-        names = {name: places[weight] for name, weight in pl_module.named_parameters(remove_duplicate=False)}
-        own = checkpoint["state_dict"]
+        own = checkpoint["state_dict"]  # a module may leave some out
+        every = pl_module.named_parameters(remove_duplicate=False)
+        names = {name: places[weight] for name, weight in every if name in own}
         training = {name: own[name] if self._training is None else self._training[at] for name, at in names.items()}
         checkpoint[TRAINING_WEIGHTS] = training
-        checkpoint["state_dict"] |= {name: self._average[at] for name, at in names.items()}
+        own |= {name: self._average[at] for name, at in names.items()}

@@ -189,9 +189,11 @@ class BestCheckpoint(ModelCheckpoint):
         return super().state_key.replace(type(self).__qualname__, ModelCheckpoint.__qualname__, 1)
 
     def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
-        return (
-            current is not None and bool(torch.as_tensor(current).isfinite()) and super().check_monitor_top_k(trainer, current)
-        )
+        if current is None:
+            return False
+        # All processes decide alike, also about a metric that each has for itself.
+        finite = trainer.strategy.reduce_boolean_decision(bool(torch.as_tensor(current).isfinite()))
+        return finite and super().check_monitor_top_k(trainer, current)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)

@@ -25,7 +25,7 @@ def header(trainer: Trainer, pl_module: LightningModule) -> Rows:
         ("size", size),
         ("device", f"{_device(trainer)}, precision {trainer.precision}{_slow(trainer)}"),
         ("training", _training(trainer)),
-        ("run", str(trainer.default_root_dir)),
+        ("run", "not kept: trainer.fast_dev_run" if trainer.fast_dev_run else str(trainer.default_root_dir)),
     ]
 
 

@@ -52,7 +52,7 @@ class Throughput(Stepping):
         throughput/peak_memory_gib      most that torch held on this process's GPU since it started; on a CPU the process's
                                         peak resident size
 
-    result.json has their averages over the run, without the first of these intervals, which includes warm-up and compilation.
+    result.json has their averages since the last start, without the first of these intervals: warm-up and compilation.
 
     Args:
         peak_tflops: the device's dense peak, in 10¹² operations per second at the precision of the training, for a device that

@@ -17,7 +17,9 @@ from lightning.pytorch.accelerators import AcceleratorRegistry, CUDAAccelerator,
 from lightning.pytorch.callbacks import (
     BackboneFinetuning,
     BatchSizeFinder,
+    GradientAccumulationScheduler,
     LearningRateFinder,
+    ModelPruning,
     ProgressBar,
     StochasticWeightAveraging,
 )
@@ -30,7 +32,7 @@ from lit_linformer.cli.help import CALLBACKS
 from lit_linformer.data.datamodule import check_global_batch, check_limit
 from lit_linformer.model.ranges import Count, Natural, NotNegative, Range, Seed, Share, check_ranges
 from lit_linformer.runs.record import of_class
-from lit_linformer.tasks.base import TrainingModule
+from lit_linformer.tasks.base import TrainingModule, encoder_of
 from lit_linformer.tasks.data_fits import check_row_length
 from lit_linformer.tasks.optim import Optimization, check_shardable, endless
 from lit_linformer.utils.errors import SettingError, UserError
@@ -74,6 +76,15 @@ STRATEGIES = "auto, ddp, ddp_fork, deepspeed, or the class path of one"
 REFUSED = {
     "fsdp": "whose flattened weights look like biases and would not decay (conf/trainer/fsdp.yaml shards each matrix as it is)",
     "ddp_spawn": "whose processes know nothing of the command line",
+}
+# Callbacks of Lightning's that do not work with what every run has: why, and what does.
+NOT_HERE: dict[type[Callback], tuple[str, str]] = {
+    BatchSizeFinder: ("whose trials count as the run's first start", "data.batch_size N"),
+    GradientAccumulationScheduler: (
+        "but the learning rate's schedule, and resuming, need steps of equally many rows",
+        "data.global_batch_size or trainer.accumulate_grad_batches",
+    ),
+    StochasticWeightAveraging: ("whose averages are not in the best checkpoint", "Averaging"),
 }
 # Old names that Lightning still accepts.
 SHORT = {"16": "16-mixed", "bf16": "bf16-mixed", "32": "32-true", "64": "64-true"}
@@ -148,23 +159,25 @@ def _check_whole(where: str, hint: Any, value: Any) -> None:
 def check_callbacks(callbacks: list[Callback], model: LightningModule, resumes: bool) -> None:
     """Raises UserError for callbacks that do not work here.
 
-    These are two stateful ones of one name, averages that no checkpoint holds, a second progress bar or LastCheckpoint, one
-    that freezes what the model does not have, and finders in a run that resumes.
+    These are two stateful ones of one name, those of NOT_HERE, a second progress bar or LastCheckpoint, one that freezes or
+    prunes what the model does not have, and a finder in a run that resumes.
     """
     names = [one.state_key for one in callbacks if type(one).state_dict is not Callback.state_dict]
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(f"trainer.callbacks names {twice[0]} twice", "once, since a checkpoint keeps its state by that name")
-    if any(isinstance(one, StochasticWeightAveraging) for one in callbacks):
-        why = ", whose averages are not in the best checkpoint"
-        raise SettingError("trainer.callbacks", "StochasticWeightAveraging", "Averaging", more=why)
+    for kind, (why, instead) in NOT_HERE.items():
+        if any(isinstance(one, kind) for one in callbacks):
+            raise SettingError("trainer.callbacks", kind.__name__, instead, more=f", {why}")
+    if encoder_of(model) is not None and any(isinstance(one, ModelPruning) for one in callbacks):
+        why = ", which prunes a module's weights in its forward, and E is read without one"
+        raise SettingError("trainer.callbacks", "ModelPruning", "torch.nn.utils.prune on a trained model", more=why)
     if any(isinstance(one, BackboneFinetuning) for one in callbacks) and not hasattr(model, "backbone"):
         why = f", and {type(model).__name__} has no `backbone`"
         raise SettingError("trainer.callbacks", "BackboneFinetuning", "none; in fine-tuning --model.trained_layers N", more=why)
-    finders = [type(one).__name__ for one in callbacks if isinstance(one, BatchSizeFinder | LearningRateFinder)]
-    if resumes and finders:
-        # They save and restore a checkpoint of their own, after which Lightning has forgotten the run's.
+    if resumes and any(isinstance(one, LearningRateFinder) for one in callbacks):
+        # It saves and restores a checkpoint of its own, after which Lightning has forgotten the run's.
         why = ", which would begin at step 0 with the checkpoint's weights"
-        raise SettingError("trainer.callbacks", finders[0], "none; what it found is a setting", why, "with ckpt_path")
+        raise SettingError("trainer.callbacks", "LearningRateFinder", "none; what it found is a setting", why, "with ckpt_path")
     if any(type(one) is LastCheckpoint for one in callbacks):
         raise UserError("trainer.callbacks names LastCheckpoint, which every run has", "--last.every_n_steps N")
     if bars := [type(one).__name__ for one in callbacks if isinstance(one, ProgressBar)]:

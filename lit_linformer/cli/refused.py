@@ -4,6 +4,7 @@ The parser's messages are not read: their wording may change, and for a setting 
 Instead each given setting is tried by itself; the first one whose type does not accept the value is reported.
 """
 
+import json
 import traceback
 from collections.abc import Iterator
 from datetime import timedelta
@@ -117,7 +118,11 @@ def _refused(name: str, value: Any, types: Types) -> UserError | None:
     if "text" not in words or isinstance(read, str):
         return SettingError(name, value, words)
     more = f", which YAML reads as {shown(read)}" if read is not value else ""
-    return SettingError(name, value, f"{words}, in quotes where YAML reads it as something else", more)
+    words += ", in quotes where YAML reads it as something else"
+    if isinstance(value, str) and isinstance(read, list):
+        parts = [part.strip(" \"'") for part in value.strip("[] ").split(",")]
+        words += f", here '{json.dumps(parts, ensure_ascii=False)}'" if len(parts) == len(read) else ""
+    return SettingError(name, value, words, more)
 
 
 def _section(name: str, types: Types) -> str | None:

@@ -124,6 +124,25 @@ def test_training_is_the_same_and_what_reads_the_run_sees_the_average(tiny, tmp_
     assert read_log(tmp_path / "plain.0") == read_log(tmp_path / "run.0")
 
 
+class Partial(LightningModule):
+    """Its state dict leaves out what never changes, as that of an adapter beside a large frozen model."""
+
+    def __init__(self):
+        super().__init__()
+        self.frozen, self.learns = torch.nn.Linear(2, 2).requires_grad_(False), torch.nn.Linear(2, 2)
+
+    def state_dict(self, *args, **kwargs):
+        return {name: weight for name, weight in super().state_dict(*args, **kwargs).items() if "frozen" not in name}
+
+
+def test_what_a_module_leaves_out_of_its_state_dict_stays_out():
+    module, trainer, averaging = Partial(), training(), Averaging()
+    averaging.on_fit_start(trainer, module)
+    checkpoint = {"state_dict": module.state_dict()}
+    averaging.on_save_checkpoint(trainer, module, checkpoint)
+    assert checkpoint["state_dict"].keys() == checkpoint["training_weights"].keys() == {"learns.weight", "learns.bias"}
+
+
 def test_a_decay_that_is_none():
     with pytest.raises(ValueError, match=r"Averaging.decay is 1.0; allowed: at least 0, less than 1"):
         Averaging(1.0)

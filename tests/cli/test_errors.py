@@ -11,8 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelPruning
 
+from lit_linformer.cli.checks import check_callbacks
+from lit_linformer.model import EncoderConfig
 from lit_linformer.runs.checkpoints import find_checkpoint
+from lit_linformer.tasks import MLM
 from tests.helpers import TINY, in_one_process, load, run_forked, small_disk
 
 ROOT = Path(__file__).parents[2]
@@ -119,6 +123,12 @@ def test_predict_needs_a_mask_and_a_text(tiny, tmp_path):
     assert run_forked(["fit", *tiny, "--trainer.max_steps", "2"]) == 0
     assert "<mask>" in complaint(["predict", *tiny, "--data.text", "no gap"], tmp_path)
     assert "data.text" in complaint(["predict", *tiny], tmp_path)
+
+
+def test_a_callback_that_prunes_what_is_read_without_a_forward():
+    model = MLM(EncoderConfig(vocab_size=9, max_length=8, hidden_size=8, num_layers=1, num_heads=2, projection_dim=4))
+    with pytest.raises(ValueError, match=r"trainer.callbacks is 'ModelPruning', which prunes .* allowed: torch.nn.utils.prune"):
+        check_callbacks([ModelPruning("l1_unstructured")], model, resumes=False)
 
 
 def test_full_disk_while_a_checkpoint_is_written(tiny, tmp_path):
