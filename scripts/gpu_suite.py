@@ -113,26 +113,9 @@ def data(args: argparse.Namespace) -> list[str]:
 
 
 def training(args: argparse.Namespace, name: str) -> list[str]:
-    words = [
-        sys.executable,
-        RUN,
-        "fit",
-        "--config",
-        args.config,
-        "--name",
-        name,
-        "--trainer.default_root_dir",
-        name,
-        *data(args),
-    ]
-    words += [
-        "--ckpt_path",
-        "auto",
-        "--trainer.accelerator",
-        "cpu" if args.device == "cpu" else "gpu",
-        "--trainer.devices",
-        "1",
-    ]
+    words = [sys.executable, RUN, "fit", "--config", args.config, "--name", name, "--trainer.default_root_dir", name]
+    words += [*data(args), "--ckpt_path", "auto"]
+    words += ["--trainer.accelerator", "cpu" if args.device == "cpu" else "gpu", "--trainer.devices", "1"]
     every = "2 --trainer.log_every_n_steps 1 --last.every_n_steps 2" if args.tiny else "500 --trainer.log_every_n_steps 20"
     return [*words, *f"--trainer.limit_val_batches 20 --trainer.val_check_interval {every}".split()]
 

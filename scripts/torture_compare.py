@@ -81,11 +81,11 @@ def _unequal(a: Any, b: Any, where: str) -> Iterator[str]:
         for number, pair in enumerate(zip(a, b, strict=True)):
             yield from _unequal(*pair, f"{where}.{number}")
     elif isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        if a.dtype != b.dtype or not torch.equal(a, b):
+        if a.dtype != b.dtype or a.shape != b.shape or not torch.allclose(a, b, rtol=0, atol=0, equal_nan=True):
             yield f"{where}: other numbers"
     elif isinstance(a, list | tuple) and isinstance(b, list | tuple):
         yield f"{where}: {len(a)} of them alone, {len(b)} killed"
-    elif a != b:
+    elif a != b and (a == a or b == b):  # an undefined value, NaN, is not equal to itself
         yield f"{where}: {str(a)[:80]} alone, {str(b)[:80]} killed"
 
 

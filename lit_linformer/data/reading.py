@@ -27,6 +27,8 @@ def raw_parts(path: Path, setting: str, longest: int) -> Iterator[tuple[int, byt
     them whole.
     """
     with readable(path, setting), open(path, "rb") as raw, decompressed(raw, path) as stream:
+        if not raw.seekable():
+            raise UserError(f"{setting}: {path} is a pipe", "a file, since it is read more than once")
         number, begins, mark = 1, True, BYTE_ORDER_MARK
         while line := stream.readline(longest):
             ends = len(line) < longest or line.endswith(b"\n")
@@ -85,8 +87,9 @@ def json_object(line: bytes, where: str, setting: str) -> dict:
     try:
         text = line.decode()  # given bytes, json.loads would accept lone surrogates
         row = json.loads(text)
-        if "\\ud" in text or "\\uD" in text:  # half a surrogate pair, as \\ud83d alone, is not valid in UTF-8
-            json.dumps(row, ensure_ascii=False).encode()
+        if "\\ud" in text or "\\uD" in text:
+            # Half a surrogate pair, as \ud83d alone, which text that was cut may have, is not valid in UTF-8: U+FFFD instead.
+            row = json.loads(json.dumps(row, ensure_ascii=False).encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
     except RecursionError as error:
         raise UserError(f"{setting}: {where} is nested too deep", "JSON that is at most some hundred levels deep") from error
     except ValueError as error:  # JSONDecodeError, UnicodeDecodeError, UnicodeEncodeError

@@ -59,8 +59,9 @@ class Tokenizer:
                 raise SettingError("data.tokenizer", origin, f"one with {names}", more=f", which has no {role} token")
         self.mask_token = found["mask"]
         self.bos_id, self.pad_id, self.eos_id, self.unk_id, self.mask_id = (vocabulary.get(found[r]) for r in ROLES)
-        added = backend.get_added_tokens_decoder()
-        special = {i for i, token in added.items() if token.special}
+        special = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
+        # A file of one's own may have them as plain words, which would not be found in "ACGT<mask>ACGT".
+        _add_special(backend, [name for name in found.values() if name is not None and vocabulary[name] not in special])
         self.special_ids = sorted(special | {vocabulary[name] for name in found.values() if name is not None})
 
     def __len__(self) -> int:

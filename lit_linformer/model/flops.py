@@ -25,7 +25,8 @@ width, I width of the feed-forward, K slots, w width of the local convolution, M
     masked tokens' head  M (2 D² + 2 D V)
 
 The backward pass is twice the forward pass: one product for the input's gradient, one for the weight's; a fixed E needs no
-gradient, nor does the model's input. Frozen layers below the first one that learns have no backward pass.
+gradient, nor does the model's input. Frozen layers below the first one that learns have no backward pass; that one is counted
+in full, though its input needs no gradient either.
 """
 
 from torch import nn

@@ -141,8 +141,8 @@ class RunRecord:
             kind = sources.registered("ATTENTIONS").get(name) or sources.find(name)
             slots = kind is None or "projection_dim" in kind.settings()
             words += [f"k = {self.encoder('projection_dim')}"] if slots else []
-        elif pretrained := self.setting("model.init_args.pretrained"):
-            words.append(f"from {pretrained}")
+        elif source := self.conversion.get("from", self.setting("model.init_args.pretrained")):
+            words.append(f"from {source}")
         return ", ".join(word for word in words if word)
 
 

@@ -4,6 +4,7 @@
 with its tokenizer, if its data have one, and what is known about its training.
 """
 
+import math
 import re
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -309,7 +310,7 @@ def _add_facts(model: TrainedModel, checkpoint: dict, run: Path) -> None:
         facts["text"] = source if source.startswith("hub:") and not Path(source[4:]).exists() else Path(source).resolve().name
     if not model.classifies:
         rows = read_rows(run / PERPLEXITY) or checkpoint.get("callbacks", {}).get("PerplexityCurve", {}).get("rows", [])
-        model.curve = [point for point in _curve(rows) if point[0] <= step]
+        model.curve = [point for point in _curve(rows) if point[0] <= step and math.isfinite(point[2])]
         if model.curve:
             facts["best_perplexity"] = min(perplexity for _, _, perplexity in model.curve)
         if model.curve and model.curve[-1][0] == step:

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from lit_linformer.convert import new_run
+from lit_linformer.runs.record import RunRecord
 from lit_linformer.runs.trained_model import open_checkpoint
 from tests.convert.commands import convert, refused
 from tests.helpers import inside, output, slow, small_disk
@@ -66,6 +67,7 @@ def test_a_transformer_becomes_a_linformer_and_longer_in_one_command(pretrained,
     model = open_checkpoint(tmp_path / "runs/new")
     assert model.encoder.projection_dim == 32 and model.max_length == model.encoder.max_length == 64
     assert model.facts["converted_from"] == "full"
+    assert RunRecord(tmp_path / "runs/new").model() == "MLM, from full"
     assert (model.data["batch_size"], model.data["global_batch_size"]) == (2, 6)
     convert("runs/full", tmp_path, "--max_length", "160", name="longest")  # less than a row is left of a micro-batch of 4
     data = open_checkpoint(tmp_path / "runs/longest").data

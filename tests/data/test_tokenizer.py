@@ -51,16 +51,23 @@ def test_special_names_in_a_corpus_are_plain_text(tokenizer, wordpiece):
         assert {each.mask_id, each.eos_id} <= set(each.encode(text))
 
 
-def words(*others: str) -> Tokenizer:
-    """A tokenizer whose model takes special tokens' names in a text for those tokens."""
+def words(*others: str, declared: bool = True) -> Tokenizer:
+    """A tokenizer whose model takes special tokens' names in a text for those tokens; declared: as special ones."""
     from tokenizers import Tokenizer as Backend
     from tokenizers import models, pre_tokenizers
 
     names = ["<s>", "<pad>", "</s>", "<mask>", *others]
     backend = Backend(models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    backend.add_special_tokens(names[:4])
+    backend.add_special_tokens(names[:4] * declared)
     return Tokenizer(backend, "words")
+
+
+def test_special_names_that_a_file_has_as_plain_words_are_special():
+    text = "a</s>is<mask>and <pad>"
+    for known in (words("<unk>", "a", "is", "and", declared=there) for there in (True, False)):
+        assert known.encode(text) == [5, 2, 6, 3, 7, 1] and known.decode([5, 3, 1], skip_special_tokens=True) == "a"
+        assert Tokenizer.from_str(known.to_str(), "its file").sha256 == known.sha256
 
 
 def test_special_names_that_the_model_holds_are_unknown_words(tokenizer, wordpiece):

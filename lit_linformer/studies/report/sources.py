@@ -124,9 +124,10 @@ class Run(RunRecord):
         else:
             names = ["source", "validation_fraction", "column", "document_start", "max_length"]
         found = (kind, *(settings.get(name) for name in names))
-        limit = self.setting("trainer.limit_val_batches")
-        batch = None
-        if limit not in (None, 1.0):  # then the rows of a batch, of all processes, decide which rows are read
+        limit, batch = self.setting("trainer.limit_val_batches"), None
+        if isinstance(limit, float) and limit == 1:  # all; the whole number 1 is one batch
+            limit = None
+        if limit is not None:  # then the rows of a batch, of all processes, decide which rows are read
             batch = settings.get("eval_batch_size") or settings.get("batch_size")
             batch = f"{batch} × {(self.result.get('environment') or {}).get('processes', 1)}"
         return (*map(str, found), tokenizer, str(limit), str(batch))

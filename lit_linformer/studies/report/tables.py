@@ -1,6 +1,7 @@
 """Tables and lists of the report: curves in numbers, what is unfinished, and commands, hardware and budget."""
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -28,7 +29,7 @@ def curve_table(groups: list[Group]) -> str:
         line.append(_spread((run.last("tokens") for run in used), millions))
         line += [_spread((run.last(key) for run in used), number) for key in ("step", "seconds")]
         curves = [list(points.values()) for run in used if (points := run.points())]
-        line += [_spread((end(curve) for curve in curves), of_any_size) for end in (lambda curve: curve[-1], min)]
+        line += [_spread((end(curve) for curve in curves), of_any_size) for end in (lambda curve: curve[-1], _best)]
         lines.append(line + [ratio(group, groups)] * against + [group.paper or "–"] * paper)
     explained = "\n÷ Transformer: the ratio of the perplexities at the last number of tokens where both were validated.\n"
     return aligned(lines, right=True, words=1 + panels) + explained * against
@@ -64,6 +65,10 @@ def ratio(group: Group, groups: list[Group]) -> str:
     _, value, tokens, name = min(found, key=lambda one: (one[0], -one[1]))  # of equally similar ones the better
     which = f", {plain(name)}" if len({other.label for other in groups if other.transformer}) > 1 else ""
     return f"{of_any_size(value, 3)} at {millions(tokens)} M{which}"
+
+
+def _best(curve: list[float]) -> float:
+    return min(filter(math.isfinite, curve), default=math.nan)
 
 
 def _spread(values: Iterable[float | None], show: Callable[[float], str]) -> str:

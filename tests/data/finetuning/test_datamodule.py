@@ -310,6 +310,8 @@ def test_held_out_rows_whose_texts_are_trained_on_are_told(make_data, tmp_path):
     hint = " ".join(ready(make_data(**table)).summary_hints(None))
     assert re.search(r"\d+ of 10 held-out rows have the text of a training row: data.drop_leaked true trains without", hint)
     assert "held-out rows" not in " ".join(ready(make_data(**table, drop_leaked=True)).summary_hints(None))
+    assert "no validation" not in hint
+    assert "is 0: no validation" in " ".join(ready(make_data(**table | {"validation_fraction": 0.0})).summary_hints(None))
 
 
 @pytest.mark.parametrize("validation", [False, True])

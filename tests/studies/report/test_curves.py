@@ -76,7 +76,7 @@ def test_a_model_that_diverged_leaves_axes_readable_and_other_curves_as_they_are
     from matplotlib.figure import Figure
 
     points = {"a": [900.0, 60.0, 20.0], "b": [900.0, 50.0, 30.0], "huge": [900.0, 1e12, 3e25]}
-    points["off"] = [900.0, math.inf, math.nan]
+    points["off"] = [900.0, 70.0, math.nan]
     monkeypatch.chdir(tmp_path)
     runs = {
         name: write_run(Path("runs") / name, [(10 * place, 9_000_000_000 * place, value) for place, value in enumerate(values)])
@@ -93,7 +93,8 @@ def test_a_model_that_diverged_leaves_axes_readable_and_other_curves_as_they_are
         assert len({line.get_linewidth() for line in axes.get_lines()}) == 1 and not figure.legends[0].get_title().get_text()
     main([])
     found = tables(Path("runs/report/report.md").read_text())
-    assert [found[f"runs/{name}"][4] for name in points] == ["20.00", "30.00", "3e+25", "nan"]
+    ends = [found[f"runs/{name}"][4:6] for name in points]
+    assert ends == [["20.00", "20.00"], ["30.00", "30.00"], ["3e+25", "900.00"], ["nan", "70.00"]]
 
 
 def test_ratio_is_to_a_transformer_that_saw_the_same(tmp_path):
@@ -160,6 +161,8 @@ def test_a_part_is_compared_with_the_transformer_that_has_it(tmp_path):
         ({"limit": 20, "processes": 1}, True),
         ({"limit": 20, "processes": 2}, False),  # twice as many rows
         ({"processes": 2}, True),
+        ({"batch_size": 4, "limit": 1}, False),  # one batch; 1.0 is all of them
+        ({"batch_size": 4, "limit": None, "other_limit": 1.0}, True),
         ({"source": "elsewhere"}, False),
         ({"source": "elsewhere", "validation_source": "held.txt"}, None),
     ],
