@@ -5,6 +5,7 @@ Instead each given setting is tried by itself; the first one whose type does not
 """
 
 import json
+import re
 import traceback
 from collections.abc import Iterator
 from datetime import timedelta
@@ -119,9 +120,9 @@ def _refused(name: str, value: Any, types: Types) -> UserError | None:
         return SettingError(name, value, words)
     more = f", which YAML reads as {shown(read)}" if read is not value else ""
     words += ", in quotes where YAML reads it as something else"
-    if isinstance(value, str) and isinstance(read, list):
-        parts = [part.strip(" \"'") for part in value.strip("[] ").split(",")]
-        words += f", here '{json.dumps(parts, ensure_ascii=False)}'" if len(parts) == len(read) else ""
+    if words.startswith("a list") and isinstance(value, str) and (plain := re.fullmatch(r"\[([^\[\]\"'{}]*)\]", value)):
+        parts = [part.strip() for part in plain[1].split(",")]
+        words += f", here '{json.dumps(parts, ensure_ascii=False)}'"
     return SettingError(name, value, words, more)
 
 
