@@ -222,7 +222,7 @@ class Keeps(Callback):
 
 
 class Draws(TrainingModule):
-    """A training_step of its own, which does not count batches."""
+    """A training_step of its own, on batches without ids."""
 
     headline = ("val_loss", "validation loss", ".4f", min)
 

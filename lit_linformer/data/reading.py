@@ -6,6 +6,7 @@
 import codecs
 import json
 import lzma
+import re
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ JSON, PARQUET, COMPRESSED = {".jsonl", ".ndjson", ".json"}, {".parquet"}, {".gz"
 LONGEST_LINE = 16_000_000  # most bytes of a line that are read at once, so that memory stays flat
 LONGEST_JSON = 100_000_000  # bytes; a line of JSON is parsed whole
 MOST_XZ_MEMORY = 150_000_000  # bytes
+HALF_A_PAIR = re.compile("[\ud800-\udfff]")
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -88,11 +90,12 @@ def json_object(line: bytes, where: str, setting: str) -> dict:
         text = line.decode()  # given bytes, json.loads would accept lone surrogates
         row = json.loads(text)
         if "\\ud" in text or "\\uD" in text:
-            # Half a surrogate pair, as \ud83d alone, which text that was cut may have, is not valid in UTF-8: U+FFFD instead.
-            row = json.loads(json.dumps(row, ensure_ascii=False).encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+            written = json.dumps(row, ensure_ascii=False)
+            if HALF_A_PAIR.search(written):  # of surrogates, which text that was cut may have, is not valid in UTF-8
+                row = json.loads(HALF_A_PAIR.sub("\ufffd", written))
     except RecursionError as error:
         raise UserError(f"{setting}: {where} is nested too deep", "JSON that is at most some hundred levels deep") from error
-    except ValueError as error:  # JSONDecodeError, UnicodeDecodeError, UnicodeEncodeError
+    except ValueError as error:  # JSONDecodeError, UnicodeDecodeError
         raise UserError(f"{setting}: {where} is not a line of JSON: {error}", "an object on each line") from error
     if not isinstance(row, dict):
         raise UserError(f"{setting}: {where} is a JSON {type(row).__name__}", "an object on each line")

@@ -263,7 +263,7 @@ class FineTuningData(ResumableDataModule):
         summary = self.summary()
         labels = [*missing_hints(summary), class_hint(self.sets, self.text_task)]
         hints = [cut_hint(self.sets, summary, longest), *labels, leaked_hint(self.sets)]
-        if self.splits.validation() == ([], 0):
+        if summary.keys() == {"train"}:
             hints.append("data.validation_fraction is 0: no validation, so no scores, no best checkpoint, no early stopping")
         return [hint for hint in hints if hint]
 
