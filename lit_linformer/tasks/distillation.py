@@ -165,12 +165,13 @@ def _terms(
     labels: Tensor,
     attention_mask: Tensor | None,
 ) -> tuple[Tensor | float, Tensor | float, Tensor | float]:
-    """The three terms, unweighted; 0.0 for one of weight 0. A head runs only for a term that reads its logits."""
+    """The three terms, unweighted; 0.0 for one of weight 0. A head gets tokens only for a term that reads their logits."""
 
     def run(net: MaskedLanguageModel, head: bool) -> tuple[Tensor, list[Tensor]]:
-        with layer_outputs(net.encoder) as states:  # logits (B, M, V), or the last hidden states
-            found = net(input_ids, attention_mask, positions) if head else net.encoder(input_ids, attention_mask)
-        return at_least_float32(found), states[1:]
+        # Not net.encoder without the head, since only the call of net gathers weights that are sharded.
+        with layer_outputs(net.encoder) as states:
+            logits = net(input_ids, attention_mask, positions if head else positions[:, :0])  # (B, M, V)
+        return at_least_float32(logits), states[1:]
 
     logits, mine = run(student, head=bool(weights[0] or weights[2]))
     logits_term = hidden_term = labels_term = 0.0

@@ -16,6 +16,7 @@ from tests.cli.test_errors import complaint
 from tests.helpers import TINY, assert_same, assert_same_runs, fit, inside, load, output, plain_trainer, read_log, run_forked
 from tests.model.test_flops import counted
 from tests.studies.conftest import tables
+from tests.tasks.test_sharding import SHARDED
 
 SHAPE = {"vocab_size": 40, "max_length": 12, "hidden_size": 8, "num_layers": 2, "num_heads": 2, "intermediate_size": 16}
 
@@ -93,11 +94,12 @@ def test_the_three_terms_are_what_they_are_said_to_be(norm):
     assert torch.allclose(hidden, sum(shares) / 2, atol=1e-5)
     assert _terms(student, teacher, (0.0, 0.0, 1.0), ids, positions, labels, mask) == (0.0, 0.0, nll)
     assert all(term.abs() < 1e-6 for term in _terms(teacher, teacher, (1.0, 1.0, 0.0), ids, positions, labels, mask)[:2])
-    heads = []
+    tokens = []  # of each row, that a head reads
     for net in (student, teacher):
-        net.head.register_forward_hook(lambda module, inputs, logits: heads.append(module))
-    assert _terms(student, teacher, (0.0, 1.0, 0.0), ids, positions, labels, mask) == (0.0, hidden, 0.0) and not heads
-    assert _terms(student, teacher, (0.0, 1.0, 1.0), ids, positions, labels, mask)[1:] == (hidden, nll) and len(heads) == 1
+        net.head.register_forward_hook(lambda module, inputs, features: tokens.append(features.shape[1]))
+    assert _terms(student, teacher, (0.0, 1.0, 0.0), ids, positions, labels, mask) == (0.0, hidden, 0.0)
+    assert _terms(student, teacher, (0.0, 1.0, 1.0), ids, positions, labels, mask)[1:] == (hidden, nll)
+    assert tokens == [0, 0, 3, 0]
     rounded = _terms(student.bfloat16(), teacher.bfloat16(), (1.0, 1.0, 1.0), ids, positions, labels, mask)
     assert {term.dtype for term in rounded} == {torch.float32}  # not the loss: that is with trainer.precision bf16-true
     exact = _terms(student.double(), teacher.double(), (1.0, 1.0, 1.0), ids, positions, labels, mask)
@@ -205,6 +207,15 @@ def test_labels_alone_are_plain_masked_language_modelling(distill, tmp_path):
 def test_two_processes(distill, tmp_path):
     words = ["--trainer.strategy", "ddp_fork", "--trainer.devices", "2", "--trainer.max_steps", "2"]
     output(["fit", *distill, *words, "--name", "ddp"], tmp_path)
+
+
+@pytest.mark.slow
+def test_hidden_states_alone_where_weights_are_sharded(distill, tmp_path):
+    words, losses = ["--model.logits_weight", "0", "--model.warmup_steps", "0", "--trainer.max_steps", "2"], []
+    for name, sharded in (("plain", []), ("sharded", [*SHARDED, "--trainer.devices", "1"])):
+        assert fit([*distill, *sharded, *words], name, tmp_path / name) == 0
+        losses.append([float.fromhex(line["loss"]) for line in read_log(tmp_path / f"{name}.0").values()])
+    assert len(losses[0]) == 2 and losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
 @pytest.mark.slow
