@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 SHORT_ROWS = ("zeros", "mean")
 
-# What describes a class's forward. A subclass that overrides forward does not inherit these, but has to define them itself.
+# What describes a class's forward. A subclass that overrides forward, or the for_input that is called in its place, does not
+# inherit these, but has to define them itself.
 OF_FORWARD = ("commutes", "weighs_tokens", "mass", "flops", "weights_flops", "matrix", "any_length")
 
 
@@ -67,9 +68,9 @@ class Projection(nn.Module):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "forward" in vars(cls):
-            if "for_input" not in vars(cls) and cls.for_input is not Projection.for_input:
-                raise TypeError(f"{cls.__name__} has a forward, but not the for_input that an encoder calls in its place")
+        if "forward" in vars(cls) and "for_input" not in vars(cls) and cls.for_input is not Projection.for_input:
+            raise TypeError(f"{cls.__name__} has a forward, but not the for_input that an encoder calls in its place")
+        if {"forward", "for_input"} & vars(cls).keys():
             for name in OF_FORWARD:
                 if name not in vars(cls):
                     setattr(cls, name, vars(Projection)[name])

@@ -101,6 +101,14 @@ class Dynamic(Projection):
         return lambda z, mask: (weights if z.dim() == 3 else weights[:, None]) @ z
 
 
+class Scaled(Linear):
+    """E of tokens that are scaled by the layer's input."""
+
+    def for_input(self, x, mask):
+        size = x.norm(dim=-1, keepdim=True)
+        return lambda z, mask: self(size * z, mask)
+
+
 def path(cls):
     return f"{__name__}.{cls.__name__}"
 
@@ -214,6 +222,13 @@ def test_what_a_class_tells_of_its_forward_is_not_inherited_by_another_forward()
     short = made.layers[0].attention(torch.randn(1, 2, 8))[0]  # fewer tokens than slots: Linear's formula for these is not used
     assert short.shape == (1, 2, 8) and forward_flops(made, 2) is None
     assert forward_flops(encoder(attention=path(Alone)), 9) is None
+
+
+def test_nor_is_it_by_a_for_input_alone():
+    made = encoder(projection=path(Scaled), sharing="key-value").layers[0].attention
+    x = torch.randn(1, 2, 8)  # fewer tokens than slots
+    torch.testing.assert_close(made.compress(x)[0].transpose(1, 2).flatten(2), made.key(made.E.for_input(x, None)(x, None)))
+    assert Scaled.flops is Projection.flops and Scaled.any_length is Projection.any_length and Linear.commutes
 
 
 def test_an_attention_that_gives_no_more_than_a_tensor():
