@@ -199,7 +199,7 @@ class TrainingModule(LightningModule):
     def on_validation_batch_start(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> None:
         self._check_ids(batch, batch_idx)
 
-    on_test_batch_start = on_validation_batch_start
+    on_test_batch_start = on_predict_batch_start = on_validation_batch_start
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         self._check_ids(batch, batch_idx)

@@ -106,6 +106,19 @@ def test_a_vocabulary_by_default_beside_data_that_have_another_is_told(capfd):
     assert told in "".join(capfd.readouterr())
 
 
+def test_ids_without_an_embedding_are_refused_before_predict_reads_them(tmp_path):
+    class Wrong(Ids):
+        metrics, evaluation_names = ("accuracy",), ("",)
+
+        def predict_dataloader(self):
+            batch = {"input_ids": torch.tensor([[1, 9]]), "index": torch.zeros(1, dtype=torch.int64)}
+            return torch.utils.data.DataLoader([batch], batch_size=None)
+
+    module = SequenceClassification(encoder=EncoderConfig(vocab_size=9, max_length=8, **SHAPE))
+    with pytest.raises(UserError, match="input_ids of a batch hold 9; allowed: 0 to 8"):
+        plain_trainer(tmp_path).predict(module, datamodule=Wrong())
+
+
 def test_a_classifier_refuses_data_that_do_not_say_how_to_score_it_or_have_other_classes():
     class Labelled(Ids):
         num_labels, metrics, evaluation_names = 3, ("accuracy",), ("",)
