@@ -126,6 +126,8 @@ class EncoderConfig:
             raise SettingError(
                 "causal", True, "false: each slot mixes all n positions, so no mask over slots hides later tokens"
             )
+        if not self.projection_dims:  # of which `arguments`, below, takes the first layer's
+            raise SettingError("projection_dim", [], "one number, or one for each layer")
         kind = self.attention_kind
         ATTENTIONS.check_options(self.attention, set(kind.arguments(self, 0)), self.attention_options)
         check_parts(self)

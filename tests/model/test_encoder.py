@@ -264,6 +264,7 @@ def test_shared_matrix_is_one_entry_of_the_state_dict():
         ({"projection_dim": 17}, r"projection_dim \(k\) is 17; allowed: 1 to max_length = 16"),
         ({"hidden_size": 9}, "hidden_size is 9; allowed: a multiple of num_heads = 2"),
         ({"projection_dim": [4, 4, 4], "sharing": "none"}, "lists 3 numbers; allowed: one, or num_layers = 2"),
+        ({"projection_dim": []}, r"projection_dim is \[\]; allowed: one number, or one for each layer"),
         ({"projection_dim": [8, 4]}, r"projection_dim is \[8, 4\]; allowed: one k for all layers"),
         ({"projection": "conv", "projection_dim": 5}, "divisors of max_length = 16"),
         ({"causal": True}, "causal is true; allowed: false"),
