@@ -30,8 +30,10 @@ def _unread(settings: dict[str, Any]) -> Iterator[tuple[set[str], str]]:
     for name, (decides, value) in READ_WITH.items():
         if settings.get(decides, value) != value:
             yield {f"model.{name}"}, f"model.{decides} is {settings[decides]}"
+    if settings.get("schedule") == "constant":
+        yield {"model.final_lr_factor"}, "model.schedule is constant"
     encoder = settings.get("encoder")
-    if not isinstance(encoder, Namespace) or not {"attention", "projection", "position"} <= vars(encoder).keys():
+    if not isinstance(encoder, Namespace) or not {"attention", "projection", "position", "local_width"} <= vars(encoder).keys():
         return
     kind = ATTENTIONS.find(encoder.attention)
     if all(getattr(kind, name).__module__.startswith("lit_linformer.") for name in OF_CONFIG):
@@ -43,3 +45,5 @@ def _unread(settings: dict[str, Any]) -> Iterator[tuple[set[str], str]]:
             yield {f"{ENCODER}.{name}" for name in others}, f"{ENCODER}.projection is {encoder.projection}"
     if encoder.position != "rotary":
         yield {f"{ENCODER}.rotary_base"}, f"{ENCODER}.position is {encoder.position}"
+    if not encoder.local_width:
+        yield {f"{ENCODER}.local_std"}, f"{ENCODER}.local_width is 0"

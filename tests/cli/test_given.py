@@ -149,6 +149,11 @@ def test_a_typed_setting_that_nothing_reads_is_told_once(tiny, tmp_path):
     assert told(f"{encoder}.projection", "mean", f"{encoder}.projection_init", "split", f"{encoder}.local_width", "5") == [
         "model.encoder.projection_init is ignored: model.encoder.projection is mean"
     ]
+    constant = ["--model.schedule", "constant", "--model.final_lr_factor", "0.1"]
+    assert told(*constant, f"{encoder}.local_std", "0.5", f"{encoder}.local_width", "0") == [
+        "model.final_lr_factor is ignored: model.schedule is constant",
+        "model.encoder.local_std is ignored: model.encoder.local_width is 0",
+    ]
     # A user's own class reads what its base class passes to it, and more only if it looks at the config itself.
     own, slots = f"{__name__}.Own", [f"{encoder}.projection_dim", "4"]
     assert told(f"{encoder}.attention", own, *slots) == [
