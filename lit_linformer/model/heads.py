@@ -158,7 +158,7 @@ class SequenceClassifier(nn.Module):
             return logits
         logits = at_least_float32(logits)  # bfloat16 counts only to 256
         sums = logits.new_zeros(num_documents, logits.shape[1]).index_add(0, document, logits)
-        ones = logits.new_ones(len(document), 1)  # not bincount, which stalls a GPU and breaks a compiled graph
+        ones = logits.new_ones(document.shape[0], 1)  # not bincount, which stalls a GPU and breaks a compiled graph
         return sums / logits.new_zeros(num_documents, 1).index_add(0, document, ones)
 
 

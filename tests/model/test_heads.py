@@ -102,6 +102,15 @@ def test_logits_of_a_document_are_the_mean_of_its_windows():
     assert model.bfloat16()(ids, None, torch.tensor([0, 0, 1, 2, 2]), 3).dtype == torch.float32  # bfloat16 cannot count them
 
 
+def test_documents_are_exported_for_any_number_of_windows():
+    model, windows = SequenceClassifier(tiny(), 3).eval(), {0: torch.export.Dim("windows", min=2, max=64)}
+    ids, document = torch.randint(0, 50, (5, 9)), torch.tensor([0, 0, 1, 1, 2])
+    inputs = ids, torch.ones_like(ids), document, 3
+    program = torch.export.export(model, inputs, dynamic_shapes=(windows, windows, windows, None)).module()
+    fewer = ids[1:], torch.ones_like(ids[1:]), document[1:], 3
+    torch.testing.assert_close(program(*fewer), model(*fewer))
+
+
 def test_autocast_does_not_round_the_values_of_a_regression():
     torch.manual_seed(0)
     model = SequenceClassifier(tiny(), 1).eval()
