@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .errors import SettingError, UserError
-from .parts import at_least_float32, exporting, without_autocast
+from .parts import at_least_float32, exact_sum, exporting, without_autocast
 from .projection import PROJECTIONS, Projection, as_column, mean_token, missing, project, real_tokens
 from .starts import WINDOW_INITS, initial_matrix
 
@@ -141,7 +141,8 @@ class Mean(Projection):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         counts = as_column(window_counts(self, x, mask), x)
-        return windows(self, x, 0.0).sum(-2) / counts.clamp(min=1).to(x.dtype)
+        sums = exact_sum(windows(self, x, 0.0), -2)
+        return (sums / counts.clamp(min=1).to(sums.dtype)).to(x.dtype)
 
     def mass(self, x: Tensor, mask: Tensor | None) -> Tensor | None:
         return window_mass(self, x, mask)

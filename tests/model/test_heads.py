@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lit_linformer.model import MaskedLanguageModel, SequenceClassifier
+from lit_linformer.model import MaskedLanguageModel, SequenceClassifier, make_projection
 from lit_linformer.model.heads import IGNORED, pool
 from lit_linformer.model.projection import mean_token
 from tests.model.test_encoder import tiny
@@ -147,3 +147,5 @@ def test_means_of_long_rows_fit_into_half_precision(dtype):
     expected = torch.full((2, 3), 10.0, dtype=dtype)
     assert torch.equal(pool(x, mask, "mean"), expected)
     assert torch.equal(mean_token(x * mask[..., None], mask)[:, 0], expected)
+    for projection in (make_projection("mean", 9000, 1), make_projection("mean", 18000, 2)):
+        assert torch.equal(projection(x * mask[..., None], mask)[:, 0], expected)
