@@ -11,7 +11,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from lit_linformer.utils.files import read_rows
 from tests import own_code
-from tests.helpers import fit, load, output, read_log, slow
+from tests.helpers import fit, load, output, read_log, run_forked, slow
+from tests.tasks.test_sharding import SHARDED
 
 CONFIG = """
 seed_everything: 0
@@ -105,6 +106,11 @@ def test_each_batch_draws_anew_without_a_count(own, tmp_path):
     output(["fit", *own, "--model", "tests.own_code.Draws"], tmp_path)
     draws = Path("draws").read_text().split()
     assert len(draws) == len(set(draws)) == 16
+
+
+def test_a_net_without_an_encoder_is_sharded_as_a_whole(own):
+    sharded = [*SHARDED, "--trainer.devices", "1", "--trainer.max_steps", "2"]
+    assert run_forked(["fit", *own, *sharded, "--model", "tests.own_code.Draws"]) == 0
 
 
 @pytest.mark.parametrize("ends", ["--trainer.max_steps 8", slow("--trainer.max_steps 16"), slow("--trainer.max_epochs 1")])

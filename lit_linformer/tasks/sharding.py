@@ -107,7 +107,7 @@ def check_whole(module: nn.Module, net: nn.Module) -> None:
 
 
 def shard(net: nn.Module, mesh: Any) -> None:
-    """Shards a network layer by layer; the rest, a shared E and the embeddings, is sharded together.
+    """Shards a network's encoder, if it has one, layer by layer; the rest, a shared E and the embeddings, is sharded together.
 
     A layer's weights are gathered only while it computes. E is used by every layer, so it stays gathered through the step.
     """
@@ -115,7 +115,7 @@ def shard(net: nn.Module, mesh: Any) -> None:
 
     if isinstance(net, FSDPModule):
         return
-    for layer in net.encoder.layers:
+    for layer in getattr(getattr(net, "encoder", None), "layers", ()):
         fully_shard(layer, mesh=mesh)
     fully_shard(net, mesh=mesh)
     for name in ("loss", "exact_logits"):
