@@ -29,8 +29,8 @@ def compile_training(net: nn.Module, dynamic: bool | None = False) -> None:
     for layer in net.encoder.layers:
         layer.forward = partial(_run, forwards[type(layer)], type(layer).forward, layer)
     if isinstance(net, MaskedLanguageModel):
-        loss = torch.compile(MaskedLanguageModel.loss_of, dynamic=dynamic)
-        net.loss_of = partial(_run, loss, MaskedLanguageModel.loss_of, net)
+        loss_of = type(net).loss_of
+        net.loss_of = partial(_run, torch.compile(loss_of, dynamic=dynamic), loss_of, net)
 
 
 def _run(compiled: Callable, plain: Callable, module: nn.Module, *inputs: Any) -> Any:

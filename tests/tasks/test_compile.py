@@ -12,7 +12,7 @@ from lightning.pytorch import Callback
 from torch._dynamo.utils import counters
 
 from lit_linformer.data import LongRangeData, RecallData
-from lit_linformer.model import EncoderConfig, EncoderLayer
+from lit_linformer.model import EncoderConfig, EncoderLayer, MaskedLanguageModel
 from lit_linformer.tasks import MLM, Recall, SequenceClassification
 from lit_linformer.tasks.compiling import compile_training
 from tests.data.recorder import trainer
@@ -218,6 +218,21 @@ class Positive(EncoderLayer):
 def test_a_layer_of_ones_own_is_compiled_as_it_is(traced):
     model, batch = MLM(encoder(), warmup_steps=0), mlm_batch()
     model.net.encoder.layers[0].__class__ = Positive
+    plain = model.training_loss(batch)
+    compile_training(model.net)
+    torch.testing.assert_close(model.training_loss(batch), plain)
+
+
+class Smoothed(MaskedLanguageModel):
+    """A net of a user's own, with another loss."""
+
+    def loss_of(self, hidden, positions, labels):
+        return super().loss_of(hidden, positions, labels) + hidden.square().mean()
+
+
+def test_a_loss_of_ones_own_is_compiled_as_it_is(traced):
+    model, batch = MLM(encoder(), warmup_steps=0), mlm_batch()
+    model.net.__class__ = Smoothed
     plain = model.training_loss(batch)
     compile_training(model.net)
     torch.testing.assert_close(model.training_loss(batch), plain)
