@@ -201,6 +201,39 @@ def test_a_job_without_ntasks_per_node_is_one_line(tiny, tmp_path, monkeypatch):
     assert line.startswith("error: SLURM_NTASKS is 2 and the job has no --ntasks-per-node; allowed: sbatch with")
 
 
+DDP = ["--config", str(ROOT / "conf/trainer/ddp.yaml"), "--trainer.accelerator", "cpu"]
+
+
+@pytest.mark.parametrize(
+    "variables, more, told",
+    [
+        ({"LOCAL_RANK": "x"}, [], "LOCAL_RANK is 'x' in the environment; allowed: a whole number, or none: `unset LOCAL_RANK`"),
+        ({"RANK": ""}, [], "RANK is '' in the environment; allowed: a whole number"),
+        ({"SLURM_NTASKS": "x"}, [], "SLURM_NTASKS is 'x' in the environment; allowed: a whole number"),
+        ({"LOCAL_RANK": "3"}, [], "LOCAL_RANK is 3 in the environment, and trainer.devices × trainer.num_nodes is 1 × 1"),
+        ({"LOCAL_RANK": "3"}, [*DDP, "--trainer.devices", "2"], "LOCAL_RANK is 3 in the environment, and trainer.devices × "),
+        ({"RANK": "1"}, ["--trainer.devices", "2"], "RANK is 1 in the environment, and trainer.devices × "),
+        ({"NODE_RANK": "1"}, [], "NODE_RANK is 1 in the environment, and trainer.devices × trainer.num_nodes is 1 × 1"),
+    ],
+)  # fmt: skip
+def test_variables_of_other_processes_are_one_line(variables, more, told, tiny, tmp_path, monkeypatch):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    line = output(["fit", *tiny, *more], tmp_path, status=2).splitlines()[-1]
+    assert line.startswith(f"error: {told}"), line
+    assert not (tmp_path / "runs").exists()
+
+
+def test_torchrun_in_tasks_of_slurm_asks_before_a_run_is_overwritten(put, tiny, tmp_path, monkeypatch):
+    """`srun torchrun`: torchrun's process 0 may be on any of Slurm's machines."""
+    put("whole")
+    started = {"TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "SLURM_PROCID": "1"}
+    for name, value in started.items():
+        monkeypatch.setenv(name, value)
+    line = output(["fit", *tiny, "--name", "whole"], tmp_path, status=2).splitlines()[-1]
+    assert line.startswith("error: name: runs/whole already holds a run")
+
+
 def test_slurm_script_starts_the_run(tmp_path):
     srun = tmp_path / "srun"
     srun.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_linformer.utils.errors import UserError, meant, user_error
-from lit_linformer.utils.signals import START_METHOD, Stopped, is_first_process, requeue, watch
+from lit_linformer.utils.signals import START_METHOD, Stopped, check_ranks, is_first_process, requeue, watch
 
 COMMANDS = {
     "fit": "train, and validate on the way",
@@ -101,6 +101,7 @@ def main(argv: list[str] | None = None) -> None:
             raise UserError("commands need file locks and signals that Windows lacks", "Linux, in WSL too (wsl --install)")
         if (here := _here()) not in sys.path:  # so that class paths find the user's files; last, so that none shadows a package
             sys.path.append(here)
+        check_ranks()
         if argv[0] not in LIGHTNING:
             _program(argv[0])(argv[1:])
             sys.stdout.flush()  # so that a reader that is gone is noticed here, not at Python's exit

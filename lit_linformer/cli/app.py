@@ -34,7 +34,15 @@ from lit_linformer.callbacks import (
 )
 from lit_linformer.callbacks.header import wrapped
 from lit_linformer.cli.carried import carry_over, evaluated, load_exported
-from lit_linformer.cli.checks import check_callbacks, check_early, check_machine, check_settings, takes_encoder
+from lit_linformer.cli.checks import (
+    check_callbacks,
+    check_early,
+    check_machine,
+    check_processes,
+    check_settings,
+    slurm_in_words,
+    takes_encoder,
+)
 from lit_linformer.cli.class_paths import check_class_paths, class_of
 from lit_linformer.cli.closing import closing_lines
 from lit_linformer.cli.defaults import DEFAULT_CLASSES, TRAINER_DEFAULTS
@@ -202,7 +210,8 @@ class LinformerCLI(LightningCLI):
         check_callbacks(config.callbacks, self.model, resumes)
         self.config[self.subcommand] = self.as_given  # what the run folder's config.yaml holds
         try:
-            trainer = super().instantiate_trainer(**kwargs)
+            with slurm_in_words():
+                trainer = super().instantiate_trainer(**kwargs)
         except RuntimeError as error:
             if "more than one stateful callback" not in str(error):
                 raise
@@ -210,6 +219,7 @@ class LinformerCLI(LightningCLI):
             raise UserError(kept, "--best.keep N, which keeps the N best") from error
         if not isinstance(trainer.profiler, PassThroughProfiler) and trainer.profiler.filename is None:
             trainer.profiler.dirpath, trainer.profiler.filename = self.run_dir, "profile"  # fit-profile.txt, not the log
+        check_processes(trainer)
         check_machine(trainer, config.precision)
         for callback in trainer.callbacks:
             if isinstance(callback, RunConfig):

@@ -3,10 +3,11 @@
 Numbers and names by their types and ranges; then whether this model and Trainer can run on this machine.
 """
 
+import contextlib
 import inspect
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -37,6 +38,7 @@ from lit_linformer.tasks.data_fits import check_row_length
 from lit_linformer.tasks.optim import Optimization, check_shardable, endless
 from lit_linformer.utils.errors import SettingError, UserError
 from lit_linformer.utils.quiet import quiet
+from lit_linformer.utils.signals import other_rank
 
 OrNoLimit = Annotated[int, Range(least=1, also=(-1,))]
 LimitedTo = Count | Annotated[float, Range(above=0, most=1)] | None
@@ -208,6 +210,8 @@ def check_early(subcommand: str, config: Namespace) -> None:
         if trainer[f"enable_{name}"] is False:  # Lightning would refuse it later, naming settings that the user has not given
             raise SettingError(f"trainer.enable_{name}", False, f"null; {instead}")
     built, devices = _built(trainer), _devices(trainer)
+    if not trainer.plugins:  # which may number the processes in a way of their own
+        check_processes(built)
     if isinstance(devices, int) and devices > built.num_devices:  # Lightning would use one
         raise SettingError("trainer.devices", devices, f"{built.num_devices}", when=f"with trainer.strategy {trainer.strategy}")
     check_machine(built, trainer.precision)
@@ -223,12 +227,19 @@ def _built(trainer: Namespace) -> Trainer:
     plain = {key: value for key, value in vars(trainer).items() if isinstance(value, PLAIN) and key not in own}
     plain["devices"] = trainer.devices  # a list of numbers, too
     try:
-        with quiet():  # the Trainer that trains prints the same about the machine
+        with quiet(), slurm_in_words():  # the Trainer that trains prints the same about the machine
             return Trainer(**plain, logger=False, enable_checkpointing=False, enable_model_summary=False)
     except TypeError as error:
         if "CPUAccelerator" not in str(error):
             raise
         raise SettingError("trainer.devices", _devices(trainer), "auto, or how many processes", when="on a CPU") from error
+
+
+@contextlib.contextmanager
+def slurm_in_words() -> Iterator[None]:
+    """Raises UserError where Lightning does not find, in a Slurm job, what it needs to build a Trainer."""
+    try:
+        yield
     except RuntimeError as error:
         if "ntasks-per-node" not in str(error):
             raise
@@ -275,6 +286,17 @@ def takes_encoder(declared: type) -> bool:
     """Whether a class's ``encoder`` is an EncoderConfig, or not annotated; a user's own may be anything."""
     hint = _parameters(declared).get("encoder")
     return hint is None or "EncoderConfig" in str(hint)
+
+
+def check_processes(trainer: Trainer) -> None:
+    """Raises UserError if variables number this process otherwise than the trainer.
+
+    A run's only process that believes to be another one would neither lock the run's folder nor ask what that holds.
+    """
+    processes = f"trainer.devices × trainer.num_nodes is {trainer.num_devices} × {trainer.num_nodes}"
+    if (name := other_rank()) is not None and (trainer.is_global_zero or trainer.global_rank >= trainer.world_size):
+        what = f"{name} is {os.environ[name]} in the environment, and {processes}"
+        raise UserError(what, f"`unset {name}`, or trainer.devices and trainer.num_nodes as the processes were started")
 
 
 def check_machine(trainer: Trainer, precision: Any) -> None:

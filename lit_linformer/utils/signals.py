@@ -15,6 +15,10 @@ import threading
 import time
 from typing import Any
 
+from lit_linformer.utils.errors import SettingError
+
+# Variables that say which process of a run this is, as Slurm, torchrun and Lightning set them.
+RANKS = ("RANK", "SLURM_PROCID", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK")
 # What a signal before training means, in words, by command.
 BEFORE_TRAINING = {
     "fit": " before training began: nothing was trained in this start; the same command starts it again",
@@ -113,10 +117,23 @@ def _leave_closed_terminal() -> None:
 watch = Watch()
 
 
+def check_ranks() -> None:
+    """Raises SettingError for a rank that is no number: torch and Lightning read it when they are imported."""
+    for name in (*RANKS, "SLURM_NTASKS"):
+        if not (value := os.environ.get(name, "0")).isdecimal():
+            raise SettingError(name, value, f"a whole number, or none: `unset {name}`", more=" in the environment")
+
+
+def other_rank() -> str | None:
+    """The variable that says that this is not process 0 of all machines; None: it is, or was started alone."""
+    # Under `srun torchrun` Slurm's tasks are the machines, which torchrun numbers in an order of its own.
+    names = ("RANK",) if "TORCHELASTIC_RUN_ID" in os.environ else RANKS
+    return next((name for name in names if os.environ.get(name, "0") != "0"), None)
+
+
 def is_first_process() -> bool:
     """Whether this is process 0 of all machines; known before the processes are connected."""
-    ranks = ("RANK", "SLURM_PROCID", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK")
-    return all(os.environ.get(name, "0") == "0" for name in ranks)
+    return other_rank() is None
 
 
 def requeue() -> None:
