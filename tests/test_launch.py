@@ -214,6 +214,8 @@ DDP = ["--config", str(ROOT / "conf/trainer/ddp.yaml"), "--trainer.accelerator",
         ({"LOCAL_RANK": "3"}, [*DDP, "--trainer.devices", "2"], "LOCAL_RANK is 3 in the environment, and trainer.devices × "),
         ({"RANK": "1"}, ["--trainer.devices", "2"], "RANK is 1 in the environment, and trainer.devices × "),
         ({"NODE_RANK": "1"}, [], "NODE_RANK is 1 in the environment, and trainer.devices × trainer.num_nodes is 1 × 1"),
+        ({"MASTER_PORT": "tcp://a:1"}, ["--trainer.devices", "2"], "MASTER_PORT is 'tcp://a:1' in the environment; allowed: "),
+        ({}, [*DDP, "--trainer.num_nodes", "2"], "trainer.num_nodes is 2, and MASTER_PORT is not set; allowed: MASTER_ADDR, "),
     ],
 )  # fmt: skip
 def test_variables_of_other_processes_are_one_line(variables, more, told, tiny, tmp_path, monkeypatch):

@@ -24,6 +24,7 @@ from lightning.pytorch.callbacks import (
     ProgressBar,
     StochasticWeightAveraging,
 )
+from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import StrategyRegistry
 
 from lit_linformer.callbacks import LastCheckpoint
@@ -289,7 +290,7 @@ def takes_encoder(declared: type) -> bool:
 
 
 def check_processes(trainer: Trainer) -> None:
-    """Raises UserError if variables number this process otherwise than the trainer.
+    """Raises UserError if variables number this process otherwise than the trainer, or cannot lead it to the other ones.
 
     A run's only process that believes to be another one would neither lock the run's folder nor ask what that holds.
     """
@@ -297,6 +298,13 @@ def check_processes(trainer: Trainer) -> None:
     if (name := other_rank()) is not None and (trainer.is_global_zero or trainer.global_rank >= trainer.world_size):
         what = f"{name} is {os.environ[name]} in the environment, and {processes}"
         raise UserError(what, f"`unset {name}`, or trainer.devices and trainer.num_nodes as the processes were started")
+    port = os.environ.get("MASTER_PORT")
+    if trainer.world_size > 1 and port is not None and not port.isdecimal():
+        raise SettingError("MASTER_PORT", port, "the number of a port of the first machine", more=" in the environment")
+    started = getattr(trainer.strategy, "cluster_environment", None)
+    if trainer.num_nodes > 1 and port is None and isinstance(started, LightningEnvironment):
+        allowed = "MASTER_ADDR, MASTER_PORT and NODE_RANK before the command on each machine, or torchrun, or srun"
+        raise SettingError("trainer.num_nodes", trainer.num_nodes, allowed, more=", and MASTER_PORT is not set")
 
 
 def check_machine(trainer: Trainer, precision: Any) -> None:
