@@ -202,6 +202,7 @@ def test_a_job_without_ntasks_per_node_is_one_line(tiny, tmp_path, monkeypatch):
 
 
 DDP = ["--config", str(ROOT / "conf/trainer/ddp.yaml"), "--trainer.accelerator", "cpu"]
+SLURM = {"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2", "SLURM_NNODES": "1", "SLURM_JOB_NAME": "mine"}
 
 
 @pytest.mark.parametrize(
@@ -216,6 +217,8 @@ DDP = ["--config", str(ROOT / "conf/trainer/ddp.yaml"), "--trainer.accelerator",
         ({"NODE_RANK": "1"}, [], "NODE_RANK is 1 in the environment, and trainer.devices × trainer.num_nodes is 1 × 1"),
         ({"MASTER_PORT": "tcp://a:1"}, ["--trainer.devices", "2"], "MASTER_PORT is 'tcp://a:1' in the environment; allowed: "),
         ({}, [*DDP, "--trainer.num_nodes", "2"], "trainer.num_nodes is 2, and MASTER_PORT is not set; allowed: MASTER_ADDR, "),
+        (SLURM, ["--trainer.devices", "2"], "SLURM_NODEID is not set, as srun does for each process; allowed: srun before the"),
+        (SLURM, [*DDP, "--trainer.devices", "2"], "SLURM_NODEID is not set, as srun does for each process; allowed: srun"),
     ],
 )  # fmt: skip
 def test_variables_of_other_processes_are_one_line(variables, more, told, tiny, tmp_path, monkeypatch):
