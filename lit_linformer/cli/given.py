@@ -18,6 +18,7 @@ CLOCK = re.compile(r"[1-9]\d*(:\d+)+")  # YAML reads 1:30:00 as 5,400, in base 6
 CLASSES = ("model", "data")
 TEXTS = ("data.text", "data.text_pair")
 KINDS = ("model.encoder.attention", "model.encoder.projection")
+CLASS = ("class_path", "init_args", "dict_kwargs")
 OPTIONS = tuple(f"{kind}_options" for kind in KINDS)  # which depend on the kind
 
 
@@ -128,6 +129,11 @@ def one_dash(argv: list[str]) -> Iterator[str]:
 def as_list(value: Any) -> list[Any]:
     """The values of a setting that takes one or several."""
     return value if isinstance(value, list) else [] if value is None else [value]
+
+
+def beside_class_path(value: Any) -> str | None:
+    """A key beside class_path, or init_args, of one or several classes as a file has them."""
+    return next((str(key) for one in as_list(value) if isinstance(one, dict) for key in one if key not in CLASS), None)
 
 
 def as_clock(text: str) -> str:

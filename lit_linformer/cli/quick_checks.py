@@ -10,7 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from lit_linformer.cli.defaults import ALWAYS_THERE, DEFAULT_CLASSES, ENCODER
-from lit_linformer.cli.given import TEXTS, given_settings, names_class, one_dash, stray_words, typed_words, walk
+from lit_linformer.cli.given import (
+    CLASS,
+    TEXTS,
+    beside_class_path,
+    given_settings,
+    names_class,
+    one_dash,
+    stray_words,
+    typed_words,
+    walk,
+)
 from lit_linformer.cli.short_help import exported, find
 from lit_linformer.runs.folder import CONFIG
 from lit_linformer.utils import sources
@@ -61,6 +71,9 @@ def check_quickly(argv: list[str]) -> None:
         if value is None and section in (*DEFAULT_CLASSES, *ALWAYS_THERE, "trainer"):  # e.g. all below it is commented out
             allowed = f"its settings by name, or no {section} at all"
             raise SettingError(section, None, allowed, more=f" in {file}" if file else "")
+        key = next((key for key in CLASS if isinstance(value, dict) and key in value), None)
+        if section in DEFAULT_CLASSES and key is not None and (beside := beside_class_path(value)) is not None:
+            raise UserError(f"{section} has {beside} beside {key}{f' in {file}' if file else ''}", "under init_args")
     _check_order(contents)
     typed = [name for name, _ in typed_words(argv)]
     if twice := next((name for name in (*TEXTS, "data.file") if typed.count(name) > 1), None):

@@ -16,7 +16,17 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from jsonargparse import ArgumentParser
 
 from lit_linformer.cli.class_paths import BASE_OF, BASES, NAMED, NO_CLASS, OURS, find_class, kinds
-from lit_linformer.cli.given import REFERENCE, TEXTS, as_clock, as_list, as_read, given_settings, stray_words, typed_words
+from lit_linformer.cli.given import (
+    REFERENCE,
+    TEXTS,
+    as_clock,
+    as_list,
+    as_read,
+    beside_class_path,
+    given_settings,
+    stray_words,
+    typed_words,
+)
 from lit_linformer.cli.help import settings_of, types_of
 from lit_linformer.cli.quick_checks import nearest
 from lit_linformer.model.errors import shown
@@ -34,7 +44,6 @@ WORDS = {
     timedelta: "a duration, as 0:30:00",
 }
 BUILT = {*BASE_OF} - {*OURS}  # settings besides model and data whose classes have settings of their own
-CLASS = ("class_path", "init_args", "dict_kwargs")
 Types = dict[str, Any]
 
 
@@ -49,7 +58,7 @@ def refused(error: Exception, argv: list[str], parser: Any) -> UserError:
         if told := _refused(name, value, types) or _no_reference(name, given.get(name, value), types, nulls):
             return told
         if name in BUILT:
-            if beside := _beside_class_path(value):
+            if beside := beside_class_path(value):
                 return UserError(f"{name} has {beside} beside class_path", "under init_args")
             built[name] = list(_classes(value))
     for name, text in typed_words(argv):
@@ -180,10 +189,6 @@ def _classes(value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
         path = one.get("class_path") if isinstance(one, dict) else one
         if isinstance(path, str):
             yield path, dict((one.get("init_args") or {}) if isinstance(one, dict) else {})
-
-
-def _beside_class_path(value: Any) -> str | None:
-    return next((key for one in as_list(value) if isinstance(one, dict) for key in one if key not in CLASS), None)
 
 
 def takes(hint: Any, value: Any) -> bool:
