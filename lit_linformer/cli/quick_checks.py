@@ -71,6 +71,8 @@ def check_quickly(argv: list[str]) -> None:
         if value is None and section in (*DEFAULT_CLASSES, *ALWAYS_THERE, "trainer"):  # e.g. all below it is commented out
             allowed = f"its settings by name, or no {section} at all"
             raise SettingError(section, None, allowed, more=f" in {file}" if file else "")
+        if file and section == "config":  # the parser would read it; --help and the checks would not
+            raise UserError(f"{file} names another file, config: {value}", "one more --config on the command line")
         key = next((key for key in CLASS if isinstance(value, dict) and key in value), None)
         if section in DEFAULT_CLASSES and key is not None and (beside := beside_class_path(value)) is not None:
             raise UserError(f"{section} has {beside} beside {key}{f' in {file}' if file else ''}", "under init_args")
