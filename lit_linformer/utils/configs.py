@@ -1,8 +1,10 @@
 """Reading --config files, which are checked strictly before anything else; errors name the file and the line."""
 
+import codecs
 import contextlib
 import difflib
 import itertools
+import locale
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -108,7 +110,10 @@ def check_configs(argv: list[str]) -> None:
     for name in config_files(argv):
         if not name or name.startswith("--"):
             raise UserError("--config has no value", SETTINGS_FILE)
-        read_config(Path(name))
+        text, encoding = read_config(Path(name)), codecs.lookup(locale.getpreferredencoding(False)).name
+        if not text.isascii() and encoding != "utf-8":  # in which the parser opens files
+            what = f"{name} has characters beyond ASCII, which this locale reads as {encoding}"
+            raise UserError(what, "PYTHONUTF8=1 before the command, or a locale in UTF-8")
 
 
 # The command that reads a file with this key at its top.
