@@ -59,7 +59,7 @@ def refused(error: Exception, argv: list[str], parser: Any) -> UserError:
             return told
         if name in BUILT:
             if beside := beside_class_path(value):
-                return UserError(f"{name} has {beside} beside class_path", "under init_args")
+                return _beside(name, beside)
             built[name] = list(_classes(value))
     for name, text in typed_words(argv):
         setting, added = name.removesuffix("+"), name.endswith("+")
@@ -69,8 +69,10 @@ def refused(error: Exception, argv: list[str], parser: Any) -> UserError:
         elif text is None:
             none = UserError(f"{setting} has no value", allowed(types.get(setting)) or "one")
             return none if _section(setting, types) else _unknown(setting, types) or none
-        elif setting in BUILT and find_class(text, setting) is not None:
-            built[setting] = [*(built.get(setting, []) if added else []), (text, {})]
+        elif setting in BUILT and (found := _found(setting, text)):
+            if beside := beside_class_path(as_read(text)):
+                return _beside(setting, beside)
+            built[setting] = [*(built.get(setting, []) if added else []), *found]
         elif told := _refused(setting, text, types):
             return told
         elif added and setting in types and "list" not in str(types[setting]).lower():
@@ -106,7 +108,10 @@ def unwrapped(error: Exception) -> Exception:
 def _refused(name: str, value: Any, types: Types) -> UserError | None:
     """The error for one setting; None if its type accepts the value, or if it belongs to a class."""
     if (name in BASES and str(value).lower() not in NO_CLASS) or (name in NAMED and isinstance(value, dict)):
-        paths = [path for path, _ in _classes(value)]
+        read = as_read(value) if isinstance(value, str) else value
+        if read == [] and name not in OURS:  # no callback, no logger
+            return None
+        paths = [path for path, _ in _classes(read)]
         unknown = [path for path in paths if not (find_class(path, name) or Path(path).is_file())]
         return None if paths and not unknown else SettingError(name, unknown[0] if unknown else value, kinds(name))
     section = _section(name, types)
@@ -189,6 +194,16 @@ def _classes(value: Any) -> Iterator[tuple[str, dict[str, Any]]]:
         path = one.get("class_path") if isinstance(one, dict) else one
         if isinstance(path, str):
             yield path, dict((one.get("init_args") or {}) if isinstance(one, dict) else {})
+
+
+def _found(setting: str, text: str) -> list[tuple[str, dict[str, Any]]]:
+    """The classes that a word names, or describes as a file would; none if one of them does not exist."""
+    found = list(_classes(as_read(text)))
+    return found if all(find_class(path, setting) for path, _ in found) else []
+
+
+def _beside(setting: str, key: str) -> UserError:
+    return UserError(f"{setting} has {key} beside class_path", "under init_args")
 
 
 def takes(hint: Any, value: Any) -> bool:
