@@ -131,8 +131,10 @@ def _model(where: str, word: str) -> str:
 
 
 def _check(settings: dict[str, Any], on_gpu: bool) -> None:
+    from lit_linformer.studies.benchmark.models import TRANSFORMERS, encoder_config, has_slots
+
     lengths, dims = settings["lengths"], settings["projection_dims"]
-    if "linformer" in settings["models"] or settings["peer"]:
+    if settings["peer"] or any(has_slots(name) for name in settings["models"] if name not in TRANSFORMERS):
         for k in dims:
             if k > lengths[-1]:
                 raise SettingError("projection_dims", k, f"at most the longest of lengths, {lengths[-1]}")
@@ -146,7 +148,6 @@ def _check(settings: dict[str, Any], on_gpu: bool) -> None:
             wide = 4 * settings["hidden_size"]
             raise SettingError("intermediate_size", settings["intermediate_size"], f"4 hidden_size = {wide}", when="with peer")
     from lit_linformer.studies.benchmark.cells import model_names
-    from lit_linformer.studies.benchmark.models import encoder_config
 
     for name in model_names(settings, lengths[-1], ["fused"]):
         encoder_config(name, settings, lengths[-1])  # ValueError for settings that contradict each other

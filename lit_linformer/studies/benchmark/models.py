@@ -27,6 +27,8 @@ BACKENDS = {
     "fused math": SDPBackend.MATH,
 }
 TRANSFORMERS = ("written-out", "fused")  # ways to compute full attention
+OPTIONS = ("attention_options", "projection_options")
+SET_HERE = ("attention", "projection_dim", "max_length", "dropout", "attention_dropout")  # not by a word of --models
 
 
 class WrittenOutAttention(SelfAttention):
@@ -79,13 +81,13 @@ def kind_settings(word: str) -> dict[str, Any]:
             value = yaml.safe_load(text)
         except yaml.YAMLError:
             equals = ""
-        if not equals or key in ("", "attention", "projection_dim", "max_length"):
+        options, _, option = key.rpartition(".")
+        if not equals or not option or key in SET_HERE or (options and options not in OPTIONS):
             raise SettingError("models", word, "NAME, or NAME:SETTING=VALUE+… as window:window=64+sharing=heads")
         if key in known:
             found[key] = value
         else:
-            options, _, key = key.rpartition(".")
-            found.setdefault(options or "attention_options", {})[key] = value
+            found.setdefault(options or "attention_options", {})[option] = value
     return found
 
 

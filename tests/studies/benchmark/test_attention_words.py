@@ -17,7 +17,8 @@ def test_settings_of_a_word():
     found = kind_settings("window:window=64+projection=gated+dual_norm=true+projection_options.gate=channel")
     options = {"attention_options": {"window": 64, "dual_norm": True}, "projection_options": {"gate": "channel"}}
     assert found == {"attention": "window", "projection": "gated", **options}
-    for word in ("window:64", "window:=3", "window:projection_dim=3", "window:window=64+", "window:window={a"):
+    wrong = ("64", "=3", "projection_dim=3", "dropout=0.1", "window=64+", "window={a", "options.window=3")
+    for word in (f"window:{settings}" for settings in wrong):
         with pytest.raises(ValueError, match="allowed: NAME, or NAME:SETTING=VALUE") as caught:
             kind_settings(word)
     shown = str(caught.value).rpartition(" as ")[2]  # the example is one that works

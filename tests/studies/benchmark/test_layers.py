@@ -215,6 +215,7 @@ def test_settings_in_their_forms_and_defaults():
         (["--lengths", "64", "big"], "lengths is 'big'; allowed: a whole number, 1 or more"),
         (["--lengths", "0"], "lengths is '0'; allowed: a whole number, 1 or more"),
         (["--projection_dims", "8", "65"], "projection_dims is 65; allowed: at most the longest of lengths, 64"),
+        (["--models", "fused", "window", "--projection_dims", "65"], "projection_dims is 65; allowed: at most the longest of"),
         (["--models", "fuse"], "models is 'fuse'; did you mean 'fused'?; allowed: written-out, fused, linformer"),
         (["--tokens", "1", "2"], "'2' is neither a setting of benchmark"),
         (["--tokens", "-5"], "tokens is '-5'; allowed: a whole number, 1 or more"),
