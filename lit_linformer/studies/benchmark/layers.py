@@ -161,6 +161,10 @@ def notes(settings: dict[str, Any]) -> list[str]:
             found.append(f"n = {n} has no k = {', '.join(large)}, which is more than n: blank, as in the paper")
     if long := [str(n) for n in settings["lengths"] if n > settings["tokens"]]:
         found.append(f"n = {', '.join(long)} is more than tokens = {settings['tokens']}: a batch of one sequence there")
+    tokens = settings["tokens"]
+    for n in settings["lengths"]:
+        if n < tokens and tokens % n:
+            found.append(f"tokens = {tokens} is no multiple of n = {n}: a batch of {tokens // n * n} tokens there")
     if settings["compile"] and settings["largest_batch"]:
         found.append("the largest batch is found without compile: each batch would compile anew")
     return found

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lit_linformer.studies.benchmark.layers import main, read_settings
+from lit_linformer.studies.benchmark.layers import main, notes, read_settings
 from lit_linformer.studies.benchmark.models import operations
 from tests.helpers import HANGS
 from tests.studies.conftest import SMALL, settings_of
@@ -191,6 +191,14 @@ def test_peer(folder, monkeypatch):
     monkeypatch.setitem(sys.modules, "linformer", None)  # Python's marker for not installed
     with pytest.raises(ValueError, match=r"peer is true, but .*; allowed: false, or `pip install linformer` first"):
         settings_of("--peer", "true")
+
+
+def test_a_batch_of_other_tokens_than_the_tables_say_is_noted():
+    found = notes(settings_of("--lengths", "32", "48", "128", "200", "--projection_dims", "8"))
+    assert found == [
+        "n = 200 is more than tokens = 128: a batch of one sequence there",
+        "tokens = 128 is no multiple of n = 48: a batch of 96 tokens there",
+    ]
 
 
 def test_settings_in_their_forms_and_defaults():
