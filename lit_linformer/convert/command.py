@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 from lit_linformer.runs.folder import CONVERSION, check_name, foreign_files, is_run
 from lit_linformer.runs.place import run_folder
-from lit_linformer.runs.record import of_class
 from lit_linformer.utils.arguments import FLAG, Setting, check_choice, check_device, choice, listed, mapping, parse, whole, word
 from lit_linformer.utils.environment import command_line
 from lit_linformer.utils.errors import SettingError, UserError
@@ -174,10 +173,10 @@ def open_model(given: dict[str, Any]) -> "tuple[TrainedModel, list[str]]":
 def convert(model: "TrainedModel", given: dict[str, Any], folder: Path, device: str) -> list[dict[str, Any]]:
     """Changes the model as asked; prints and returns the perplexities on the way, if there is a text."""
     from lit_linformer.convert import surgery
-    from lit_linformer.tasks.evaluation import masked_batches, open_text, perplexity
+    from lit_linformer.tasks.evaluation import masked_batches, names_text, open_text, perplexity
 
     source = given.get("source")
-    if source == "validation" and not of_class(model.data.get("class_path"), "PretrainingData"):
+    if source == "validation" and not names_text(model.data):
         raise UserError(f"source is 'validation', but {given['from']} names no text of its own", "a text")
     old, new = model.encoder.max_length, given.get("max_length", model.encoder.max_length)
     measured: list[dict[str, Any]] = []

@@ -15,7 +15,7 @@ from lit_linformer.export.onnx import INT8, MODEL
 from lit_linformer.model.heads import label_nll
 from lit_linformer.runs.record import of_class
 from lit_linformer.runs.trained_model import TrainedModel
-from lit_linformer.tasks.evaluation import BATCH, masked_batches, open_text
+from lit_linformer.tasks.evaluation import BATCH, masked_batches, names_text, open_text
 from lit_linformer.tasks.perplexity import Perplexity
 from lit_linformer.tasks.scores import answers
 from lit_linformer.utils.errors import UserError
@@ -50,7 +50,8 @@ def read_batches(model: TrainedModel, source: str | None, tokenizer: Path) -> li
     """
     own = "FineTuningData" if model.classifies else "PretrainingData"
     settings = {key: value for key, value in model.data.items() if key != "class_path"}
-    if not of_class(model.data.get("class_path"), own) and (model.classifies or source is None):
+    named = of_class(model.data.get("class_path"), own) if model.classifies else source is not None or names_text(model.data)
+    if not named:
         text = "" if model.classifies else ", or with --source, a text to measure on"
         raise UserError("quantize is 'int8'", f"for a run whose data is {own}{text}")
     try:

@@ -10,11 +10,17 @@ from torch import Tensor
 
 from lit_linformer.data import PretrainingData
 from lit_linformer.model import MaskedLanguageModel
+from lit_linformer.runs.record import of_class
 from lit_linformer.tasks.mlm import inputs
 from lit_linformer.tasks.perplexity import Perplexity
 
 BATCH = 4
 KEPT = ("column", "cache_dir")  # settings of the run's own text that another text takes over
+
+
+def names_text(settings: dict[str, Any]) -> bool:
+    """Whether a run's data settings, class_path included, name a text to pretrain on; a conversion's may name none."""
+    return of_class(settings.get("class_path"), "PretrainingData") and bool(settings.get("source"))
 
 
 def open_text(settings: dict[str, Any], source: str | None, tokenizer: Path, max_length: int) -> tuple[PretrainingData, str]:

@@ -128,6 +128,17 @@ def test_settings_that_do_not_go(words, roberta, tmp_path):
     assert not (tmp_path / "runs/new").exists()
 
 
+def test_a_run_made_of_a_folder_names_no_text_of_its_own(roberta, tmp_path):
+    """PretrainingData's default, Python's documentation, is not what RoBERTa learnt."""
+    convert(roberta, tmp_path)
+    argv = ["convert", "--from", "runs/new", "--name", "more", "--attention", "linformer", "--source", "validation"]
+    refused(argv, tmp_path, "source is 'validation', but runs/new names no text of its own; allowed: a text")
+    refused(["spectrum", "--run", "runs/new"], tmp_path, "allowed for runs/new, which pretrains on no text: a text")
+    argv = ["export", "--ckpt_path", "runs/new", "--format", "onnx", "--quantize", "int8", "--output", "out"]
+    pytest.importorskip("onnxruntime")
+    refused(argv, tmp_path, "quantize is 'int8'; allowed: for a run whose data is PretrainingData, or with --source, a text")
+
+
 def test_options_of_the_attention(roberta, tmp_path):
     convert(roberta, tmp_path, "--attention", "lookup", "--projection_dim", "8", "--attention_options", "{window: 4, every: 1}")
     model = open_checkpoint(tmp_path / "runs/new")

@@ -14,9 +14,9 @@ from lit_linformer.model.lowrank import Measured, check_index, check_layers, che
 from lit_linformer.runs.checkpoints import checkpoint_path
 from lit_linformer.runs.exported import is_exported
 from lit_linformer.runs.place import seen_from
-from lit_linformer.runs.record import RunRecord, of_class
+from lit_linformer.runs.record import RunRecord
 from lit_linformer.runs.trained_model import read_model
-from lit_linformer.tasks.evaluation import open_text
+from lit_linformer.tasks.evaluation import names_text, open_text
 from lit_linformer.utils.errors import SettingError, UserError
 
 
@@ -103,11 +103,11 @@ def open_run(path: Path, given: dict[str, Any]) -> MeasuredRun:
 def _rows(path: Path, data: dict, source: str | None, tokenizer: str | None, length: int, count: int) -> tuple[Any, str]:
     """Token ids (S, N) of the run's validation text, or of another text with its tokenizer; and a description."""
     settings = data.get("init_args", {})
-    ours = of_class(data.get("class_path"), "PretrainingData")
+    ours = names_text({"class_path": data.get("class_path"), **settings})
     if tokenizer is None and not ours:
         raise SettingError("run", path, "a run with a tokenizer")
     if source is None and not ours:
-        raise UserError("source is not given", "a text, as for data.source", when=f"for {path}, which is no pretraining run")
+        raise UserError("source is not given", "a text, as for data.source", when=f"for {path}, which pretrains on no text")
     prepared, split = open_text(settings, source, tokenizer or settings.get("tokenizer", "bpe"), length)
     blocks = prepared.blocks[split]
     if blocks.full == 0:

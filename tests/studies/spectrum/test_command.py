@@ -136,7 +136,7 @@ def test_run_of_another_kind_needs_a_source(here, tmp_path, corpus):
     shutil.copytree("runs/full", tmp_path / "classifier")
     config = tmp_path / "classifier/config.yaml"
     config.write_text(config.read_text().replace("lit_linformer.data.PretrainingData", "lit_linformer.data.FinetuningData"))
-    with pytest.raises(ValueError, match=r"source is not given; allowed for .*, which is no pretraining run: a text"):
+    with pytest.raises(ValueError, match=r"source is not given; allowed for .*, which pretrains on no text: a text"):
         main(["--run", str(tmp_path / "classifier")])
     main(["--run", str(tmp_path / "classifier"), "--source", str(corpus), "--num_sentences", "2"])
     assert (tmp_path / "classifier/spectrum/spectrum.md").is_file()
