@@ -235,6 +235,9 @@ def _change_attention(model: "TrainedModel", given: dict[str, Any], blocks: Any)
     if start in surgery.FILLS:
         import torch
 
+        if not blocks.full:
+            more = f", which has no full row of {blocks.length} tokens"
+            raise SettingError("source", given["source"], "a longer text", more=more, when=f"with projection_init={start}")
         rows = torch.from_numpy(blocks.full_rows(given.get("num_rows", 64)))
     model.net = surgery.to_linformer(model.net, start, rows, given["attention"], **settings)
 

@@ -3,12 +3,17 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import yaml
 
 from lit_linformer.convert import new_run
+from lit_linformer.convert.command import _change_attention
+from lit_linformer.model import MaskedLanguageModel
 from lit_linformer.runs.record import RunRecord
 from lit_linformer.runs.trained_model import open_checkpoint
 from tests.convert.commands import convert, refused
@@ -137,6 +142,16 @@ def test_a_run_made_of_a_folder_names_no_text_of_its_own(roberta, tmp_path):
     argv = ["export", "--ckpt_path", "runs/new", "--format", "onnx", "--quantize", "int8", "--output", "out"]
     pytest.importorskip("onnxruntime")
     refused(argv, tmp_path, "quantize is 'int8'; allowed: for a run whose data is PretrainingData, or with --source, a text")
+
+
+def test_singular_vectors_need_a_full_row(pretrained):
+    """Of a text with none they were those of a matrix of zeros."""
+    model = open_checkpoint(pretrained)
+    model.net = MaskedLanguageModel(replace(model.encoder, attention="full"))
+    blocks = SimpleNamespace(full=0, length=32, full_rows=lambda most: np.zeros((0, 32), np.int64))
+    given = {"from": "run", "attention": "linformer", "projection_init": "svd", "source": "validation"}
+    with pytest.raises(ValueError, match="source is 'validation', which has no full row of 32 tokens; allowed"):
+        _change_attention(model, given, blocks)
 
 
 def test_options_of_the_attention(roberta, tmp_path):
