@@ -54,6 +54,8 @@ def main(argv: list[str]) -> None:
     if outputs and not asked:
         raise UserError("--output is given, but neither --text nor --file", "texts to write the vectors of")
     texts = [*given["text"], *(text for name in given["file"] for text in read_texts(Path(name), given["column"]))]
+    if asked and not texts:
+        raise SettingError("file", given["file"], "a text on each line, or a table's rows", more=", which holds no text")
 
     from lit_linformer.runs.trained_model import open_checkpoint
 

@@ -100,6 +100,10 @@ def test_a_blank_text_is_refused(pretrained, tmp_path, monkeypatch):
     (tmp_path / "texts.txt").write_text("one\n\ntwo\n")
     argv = ["embed", "--ckpt_path", str(pretrained), "--file", "texts.txt", "--output", "a.npy"]
     assert "file: texts.txt, line 2 is blank; allowed: a text on each line" in complaint(argv, tmp_path)
+    for name, content in (("none.txt", ""), ("none.csv", "text,label\n")):  # they wrote nothing, without a word
+        (tmp_path / name).write_text(content)
+        argv = ["embed", "--ckpt_path", str(pretrained), "--file", name, "--output", "a.npy"]
+        assert f"file is ['{name}'], which holds no text; allowed: a text on each line" in complaint(argv, tmp_path)
     (tmp_path / "texts.csv").write_text('id,review\n1,"one, two"\n2,\n')
     argv = ["embed", "--ckpt_path", str(pretrained), "--file", "texts.csv", "--output", "a.npy", "--column", "review"]
     assert "file: " in (line := complaint(argv, tmp_path)) and "texts.csv, line 3" in line
