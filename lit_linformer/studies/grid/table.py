@@ -46,8 +46,13 @@ def summary(grid: Grid) -> dict[str, Any]:
         "medians": medians,
         "measured": measured,
         "averages": {row: _average(grid, [entry["median"] for entry in medians[row].values()]) for row in medians},
-        "paper": {row: {column: float(number) for column, number in numbers.items()} for row, numbers in grid.paper.items()},
+        "paper": {row: {column: _as_written(number) for column, number in of.items()} for row, of in grid.paper.items()},
     }
+
+
+def _as_written(number: str) -> float:
+    """The number, whose str is the text again: 94.0, but 94 as a whole number."""
+    return int(number) if number.isdecimal() else float(number)
 
 
 def _average(grid: Grid, numbers: list[float]) -> float | None:
@@ -134,7 +139,7 @@ def read_table(folder: Path) -> Grid:
             metrics={cell[columns]: cell["metric"] for cell in cells},
             scale=table["scale"],
             decimals=table["decimals"],
-            paper={row: {column: f"{value:g}" for column, value in of.items()} for row, of in table["paper"].items()},
+            paper={row: {column: str(value) for column, value in of.items()} for row, of in table["paper"].items()},
             cells=[
                 Cell({axis: cell[axis] for axis in names}, Path(cell["run"]).name, ["fit"], cell["metric"], folder)
                 for cell in cells

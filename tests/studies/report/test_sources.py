@@ -31,7 +31,7 @@ def write_scores(values):
         "seed": {"1": "", "2": "--seed_everything 2"},
     }
     table = {"rows": "model", "columns": "task", "value": "val/accuracy", "scale": 100}
-    paper = {"Linformer, 128": {"SST-2": 92.4, "IMDB": 94}}
+    paper = {"Linformer, 128": {"SST-2": 92.4, "IMDB": 94.0}}
     Path("grid.yaml").write_text(
         yaml.safe_dump({"name": "table2", "axes": axes, "table": table, "paper": paper}, sort_keys=False)
     )
@@ -53,7 +53,7 @@ def test_table_2_and_the_papers(tmp_path, monkeypatch):
     page = Path("runs/report/report.md").read_text()
     lines = tables(page)
     assert lines["Linformer, 128"] == ["Linformer, 128", "82.0 (80.0–84.0; 2 runs)", "90.0 (90.0–90.0; 1 of 2 runs)", "86.0"]
-    assert lines["Linformer, 128: paper"] == ["Linformer, 128: paper", "92.4", "94", "93.2"]
+    assert lines["Linformer, 128: paper"] == ["Linformer, 128: paper", "92.4", "94.0", "93.2"]
     assert "## Table 2: scores after fine-tuning, table2" in page
     assert "The paper's, in percent" not in page and "Not finished, 1 of 8:" in page and "hardware: not recorded" in page
     html = Path("runs/report/report.html").read_text()
