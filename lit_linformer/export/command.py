@@ -145,7 +145,8 @@ def describe(model: "TrainedModel") -> str:
         several = ", several a text" if model.several_labels else ""
         head = "regression" if model.num_labels == 1 else f"{model.num_labels} labels{several}"
     kind, size = e.attention_kind.describe(e), count(count_parameters(model.net))
-    return f"{model.name}: {kind}, n = {e.max_length}, {head}, {size} parameters, step {model.facts['step']}"
+    step = f", step {model.facts['step']}" if "step" in model.facts else ""  # not known of what transformers alone made
+    return f"{model.name}: {kind}, n = {e.max_length}, {head}, {size} parameters{step}"
 
 
 def read_results(folder: Path) -> dict[str, Any]:

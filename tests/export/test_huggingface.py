@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import pytest
 import torch
@@ -228,6 +229,17 @@ def test_trainer_trains_saves_and_resumes(folders, tmp_path):
     saved = AutoModelForMaskedLM.from_pretrained(tmp_path / "checkpoint-4")
     assert equal_weights(saved, done.model) and not saved.config.activation_checkpointing
     assert train(tmp_path / "checkpoint-4", 6, resume=True).state.global_step == 6
+
+
+def test_a_model_that_transformers_alone_made_is_exported_and_converted(folders, tmp_path, monkeypatch):
+    """Nothing is known of its training; a KeyError followed what had been written."""
+    monkeypatch.chdir(tmp_path)
+    config = transformers.AutoConfig.from_pretrained(folders["mlm"], lit_linformer=None)
+    AutoModelForMaskedLM.from_config(config).save_pretrained(tmp_path / "made")
+    shutil.copy(folders["mlm"] / "tokenizer.json", tmp_path / "made")
+    shown = output(["export", "--ckpt_path", "made", "--format", "safetensors", "--output", "out"], tmp_path)
+    assert "parameters\n" in shown and "step" not in shown
+    assert "parameters\n" in output(["convert", "--from", "made", "--name", "longer", "--max_length", "64"], tmp_path)
 
 
 def test_settings_are_checked_as_the_encoders_are():
