@@ -1,6 +1,7 @@
 """Text to measure a model on: rows of tokens, masked as in validation."""
 
 import itertools
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,9 @@ def open_text(settings: dict[str, Any], source: str | None, tokenizer: Path, max
 
 
 def masked_batches(data: PretrainingData, split: str, max_length: int, rows: int) -> list[dict[str, Tensor]]:
-    """Up to ``rows`` rows of max_length tokens, rounded up to whole batches of BATCH; the same ones in every call."""
-    return list(itertools.islice(data.evaluation_loader(split, max_length, BATCH), -(-rows // BATCH)))
+    """Up to ``rows`` rows of max_length tokens, in batches of up to BATCH; the same ones in every call."""
+    batch = math.gcd(rows, BATCH)  # no more rows than asked for: of longer rows they would be another text
+    return list(itertools.islice(data.evaluation_loader(split, max_length, batch), rows // batch))
 
 
 @torch.inference_mode()

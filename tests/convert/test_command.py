@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
 from lit_linformer.convert import new_run
@@ -16,6 +17,7 @@ from lit_linformer.convert.command import _change_attention
 from lit_linformer.model import MaskedLanguageModel
 from lit_linformer.runs.record import RunRecord
 from lit_linformer.runs.trained_model import open_checkpoint
+from lit_linformer.tasks.evaluation import masked_batches, open_text
 from tests.convert.commands import convert, refused
 from tests.helpers import inside, output, slow, small_disk
 
@@ -142,6 +144,16 @@ def test_a_run_made_of_a_folder_names_no_text_of_its_own(roberta, tmp_path):
     argv = ["export", "--ckpt_path", "runs/new", "--format", "onnx", "--quantize", "int8", "--output", "out"]
     pytest.importorskip("onnxruntime")
     refused(argv, tmp_path, "quantize is 'int8'; allowed: for a run whose data is PretrainingData, or with --source, a text")
+
+
+@pytest.mark.parametrize(("rows", "length"), [(6, 32), (3, 64), (1, 32)])
+def test_as_many_rows_are_measured_as_are_asked_for(rows, length, pretrained, tmp_path, corpus):
+    """Of rows several times as long, 4 instead of 1 were another text."""
+    data, split = open_text({"cache_dir": str(tmp_path)}, str(corpus), pretrained / "tokenizer.json", 32)
+    batches = masked_batches(data, split, length, rows)
+    assert sum(len(batch["input_ids"]) for batch in batches) == rows
+    whole = torch.cat([batch["input_ids"] for batch in masked_batches(data, split, length, 8)])
+    assert torch.equal(torch.cat([batch["input_ids"] for batch in batches]), whole[:rows])  # the same masks, too
 
 
 def test_singular_vectors_need_a_full_row(pretrained):
