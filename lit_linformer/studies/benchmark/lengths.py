@@ -15,6 +15,7 @@ from typing import Any
 
 from lit_linformer.studies.benchmark.subject import CLOCK, DEVICE, ROUNDS, THREADS, WHAT, begin, output, spread, write
 from lit_linformer.utils.arguments import Setting, choice, whole, word
+from lit_linformer.utils.errors import SettingError
 
 SETTINGS = {
     "what": WHAT,
@@ -92,6 +93,8 @@ def reader(pretrained: str, settings: dict[str, Any], length: int | None, window
 
     stored = read_model(pretrained, "pretrained")
     longest = length or stored.encoder.max_length
+    if longest > stored.encoder.max_length:
+        raise SettingError("length", longest, f"up to the n of {pretrained}, {stored.encoder.max_length}")
     data = FineTuningData(
         task=settings["task"], source=settings["source"], tokenizer=stored.tokenizer, max_length=longest,
         max_windows=windows, window_overlap=min(32, longest // 4), batch_size=settings["batch_size"],

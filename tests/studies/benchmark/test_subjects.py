@@ -16,6 +16,8 @@ from lit_linformer.studies.benchmark.preparation import Beginning
 from tests.helpers import TINY
 from tests.test_distributed import free_port
 
+SMALL = str(Path(__file__).parents[3] / "models/small")
+
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
@@ -166,6 +168,7 @@ def test_a_config_that_the_loop_cannot_build(config, expected, here):
         (["--what", "training", "--clock", "cpu", "--threads", "2"], "clock is cpu; allowed: wall, or a CPU with threads = 1"),
         (["--what", "training", "--num_heads", "7"], "hidden_size is 768; allowed: a multiple of num_heads = 7"),
         (["--what", "training", "--length", "64"], "projection_dim (k) is 128; allowed: 1 to max_length = 64"),
+        (["--what", "lengths", "--pretrained", SMALL, "--length", "513"], "length is 513; allowed: up to the n of "),
         (["--what", "parallel", "--processes", "1"], "processes is '1'; allowed: a whole number, 2 or more"),
         (["--what", "loop", "--config", "no.yaml"], "config is 'no.yaml', which is no file; allowed: "),
         (["--what", "layers", "--steps", "2"], "unknown setting '--steps' of benchmark"),
