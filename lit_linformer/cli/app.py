@@ -34,21 +34,14 @@ from lit_linformer.callbacks import (
 )
 from lit_linformer.callbacks.header import wrapped
 from lit_linformer.cli.carried import carry_over, evaluated, load_exported
-from lit_linformer.cli.checks import (
-    check_callbacks,
-    check_early,
-    check_machine,
-    check_processes,
-    check_settings,
-    slurm_in_words,
-    takes_encoder,
-)
+from lit_linformer.cli.checks import check_callbacks, check_early, check_settings, takes_encoder
 from lit_linformer.cli.class_paths import check_class_paths, class_of
 from lit_linformer.cli.closing import closing_lines
 from lit_linformer.cli.defaults import DEFAULT_CLASSES, TRAINER_DEFAULTS
 from lit_linformer.cli.given import as_list, for_parser, given_settings, typed_words
 from lit_linformer.cli.help import RangesInWords, add_run_arguments
 from lit_linformer.cli.ignored import warn_ignored
+from lit_linformer.cli.machine import check_machine, check_processes, slurm_in_words
 from lit_linformer.cli.quick_checks import no_encoder
 from lit_linformer.cli.refused import refused, unwrapped
 from lit_linformer.cli.run_config import RunConfig

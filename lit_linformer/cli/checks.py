@@ -1,17 +1,14 @@
 """Checks a run's settings before anything is built, and before its data are prepared, which may take hours.
 
-Numbers and names by their types and ranges; then whether this model and Trainer can run on this machine.
+Numbers and names by their types and ranges; then whether this model and Trainer can run here (machine.py).
 """
 
-import contextlib
 import inspect
-import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import is_dataclass
 from typing import Annotated, Any, get_args, get_type_hints
 
-import torch
 from jsonargparse import Namespace
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.accelerators import AcceleratorRegistry, CUDAAccelerator, MPSAccelerator
@@ -24,13 +21,13 @@ from lightning.pytorch.callbacks import (
     ProgressBar,
     StochasticWeightAveraging,
 )
-from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import StrategyRegistry
 
 from lit_linformer.callbacks import LastCheckpoint
 from lit_linformer.cli.class_paths import class_of
 from lit_linformer.cli.given import as_list
 from lit_linformer.cli.help import CALLBACKS
+from lit_linformer.cli.machine import check_machine, check_processes, slurm_in_words
 from lit_linformer.data.datamodule import check_global_batch, check_limit
 from lit_linformer.model.ranges import Count, Natural, NotNegative, Range, Seed, Share, check_ranges
 from lit_linformer.runs.record import of_class
@@ -39,7 +36,6 @@ from lit_linformer.tasks.data_fits import check_row_length
 from lit_linformer.tasks.optim import Optimization, check_shardable, endless
 from lit_linformer.utils.errors import SettingError, UserError
 from lit_linformer.utils.quiet import quiet
-from lit_linformer.utils.signals import other_rank
 
 OrNoLimit = Annotated[int, Range(least=1, also=(-1,))]
 LimitedTo = Count | Annotated[float, Range(above=0, most=1)] | None
@@ -89,8 +85,6 @@ NOT_HERE: dict[type[Callback], tuple[str, str]] = {
     ),
     StochasticWeightAveraging: ("whose averages are not in the best checkpoint", "Averaging"),
 }
-# Old names that Lightning still accepts.
-SHORT = {"16": "16-mixed", "bf16": "bf16-mixed", "32": "32-true", "64": "64-true"}
 
 
 def check_settings(config: Namespace) -> None:
@@ -236,23 +230,6 @@ def _built(trainer: Namespace) -> Trainer:
         raise SettingError("trainer.devices", _devices(trainer), "auto, or how many processes", when="on a CPU") from error
 
 
-@contextlib.contextmanager
-def slurm_in_words() -> Iterator[None]:
-    """Raises UserError where Lightning does not find, in a Slurm job, what it needs to build a Trainer."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "ntasks-per-node" not in str(error):
-            raise
-        asked = f"SLURM_NTASKS is {os.environ.get('SLURM_NTASKS')} and the job has no --ntasks-per-node"
-        raise UserError(asked, "sbatch with --ntasks-per-node, as in scripts/slurm.sh") from error
-    except KeyError as error:
-        if not str(error.args[0]).startswith("SLURM_"):
-            raise
-        allowed = "srun before the command; without it a job of the name interactive; outside of Slurm --trainer.plugins null"
-        raise UserError(f"{error.args[0]} is not set, as srun does for each process", allowed) from error
-
-
 def _check_training(config: Namespace, built: Trainer) -> None:
     """As ``check_early``, for settings of training; ``built``: a Trainer of them."""
     trainer, model, processes = config.trainer, config.model, built.num_devices * built.num_nodes
@@ -292,56 +269,6 @@ def takes_encoder(declared: type) -> bool:
     """Whether a class's ``encoder`` is an EncoderConfig, or not annotated; a user's own may be anything."""
     hint = _parameters(declared).get("encoder")
     return hint is None or "EncoderConfig" in str(hint)
-
-
-def check_processes(trainer: Trainer) -> None:
-    """Raises UserError if variables number this process otherwise than the trainer, or cannot lead it to the other ones.
-
-    A run's only process that believes to be another one would neither lock the run's folder nor ask what that holds.
-    """
-    processes = f"trainer.devices × trainer.num_nodes is {trainer.num_devices} × {trainer.num_nodes}"
-    if (name := other_rank()) is not None and (trainer.is_global_zero or trainer.global_rank >= trainer.world_size):
-        what = f"{name} is {os.environ[name]} in the environment, and {processes}"
-        raise UserError(what, f"`unset {name}`, or trainer.devices and trainer.num_nodes as the processes were started")
-    port = os.environ.get("MASTER_PORT")
-    if trainer.world_size > 1 and port is not None and not port.isdecimal():
-        raise SettingError("MASTER_PORT", port, "the number of a port of the first machine", more=" in the environment")
-    started = getattr(trainer.strategy, "cluster_environment", None)
-    if trainer.num_nodes > 1 and port is None and isinstance(started, LightningEnvironment):
-        allowed = "MASTER_ADDR, MASTER_PORT and NODE_RANK before the command on each machine, or torchrun, or srun"
-        raise SettingError("trainer.num_nodes", trainer.num_nodes, allowed, more=", and MASTER_PORT is not set")
-
-
-def check_machine(trainer: Trainer, precision: Any) -> None:
-    """Raises ValueError if the processes or the device do not match the settings that the trainer was built with.
-
-    precision: the setting; Lightning may have replaced it with another.
-    """
-    started, starter = _started()
-    # Otherwise the processes of a trainer with one device would each train alone, in the same run folder.
-    if started not in (None, trainer.num_devices * trainer.num_nodes):
-        devices = f"trainer.devices × trainer.num_nodes is {trainer.num_devices} × {trainer.num_nodes}"
-        raise UserError(devices, f"{started} in all, the processes that {starter} has started")
-    device, asked = trainer.strategy.root_device, SHORT.get(str(precision), str(precision))
-    lacks, instead = False, "32-true, 16-mixed"
-    if device.type == "cpu":
-        lacks, instead = asked == "16-mixed", "32-true, bf16-mixed"
-    elif device.type == "cuda":
-        lacks = asked.startswith("bf16") and not torch.cuda.is_bf16_supported(including_emulation=False)
-    elif device.type == "mps":
-        lacks = asked.startswith("64")
-    if lacks:
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"accelerator {device.type}"
-        raise SettingError("trainer.precision", asked, instead, more=f", which {name} lacks", when="there")
-
-
-def _started() -> tuple[int | None, str]:
-    """How many processes torchrun or Slurm has started, and which of the two; None if this one was started alone."""
-    if torch.distributed.is_torchelastic_launched():
-        return int(os.environ["WORLD_SIZE"]), "torchrun"
-    if "SLURM_NTASKS" in os.environ and os.environ.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
-        return int(os.environ["SLURM_NTASKS"]), "Slurm"
-    return None, ""
 
 
 def _check_names(trainer: Namespace) -> None:
