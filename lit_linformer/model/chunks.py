@@ -23,14 +23,14 @@ def undivided(length: int, chunk: int, reach: int) -> bool:
     return exporting() or length <= chunk + 2 * reach
 
 
-def chunked(x: Tensor, chunk: int, fill: int = 0) -> Tensor:
+def chunked(x: Tensor, chunk: int, fill: float = 0) -> Tensor:
     """(…, N, C) → (…, M, c, C), padded with ``fill``. Exported for any length, where M is not known: (…, 1, N, C)."""
     if exporting():
         return x.unsqueeze(-3)
     return functional.pad(x, (0, 0, 0, -x.shape[-2] % chunk), value=fill).unflatten(-2, (-1, chunk))
 
 
-def beside(x: Tensor, fill: int = 0, reach: int | None = None) -> Tensor:
+def beside(x: Tensor, fill: float = 0, reach: int | None = None) -> Tensor:
     """(…, M, c, C) → (…, M, S, C): each chunk with the r = ``reach`` rows before and after it; None: r = c, whole chunks.
 
     A single chunk stays as it is.
@@ -38,7 +38,7 @@ def beside(x: Tensor, fill: int = 0, reach: int | None = None) -> Tensor:
     return x if x.shape[-3] == 1 else between(x, fill, reach)
 
 
-def between(x: Tensor, fill: int = 0, reach: int | None = None) -> Tensor:
+def between(x: Tensor, fill: float = 0, reach: int | None = None) -> Tensor:
     """``beside`` where a single chunk, too, has rows before and after it, of ``fill``."""
     if reach == 0:
         return x

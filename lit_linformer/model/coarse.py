@@ -55,14 +55,18 @@ class CoarseAttention(SlotsAndTokens):
         chosen, real = self._chosen(q, k, attention_mask)
         if need_weights or exporting():
             return self._to_all(q, k, chosen, attention_mask), lambda weights: weights @ v, lambda weights: weights
-        found_k, found_v = (_gathered(windows(self.means, part, 0.0), chosen) for part in (k, v))  # (B, H, K, b c, d)
+        found_k, found_v = (_gathered(self._windows(part, 0.0), chosen) for part in (k, v))  # (B, H, K, b c, d)
         there = _gathered(real[:, None, :, :, None], chosen).transpose(-1, -2)  # (B, H, K, 1, b c)
-        scores = windows(self.means, q, 0.0) @ found_k.transpose(-1, -2) * q.shape[-1] ** -0.5 + as_bias(there, q.dtype)
+        scores = self._windows(q, 0.0) @ found_k.transpose(-1, -2) * q.shape[-1] ** -0.5 + as_bias(there, q.dtype)
 
         def read(weights: Tensor) -> Tensor:
-            return (windows(self.means, weights, 0.0) @ found_v).flatten(2, 3)[:, :, :length]
+            return (self._windows(weights, 0.0) @ found_v).flatten(2, 3)[:, :, :length]
 
         return scores.flatten(2, 3)[:, :, :length], read, lambda weights: weights
+
+    def _windows(self, x: Tensor, fill: float) -> Tensor:
+        """(..., N, C) → (..., K, c, C)."""
+        return windows(self.means, x, fill, more=self.projection_dim)
 
     @torch.no_grad()
     def _chosen(self, q: Tensor, k: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -71,7 +75,7 @@ class CoarseAttention(SlotsAndTokens):
         mean_q, mean_k = self.means(q, mask), self.means(k, mask)
         there = window_counts(self.means, q, mask) > 0  # (1 or B, K)
         scores = mean_q @ mean_k.transpose(-1, -2) + as_bias(there[:, None, None], q.dtype)
-        return scores.topk(self.best, -1).indices, windows(self.means, real_tokens(q, mask)[..., None], False)[..., 0]
+        return scores.topk(self.best, -1).indices, self._windows(real_tokens(q, mask)[..., None], False)[..., 0]
 
     def _to_all(self, q: Tensor, k: Tensor, chosen: Tensor, mask: Tensor | None) -> Tensor:
         """The same scores for all pairs of tokens, (B, H, N, N): for the maps and for export, with N² operations."""

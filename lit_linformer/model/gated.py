@@ -11,7 +11,7 @@ from .attention import merge_heads
 from .chunks import between
 from .errors import SettingError
 from .projection import PROJECTIONS, Projection, as_column, real_tokens
-from .projections import check_windows, stretched, windows
+from .projections import all_slots, check_windows, stretched, windows
 from .ranges import Natural, OneOf
 from .starts import WINDOW_INITS
 
@@ -67,13 +67,17 @@ class Gated(Projection):
         nn.init.zeros_(self.scores.weight)  # at first the bias alone determines the weights
 
     def weights(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Gates of x, (B, N, D): (B, K, S, G) or (B, H, K, S, G); zero at padding, and where a slot has no real token."""
+        """Gates of x, (B, N, D), in the M ``windows`` with tokens: (B, M, S, G) or (B, H, M, S, G); zero at padding."""
         scores = self.scores(x)  # (…, N, H G)
         if self.num_heads is not None:
             scores = scores.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B, H, N, G)
-        there = between(windows(self, as_column(real_tokens(x, mask), scores), False), False, self.overlap)
-        scores = between(windows(self, scores, 0.0), 0, self.overlap) + self.bias.unsqueeze(-3)
+        there = self._windows(as_column(real_tokens(x, mask), scores), False)
+        scores = self._windows(scores, 0.0) + self.bias.unsqueeze(-3)
         return scores.masked_fill(~there, torch.finfo(scores.dtype).min / 2).softmax(-2).to(x.dtype) * there
+
+    def _windows(self, x: Tensor, fill: float) -> Tensor:
+        """(..., N, C) → (..., M, S, C): each window with its overlap, in which one window may see the last tokens only."""
+        return between(windows(self, x, fill, more=min(self.overlap, 1)), fill, self.overlap)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Computes the gates from the very x that is compressed; an encoder calls ``for_input`` instead."""
@@ -84,7 +88,7 @@ class Gated(Projection):
 
         def pool(z: Tensor, mask: Tensor | None) -> Tensor:
             gates = weights if weights.dim() == z.dim() + 1 else weights[:, None]
-            return (gates * between(windows(self, z, 0.0), 0, self.overlap)).sum(-2)
+            return all_slots(self, (gates * self._windows(z, 0.0)).sum(-2))
 
         return pool
 
@@ -92,8 +96,8 @@ class Gated(Projection):
         """1 for a slot with a real token, else 0."""
         if mask is None and x.shape[-2] == self.max_length:
             return None
-        real = windows(self, real_tokens(x, mask)[..., None], False)
-        return between(real, False, self.overlap).any(-2).any(-1)[:, None].float()
+        real = self._windows(real_tokens(x, mask)[..., None], False)
+        return all_slots(self, real.any(-2).float())[:, None, :, 0]
 
     def flops(self, length: int, width: int) -> int:
         return 0
@@ -113,4 +117,4 @@ class Gated(Projection):
         """The mean of the channels' gates."""
         weights = self.weights(x, None).mean(-1, keepdim=True)
         tokens = torch.eye(x.shape[1], dtype=weights.dtype, device=x.device)
-        return (weights * between(windows(self, tokens, 0.0), 0, self.overlap)).sum(-2)[0]
+        return all_slots(self, (weights * self._windows(tokens, 0.0)).sum(-2))[0]

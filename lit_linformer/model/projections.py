@@ -100,13 +100,13 @@ class Convolution(Projection):
         if self.short_rows == "mean" and not is_full(self, x, mask):
             holes = as_column(missing(x, mask, self.max_length), x)
             x = torch.where(holes, mean_token(x, mask), functional.pad(x, (0, 0, 0, self.max_length - x.shape[-2])))
-        return (windows(self, x, 0.0) * self.weight.unsqueeze(-3)).sum(-2)
+        return all_slots(self, (windows(self, x, 0.0) * self.weight.unsqueeze(-3)).sum(-2))
 
     def mass(self, x: Tensor, mask: Tensor | None) -> Tensor | None:
         return window_mass(self, x, mask)
 
     def flops(self, length: int, width: int) -> int:
-        return 2 * self.max_length * width  # rows are padded to n
+        return 2 * (self.max_length if self.short_rows == "mean" else length) * width
 
     def matrix(self, x: Tensor) -> Tensor:
         """The mean of the channels' kernels."""
@@ -141,7 +141,7 @@ class Mean(Projection):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         counts = as_column(window_counts(self, x, mask), x)
-        sums = exact_sum(windows(self, x, 0.0), -2)
+        sums = all_slots(self, exact_sum(windows(self, x, 0.0), -2))
         return (sums / counts.clamp(min=1).to(sums.dtype)).to(x.dtype)
 
     def mass(self, x: Tensor, mask: Tensor | None) -> Tensor | None:
@@ -163,7 +163,7 @@ class Max(Mean):
         lowest = torch.finfo(x.dtype).min
         if mask is not None:
             x = x.masked_fill(~as_column(mask, x), lowest)
-        found = windows(self, x, lowest).amax(-2)
+        found = all_slots(self, windows(self, x, lowest).amax(-2))
         return found.masked_fill(as_column(window_counts(self, x, mask), x) == 0, 0.0)
 
     mass, flops = Mean.mass, Mean.flops
@@ -246,17 +246,30 @@ def check_windows(setting: str, kind: str, max_length: int, projection_dim: int)
         )
 
 
-def windows(projection: Projection, x: Tensor, fill: float) -> Tensor:
-    """(..., N, C) → (..., K, n/k, C); a short input is padded to n tokens with ``fill``."""
-    missing = projection.max_length - x.shape[-2]
+def windows(projection: Projection, x: Tensor, fill: float, more: int = 0) -> Tensor:
+    """(..., N, C) → (..., M, n/k, C): the ⌈N k/n⌉ windows that have tokens and ``more`` after them, K at most.
+
+    ``fill`` stands where there is no token. An exported program has all K windows, since it serves every length.
+    """
+    width = projection.max_length // projection.projection_dim
+    count = projection.projection_dim
+    if not exporting():
+        count = min(count, -(-x.shape[-2] // width) + more)
+    missing = count * width - x.shape[-2]
     if exporting() or missing:
         x = functional.pad(x, (0, 0, 0, missing), value=fill)
-    return x.unflatten(-2, (projection.projection_dim, projection.max_length // projection.projection_dim))
+    return x.unflatten(-2, (count, width))
+
+
+def all_slots(projection: Projection, x: Tensor) -> Tensor:
+    """(..., M, C), one row for each of ``windows`` → (..., K, C), zeros for the others."""
+    missing = projection.projection_dim - x.shape[-2]
+    return functional.pad(x, (0, 0, 0, missing)) if missing else x
 
 
 def window_counts(projection: Projection, x: Tensor, mask: Tensor | None) -> Tensor:
     """Real tokens in each window, (1 or B, K)."""
-    return windows(projection, real_tokens(x, mask)[..., None].long(), 0).sum((-2, -1))
+    return all_slots(projection, windows(projection, real_tokens(x, mask)[..., None].long(), 0).sum(-2))[..., 0]
 
 
 def window_mass(projection: Projection, x: Tensor, mask: Tensor | None) -> Tensor | None:

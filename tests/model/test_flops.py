@@ -1,5 +1,7 @@
 """The formulas of model/flops.py compared with torch's own count on the real model."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -86,9 +88,11 @@ def test_counts_of_the_convolutions():
     c = config(local_width=3)  # forward alone: of a grouped convolution's backward pass torch counts every pair of channels
     encoder = Encoder(c)
     assert counted(lambda: encoder(ids)) == B * forward_flops(encoder, 20)
-    # A convolutional E is computed as a product and a sum, which torch does not count: 2 n D per layer.
-    encoder = Encoder(config(projection="conv"))
-    assert counted(lambda: encoder(ids)) == B * (forward_flops(encoder, 20) - 2 * 2 * N * 16)
+    # A convolutional E is computed as a product and a sum, which torch does not count: 2 D for each of N tokens and layer, or
+    # of n where short rows are filled.
+    for short_rows, tokens in (("zeros", 20), ("mean", N)):
+        encoder = Encoder(config(projection="conv", short_rows=short_rows))
+        assert counted(partial(encoder, ids)) == B * (forward_flops(encoder, 20) - 2 * 2 * tokens * 16)
 
 
 def test_studies_count_the_same():

@@ -5,6 +5,7 @@ import torch
 
 from lit_linformer.model import make_projection
 from lit_linformer.model.projection import PROJECTIONS, project
+from lit_linformer.model.projections import windows
 from lit_linformer.model.starts import PROJECTION_INITS, initial_matrix
 
 
@@ -14,6 +15,13 @@ def test_makes_k_slots_of_any_length(kind):
     for length in (1, 7, 29, 30):
         assert projection(torch.randn(2, length, 4)).shape == (2, 10, 4)
         assert projection(torch.randn(2, 3, length, 4)).shape == (2, 3, 10, 4)
+
+
+@pytest.mark.parametrize(("length", "more", "count"), [(1, 0, 1), (8, 0, 1), (9, 0, 2), (9, 1, 3), (32, 0, 4), (25, 1, 4)])
+def test_windows_without_tokens_are_left_out(length, more, count):
+    found = windows(make_projection("mean", max_length=32, projection_dim=4), torch.ones(2, length, 3), 0.0, more)
+    assert found.shape == (2, count, 8, 3)
+    assert torch.equal(found.sum((1, 2)), torch.full((2, 3), float(length)))
 
 
 @pytest.mark.parametrize("kind", ["linear", "gaussian", "conv"])
