@@ -76,8 +76,8 @@ class Gated(Projection):
         return scores.masked_fill(~there, torch.finfo(scores.dtype).min / 2).softmax(-2).to(x.dtype) * there
 
     def _windows(self, x: Tensor, fill: float) -> Tensor:
-        """(..., N, C) → (..., M, S, C): each window with its overlap, in which one window may see the last tokens only."""
-        return between(windows(self, x, fill, more=min(self.overlap, 1)), fill, self.overlap)
+        """(..., N, C) → (..., M, S, C): each window with its overlap, by which one more may see the last tokens."""
+        return between(windows(self, x, fill, more=1 if self.overlap else 0), fill, self.overlap)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Computes the gates from the very x that is compressed; an encoder calls ``for_input`` instead."""
