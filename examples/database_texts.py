@@ -15,14 +15,17 @@ import torch
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
 
-from lit_linformer.data.loader import EvaluationLoader, ResumableLoader
+from lit_linformer.data.loader import FILLER, EvaluationLoader, ResumableLoader
 from lit_linformer.data.tokenizer import Tokenizer, load_tokenizer
 
 IGNORED = -100
 
 
 class MaskedRows:
-    """Rows of ids (R, N) as batches: dataset[[(epoch, index), …]]. Masks depend only on (seed, epoch, index)."""
+    """Rows of ids (R, N) as batches: dataset[[(epoch, index), …]]. Masks depend only on (seed, epoch, index).
+
+    With several processes, one may run out of rows for validation: its batch is the index FILLER, which counts for nothing.
+    """
 
     def __init__(self, rows: np.ndarray, tokenizer: Tokenizer, seed: int):
         self.rows, self.tokenizer, self.seed = rows, tokenizer, seed
@@ -31,12 +34,15 @@ class MaskedRows:
         return len(self.rows)
 
     def __getitem__(self, keys: list[tuple[int, int]]) -> dict[str, Tensor]:
+        filler = [index == FILLER for _, index in keys]
+        keys = [(epoch, max(index, 0)) for epoch, index in keys]
         ids = self.rows[[index for _, index in keys]]
         masked = max(1, ids.shape[1] * 15 // 100)  # M, the same in every row
         draws = [np.random.default_rng((self.seed, epoch, index)) for epoch, index in keys]
         positions = np.stack([np.sort(draw.choice(ids.shape[1], masked, replace=False)) for draw in draws])
         there = np.take_along_axis(ids, positions, 1)
         labels = np.where(there == self.tokenizer.pad_id, IGNORED, there)
+        labels[filler] = IGNORED
         np.put_along_axis(ids, positions, np.where(labels == IGNORED, there, self.tokenizer.mask_id), 1)
         batch = {"input_ids": ids, "positions": positions, "labels": labels, "attention_mask": ids != self.tokenizer.pad_id}
         return {name: torch.from_numpy(value) for name, value in batch.items()}

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torchmetrics import MeanMetric
 
 from lit_linformer.model import Encoder, EncoderConfig
 from lit_linformer.tasks.base import TrainingModule
@@ -57,27 +58,32 @@ class Denoising(TrainingModule):
             | self.optimization.hyper_parameters()
         )
         self.net = Detector(encoder)
+        self.mean = MeanMetric()
 
     def warmup(self, total_steps: int) -> int:
         return self.hparams.warmup_steps
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        loss = self._loss(batch, None)
+        loss = self._losses(batch).mean()
         self.log("train/loss", loss.detach())
         return loss
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        fixed = torch.Generator(self.device).manual_seed(batch_idx)  # the same tokens in every validation
-        self.log("val/loss", self._loss(batch, fixed), batch_size=len(batch["input_ids"]))
+        self.mean(self._losses(batch, torch.Generator(self.device).manual_seed(0)))
+        self.log("val/loss", self.mean)  # a metric of torchmetrics is also right on several processes
 
-    def _loss(self, batch: dict[str, Tensor], generator: torch.Generator | None) -> Tensor:
+    def _losses(self, batch: dict[str, Tensor], generator: torch.Generator | None = None) -> Tensor:
+        """The loss of each token, (T,). With a generator the same positions of all rows are replaced, in every validation."""
         # The data module has masked tokens for MLM. This puts the original ones back: `labels` (B, M) at `positions`;
-        # -100 where a row has fewer than M.
+        # -100 where a row has fewer than M. A row without any only fills up the batch of one of several processes.
         known = batch["labels"] >= 0
         there = batch["input_ids"].gather(1, batch["positions"])
         ids = batch["input_ids"].scatter(1, batch["positions"], torch.where(known, batch["labels"], there))
-        noise = torch.rand(ids.shape, generator=generator, device=ids.device)
-        other = torch.randint(self.net.encoder.config.vocab_size, ids.shape, generator=generator, device=ids.device)
-        damaged = torch.where(noise < self.hparams.replaced, other, ids)
-        logits = self.net(damaged, batch.get("attention_mask"))
-        return functional.binary_cross_entropy_with_logits(logits, (damaged != ids).to(logits.dtype))
+        mask = batch.get("attention_mask")
+        real = known.any(1, keepdim=True) & (torch.ones_like(ids, dtype=torch.bool) if mask is None else mask)
+        shape = ids.shape if generator is None else ids.shape[1:]
+        noise = torch.rand(shape, generator=generator, device=ids.device)
+        other = torch.randint(self.net.encoder.config.vocab_size, shape, generator=generator, device=ids.device)
+        damaged = torch.where(real & (noise < self.hparams.replaced), other, ids)
+        logits = self.net(damaged, mask)[real]
+        return functional.binary_cross_entropy_with_logits(logits, (damaged != ids)[real].to(logits.dtype), reduction="none")

@@ -9,9 +9,14 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from examples import database_texts, denoising, tagging
+from lit_linformer.data.loader import EvaluationLoader
+from lit_linformer.data.tokenizer import load_tokenizer
+from lit_linformer.model import EncoderConfig
 from lit_linformer.utils.files import read_rows
 from tests.cli.test_errors import complaint
 from tests.helpers import TINY, assert_same, in_one_process, inside, load, run_forked
@@ -60,11 +65,19 @@ def clean(tmp_path_factory, corpus, cache):
         rows = [(" ".join(draw.choices(words, k=20)), 3) for _ in range(150)]
         database.executemany("INSERT INTO reviews VALUES (?, ?)", rows)
         database.commit()
+    (folder / "tagged").mkdir()
+    for name, count in (("train", 60), ("validation", 11)):
+        texts = [[word for word in draw.choices(words, k=12) if word.strip()] for _ in range(count)]
+        rows = [{"words": row, "tags": ["long" if len(word) > 4 else "short" for word in row]} for row in texts]
+        (folder / "tagged" / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     data = ["--data.source", str(corpus), "--data.cache_dir", str(cache)]
     common = ["fit", "--config", "tiny.yaml", "--progress.every_n_steps", "6"]
     denoising = [*common, "--model", "denoising.Denoising", *data]
     texts = [*common, "--data", "database_texts.DatabaseTexts", "--data.database", "reviews.db"]
     texts += ["--data.tokenizer", "runs/denoising/tokenizer.json", "--data.max_length", "32"]
+    tagging = [*common, "--model", "tagging.Tagging", "--model.pretrained", "runs/denoising", "--model.encoder", "null"]
+    tagging += ["--data", "tagging.TaggedWords", "--data.source", "tagged", "--data.tokenizer", "runs/denoising/tokenizer.json"]
+    tagging += ["--data.max_length", "32"]
     watched = [*common, *data, "--name", "watched", "--trainer.callbacks+", "gradient_norm.GradientNorm"]
     watched += ["--trainer.callbacks.power", "1.0"]
     plain = [*common, "--model", "plain.Plain", *data, "--data.max_length", "32"]
@@ -72,17 +85,19 @@ def clean(tmp_path_factory, corpus, cache):
     lines = {
         "denoising": [*denoising, "--name", "denoising"],
         "database": [*texts, "--name", "database"],
+        "tagging": [*tagging, "--name", "tagging"],
         "watched": watched,
         "watched on": [*watched, "--ckpt_path", "last", "--trainer.max_steps", "16"],
         "plain refused": [*plain, "--name", "refused"],
         "plain": best,
         "plain on": [*best, "--ckpt_path", "last", "--trainer.max_steps", "16"],
     }
+    lines["predict tagging"] = ["predict", "--config", "runs/tagging/config.yaml"]
     for name in ("denoising", "database", "plain"):
         lines[f"validate {name}"] = ["validate", "--config", f"runs/{name}/config.yaml"]
     with inside(folder):
         found = dict(zip(lines, in_one_process(list(lines.values()), folder / "printed"), strict=True))
-        for name, argv in (("denoising", denoising), ("database", texts)):
+        for name, argv in (("denoising", denoising), ("database", texts), ("tagging", tagging)):
             killed = [*argv, "--name", f"killed-{name}", "--ckpt_path", "auto"]
             kill = ["--trainer.callbacks+", "tests.helpers.KillAt", "--trainer.callbacks.hook", "on_train_batch_start"]
             assert run_forked([*killed, *kill, "--trainer.callbacks.step", "9"], folder / f"{name}.txt") == -9
@@ -91,7 +106,7 @@ def clean(tmp_path_factory, corpus, cache):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["denoising", "database"])
+@pytest.mark.parametrize("name", ["denoising", "database", "tagging"])
 def test_goes_on_bit_for_bit(name, clean):
     folder, found = clean
     assert found[name][0] == 0, found[name][1]
@@ -124,6 +139,51 @@ def test_a_database_as_data(clean):
     assert "predict" not in said  # which needs more than ids, positions and labels
     assert found["validate database"][0] == 0 and "checkpoints/best-" in found["validate database"][1]
     assert len(read_rows(folder / "runs/database/perplexity.csv")) >= 2
+
+
+@pytest.mark.slow
+def test_each_word_gets_a_tag_from_an_encoder_that_was_trained(clean):
+    folder, found = clean
+    said = found["tagging"][1]
+    assert "validation F1\n  first " in said and "python run.py predict --config runs/tagging/config.yaml\n" in f"{said}\n"
+    first, *_, last = [row["val/f1"] for row in read_rows(folder / "runs/tagging/curve.csv")]
+    assert last > first
+    (best,) = (folder / "runs/denoising/checkpoints").glob("best-*.ckpt")
+    begun = tagging.Tagging(str(folder / "runs/denoising"), num_labels=2).net.encoder.state_dict()
+    assert_same({f"net.encoder.{name}": weight for name, weight in begun.items()}, encoder_weights(load(best)))
+    rows = [json.loads(line) for line in (folder / "tagged/validation.jsonl").read_text().splitlines()]
+    answers = [json.loads(line) for line in (folder / "runs/tagging/predictions.jsonl").read_text().splitlines()]
+    assert found["predict tagging"][0] == 0 and len(answers) == len(rows)
+    for row, answer in zip(rows, answers, strict=True):
+        assert 0 < len(answer["tags"]) <= len(row["words"]) and {*answer["tags"]} <= {"long", "short"}
+
+
+def encoder_weights(checkpoint):
+    return {name: weight for name, weight in checkpoint["state_dict"].items() if name.startswith("net.encoder.")}
+
+
+def test_on_two_ranks_each_row_of_an_example_counts_once(tmp_path):
+    tokenizer = load_tokenizer(str(EXAMPLES.parent / "models/small/tokenizer.json"))
+    path, row = tmp_path / "rows.jsonl", {"words": ["in", "Oslo", "today"], "tags": ["-", "place", "-"]}
+    path.write_text(f"{json.dumps(row)}\n" * 11)
+    ids = np.random.default_rng(0).integers(5, 8192, (11, 16))
+    ids[3:5, 9:] = tokenizer.pad_id
+    texts = database_texts.MaskedRows(ids, tokenizer, seed=1)
+    for rows in (texts, tagging.TaggedRows(path, ["-", "place"], tokenizer, 16)):
+
+        def counted(rank, ranks, rows=rows):
+            return sum(int((batch["labels"] >= 0).sum()) for batch in EvaluationLoader(rows, 5, rank, ranks))
+
+        assert counted(0, 1) == counted(0, 2) + counted(1, 2) > 20
+    shape = EncoderConfig(max_length=16, hidden_size=16, num_layers=1, num_heads=2, intermediate_size=32, projection_dim=4)
+    module = denoising.Denoising(shape, vocab_size=len(tokenizer)).eval()
+
+    def losses(rank, ranks):
+        loader = EvaluationLoader(texts, 5, rank, ranks)
+        return torch.cat([module._losses(batch, torch.Generator().manual_seed(0)) for batch in loader]).tolist()
+
+    both = losses(0, 2) + losses(1, 2)
+    assert len(both) == 11 * 16 - 2 * 7 and sorted(both) == pytest.approx(sorted(losses(0, 1)), abs=1e-6)
 
 
 @pytest.mark.slow

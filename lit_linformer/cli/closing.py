@@ -35,6 +35,8 @@ def _has(model: LightningModule, data: LightningDataModule, step: str, loader: s
 
 def _example(data: LightningDataModule) -> list[str]:
     """The settings that give the data a text; empty for data that take none."""
+    if not hasattr(data, "text"):
+        return []  # a user's own data
     if (task := getattr(data, "text_task", None)) is not None:
         return ["--data.text", '"…"', *["--data.text_pair", '"…"'] * (len(task.columns) == 2)]
     mask = getattr(getattr(data, "tokenizer", None), "mask_token", None)

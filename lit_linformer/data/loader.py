@@ -222,10 +222,11 @@ class _Loader(DataLoader):
 
 
 class EvaluationLoader(_Loader):
-    """A held-out set, the same in every pass.
+    """A held-out set, the same in every pass; for validation and test, since Lightning makes loaders for predict anew.
 
     Args:
-        dataset: Its items are whole batches, keyed by the (epoch, index) of every row.
+        dataset: Its items are whole batches, keyed by the (epoch, index) of every row. On a rank that has run out of rows the
+            index is FILLER, for a row of any content, which must not count in a metric.
         batch_size: Rows in a batch on each rank.
         rank: Rank of this process; None: torch.distributed's, so that with a user's own data module, which Lightning does not
             shard, not every rank reads all rows.
