@@ -146,6 +146,7 @@ def test_each_word_gets_a_tag_from_an_encoder_that_was_trained(clean):
     folder, found = clean
     said = found["tagging"][1]
     assert "validation F1\n  first " in said and "python run.py predict --config runs/tagging/config.yaml\n" in f"{said}\n"
+    assert "only its weights are taken over" not in said  # of the encoder, which is this project's, all is
     first, *_, last = [row["val/f1"] for row in read_rows(folder / "runs/tagging/curve.csv")]
     assert last > first
     (best,) = (folder / "runs/denoising/checkpoints").glob("best-*.ckpt")

@@ -158,7 +158,7 @@ def test_a_net_of_ones_own_is_not_taken_for_the_one_that_its_settings_describe(h
     teacher = ["--model", "lit_linformer.tasks.Distillation", "--model.teacher", "runs/squared"]
     assert f"model.teacher {said}" in complaint(["fit", *argv[:-2], *teacher, "--name", "taught"], tmp_path)
     shown = output(["fit", *argv, "--name", "next", "--model.pretrained", "runs/squared"], tmp_path)
-    assert "note: encoder.layers.0 of model.pretrained=runs/squared is a my_net.Squared: of that only the weights" in shown
+    assert "note: encoder.layers.0 of model.pretrained=runs/squared is of the class my_net.Squared: only its weights" in shown
     output(["validate", "--config", "runs/squared/config.yaml"], tmp_path)
     found = json.loads((here / "runs/squared/validate.json").read_text())["metrics"]["val/perplexity"]
     assert f"step 0  validation perplexity {found:.2f}  " in shown

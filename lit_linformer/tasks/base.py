@@ -102,7 +102,8 @@ class TrainingModule(LightningModule):
         if source is not None:
             self._pretrained_tokenizer = source.own_tokenizer
             for name, kind in source.own_modules.items():
-                note(f"{name} of model.pretrained={pretrained} is a {kind}: of that only the weights are taken over")
+                if name.partition(".")[0] == "encoder":  # nothing is taken from the rest of the network
+                    note(f"{name} of model.pretrained={pretrained} is of the class {kind}: only its weights are taken over")
             return source, pretrained_encoder(source, encoder, vocab_size)
         assert encoder is not None
         return None, encoder if vocab_size is None else replace(encoder, vocab_size=vocab_size)
