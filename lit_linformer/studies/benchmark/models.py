@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lit_linformer.model import ATTENTIONS, Encoder, EncoderConfig, EncoderLayer, SelfAttention
-from lit_linformer.model.attention import merge_heads, split_heads
 from lit_linformer.model.flops import forward_flops
 from lit_linformer.utils import compat
 from lit_linformer.utils.errors import SettingError
@@ -35,11 +34,10 @@ class WrittenOutAttention(SelfAttention):
     """The Transformer's attention as the paper had it: scores and softmax are (B, H, N, N) tensors in memory."""
 
     def forward(self, x: Tensor, attention_mask: None = None, need_weights: bool = False) -> tuple[Tensor, None]:
-        q, k, v = (split_heads(linear(x), self.num_heads) for linear in (self.query, self.key, self.value))
+        q, k, v = self.heads(x)
         # Scaling q instead of the scores saves one more N x N tensor; a baseline should be a fair one.
         scores = (q / math.sqrt(q.shape[-1])) @ k.transpose(-2, -1)
-        local = 0.0 if self.local is None else self.local(x)
-        return self.out(merge_heads(scores.softmax(-1) @ v) + local), None
+        return self.output(scores.softmax(-1) @ v, x, None), None
 
 
 class Layers(nn.Module):
