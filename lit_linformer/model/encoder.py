@@ -132,8 +132,7 @@ class EncoderConfig:
         ATTENTIONS.check_options(self.attention, set(kind.arguments(self, 0)), self.attention_options)
         check_parts(self)
         kind.check(self)
-        reads_ids = inspect.getattr_static(kind, "of_ids") is not inspect.getattr_static(Attention, "of_ids")
-        if self.input_size and reads_ids:
+        if self.input_size and kind.of_ids is not Attention.of_ids:
             raise SettingError("attention", self.attention, "one that reads no ids: linformer, full", when="with input_size")
 
     @property
