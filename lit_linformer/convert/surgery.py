@@ -108,13 +108,15 @@ def to_longer(net: MaskedLanguageModel, max_length: int, positions: str, project
         raise SettingError("max_length", max_length, f"more than the model's {before} (shorter inputs need no conversion)")
     if config.of_images:
         raise SettingError("max_length", max_length, f"{before}, since it reads images of that size")
-    repeated = [*([positions] if net.encoder.positions is not None else []), *([projections] if has_projections(net) else [])]
-    if max_length % before and "repeat" in repeated:
+    embedded = net.encoder.positions is not None  # rotary positions have no table
+    projected = any(isinstance(module, Projection) for module in net.modules())
+    repeats = (embedded and positions == "repeat") or (projected and projections == "repeat")
+    if max_length % before and repeats:
         raise SettingError("max_length", max_length, f"a multiple of the model's {before}", when="where something is repeated")
     changed = config.attention_kind.lengthened(config, max_length, projections)
     made = MaskedLanguageModel(replace(config, max_length=max_length, **changed))
     weights, old = net.state_dict(), dict(net.named_modules())
-    if net.encoder.positions is not None:  # rotary positions have no table
+    if embedded:
         table = weights["encoder.positions.weight"]
         longer = table.repeat(max_length // before, 1) if positions == "repeat" else stretched(table.T, max_length).T
         weights["encoder.positions.weight"] = longer
@@ -129,8 +131,3 @@ def to_longer(net: MaskedLanguageModel, max_length: int, positions: str, project
             raise SettingError("attention", config.attention, allowed, more=more)
     made.load_state_dict(weights)
     return made.eval()
-
-
-def has_projections(net: MaskedLanguageModel) -> bool:
-    """Whether the model has a projection E."""
-    return any(isinstance(module, Projection) for module in net.modules())
