@@ -11,7 +11,7 @@ from .attention import merge_heads
 from .chunks import between
 from .errors import SettingError
 from .projection import PROJECTIONS, Projection, as_column, real_tokens
-from .projections import all_slots, check_windows, stretched, windows
+from .projections import Windowed, all_slots, stretched, windows
 from .ranges import Natural, OneOf
 from .starts import WINDOW_INITS
 
@@ -19,7 +19,7 @@ UNLIKELY = math.exp(-4)  # initial weight, relative to the largest, of tokens th
 
 
 @PROJECTIONS.add("gated")
-class Gated(Projection):
+class Gated(Windowed):
     """Slot j = Σ_t softmax_t(x_t W_Z + B_(t - start)) ⊙ z_t over window j: DeepSeek-V4's compressed attention, bidirectional.
 
     x is the layer's input and z what is compressed. The softmax is over the real tokens of the window and ``overlap`` tokens on
@@ -45,13 +45,6 @@ class Gated(Projection):
             start = WINDOW_INITS[self.init](self.window, (head, heads))
             bias[head, overlap : overlap + self.window] = (start / start.max()).clamp(min=UNLIKELY).log()[:, None]
         self.bias = nn.Parameter(bias if self.num_heads is not None else bias[0])
-
-    @classmethod
-    def check(cls, max_length: int, projection_dim: int, init: str) -> None:
-        super().check(max_length, projection_dim, init)
-        if init not in WINDOW_INITS:
-            raise SettingError("projection_init", init, ", ".join(WINDOW_INITS), when="with projection='gated'")
-        check_windows("projection", PROJECTIONS.name(cls), max_length, projection_dim)
 
     @classmethod
     def check_options(cls, max_length: int, projection_dim: int, options: dict[str, Any]) -> None:

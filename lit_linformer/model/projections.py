@@ -77,8 +77,20 @@ class Linear(Projection):
         self.weight.copy_(E)
 
 
+class Windowed(Projection):
+    """Slot j is made of window j, n/k tokens wide: k must divide n."""
+
+    @classmethod
+    def check(cls, max_length: int, projection_dim: int, init: str) -> None:
+        super().check(max_length, projection_dim, init)
+        kind = PROJECTIONS.name(cls)
+        if "projection_init" in cls.settings and init not in WINDOW_INITS:
+            raise SettingError("projection_init", init, ", ".join(WINDOW_INITS), when=f"with projection={kind!r}")
+        check_windows("projection", kind, max_length, projection_dim)
+
+
 @PROJECTIONS.add("conv")
-class Convolution(Projection):
+class Convolution(Windowed):
     """One learned kernel for each channel, of width and stride n/k: (n/k, C), or (H, n/k, C) if each head has its own."""
 
     def __init__(self, **shape: Any):
@@ -87,14 +99,6 @@ class Convolution(Projection):
         kernel = torch.stack([WINDOW_INITS[self.init](self.window, (head, heads)) for head in range(heads)])
         kernel = (kernel if self.num_heads is not None else kernel[0])[..., None].repeat_interleave(self.channels, -1)
         self.weight = nn.Parameter(kernel + self.noise * torch.randn_like(kernel) if self.noise else kernel)
-
-    @classmethod
-    def check(cls, max_length: int, projection_dim: int, init: str) -> None:
-        super().check(max_length, projection_dim, init)
-        kind = PROJECTIONS.name(cls)
-        if init not in WINDOW_INITS:
-            raise SettingError("projection_init", init, ", ".join(WINDOW_INITS), when=f"with projection={kind!r}")
-        check_windows("projection", kind, max_length, projection_dim)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         if self.short_rows == "mean" and not is_full(self, x, mask):
@@ -125,15 +129,10 @@ class Convolution(Projection):
 
 
 @PROJECTIONS.add("mean")
-class Mean(Projection):
+class Mean(Windowed):
     """Slot j is the mean of the real tokens of window j, n/k tokens wide."""
 
     settings = ()
-
-    @classmethod
-    def check(cls, max_length: int, projection_dim: int, init: str) -> None:
-        super().check(max_length, projection_dim, init)
-        check_windows("projection", PROJECTIONS.name(cls), max_length, projection_dim)
 
     @classmethod
     def weighs_tokens(cls, options: dict[str, Any]) -> bool:
