@@ -12,7 +12,6 @@ from torch.utils.checkpoint import checkpoint
 from .attention import ATTENTIONS, check_halves, merge_heads, softmax, split_heads
 from .chunks import Permuted, beside, chunked, in_order, near_flops, near_scores, near_values, spread, undivided
 from .errors import SettingError, UserError
-from .linformer import LinformerAttention
 from .parts import exporting
 from .projection import Projection
 from .ranges import Count, Range, check_ranges
@@ -101,7 +100,7 @@ class LookupAttention(WindowAttention):
     @classmethod
     def columns(cls, config: "EncoderConfig", layer: int, length: int) -> int:
         seen = cls.arguments(config, layer)["looks_up"] or _option(cls, config, "window")
-        return (super() if seen else LinformerAttention).columns(config, layer, length)
+        return config.projection_dims[layer] + (length if seen else 0)
 
     def forward(
         self,

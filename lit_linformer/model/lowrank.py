@@ -123,7 +123,7 @@ def measure(
     config, home = encoder.config, encoder.tokens.weight.device
     device = torch.device("cpu") if home.type == "mps" else home  # of the maps
     dtype = dtype or (torch.float64 if device.type == "cpu" else torch.float32)
-    count, length = rows.shape
+    length = rows.shape[1]
     kind = config.attention_kind
     columns = [kind.columns(config, layer, length) for layer in layers]
     # k, not the columns: lookup's are slots and all N tokens, and at rank N nothing is lost.
@@ -166,10 +166,11 @@ def measure(
             handles.append(attention.register_forward_hook(partial(observe, place), with_kwargs=True))
         # As many rows at once that maps, singular vectors and copies take some 100 MB on a CPU, 1 GB on a GPU.
         most = 2 ** (23 if device.type == "cpu" else 26) // (config.num_heads * length * (length if ranks else max(columns)))
+        done = 0
         for batch in rows.split(max(1, most)) if len(rows) else ():  # a process may have no rows
             encoder(batch.to(home))
-            count -= len(batch)
-            progress(len(rows) - count)
+            done += len(batch)
+            progress(done)
     finally:
         for handle in handles:
             handle.remove()

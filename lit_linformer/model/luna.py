@@ -37,7 +37,8 @@ class LunaAttention(Attention):
 
     @classmethod
     def check(cls, config: "EncoderConfig") -> None:
-        if len({*(dims := check_dims(config))}) > 1:
+        dims = check_dims(config)
+        if len(set(dims)) > 1:
             allowed = "one k for all layers, which hand their latents on"
             raise SettingError("projection_dim", dims, allowed, when=f"with attention={config.attention}")
 

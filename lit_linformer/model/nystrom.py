@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from .attention import ATTENTIONS, Attention, as_bias
-from .parts import without_autocast
+from .parts import at_least_float32, without_autocast
 from .projection import check_dims, longer_dims
 from .projections import Mean, check_windows, window_counts
 from .ranges import Count
@@ -91,10 +91,9 @@ class NystromAttention(Attention):
 
     def _inverse(self, q: Tensor, k: Tensor, there: Tensor) -> Tensor:
         """A⁺ for landmarks q and k (B, H, K, d), where ``there`` (1 or B, 1, K): (B, H, K, K), at least float32."""
-        dtype = torch.promote_types(q.dtype, torch.float32)
-        q, k = q.to(dtype), k.to(dtype)
-        scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]) + as_bias(there[:, :, None], dtype)
-        one = torch.eye(q.shape[-2], dtype=dtype, device=q.device)
+        q, k = at_least_float32(q), at_least_float32(k)
+        scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]) + as_bias(there[:, :, None], q.dtype)
+        one = torch.eye(q.shape[-2], dtype=q.dtype, device=q.device)
         A = torch.where(there[..., None], scores.softmax(-1), one)
         norms = A.sum(-2).amax(-1) * A.sum(-1).amax(-1)
         Z = A.transpose(-1, -2) / norms[..., None, None]

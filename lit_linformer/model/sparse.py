@@ -47,8 +47,8 @@ class SparseAttention(Attention):
     @classmethod
     def lengthened(cls, config: "EncoderConfig", max_length: int, how: str) -> dict[str, Any]:
         options = config.attention_options or {}
-        trained = _pattern(config.max_length, options.get("stride"), options.get("reach"))
-        return {"attention_options": options | dict(zip(("stride", "reach"), trained, strict=True))}
+        stride, reach = _pattern(config.max_length, options.get("stride"), options.get("reach"))
+        return {"attention_options": options | {"stride": stride, "reach": reach}}
 
     def forward(
         self, x: Tensor, attention_mask: Tensor | None = None, need_weights: bool = False
