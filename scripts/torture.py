@@ -56,9 +56,9 @@ from lit_linformer.utils.files import write_text  # noqa: E402
 # What each start would otherwise import.
 IMPORTED = "lit_linformer.cli.app omegaconf attr torch.utils.tensorboard torch.profiler torch.distributed.fsdp".split()
 IMPORTED += ["torch.distributed.checkpoint.state_dict"]
-# The phases of a round's kills; rounds cycle through these.
 ANY_TIME = "any time"
 DIFFERENCES = 5  # listed per round
+# The phases of a round's kills; rounds cycle through these.
 MIX = (
     (START, FILES, GOING_ON),
     (PREPARATION, VALIDATION, RENAMES),
@@ -211,18 +211,18 @@ def report(content: dict) -> str:
     place, rounds = content["environment"], content["rounds"]
     versions = ", ".join(f"{name} {place[name]}" for name in ("python", "torch", "lightning") if name in place)
     kills = sum(len(done["kills"]) for done in rounds)
-    lines = ["# Killed and continued", "", f"`{content['command']}`", ""]
-    lines += [
-        f"{place['hardware']}, {place['cores']} cores, {versions}, commit {place.get('commit', 'unknown')}: {kills} kills in"
-    ]
-    lines[-1] += f" {len(rounds)} rounds, {content['seconds'] / 60:.1f} minutes."
+    machine = f"{place['hardware']}, {place['cores']} cores, {versions}, commit {place.get('commit', 'unknown')}"
+    amount = f"{kills} kills in {len(rounds)} rounds, {content['seconds'] / 60:.1f} minutes."
+    lines = ["# Killed and continued", "", f"`{content['command']}`", "", f"{machine}: {amount}"]
     lines += ["", "| case | killed in | kills | continued | same bits | same curves |", "|---|---|---|---|---|---|"]
     total = [0, 0, 0, 0]
     for case in CASES:
         for phase in PHASES:
             row = [0, 0, 0, 0]
             for done in (done for done in rounds if done["case"] == case):
-                for at, _ in ((at, kill) for at, kill in enumerate(done["kills"]) if kill["phase"] == phase):
+                for at, kill in enumerate(done["kills"]):
+                    if kill["phase"] != phase:
+                        continue
                     ended = not done["went on"]
                     went_on = ended or at < len(done["kills"]) - 1
                     good = (True, went_on, ended and not done["bits"], ended and not done["curves"])

@@ -124,7 +124,7 @@ def end(started: list, kill: Kill | None, told: list[Path]) -> bool:
     """Waits for all processes to end, first killing them if the kill is at a time, not a point; False if they do not end."""
     waiting = [process.sentinel for process in started]
     if kill is not None and not kill.point.label and not connection.wait(waiting, kill.point.seconds):
-        phases = [([None, *read_points(path, 0)][-1] or Point("", 0, START, 0, 0)).phase for path in told]
+        phases = [points[-1].phase if (points := read_points(path, 0)) else START for path in told]
         everyone = kill.everyone or any(phase in ALONE for phase in phases)
         for process in started if everyone else [started[kill.point.rank]]:
             process.kill()
