@@ -77,8 +77,8 @@ def main(argv: list[str]) -> None:
 def slot_maps(encoder: Any, ids: list[int], layer: int, head: int | None) -> "tuple[Tensor, Tensor] | None":
     """What feeds each slot and who reads it, for one row of N tokens.
 
-    These are E of the keys, (K, N), and the attention, (K, N), whose columns sum to 1; None if the attention has no such
-    matrix, or returns no maps. head: its index; None: the mean of all.
+    These are E of the keys, (K, N), and the attention, (K, N), whose columns sum to 1; None if there is no such matrix.
+    SettingError if the attention returns no maps. head: its index; None: the mean of all.
     """
     import torch
 
@@ -91,8 +91,11 @@ def slot_maps(encoder: Any, ids: list[int], layer: int, head: int | None) -> "tu
             E = module.matrix(seen[0], **encoder.shared)  # (K, N), or (H, K, N)
     finally:
         hook.remove()
-    if E is None or layer not in maps:
+    if E is None:
         return None
+    if layer not in maps:
+        more = ", whose forward gives no maps"
+        raise SettingError("attention", encoder.config.attention, "one that takes need_weights", more=more)
     E, attention = E.detach(), maps[layer][0]  # (H, N, K)
     if E.dim() == 3:
         E = E.mean(0) if head is None else E[head]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lit_linformer.model import Encoder, EncoderConfig, make_projection
+from lit_linformer.model import Encoder, EncoderConfig, LinformerAttention, make_projection
 from lit_linformer.runs.trained_model import open_checkpoint
 from lit_linformer.studies.draw import as_text, draw, row_names, slot_maps
 from lit_linformer.utils.figures import figure_class
@@ -41,6 +41,21 @@ def test_tokens_that_a_layer_sees_beside_its_slots_are_no_slots():
     told = as_text(0, feeds, reads, names, rows, 8).splitlines()[1:]
     assert [line.split(":")[0].strip() for line in told] == rows
     assert ["fed by" in line for line in told] == [True] * 4 + [False] * 4 and all("read by" in line for line in told)
+
+
+class NoMaps(LinformerAttention):
+    """Has a ``matrix``, which it inherits, but no ``need_weights``."""
+
+    def forward(self, x, attention_mask=None, shared=None):
+        return super().forward(x, attention_mask, shared=shared)
+
+
+def test_an_attention_without_maps_is_named():
+    shape = {"vocab_size": 20, "max_length": 12, "hidden_size": 8, "num_layers": 1, "num_heads": 2, "intermediate_size": 8}
+    encoder = Encoder(EncoderConfig(**shape, attention="tests.studies.test_draw.NoMaps", projection_dim=4))
+    said = "attention is 'tests.studies.test_draw.NoMaps', whose forward gives no maps; allowed: one that takes need_weights"
+    with pytest.raises(ValueError, match=said):
+        slot_maps(encoder, [0, 5, 6, 2], 0, None)
 
 
 def test_draws_and_tells_a_text(pretrained, tmp_path):
