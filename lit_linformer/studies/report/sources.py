@@ -225,9 +225,11 @@ def find(given: list[str]) -> tuple[list[Source], list[str]]:
         folder = Path(word)
         if not folder.is_dir():
             raise SettingError("source", folder, HOLDS, more=", which is no folder")
-        here = list(_read(folder)) or list(_below(folder, unread))
-        if not here and not unread:
+        broken: list[str] = []
+        here = list(_read(folder)) or list(_below(folder, broken))
+        if not here and not broken:
             raise SettingError("source", folder, f"{HOLDS}, or one with these in it", more=", which holds nothing measured")
+        unread += broken
         for source in here:
             found.setdefault((source.kind, source.folder.resolve()), source)
     sources = list(found.values())

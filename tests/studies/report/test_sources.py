@@ -231,6 +231,7 @@ def test_stopped_grid_leaves_its_table(tmp_path, monkeypatch):
         (["--source", "file.txt"], "source is file.txt, which is no folder; allowed"),
         (["--source", "empty"], "source is empty, which holds nothing measured; allowed: the folder of a grid"),
         (["--source", "good", "--source", "empty"], "source is empty, which holds nothing measured; allowed"),
+        (["--source", "broken", "--source", "empty"], "source is empty, which holds nothing measured; allowed"),
         (["--source", "cut"], "source is cut, which holds no finished run; allowed: at least one that is finished"),
         (["--source", "table"], "table/table.json is no grid's table; allowed: what `python run.py grid` writes"),
         (["--source", "spectrum"], "source is spectrum, whose spectrum.json is not whole; allowed: one that `spectrum` wrote"),
@@ -241,10 +242,11 @@ def test_stopped_grid_leaves_its_table(tmp_path, monkeypatch):
 )
 def test_bad_command_line(argv, expected, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in ("empty", "table", "spectrum"):
-        Path(name).mkdir()
+    for name in ("empty", "table", "spectrum", "broken/table"):
+        Path(name).mkdir(parents=True)
     Path("file.txt").write_text("a file")
-    Path("table/table.json").write_text('{"cells": []}')
+    for name in ("table", "broken/table"):
+        Path(name, "table.json").write_text('{"cells": []}')
     Path("spectrum/spectrum.json").write_text('{"runs": []}')
     write_run(Path("good"), [(100, 1000, 9.0)])
     write_run(Path("cut"), [(50, 1000, 9.0)], finished=False)
