@@ -21,8 +21,8 @@ SAFE = re.compile(r"\n(?<=[\w!-~\u3001-\u303f\uff01-\uff5e]\n)| (?<=[!-~] )(?=[!
 BETWEEN_WORDS = re.compile(r"\n| (?<=[A-Za-z] )(?=[A-Za-z])")
 
 
-def pieces_of(text: str, safe: bool, size: int | None = None, longest: int | None = None) -> Iterator[str]:
-    """The text in pieces of at least `size` characters and at most `longest`.
+def pieces_of(text: str, safe: bool, size: int | None = None, longest: int | None = None) -> Iterator[tuple[str, bool]]:
+    """(piece, whether it is the last) of the text, in pieces of at least `size` characters and at most `longest`.
 
     Args:
         text: Text of any length.
@@ -40,9 +40,9 @@ def pieces_of(text: str, safe: bool, size: int | None = None, longest: int | Non
         if found is None and end - start <= longest:
             break
         at = found.start() if found else start + longest
-        yield text[start:at]
+        yield text[start:at], False
         start = at
-    yield text[start:]
+    yield text[start:], True
 
 
 def size_of(text: str) -> int:
@@ -66,15 +66,8 @@ def batches_of(pieces: Iterable[tuple]) -> Iterator[list[tuple]]:
 
 def encode_texts(texts: Iterable[str], tokenizer) -> Iterator[np.ndarray]:
     """Token ids (int64) of each text, however long, without bos and eos."""
-
-    def pieces() -> Iterator[tuple[str, bool]]:
-        for text in texts:
-            *others, last = pieces_of(text, tokenizer.splits_at_newlines)
-            yield from ((piece, False) for piece in others)
-            yield last, True
-
     held: list[np.ndarray] = []
-    for batch in batches_of(pieces()):
+    for batch in batches_of(piece for text in texts for piece in pieces_of(text, tokenizer.splits_at_newlines)):
         encoded = tokenizer.encode_plain([piece for piece, _, _ in batch])
         for (_, ends, _), ids in zip(batch, encoded, strict=True):
             held.append(np.array(ids, np.int64))

@@ -34,7 +34,7 @@ def training_text(documents: Iterable[str], single_characters: bool = False) -> 
     distinct = DistinctWords(SINGLE if single_characters else WORDS)
     left = MOST_CHARACTERS
     for document in documents:
-        for piece in pieces_of(document, safe=True, size=PIECE_CHARACTERS, longest=LONGEST_WORD):
+        for piece, _ in pieces_of(document, safe=True, size=PIECE_CHARACTERS, longest=LONGEST_WORD):
             yield piece
             distinct.add(piece)
             if distinct.bytes >= MOST_DISTINCT_BYTES:

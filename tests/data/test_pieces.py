@@ -26,7 +26,8 @@ HARD = {
 @pytest.mark.parametrize("safe", [True, False])
 def test_no_piece_is_too_long_and_nothing_is_lost(name, safe):
     text = HARD[name]
-    pieces = list(pieces_of(text, safe))
+    pieces, lasts = zip(*pieces_of(text, safe), strict=True)
+    assert lasts.index(True) == len(pieces) - 1
     assert max(map(len, pieces)) <= LONGEST_PIECE[text.isascii()] and "".join(pieces) == text
 
 
@@ -38,7 +39,7 @@ def kind(request, documents):
 def test_a_long_line_of_words_has_the_tokens_of_the_whole(kind, documents):
     text = " ".join(" ".join(documents * 3).split()).replace("naïve", "naïve  and   more")
     assert len(text) > 150_000 and "\n" not in text
-    pieces = list(pieces_of(text, safe=True, size=200))
+    pieces = [piece for piece, _ in pieces_of(text, safe=True, size=200)]
     assert len(pieces) > 300 and max(map(len, pieces)) < 1000 and "".join(pieces) == text
     assert [i for piece in pieces for i in kind.encode(piece)] == kind.encode(text)
     (ids,) = encode_texts([text], kind)
@@ -47,7 +48,7 @@ def test_a_long_line_of_words_has_the_tokens_of_the_whole(kind, documents):
 
 def test_a_text_of_chinese_punctuation_is_cut_at_its_newlines(kind):
     text = "注意力，矩阵。\n" * 200
-    pieces = list(pieces_of(text, safe=True, size=50))
+    pieces = [piece for piece, _ in pieces_of(text, safe=True, size=50)]
     assert len(pieces) > 20 and [i for piece in pieces for i in kind.encode(piece)] == kind.encode(text)
 
 

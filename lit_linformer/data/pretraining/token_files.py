@@ -183,13 +183,10 @@ def _pieces(documents: Iterable[str], tokenizer: Tokenizer, split_of, first: int
         number += 1
         if number < first:
             continue
-        split, last = split_of(number), None
-        for piece in pieces_of(document, tokenizer.splits_at_newlines):
-            if last is not None:
-                yield last, split, False
-            last = piece
+        split = split_of(number)
+        for piece, ends in pieces_of(document, tokenizer.splits_at_newlines):
+            yield piece, split, ends
         del document  # it may be large, and the next one is read while its last piece waits
-        yield last, split, True
 
 
 class TokenBlocks:

@@ -63,8 +63,8 @@ def main(argv: list[str]) -> None:
         else:
             tokenizer = load_tokenizer(settings["tokenizer"])
         tokenizer.save(Path(scratch, "tokenizer.json"))
-        pieces = ((piece,) for text in Beginning(source, most) for piece in pieces_of(text, tokenizer.splits_at_newlines))
-        batches = [[text for text, _ in batch] for batch in batches_of(pieces)]
+        pieces = (piece for text in Beginning(source, most) for piece in pieces_of(text, tokenizer.splits_at_newlines))
+        batches = [[text for text, _, _ in batch] for batch in batches_of(pieces)]
         size = sum(len(text.encode()) for text in itertools.chain(*batches))
         ways = {"alone": lambda: alone(batches, tokenizer), "ours": lambda: ours(source, most, tokenizer)[0]}
         ratios: list[float] = []
