@@ -85,6 +85,8 @@ class RowLayout:
 
     def windows(self, length: int | np.ndarray):
         """Number of rows that one text of this many tokens is read in."""
+        if self.max_windows == 1:  # window_overlap is not read then, and may be more than a row has room for
+            return 1
         return np.minimum(self.max_windows, 1 + -(-np.maximum(length - self.capacity, 0) // self.stride))
 
     def lengths(self, lengths: np.ndarray) -> np.ndarray:
@@ -92,8 +94,6 @@ class RowLayout:
         if self.pair:
             return self.cut(lengths).sum(1) + 4
         length = lengths[:, 0]
-        if self.max_windows == 1:
-            return np.minimum(length, self.capacity) + 2
         windows = self.windows(length)
         covered = np.minimum(length, self.capacity + (windows - 1) * self.stride)
         return covered + (windows - 1) * self.window_overlap + 2 * windows
@@ -115,7 +115,7 @@ class RowLayout:
             a, b = texts[0][:first].tolist(), texts[1][:second].tolist()
             return [[self.bos_id, *a, self.eos_id, self.eos_id, *b, self.eos_id]]
         (text,) = texts
-        count = int(self.windows(len(text))) if self.max_windows > 1 else 1
+        count = int(self.windows(len(text)))
         total = min(len(text), self.capacity + (count - 1) * self.stride) + (count - 1) * self.window_overlap
         ends = [number * total // count for number in range(count + 1)]
         again = [number * self.window_overlap for number in range(count)]  # tokens that were read before
