@@ -205,17 +205,16 @@ class LabelledSource:
         names = len(found) <= MOST_NAMES and not any(map(is_number, found)) and not set(found) & set(self.task.labels or ())
         return f", here --data.labels {shlex.quote(as_typed(found))}" if names else ""
 
-    def texts(self, split: str, needs_label: bool | None = None) -> Iterator[tuple[tuple, tuple[str, ...], object]]:
+    def texts(self, split: str, needs_label: bool = True) -> Iterator[tuple[tuple, tuple[str, ...], object]]:
         """((file, "line" or "row", number), texts, label as the file gives it) of a split's rows.
 
-        needs_label: whether there must be a column of labels; None: in all splits except test.
+        needs_label: whether there must be a column of labels, in all splits except test.
         """
         there = self.find(split)
         if there is None:
             raise self.missing(split)
         self.skipped = 0
-        needs_label = not split.startswith("test") if needs_label is None else needs_label
-        for where, texts, value in self._read(there, needs_label):
+        for where, texts, value in self._read(there, needs_label and not split.startswith("test")):
             for column, text in zip(self.task.columns, texts, strict=True):
                 if not isinstance(text, str):
                     kind = "nothing" if text is None else type(text).__name__
