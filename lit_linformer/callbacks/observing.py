@@ -18,13 +18,12 @@ from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 
 from lit_linformer.model import count_parameters
 from lit_linformer.runs.record import of_split
-from lit_linformer.tasks.base import encoder_of
+from lit_linformer.tasks.base import TrainingModule, encoder_of
 from lit_linformer.utils.errors import UserError
 from lit_linformer.utils.files import write_text
 
-# The metric that says how good a model is: its name, words for it, format, and min or max: which value is better.
-Headline = tuple[str, str, str, Callable[..., float]]
-HEADLINE: Headline = ("val/perplexity", "validation perplexity", ".2f", min)
+Headline = tuple[str, str, str, Callable[..., float]]  # as TrainingModule.headline
+HEADLINE: Headline = TrainingModule.headline
 One = TypeVar("One", bound=Callback)
 # Why an EarlyStopping ends training at once, whatever its patience.
 AT_ONCE = {
