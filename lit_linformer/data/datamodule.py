@@ -129,9 +129,8 @@ class ResumableDataModule(LightningDataModule):
 
     def _training_loader(self, dataset, lengths=None) -> ResumableLoader:
         trainer, parallel = self.trainer, self._parallel()
-        if self.batch_size > max(len(dataset), SMALL_BATCH):
-            most, rows = max(len(dataset), SMALL_BATCH), f"{len(dataset)} training rows"
-            raise SettingError("data.batch_size", self.batch_size, f"up to {most}, with {rows}")
+        if self.batch_size > (most := max(len(dataset), SMALL_BATCH)):
+            raise SettingError("data.batch_size", self.batch_size, f"up to {most}, with {len(dataset)} training rows")
         num_samples = None
         if trainer and trainer.overfit_batches > 0:  # that many batches, always of the same rows
             wanted, global_batch = trainer.overfit_batches, self.batch_size * parallel["world_size"]
