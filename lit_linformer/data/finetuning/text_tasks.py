@@ -193,7 +193,7 @@ def _key(name: str) -> str:
 def chosen_task(
     task: str | None,
     columns: list | None,
-    label_column: str | None,
+    label_column: str,
     labels: list | None,
     metrics: list | None,
     source: str | None = None,
@@ -202,6 +202,7 @@ def chosen_task(
     """The task that `data.task` names, or the one that the other settings describe; ValueError for both, or neither."""
     if task is not None:
         own = {"columns": columns, "labels": labels, "metrics": metrics, "label_separator": label_separator}
+        own["label_column"] = None if label_column == "label" else label_column  # the default
         if given := [name for name, value in own.items() if value is not None]:
             raise SettingError(f"data.{given[0]}", own[given[0]], "none, since the task sets it", when=f"with data.task {task}")
         return find_task(task)

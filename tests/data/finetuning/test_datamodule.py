@@ -225,6 +225,7 @@ def test_validating_rows_that_a_checkpoint_trained_on_is_announced(make_data, tm
         ({"task": "IMDBB"}, r"^data.task is 'IMDBB'; allowed: CoLA, .*; did you mean 'IMDB'\?$"),
         ({"task": None}, r"^data.task is not given; allowed: CoLA, .*, or data.columns, which describes a task of your own$"),
         ({"columns": ["text"]}, r"^data.columns is \['text'\]; allowed with data.task IMDB: none"),
+        ({"label_column": "stars"}, r"^data.label_column is 'stars'; allowed with data.task IMDB: none"),
         ({"metrics": ["f1"]}, r"^data.metrics is \['f1'\]; allowed with data.task IMDB: none"),
         ({"task": None, "columns": ["a"], "source": None}, r"^data.source is not given; allowed: a folder"),
         ({"task": None, "columns": ["a"], "metrics": ["f1"]}, r"^data.metrics has 'f1', which is not for a regression"),
