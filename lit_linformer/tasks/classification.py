@@ -124,9 +124,9 @@ class SequenceClassification(TrainingModule):
         plugin.convert_input = partial(_but_labels, partial(type(plugin).convert_input, plugin))
         data, kept = self.trainer.datamodule, stage != "fit"  # for predictions.jsonl
         self.text_task = getattr(data, "text_task", None) or task_of_rows(data, self.hparams.num_labels)
-        # One for each evaluation set; MNLI has two.
         self.several_labels = self.text_task.several_labels
         shape = (self.hparams.num_labels, self.several_labels, kept)
+        # One for each evaluation set; MNLI has two.
         self.evaluations = {name: Scores(data.metrics, *shape) for name in data.evaluation_names}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
