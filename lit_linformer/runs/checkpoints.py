@@ -143,18 +143,19 @@ def best_or_last(run_dir: Path) -> Path | None:
 
 def _find_last(run_dir: Path) -> Path | None:
     """The whole checkpoint written last, not the one of the highest step: a run may have gone back to an earlier step."""
-    found, unread = [], []
-    for name in ("previous", "last", "new"):  # the order in which they were written
+    found, unread = None, []
+    for name in ("new", "last", "previous"):  # the newest first
         if not (path := run_dir / "checkpoints" / f"{name}.ckpt").exists():
             continue
         try:
             check_checkpoint(path, whole=False)
-            found.append(path)
+            found = path
+            break
         except UserError as error:
             unread.append(error.what)
     for what in unread if is_first_process() else ():
         print(f"warning: {what}{'; falling back to the one before it' * bool(found)}", file=sys.stderr, flush=True)
-    return found[-1] if found else None
+    return found
 
 
 def without(run_dir: Path, which: str = "last") -> str:
