@@ -96,22 +96,21 @@ def read(name: str, kind: Kind, words: str | list[str]) -> Any:
 
 def _joined(argv: list[str], settings: dict[str, Setting]) -> list[str]:
     """argparse accepts a value that begins with a dash only after =, and several values only after a space."""
+    kinds = {f"--{name}": setting.kind for name, setting in settings.items()}
     words, left = [], list(argv)
     while left:
         word = left.pop(0)
-        name, equals, value = word[2:].partition("=")
-        setting = settings.get(name) if word[:2] == "--" else None
-        if setting is not None and setting.kind.several and equals:
-            words += [f"--{name}", value]
-        elif setting is not None and not setting.kind.several and not equals and left and not _is_name(left[0], settings):
+        name, equals, value = word.partition("=")
+        kind = kinds.get(name)
+        if kind is None or kind is FLAG:  # what follows a flag need not be its value
+            words.append(word)
+        elif kind.several:
+            words += [name, value] if equals else [word]
+        elif not equals and left and left[0] not in kinds:
             words.append(f"{word}={left.pop(0)}")
         else:
             words.append(word)
     return words
-
-
-def _is_name(word: str, settings: dict[str, Setting]) -> bool:
-    return word[:2] == "--" and word[2:] in settings
 
 
 def _shown(value: Any) -> str:

@@ -34,7 +34,7 @@ def test_forms_of_values():
     assert found["run"] == ["a,b", "c", "d"] and found["text"] == "--lr 1" and found["share"] == 0.1
     assert read("--run", "a", "--text", "--config=x")["text"] == "--config=x"
     for words, expected in ((["--overwrite"], True), (["--overwrite", "true"], True), (["--overwrite=false"], False)):
-        assert read(*words, "--run", "a")["overwrite"] is expected
+        assert read(*words, "--run", "a")["overwrite"] is read(*words, "--run=a")["overwrite"] is expected
     assert read("--run", "a") == {
         "lengths": [512], "run": ["a"], "text": None, "share": 0.9, "order": "first", "overwrite": False,
     }  # fmt: skip
