@@ -13,7 +13,6 @@ import io
 import multiprocessing
 import os
 import re
-import select
 import signal
 import sys
 import sysconfig
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_linformer.utils.errors import UserError, meant, user_error
-from lit_linformer.utils.signals import START_METHOD, Stopped, check_ranks, is_first_process, requeue, watch
+from lit_linformer.utils.signals import START_METHOD, Stopped, check_ranks, is_first_process, is_gone, requeue, watch
 
 COMMANDS = {
     "fit": "train, and validate on the way",
@@ -122,7 +121,8 @@ def main(argv: list[str] | None = None) -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         sys.exit(130)
     except Exception as error:
-        if isinstance(error, BrokenPipeError) and (argv[0] in PROGRAMS or HELP & set(argv)) and _reader_is_gone():  # | head
+        # As before `| head`; a BrokenPipeError may also come from another pipe.
+        if isinstance(error, BrokenPipeError) and (argv[0] in PROGRAMS or HELP & set(argv)) and is_gone(sys.stdout.fileno()):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(0)
         message = None if show_traceback else _message(error)
@@ -152,13 +152,6 @@ def _open_standard_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
             if getattr(sys, name) is None:
                 setattr(sys, name, open(number, "r" if number == 0 else "w", encoding="utf-8", closefd=False))
-
-
-def _reader_is_gone() -> bool:
-    """Whether standard output is a pipe without a reader; a BrokenPipeError may come from another pipe."""
-    poll = select.poll()
-    poll.register(sys.stdout.fileno(), 0)
-    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
 
 
 def _app() -> Callable[[list[str]], Any]:

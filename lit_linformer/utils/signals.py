@@ -102,16 +102,20 @@ class Watch:
 
 def _leave_closed_terminal() -> None:
     """Discards further output if its terminal is gone: printing would fail, and end the run before its step is saved."""
-    if not hasattr(select, "poll"):  # not every system has it
-        return
-    poll = select.poll()
-    for number in (1, 2):
-        poll.register(number, 0)
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    for number, event in poll.poll(0):
-        if event & (select.POLLERR | select.POLLHUP):
+    for number in (1, 2):
+        if is_gone(number):
             os.dup2(nowhere, number)
     os.close(nowhere)
+
+
+def is_gone(number: int) -> bool:
+    """Whether nobody reads a file descriptor: its terminal, or its pipe's reader, is gone. False where that is not told."""
+    if not hasattr(select, "poll"):  # not every system has it
+        return False
+    poll = select.poll()
+    poll.register(number, 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 watch = Watch()
