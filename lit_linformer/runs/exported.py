@@ -58,11 +58,8 @@ def check_sums(folder: Path, setting: str) -> None:
 
 
 def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
     with open(path, "rb") as file:
-        while block := file.read(2**20):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_config(folder: Path, setting: str = "folder") -> dict[str, Any]:
