@@ -89,11 +89,10 @@ def walk(argv: list[str]) -> Iterator[tuple[str, str, Any]]:
     The value is None for options that ``for_parser`` resets, at the point where it does.
     """
     outdated = [*_outdated(argv)]
-    for number, (file, content) in enumerate(config_contents(argv)):
+    sections = [(file, content.items()) for file, content in config_contents(argv)]
+    for number, (file, pairs) in enumerate([*sections, ("", _typed_values(argv))]):
         yield from (("", name, None) for before, name in outdated if before == number)
-        yield from ((file, str(key), value) for key, value in content.items())
-    yield from (("", name, None) for before, name in outdated if before == len([*config_files(argv)]))
-    yield from (("", name, value) for name, value in _typed_values(argv))
+        yield from ((file, str(key), value) for key, value in pairs)
 
 
 def _typed_values(argv: list[str]) -> Iterator[tuple[str, Any]]:
