@@ -204,13 +204,9 @@ def _put(found: dict[str, Any], key: str, value: Any) -> None:
         for name in [name for name in found if (value is None or key in OPTIONS) and name.startswith(f"{key}.")]:
             del found[name]
         found[key] = value
-    elif section in CLASSES or key == section:
-        path = value.get("class_path")
-        if path is not None and section == key and section in CLASSES:
-            _put(found, key, path)
-        elif path is not None:
-            found[key] = value
-            return
+    elif key in CLASSES or (value.get("class_path") is None and (section in CLASSES or key == section)):
+        if value.get("class_path") is not None:
+            _put(found, key, value["class_path"])
         arguments = value.get("init_args")
         for name, inner in {**value, **(arguments if isinstance(arguments, dict) else {})}.items():
             if name not in ("class_path", "init_args"):
