@@ -18,12 +18,13 @@ def closing_lines(
     config = ["--config", shlex.quote(f"{folder}/config.yaml")]
     fills_masks = type(model).predict_step is MLM.predict_step and not isinstance(data, PretrainingData)
     if _has(model, data, "predict_step", "predict_dataloader") and not fills_masks:
-        used = [["predict", *config, *_example(data)]]
+        words = [typed(), "predict", *config, *_example(data)]
+    elif validates and _has(model, data, "validation_step", "val_dataloader"):
+        words = [typed(), "validate", *config]
     else:
-        there = validates and _has(model, data, "validation_step", "val_dataloader")
-        used = [["validate", *config]] if there else []
+        words = []
     done = f"{'done':<{INDENT}}{folder}/ holds config.yaml, checkpoints/ and the curves"
-    commands = [*curves, *(line for words in used for line in _broken([typed(), *words]))]
+    commands = [*curves, *_broken(words)]
     return [done, *(f"{'' if place else 'next':<{INDENT}}{line}" for place, line in enumerate(commands))]
 
 
@@ -45,7 +46,7 @@ def _example(data: LightningDataModule) -> list[str]:
 
 def _broken(words: list[str]) -> list[str]:
     """A command on as many lines as it needs, continued as in a shell; a setting stays with its value."""
-    lines = [words[0]]
+    lines = words[:1]
     for place, word in enumerate(words[1:], 1):
         together = len(word) + 1 + (len(words[place + 1]) if word.startswith("--") else 0)
         if INDENT + len(lines[-1]) + together > WIDTH - 3 and not words[place - 1].startswith("--"):
