@@ -67,8 +67,7 @@ def configs(*commands: str) -> Callable[..., Iterable[str]]:
     def listed(_: list[Path], alone: bool, width: int) -> Iterable[str]:
         place = Path("conf") if Path("conf").is_dir() else ROOT / "conf"
         files = sorted(place.rglob("*.yaml"), key=lambda path: (len(path.parts), path))
-        heads = {file: head(file) for file in files}
-        items = [Item(str(file), told.sentence, told.cost) for file, told in heads.items() if told.command in commands]
+        items = [Item(str(file), told.sentence, told.cost) for file in files if (told := head(file)).command in commands]
         return _items(items, alone, width, "cost: ")
 
     return listed
@@ -105,15 +104,13 @@ def _table(rows: list[tuple[str, ...]], width: int) -> list[str]:
 def declared(find: Callable[[str], dict[str, sources.Declared]], place: str) -> Callable[..., Iterable[str]]:
     def listed(_: list[Path], alone: bool, width: int) -> Iterable[str]:
         found = ((name, one) for name, one in find(place).items() if name not in BY_THEMSELVES)
-        return _items([Item(name, one.summary, _settings(one, alone)) for name, one in found], alone, width)
+        return _items([Item(name, one.summary, _settings(one) if alone else "") for name, one in found], alone, width)
 
     return listed
 
 
-def _settings(one: sources.Declared, wanted: bool) -> str:
+def _settings(one: sources.Declared) -> str:
     """The settings that a class itself declares, with defaults; for model classes without those that the encoder passes."""
-    if not wanted:
-        return ""
     from lit_linformer.cli.short_help import shown
 
     own = [setting for setting in one.own() if setting.name != "encoder"]
