@@ -164,13 +164,13 @@ class LinformerCLI(LightningCLI):
                 _keep_sources(config, self.run_dir)
             self.claim.start_anew(config.overwrite, asked == "auto")
         carry_over(self.subcommand, self.argv, config)
+        if self.subcommand == "prepare":
+            return
         model, kind = config.model.get("init_args", {}), class_of(config.model.class_path, "model")
-        lacks = "encoder" in model and takes_encoder(kind) and not (model.encoder or model.get("pretrained"))
-        if self.subcommand != "prepare" and lacks:  # before a tokenizer is trained for it
+        if "encoder" in model and takes_encoder(kind) and not (model.encoder or model.get("pretrained")):
             run = own_folder(Path(config.ckpt_path).parent.parent / CONFIG) if config.ckpt_path else None
-            raise no_encoder("load_weights" in model, run)
-        if self.subcommand != "prepare":
-            check_early(self.subcommand, config)
+            raise no_encoder("load_weights" in model, run)  # before a tokenizer is trained for it
+        check_early(self.subcommand, config)
         if self.subcommand == "fit":
             warn_ignored(self.argv, config.model)
 
