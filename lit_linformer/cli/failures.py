@@ -86,7 +86,7 @@ def connection_error(error: BaseException) -> str | None:
     """One line for processes that did not find, or that lost, each other; None for any other error."""
     message = " ".join(str(error).split())
     address = f"{os.environ.get('MASTER_ADDR', '?')}:{os.environ.get('MASTER_PORT', '?')}"
-    # DistStoreError in the first process, which waits; DistNetworkError in those that connect. Both exist since torch 2.1.
+    # DistStoreError in the first process, which waits; DistNetworkError in those that connect.
     if isinstance(error, torch.distributed.DistStoreError | torch.distributed.DistNetworkError) and re.search(
         r"connect|clients joined|waiting for clients|resolve|address", message, re.IGNORECASE
     ):
@@ -95,9 +95,9 @@ def connection_error(error: BaseException) -> str | None:
             "gives them; allowed: MASTER_ADDR and MASTER_PORT of the first machine, which all others reach (is it started "
             "there, does a firewall close the port?), and trainer.num_nodes machines started"
         )
-    lost = r"connection (closed|reset|refused) by|connection (closed|reset)|broken pipe|remote process exited|Socket Timeout"
+    lost = r"connection (closed|reset|refused by)|broken pipe|remote process exited|timed out|socket timeout"
     distributed = isinstance(error, torch.distributed.DistError) or "gloo" in message.lower() or "nccl" in message.lower()
-    if distributed and re.search(rf"{lost}|timed out", message, re.IGNORECASE):
+    if distributed and re.search(lost, message, re.IGNORECASE):
         rank = next((os.environ[name] for name in ("RANK", "SLURM_PROCID", "LOCAL_RANK") if name in os.environ), "?")
         return f"process {rank} lost another one of this run, whose own last lines say why; --ckpt_path last continues the run"
     return None
