@@ -59,7 +59,7 @@ def make_ready():
     # Autograd looks for devices at the first backward pass. With a CUDA build and no GPU it finds none here; once dynamo is
     # imported it finds some and starts threads for them, after which no forked process can run a backward pass.
     torch.zeros((), requires_grad=True).backward()
-    known_settings(["fit"])  # what this and LinformerCLI read of classes stays in memory
+    known_settings({})  # what this and LinformerCLI read of classes stays in memory
     with warnings.catch_warnings(), redirect_stdout(StringIO()), suppress(Exception, SystemExit):
         warnings.simplefilter("ignore")
         LinformerCLI(["fit", "--print_config"])

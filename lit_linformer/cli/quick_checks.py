@@ -86,7 +86,7 @@ def check_quickly(argv: list[str]) -> None:
             raise UserError(f"unknown setting '{name}'{suggested}")
     if any(name.endswith(".help") for name in typed):  # --trainer.callbacks.help Spectrum: prints that class's settings
         return
-    known = known_settings(argv)
+    known = known_settings(given)
     for name, file in _named(argv, given):
         if (wrong := _unknown(name, known)) is not None:
             where = f" in {file}" if file else ""
@@ -122,9 +122,8 @@ def _class(key: str, path: Any) -> sources.Declared | None:
     return found if found is not None and found.ours else None
 
 
-def known_settings(argv: list[str]) -> dict[str, list[str]]:
-    """{section: its settings} for the sections whose settings can be read."""
-    given = given_settings(argv)
+def known_settings(given: dict[str, Any]) -> dict[str, list[str]]:
+    """{section: its settings} for the sections whose settings can be read. given: the settings of a command line."""
     classes = {key: _class(key, given.get(key) or path) for key, path in DEFAULT_CLASSES.items()}
     declared = {key: sources.find(path) for key, path in {**ALWAYS_THERE, "trainer": TRAINER}.items()} | classes
     known = {key: [f"{key}.{name}" for name in one.settings()] for key, one in declared.items() if one is not None}
