@@ -28,7 +28,7 @@ from lit_linformer.utils.configs import SETTINGS_FILE, check_command, config_con
 from lit_linformer.utils.errors import SettingError, UserError
 
 TRAINER = "lightning.pytorch.trainer.trainer.Trainer"
-SYNTAX = ("help", "class_path", "init_args", "dict_kwargs", "config")
+SYNTAX = ("help", "config", *CLASS)
 NEAR = 0.6  # least similarity of a name that is suggested; 1: the same
 # What other libraries call a setting, where the name itself is not similar to it.
 ELSEWHERE = {

@@ -179,7 +179,7 @@ def _refused_within(setting: str, path: str, values: dict[str, Any]) -> UserErro
 
 def _no_reference(name: str, value: Any, types: Types, nulls: set[str]) -> UserError | None:
     """The error for a ${setting} that does not exist: another class may not have it, or it lies within a null."""
-    for to in (found[1] for found in REFERENCE.finditer(str(value))):
+    for to in REFERENCE.findall(str(value)):
         setting = to.replace(".init_args", "")
         if null := next((one for one in nulls if setting.startswith(f"{one}.")), None):
             return UserError(f"{name} refers to {setting}, and {null} is null", f"a value of its own, --{name} VALUE")
