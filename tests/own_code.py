@@ -81,6 +81,13 @@ class TwoMetrics(Plain):
         self.log("val_accuracy", 1 / self.trainer.global_step if self.trainer.global_step else 1.0)
 
 
+class OfEach(Plain):
+    """Its metric is each process's own: the first one's falls, another one's rises."""
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", 100.0 + self.trainer.global_step * (1 if self.global_rank else -1))
+
+
 class TwoSets(Rows):
     """Batches from two loaders at once, by name; there are no rows before setup."""
 

@@ -25,6 +25,7 @@ model:
 data: {class_path: tests.own_code.Rows}
 """
 BEST = ["--best.monitor", "val_loss"]
+TWO = ["--trainer.devices", "2", "--trainer.strategy", "ddp_fork"]
 
 
 @pytest.fixture
@@ -166,10 +167,17 @@ def rows_seen(stage, rank):
 
 
 def test_the_rows_of_plain_loaders_are_divided_among_processes(own, tmp_path):
-    output(["fit", *own, *BEST, "--trainer.devices", "2", "--trainer.strategy", "ddp_fork"], tmp_path)
+    output(["fit", *own, *BEST, *TWO], tmp_path)
     for stage, rows, passes in (("train", 16, 2), ("validation", 8, 3)):
         seen = [rows_seen(stage, rank) for rank in range(2)]
         assert sorted(seen[0] + seen[1]) == sorted(list(range(rows)) * passes), stage
+
+
+def test_of_a_metric_that_each_process_has_for_itself_the_first_one_s_decides(own, tmp_path):
+    output(["fit", *own, *BEST, *TWO, "--model", "tests.own_code.OfEach"], tmp_path)
+    (best,) = Path("runs/own/checkpoints").glob("best-*.ckpt")
+    assert best.name == "best-00000008-92.0000.ckpt"
+    assert json.loads(Path("runs/own/result.json").read_text())["best_step"] == 8
 
 
 def test_an_early_stop_by_what_is_not_logged_is_refused_before_training(own, tmp_path):

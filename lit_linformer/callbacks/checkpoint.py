@@ -177,7 +177,8 @@ class BestCheckpoint(ModelCheckpoint):
     """Lightning's ModelCheckpoint, for runs that are killed and resumed: it keeps what is best in the run's history.
 
     A best checkpoint that was beaten is deleted only once last.ckpt no longer refers to it: a run that is killed before that
-    resumes from a last.ckpt for which it is still the best. A metric that is not finite is never the best.
+    resumes from a last.ckpt for which it is still the best. A metric that is not finite is never the best. Of a metric that
+    each process has for itself the first one's number counts, as for result.json.
     """
 
     def __init__(self, **kwargs: Any):
@@ -194,6 +195,13 @@ class BestCheckpoint(ModelCheckpoint):
         # All processes decide alike, also about a metric that each has for itself.
         finite = trainer.strategy.reduce_boolean_decision(bool(torch.as_tensor(current).isfinite()))
         return finite and super().check_monitor_top_k(trainer, current)
+
+    def _monitor_candidates(self, trainer: Trainer) -> dict[str, Tensor]:
+        found = super()._monitor_candidates(trainer)
+        if self.monitor in found:
+            mine = found[self.monitor]  # Lightning would keep only what is best on all processes
+            found[self.monitor] = mine.new_tensor(trainer.strategy.broadcast(mine.item()))
+        return found
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)

@@ -33,6 +33,7 @@ OVERRIDDEN = {
     "lightning.pytorch.cli.LightningCLI._run_subcommand": (
         "prepare, which needs no Trainer (how to make one's own commands is open: Lightning-AI/pytorch-lightning#12438)"
     ),
+    "lightning.pytorch.callbacks.ModelCheckpoint._monitor_candidates": "one number for all processes, before they compare it",
     "transformers.PreTrainedModel._init_weights": "transformers asks each model for its start there; documented, if private",
 }
 # Set or called on objects: the function below that does so.
