@@ -88,6 +88,15 @@ class OfEach(Plain):
         self.log("val_loss", 100.0 + self.trainer.global_step * (1 if self.global_rank else -1))
 
 
+class OfTheFirst(Plain):
+    """Logs on the first process alone."""
+
+    def validation_step(self, batch, batch_idx):
+        loss = self.loss("validation", batch[0])
+        if self.global_rank == 0:
+            self.log("val_loss", loss, rank_zero_only=True)
+
+
 class TwoSets(Rows):
     """Batches from two loaders at once, by name; there are no rows before setup."""
 

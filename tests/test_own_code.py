@@ -180,6 +180,11 @@ def test_of_a_metric_that_each_process_has_for_itself_the_first_one_s_decides(ow
     assert json.loads(Path("runs/own/result.json").read_text())["best_step"] == 8
 
 
+def test_a_metric_that_one_process_logs_is_refused_before_training(own, tmp_path):
+    line = refused(["fit", *own, *BEST, *TWO, "--model", "tests.own_code.OfTheFirst"], tmp_path)
+    assert "best.monitor is 'val_loss', which OfTheFirst does not log on all processes; allowed: a metric that" in line
+
+
 def test_an_early_stop_by_what_is_not_logged_is_refused_before_training(own, tmp_path):
     stop = ["--trainer.callbacks+", "EarlyStopping", "--trainer.callbacks.monitor"]
     told = refused(["fit", *own, *BEST, *stop, "val_los"], tmp_path)

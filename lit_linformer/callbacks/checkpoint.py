@@ -213,7 +213,7 @@ class BestCheckpoint(ModelCheckpoint):
         super().on_validation_end(trainer, pl_module)
 
     def _check_monitors(self, trainer: Trainer, module: str) -> None:
-        """Raises MissingMetric if this callback or an EarlyStopping waits for a metric that validation does not log.
+        """Raises MissingMetric if this callback or an EarlyStopping waits for a metric that validation does not log everywhere.
 
         Before training, this is certain for an EarlyStopping only if its metric is one of validation: others may be logged by
         training, and checked at the end of an epoch. If they are missing then, cli/failures.py says so.
@@ -227,8 +227,12 @@ class BestCheckpoint(ModelCheckpoint):
         stops = trainer.early_stopping_callbacks if trainer.sanity_checking else []
         wanted += [("EarlyStopping.monitor", one.monitor) for one in stops if one.strict]
         for setting, metric in wanted:
-            if metric in trainer.callback_metrics or (trainer.sanity_checking and not metric.startswith("val")):
+            here = metric in trainer.callback_metrics
+            if trainer.strategy.reduce_boolean_decision(here) or (trainer.sanity_checking and not metric.startswith("val")):
                 continue
+            if trainer.strategy.reduce_boolean_decision(here, all=False):
+                allowed = "a metric that all of them log: self.log without rank_zero_only"
+                raise MissingMetric(setting, metric, allowed, more=f", which {module} does not log on all processes")
             if setting == "best.monitor":
                 logged += ", with --best.monitor or as its `headline`; or --best.keep 0 for no best checkpoint"
             raise MissingMetric(setting, metric, logged, more=f", which {module} does not log in its validation")
