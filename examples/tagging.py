@@ -100,7 +100,7 @@ class TaggedRows:
             row = json.loads(line)
             ids, labels = [tokenizer.bos_id], [IGNORED]
             for place, (word, tag) in enumerate(zip(row["words"], row.get("tags", tags[:1] * len(row["words"])), strict=True)):
-                pieces = tokenizer.encode(" " * (place > 0) + word)
+                pieces = tokenizer.encode(" " * (place > 0) + word) or [tokenizer.unk_id]  # of "": each word needs a token
                 ids += pieces
                 labels += [tags.index(tag), *[IGNORED] * (len(pieces) - 1)]
             self.rows.append((ids[:max_length], labels[:max_length]))

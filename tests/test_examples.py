@@ -163,6 +163,15 @@ def encoder_weights(checkpoint):
     return {name: weight for name, weight in checkpoint["state_dict"].items() if name.startswith("net.encoder.")}
 
 
+def test_a_word_without_tokens_does_not_move_the_tags_of_those_after_it(tmp_path):
+    tokenizer, path = load_tokenizer(str(EXAMPLES.parent / "models/small/tokenizer.json")), tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"words": ["", "Oslo", "fjord"], "tags": ["-", "place", "-"]}) + "\n")
+    batch = tagging.TaggedRows(path, ["-", "place"], tokenizer, 16)[[(0, 0)]]
+    begins = batch["labels"][0] != tagging.IGNORED
+    assert batch["labels"][0, begins].tolist() == [0, 1, 0]
+    assert batch["input_ids"][0, begins][1] == tokenizer.encode(" Oslo")[0]
+
+
 def test_on_two_ranks_each_row_of_an_example_counts_once(tmp_path):
     tokenizer = load_tokenizer(str(EXAMPLES.parent / "models/small/tokenizer.json"))
     path, row = tmp_path / "rows.jsonl", {"words": ["in", "Oslo", "today"], "tags": ["-", "place", "-"]}
