@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 
@@ -32,6 +33,8 @@ class GradientNorm(Callback):
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         gradients = [parameter.grad for parameter in pl_module.parameters() if parameter.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients, self.power)
+        if isinstance(norm, DTensor):  # with conf/trainer/fsdp.yaml each process has a part of the gradients
+            norm = norm.full_tensor()
         pl_module.log("train/gradient_norm", norm)
         # torch.where instead of `if`, which would wait for the GPU in every step.
         largest, at_step = self.largest.to(norm), self.at_step.to(norm.device)

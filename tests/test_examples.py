@@ -19,7 +19,9 @@ from lit_linformer.data.tokenizer import load_tokenizer
 from lit_linformer.model import EncoderConfig
 from lit_linformer.utils.files import read_rows
 from tests.cli.test_errors import complaint
-from tests.helpers import TINY, assert_same, in_one_process, inside, load, run_forked
+from tests.helpers import TINY, assert_same, fit, in_one_process, inside, load, run_forked
+from tests.tasks.test_sharding import fit_sharded
+from tests.test_distributed import EXACT, GLOBAL
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PLAIN = """
@@ -170,6 +172,17 @@ def test_a_word_without_tokens_does_not_move_the_tags_of_those_after_it(tmp_path
     begins = batch["labels"][0] != tagging.IGNORED
     assert batch["labels"][0, begins].tolist() == [0, 1, 0]
     assert batch["input_ids"][0, begins][1] == tokenizer.encode(" Oslo")[0]
+
+
+@pytest.mark.slow
+def test_the_norm_of_sharded_gradients_is_that_of_whole_ones(tiny, tmp_path):
+    watched = ["--trainer.callbacks+", "examples.gradient_norm.GradientNorm"]
+    exact = [*tiny, *EXACT[:4], *GLOBAL, "--trainer.max_steps", "3"]
+    assert fit(exact, "one", tmp_path / "one", *watched) == 0
+    fit_sharded(exact, "two", tmp_path / "two", *watched)
+    shown = [(tmp_path / f"{name}.out").read_text() for name in ("one", "two")]
+    one, two = (float(re.search(r"largest gradient norm: (\S+) at step", text)[1]) for text in shown)
+    assert one == pytest.approx(two, rel=1e-2)
 
 
 def test_on_two_ranks_each_row_of_an_example_counts_once(tmp_path):
