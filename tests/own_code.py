@@ -97,6 +97,27 @@ class OfTheFirst(Plain):
             self.log("val_loss", loss, rank_zero_only=True)
 
 
+class Listed(Plain):
+    """Keeps what it validates in lists of its own, one of which shares its name with a metric of this project."""
+
+    def __init__(self, encoder: EncoderConfig | None = None, rate: float = 1e-2, folder: str = "seen"):
+        super().__init__(encoder, rate, folder)
+        self.val_perplexity = []
+
+    def validation_step(self, batch, batch_idx):
+        self.val_perplexity.append(self.loss("validation", batch[0]).exp())
+        self.log("val_loss", self.val_perplexity[-1].log())
+
+
+class JudgedOtherwise(MLM):
+    """Validates without perplexity, and returns nothing."""
+
+    headline = ("val/half", "a half", ".4f", max)
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val/half", 0.5, sync_dist=True)
+
+
 class TwoSets(Rows):
     """Batches from two loaders at once, by name; there are no rows before setup."""
 

@@ -78,6 +78,18 @@ def test_numpy_in_a_checkpoint_and_settings_of_ones_own(own, tmp_path):
     assert "val_loss" in output(["validate", "--config", "runs/own/config.yaml"], tmp_path)
 
 
+def test_what_shares_its_name_with_a_metric_of_this_project_is_left_alone(own, tmp_path):
+    output(["fit", *own, *BEST, "--model", "tests.own_code.Listed", "--trainer.callbacks+", "PerplexityCurve"], tmp_path)
+    assert [row["step"] for row in read_rows(Path("runs/own/curve.csv"))] == [0, 8, 16]
+
+
+def test_a_language_model_may_be_judged_otherwise(tiny, tmp_path):
+    tiny = [*tiny, "--model", "tests.own_code.JudgedOtherwise", "--trainer.max_steps", "7"]
+    output(["fit", *tiny], tmp_path)
+    assert [row["val/half"] for row in read_rows(Path("runs/tiny/curve.csv"))] == [0.5, 0.5]
+    assert not Path("runs/tiny/perplexity.csv").exists()
+
+
 def test_tokens_may_be_counted_in_a_buffer(own, tmp_path):
     counts = ["--model", "tests.own_code.Counts", "--trainer.callbacks+", "PerplexityCurve"]
     shown = output(["fit", *own, *BEST, *counts, "--trainer.max_epochs", "1"], tmp_path)

@@ -11,6 +11,7 @@ from lit_linformer.callbacks.loggers import writers
 from lit_linformer.callbacks.observing import Clock, callback_of, headline, is_whole, owes_validation, tokens_seen, write_csv
 from lit_linformer.callbacks.throughput import Throughput
 from lit_linformer.runs.folder import CURVE, PERPLEXITY
+from lit_linformer.tasks.perplexity import Perplexity
 
 FILES = {"val/perplexity": ("perplexity", PERPLEXITY)}  # column and file; for another metric: its name, and curve.csv
 
@@ -18,8 +19,9 @@ FILES = {"val/perplexity": ("perplexity", PERPLEXITY)}  # column and file; for a
 class PerplexityCurve(Callback):
     """Writes perplexity.csv into the run folder, one row for each validation, and the curve against tokens into the loggers.
 
-    For a module without val_perplexity the file is curve.csv, with the module's headline metric, or the one that best.monitor
-    names. A headline metric besides the perplexity, such as recall's val/accuracy, has its own column.
+    For a module whose validation does not fill a Perplexity, val_perplexity, the file is curve.csv, with the module's headline
+    metric, or the one that best.monitor names. A headline metric besides the perplexity, such as recall's val/accuracy, has its
+    own column.
 
     With trainer.num_sanity_val_steps=-1 the first row is the untrained model's. Training is not affected. ``seconds`` is the
     run's wall-clock time; with the callback Throughput, training_seconds leaves out validation and checkpoints, and cpu_seconds
@@ -32,6 +34,7 @@ class PerplexityCurve(Callback):
         self._trained_before = {"training_seconds": 0.0, "cpu_seconds": 0.0}
         self._throughput: Throughput | None = None
         self._name = self._column = ""  # of the recorded metric
+        self._recorded = False  # this validation's perplexity
 
     def state_dict(self) -> dict[str, Any]:
         return {"seconds": self._clock.seconds(), "trained": self._trained(), "rows": [dict(row) for row in self.rows]}
@@ -57,13 +60,16 @@ class PerplexityCurve(Callback):
                 logger.against_tokens(f"{self._name}_by_tokens", first[self._column], first["tokens"], 0)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if hasattr(pl_module, "val_perplexity"):  # in full precision; the logged value is a float32
-            value = pl_module.val_perplexity.compute().item()  # on every rank: a sum over all of them
+        # A user's own class may use the name otherwise, or derive from MLM and validate in another way.
+        metric = getattr(pl_module, "val_perplexity", None)
+        self._recorded = isinstance(metric, Perplexity) and metric.update_called
+        if self._recorded:  # in full precision; the logged value is a float32
+            value = metric.compute().item()  # on every rank: a sum over all of them
             self._record(trainer, pl_module, "val/perplexity", value, min)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         name, _, _, better = headline(trainer, pl_module)
-        if not hasattr(pl_module, "val_perplexity") and name in trainer.callback_metrics:
+        if not self._recorded and name in trainer.callback_metrics:
             self._record(trainer, pl_module, name, trainer.callback_metrics[name].item(), better)
 
     def _record(
