@@ -88,6 +88,8 @@ def test_a_language_model_may_be_judged_otherwise(tiny, tmp_path):
     output(["fit", *tiny], tmp_path)
     assert [row["val/half"] for row in read_rows(Path("runs/tiny/curve.csv"))] == [0.5, 0.5]
     assert not Path("runs/tiny/perplexity.csv").exists()
+    line = refused(["fit", *tiny, "--name", "sliced", "--trainer.callbacks+", "CopySlices"], tmp_path)
+    assert "holds CopySlices, but validation_step of JudgedOtherwise returns no nll; allowed: one that" in line
 
 
 def test_tokens_may_be_counted_in_a_buffer(own, tmp_path):

@@ -7,6 +7,7 @@ blur this (docs/LOG.md).
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from lit_linformer.callbacks.observing import Measuring, tokens_seen, write_csv
 from lit_linformer.model.heads import IGNORED
 from lit_linformer.model.ranges import Natural, check_ranges
 from lit_linformer.tasks.perplexity import Exact
+from lit_linformer.utils.errors import UserError
 
 SLICES = (
     "nowhere_frequent", "nowhere_rare", "elsewhere_frequent", "elsewhere_rare", "beside_frequent", "beside_rare", "other",
@@ -63,8 +65,11 @@ class CopySlices(Measuring):
         self.sums.to(pl_module.device).reset()
 
     def on_validation_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: dict[str, Tensor], batch: dict[str, Tensor], *_: Any
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: dict[str, Tensor], *_: Any
     ) -> None:
+        if not (isinstance(outputs, Mapping) and "nll" in outputs):  # of a subclass
+            what = f"trainer.callbacks holds CopySlices, but validation_step of {type(pl_module).__name__} returns no nll"
+            raise UserError(what, "one that returns what that of MLM does")
         ids, positions, labels = (batch[name] for name in ("input_ids", "positions", "labels"))
         slices = copy_slices(ids, positions, labels, trainer.datamodule.mask_id, self.near, self.frequent)
         self.sums.update(outputs["nll"], slices)
