@@ -17,8 +17,7 @@ from torch import Tensor
 
 from lit_linformer.data.loader import FILLER, EvaluationLoader, ResumableLoader
 from lit_linformer.data.tokenizer import Tokenizer, load_tokenizer
-
-IGNORED = -100
+from lit_linformer.model.heads import IGNORED
 
 
 class MaskedRows:

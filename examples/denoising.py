@@ -69,7 +69,7 @@ class Denoising(TrainingModule):
         return loss
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        self.mean(self._losses(batch, torch.Generator(self.device).manual_seed(0)))
+        self.mean.update(self._losses(batch, torch.Generator(self.device).manual_seed(0)))
         self.log("val/loss", self.mean)  # a metric of torchmetrics is also right on several processes
 
     def _losses(self, batch: dict[str, Tensor], generator: torch.Generator | None = None) -> Tensor:

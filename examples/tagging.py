@@ -22,9 +22,8 @@ from torchmetrics.classification import MulticlassF1Score
 from lit_linformer.data.loader import FILLER, EvaluationLoader, ResumableLoader
 from lit_linformer.data.tokenizer import load_tokenizer
 from lit_linformer.model import Encoder, EncoderConfig
+from lit_linformer.model.heads import IGNORED
 from lit_linformer.tasks.base import TrainingModule
-
-IGNORED = -100  # the label of tokens that do not begin a word
 
 
 class Tagger(nn.Module):
@@ -82,7 +81,7 @@ class Tagging(TrainingModule):
         return functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), ignore_index=IGNORED)
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        self.f1(self.net(batch["input_ids"], batch["attention_mask"]).argmax(-1), batch["labels"])
+        self.f1.update(self.net(batch["input_ids"], batch["attention_mask"]).argmax(-1), batch["labels"])
         self.log("val/f1", self.f1)
 
     def predict_step(self, batch: dict[str, Tensor], batch_idx: int) -> list[dict[str, list[str]]]:
@@ -92,7 +91,7 @@ class Tagging(TrainingModule):
 
 
 class TaggedRows:
-    """Rows of words as batches: dataset[[(epoch, index), …]]."""
+    """Rows of words as batches: dataset[[(epoch, index), …]]. The label of tokens that do not begin a word is IGNORED."""
 
     def __init__(self, path: Path, tags: list[str], tokenizer: Any, max_length: int):
         self.rows, self.pad_id = [], tokenizer.pad_id
