@@ -147,7 +147,7 @@ def test_a_net_of_ones_own_is_not_taken_for_the_one_that_its_settings_describe(h
     data = ["--data.source", str(corpus), "--data.cache_dir", str(cache), "--trainer.max_steps", "2"]
     argv = ["--config", "tiny.yaml", *data, "--model", "my_net.SquaredMLM"]
     output(["fit", *argv, "--name", "squared"], tmp_path)
-    said = "is runs/squared/checkpoints/last.ckpt, whose encoder.layers.0 is a my_net.Squared; allowed: a model of this"
+    said = "is runs/squared/checkpoints/last.ckpt, whose encoder.layers.0 is my_net.Squared; allowed: a model of this"
     for setting, *words in (
         ("ckpt_path", "export", "--format", "safetensors", "--output", "out", "--ckpt_path"),
         ("ckpt_path", "embed", "--text", "a", "--output", "a.npy", "--ckpt_path"),

@@ -92,6 +92,8 @@ class Averaging(Stepping):
             weight.copy_(average)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        if not self._average:
+            return  # nothing was trained: `trainer.save_checkpoint` after a validation alone
         places = {weight: place for place, weight in enumerate(pl_module.parameters())}
         # A weight shared by two modules has two names, and the one that is loaded last counts.
         own = checkpoint["state_dict"]  # a module may leave some out

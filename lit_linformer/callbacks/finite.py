@@ -30,21 +30,23 @@ class LossWatch:
     KINDS = ("", "infinite", "nan")
 
     def __init__(self) -> None:
-        self._value: Tensor | None = None
-        self._copied: Any = None  # event: a GPU's loss has arrived in _value
+        self._sum: Tensor | None = None  # of the losses since the last `read`: several with manual optimisation
+        self._value = torch.zeros(1)  # the sum in the CPU's memory
+        self._copied: Any = None  # event: a GPU's sum has arrived in _value
         self._worst = 0  # of this optimiser step
         self._steps = 0  # bad steps in a row
 
     def note(self, loss: Tensor) -> None:
         """To be called before the backward pass of ``loss``, which may have several elements if their gradients are given."""
-        loss = loss.detach().sum().reshape(1)
+        loss = loss.detach().sum().float().reshape(1)
+        self._sum = loss = loss if self._sum is None else loss + self._sum.to(loss.device)
         if loss.device.type != "cuda":
             self._value = loss
             return
         if self._copied is None:
             self._value = torch.empty(1, pin_memory=True)
             self._copied = torch.cuda.Event()
-        self._value.copy_(loss.float(), non_blocking=True)
+        self._value.copy_(loss, non_blocking=True)
         self._copied.record()
 
     def read(self, stepped: bool, precision_plugin: Any) -> int:
@@ -55,7 +57,8 @@ class LossWatch:
         """
         if self._copied is not None:
             self._copied.synchronize()
-        value = 0.0 if self._value is None else float(self._value)
+        value = 0.0 if self._sum is None else float(self._value)
+        self._sum = None
         kind = 2 if math.isnan(value) else 1 if math.isinf(value) else 0
         worst = max(self._worst, kind)
         self._worst = 0 if stepped else worst

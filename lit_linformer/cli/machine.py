@@ -27,7 +27,7 @@ def slurm_in_words() -> Iterator[None]:
         asked = f"SLURM_NTASKS is {os.environ.get('SLURM_NTASKS')} and the job has no --ntasks-per-node"
         raise UserError(asked, "sbatch with --ntasks-per-node, as in scripts/slurm.sh") from error
     except KeyError as error:
-        if not str(error.args[0]).startswith("SLURM_"):
+        if not str(error).startswith("'SLURM_"):
             raise
         allowed = "srun before the command; without it a job of the name interactive; outside of Slurm --trainer.plugins null"
         raise UserError(f"{error.args[0]} is not set, as srun does for each process", allowed) from error

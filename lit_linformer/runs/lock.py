@@ -5,6 +5,7 @@ import errno
 import os
 import socket
 import sys
+import time
 import weakref
 from pathlib import Path
 
@@ -48,7 +49,11 @@ class RunLock:
 
     def _lock(self, descriptor: int) -> None:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(0.1)  # perhaps `is_held` was looking, which takes an instant
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             holder = os.read(descriptor, 200).decode(errors="replace").strip() or "another process"
             raise UserError(

@@ -132,7 +132,7 @@ class StoredModel:
         """SettingError if a user's own modules were trained, which the encoder's settings do not describe."""
         for name, kind in self.own_modules.items():
             allowed = "a model of this project's classes (for others: fit, validate, test, and predict --config)"
-            raise SettingError(self.setting, self.path, allowed, more=f", whose {name} is a {kind}")
+            raise SettingError(self.setting, self.path, allowed, more=f", whose {name} is {kind}")
 
     def fill(self, part: nn.Module, weights: dict[str, Tensor]) -> None:
         """Loads weights into a network or its encoder; SettingError if they don't fit, as in a user's own task."""

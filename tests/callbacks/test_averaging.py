@@ -94,6 +94,10 @@ def test_a_module_keeps_the_average_and_a_second_fit_begins_anew(tmp_path):
         fit(module).validate(module, verbose=False)
         assert module.validated == pytest.approx([0.0, average, average])  # before training, in it, after it
         assert module.weight.item() == pytest.approx(average)
+    trainer = plain_trainer(tmp_path, Averaging(), limit_val_batches=1)
+    trainer.validate(module, verbose=False)
+    trainer.save_checkpoint(tmp_path / "validated.ckpt")  # the weights alone, for nothing was averaged
+    assert load(tmp_path / "validated.ckpt")["state_dict"]["weight"].item() == module.weight.item()
     fit(module, num_sanity_val_steps=0)  # once more, from the average
     assert module.weight.item() == pytest.approx(2 * average)
 

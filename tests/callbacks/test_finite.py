@@ -161,6 +161,24 @@ def test_a_fit_after_one_that_ended_watches_its_own_losses(tmp_path):
         plain_trainer(tmp_path, finite).fit(Overflowing(losses=(5,)))
 
 
+class TwoLosses(Overflowing):
+    """Manual optimisation with two losses a step, of which the first overflows."""
+
+    automatic_optimization = False
+
+    def training_step(self, batch, index):
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(super().training_step(batch, index))
+        self.manual_backward((self.weight * batch).sum())
+        optimizer.step()
+
+
+def test_every_loss_of_a_step_is_watched(tmp_path):
+    with pytest.raises(ValueError, match="the loss is infinite at step 4"):
+        plain_trainer(tmp_path, Finite()).fit(TwoLosses(losses=(3,)))
+
+
 def test_all_finite_looks_at_every_element_of_every_kind():
     whole = [torch.ones(3, dtype=torch.bfloat16), torch.arange(4), torch.zeros(0), "text", torch.full((2,), 65504.0).half()]
     assert all_finite(whole) and all_finite([])

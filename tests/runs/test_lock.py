@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,14 @@ def test_second_is_told_who_holds_it(tmp_path):
     lock.release()
     assert not list(tmp_path.iterdir())
     RunLock(tmp_path).release()
+
+
+def test_whoever_looks_for_an_instant_refuses_no_run(tmp_path):
+    (tmp_path / ".lock").write_text("process 1 on another\n")
+    with open(tmp_path / ".lock") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        threading.Timer(0.02, fcntl.flock, (looking, fcntl.LOCK_UN)).start()
+        RunLock(tmp_path).release()
 
 
 def hold(folder, ready, children):
