@@ -55,7 +55,7 @@ class PredictionWriter(Callback):
         if not shown or not all(map(_fits_table, shown)):
             console.print(f"{count} prediction{'s' * (count != 1)}{written}", highlight=False, markup=False)
             return
-        console.print(_table(shown))
+        console.print(_table(shown, getattr(getattr(trainer.datamodule, "tokenizer", None), "mask_token", None)))
         rest = f", of which the first {SHOWN} are shown" if count > SHOWN else ""
         what = ("mask" if "mask" in shown[0] else "text") + "s" * (count > 1)
         console.print(f"{count:,} {what}{written}{rest}", highlight=False, markup=False, soft_wrap=True)
@@ -141,7 +141,8 @@ def _fits_table(record: dict[str, Any]) -> bool:
     return told and (ranked or (top is None and isinstance(value, int | float)))
 
 
-def _table(records: list[dict[str, Any]]) -> Any:
+def _table(records: list[dict[str, Any]], mask: str | None = None) -> Any:
+    """Records as a table; of a long text the part around its mask, or its beginning."""
     from rich.table import Table
     from rich.text import Text
 
@@ -152,7 +153,7 @@ def _table(records: list[dict[str, Any]]) -> Any:
     table = Table("text", *heads, show_lines=True)
     for record in records:
         texts = [record["text"]] if isinstance(record["text"], str) else record["text"]
-        text = "\n".join(each if of_masks or len(each) <= LONGEST else f"{each[:LONGEST]}…" for each in texts)
+        text = "\n".join(_part(each, mask, record.get("mask", 0)) for each in texts)
         cells = [str(record["mask"])] if of_masks else []
         label = record.get("label", "")
         cells += [", ".join(label) if isinstance(label, list) else str(label)] if labelled else []
@@ -160,6 +161,15 @@ def _table(records: list[dict[str, Any]]) -> Any:
         cells += [f"{record['value']:.6g}"] if "value" in record else []
         table.add_row(*(Text(cell) for cell in (text, *cells)))
     return table
+
+
+def _part(text: str, mask: str | None, number: int) -> str:
+    """LONGEST characters of a text, around the mask of this number, from 1; 0: its beginning."""
+    at = -1
+    for _ in range(number if mask else 0):
+        at = text.find(mask, at + 1)
+    first = max(0, min(at - LONGEST // 2, len(text) - LONGEST))
+    return f"{'…' * (first > 0)}{text[first : first + LONGEST]}{'…' * (first + LONGEST < len(text))}"
 
 
 def _records(outputs: Any) -> list[dict[str, Any]]:

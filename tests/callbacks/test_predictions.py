@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from lit_linformer.callbacks.predictions import FILE, PredictionWriter, _table
+from lit_linformer.callbacks.predictions import FILE, PredictionWriter, _part, _table
 from lit_linformer.callbacks.task_scores import submission
 from lit_linformer.data.finetuning.text_tasks import find_task, own_task
 from tests.helpers import output
@@ -100,6 +100,17 @@ def test_labels_of_a_regression_are_told_as_the_table_has_them(task, tmp_path):
     values = json.loads((tmp_path / "runs/task/result.json").read_text())["data"]["validation"]["values"]
     labels = [row["label"] for row in rows]
     assert (values["least"], values["greatest"]) == (min(labels), max(labels))
+
+
+def test_of_a_long_text_the_part_around_the_mask_is_shown():
+    """All of it was shown: five hundred lines for a text of 2,200 words."""
+    text = f"{'far ' * 500}one <mask> here {'between ' * 500}another <mask> there{' after' * 500}"
+    records = [{"text": text, "mask": number, "top": [{"token": "a", "probability": 0.5}]} for number in (1, 2)]
+    shown = [str(cell) for cell in next(iter(_table(records, "<mask>").columns)).cells]
+    assert [len(part) for part in shown] == [302, 302]
+    assert "one <mask> here" in shown[0] and "another <mask> there" in shown[1]
+    assert _part(text, "<mask>", 0) == f"{text[:300]}…"  # of a classifier
+    assert _part("so <mask>", "<mask>", 1) == "so <mask>" and _part(f"<mask>{'.' * 300}", "<mask>", 1).startswith("<mask>.")
 
 
 @pytest.mark.parametrize(
