@@ -207,7 +207,9 @@ def _csv_fields(path: Path, setting: str) -> Iterator[tuple[int, list[str], int]
 
 def _in_words(error: str) -> str:
     """The csv module's error in a user's terms."""
-    if "unexpected end" in error or "field larger" in error:
+    if "field larger" in error:
+        return f"a quote is opened and not closed within {LONGEST_LINE:,} characters"
+    if "unexpected end" in error:
         return "a quote is opened and never closed"
     if "new-line character" in error:
         return "a carriage return is outside quotes"

@@ -4,6 +4,8 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
+LONGEST = 200  # characters of a text in a message: a cell of a table may hold a document
+
 
 class UserError(ValueError):
     """A mistake that the user can fix: ``what`` is wrong, and what is ``allowed`` instead, if that is known.
@@ -54,9 +56,11 @@ def meant(word: Any, known: Iterable[str], before: str = "") -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as typed on the command line; text in quotes, so that an empty one is visible."""
+    """A value as typed on the command line; text in quotes, so that an empty one is visible, and at most LONGEST characters."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     if isinstance(value, list):
         return f"[{', '.join(map(shown, value))}]"
-    return repr(value) if isinstance(value, str) else str(value)
+    if not isinstance(value, str):
+        return str(value)
+    return repr(value if len(value) <= LONGEST else f"{value[:LONGEST]}…")

@@ -66,6 +66,14 @@ def test_a_labelled_row_that_is_too_long_is_refused(short, tmp_path):
         list(LabelledSource(str(tmp_path), own_task(["text"], labels=["a", "b"])).rows("train"))
 
 
+def test_a_csv_field_that_is_too_long_may_have_closed_its_quote(monkeypatch, tmp_path):
+    """The error said that the quote was never closed."""
+    monkeypatch.setattr("lit_linformer.data.tables.LONGEST_LINE", 100)
+    (tmp_path / "train.csv").write_text(f'text,label\n"{"x, " * 50}",a\n')
+    with pytest.raises(ValueError, match=r"line 2 begins .* a quote is opened and not closed within 100 characters; allowed"):
+        list(LabelledSource(str(tmp_path), own_task(["text"], labels=["a", "b"])).rows("train"))
+
+
 @pytest.mark.parametrize(
     "kind, place, unit", [("folders", "row", "bytes"), ("json", "line", "characters"), ("parquet", "row", "characters")]
 )

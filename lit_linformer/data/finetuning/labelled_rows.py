@@ -21,11 +21,11 @@ from lit_linformer.data.finetuning.split_files import SplitFiles, find_files
 from lit_linformer.data.finetuning.text_tasks import Label, TextTask, as_typed, label_names, label_of
 from lit_linformer.data.reading import LONGEST_LINE, hub_stamp, load_hub, stamps, text_lines
 from lit_linformer.data.tables import TABLE_FILES, TABLES, hub_rows, is_number, kind_of, row_name, table_rows
-from lit_linformer.utils.errors import SettingError, UserError
+from lit_linformer.utils.errors import SettingError, UserError, shown
 
 ALIASES = {"train": ("train",), "validation": ("validation", "dev", "valid", "val"), "test": ("test",)}
 EMPTY_TEXTS = ("error", "keep")
-MOST_NAMES = 20  # largest number of class names in an error message
+MOST_NAMES, LONGEST_NAME = 20, 100  # class names in an error message: how many at most, and of how many characters
 SOURCES = "a folder, a table, hub:NAME or hub:NAME:CONFIG"
 
 
@@ -202,7 +202,8 @@ class LabelledSource:
             return ""
         values = (value for _, _, value in self.texts("train", needs_label=False) if value not in (None, ""))
         found = sorted({str(name) for value in values for name in label_names(value, self.task)})
-        names = len(found) <= MOST_NAMES and not any(map(is_number, found)) and not set(found) & set(self.task.labels or ())
+        few = len(found) <= MOST_NAMES and all(len(name) <= LONGEST_NAME for name in found)
+        names = few and not any(map(is_number, found)) and not set(found) & set(self.task.labels or ())
         return f", here --data.labels {shlex.quote(as_typed(found))}" if names else ""
 
     def texts(self, split: str, needs_label: bool = True) -> Iterator[tuple[tuple, tuple[str, ...], object]]:
@@ -280,7 +281,7 @@ class LabelledSource:
                 chosen_by = f" (data.{'label_column' if is_label else 'columns'})" if self.of_data else ""
                 raise UserError(
                     f"{self.setting}: {where} has no column {' or '.join(map(repr, aliases))}{chosen_by}",
-                    f"those that are there, {', '.join(map(repr, names))}",
+                    f"those that are there, {', '.join(map(shown, names))}",
                 )
             chosen.append(found)
         return chosen

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lit_linformer.data.tables import TABLES, column_names, kind_of
-from lit_linformer.utils.errors import SettingError, UserError, meant
+from lit_linformer.utils.errors import SettingError, UserError, meant, shown
 
 CLASSIFICATION_METRICS = ("accuracy", "f1", "macro_f1", "matthews")
 REGRESSION_METRICS = ("pearson", "spearman")
@@ -209,7 +209,7 @@ def chosen_task(
     if columns is None:
         names = ", ".join(task.name for task in TASKS)
         if source is not None and kind_of(Path(source)) in TABLES and Path(source).is_file():
-            there = ", ".join(map(repr, column_names(Path(source), "data.source")))
+            there = ", ".join(map(shown, column_names(Path(source), "data.source")))
             raise UserError("data.columns is not given", f"the one of texts, or the two of pairs, of {source}'s {there}")
         raise UserError("data.task is not given", f"{names}, or data.columns, which describes a task of your own")
     return own_task(columns, label_column, labels, metrics, label_separator)

@@ -20,7 +20,7 @@ from pathlib import Path
 from lit_linformer.data.notes import note
 from lit_linformer.data.reading import COMPRESSED, hub_stamp, load_hub, stamps, text_parts
 from lit_linformer.data.tables import TABLE_FILES, hub_rows, kind_of, row_name, table_rows
-from lit_linformer.utils.errors import SettingError, UserError
+from lit_linformer.utils.errors import SettingError, UserError, shown
 
 SUPPORTED = f"text (.txt .text .tokens .md .raw or none), {TABLE_FILES}"
 SOURCES = "embedded, hub:NAME:SPLIT, hub:NAME:CONFIG:SPLIT, or a file, folder or glob"
@@ -230,7 +230,7 @@ class Corpus:
     def choose(self, where, columns: Iterable[str]) -> list[str]:
         """The column to read from a table, as `tables.Chooser` wants it; UserError if there is no such column."""
         if self.column not in columns:
-            allowed = ", ".join(map(repr, columns))
+            allowed = ", ".join(map(shown, columns))
             error = SettingError("data.column", self.column, allowed, more=f", which {where} does not have")
             other = f"; or {self.setting} with a pattern, as '{self.source}/**/*.txt'" if Path(self.source).is_dir() else ""
             raise UserError(f"{error}{other}")

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 from lit_linformer.data.loader import by_length
 from lit_linformer.data.notes import note
 from lit_linformer.data.pretraining.corpus import Corpus
-from lit_linformer.data.prompts import Prompt, at, given_texts, is_table, no_prompts, shortened, text_prompts
+from lit_linformer.data.prompts import Prompt, at, given_texts, is_table, no_prompts, text_prompts
 from lit_linformer.data.tables import table_rows
 from lit_linformer.data.tokenizer import Tokenizer
 from lit_linformer.utils.errors import SettingError, UserError
@@ -54,7 +54,7 @@ def encode_prompts(prompts: list[Prompt], tokenizer: Tokenizer, max_length: int)
         elif tokenizer.mask_id not in ids:
             mask = tokenizer.mask_token
             reason = f"without {mask}"
-            error = SettingError(where, shortened(text), f"a text with {mask} where a word is to be filled in")
+            error = SettingError(where, text, f"a text with {mask} where a word is to be filled in")
         else:
             reason = f"longer than data.max_length = {max_length}"
             error = UserError(f"{where} has {len(ids)} tokens with bos and eos", f"up to data.max_length = {max_length}")

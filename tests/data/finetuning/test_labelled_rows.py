@@ -137,6 +137,18 @@ def test_bad_json_rows(tmp_path, row, message):
         list(LabelledSource(str(tmp_path), OWN).rows("train"))
 
 
+def test_errors_show_the_beginning_of_a_document(tmp_path):
+    """A table without a header was refused with its whole first row, and a label_column of texts with two whole documents."""
+    document = "of thousands of words " * 1000
+    for name, header in {"a": "", "b": "body,text\n"}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.csv").write_text(f"{header}{document},good\n")
+    for name, label, there in (("a", "label", "has no column 'text'"), ("b", "body", "line 2: label is 'of thousands")):
+        with pytest.raises(ValueError, match=there) as caught:
+            list(LabelledSource(str(tmp_path / name), own_task(["text"], label, ["neg", "pos"])).rows("train"))
+        assert len(str(caught.value)) < 600 and "words of…'" in str(caught.value)
+
+
 def test_broken_files(tmp_path):
     (tmp_path / "train.jsonl.xz").write_bytes(lzma.compress(b'{"text": "x", "label": 1}\n' * 1000)[:-30])
     (tmp_path / "test.parquet").write_bytes(b"PAR1 but not really PAR1")
