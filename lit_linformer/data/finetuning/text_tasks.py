@@ -223,6 +223,9 @@ def label_of(value, task: TextTask) -> Label | None:
     if value is None:
         return None
     if task.several_labels:
+        if isinstance(value, list) and len(set(map(str, value))) < len(value):
+            allowed = "each label once: names or numbers of classes, not a 0 or 1 for each class"
+            raise UserError(f"label is {value}", allowed)
         found = {_class(name, task.labels) for name in label_names(value, task)} - {None}
         return tuple(int(number in found) for number in range(len(task.labels)))
     if value == "":

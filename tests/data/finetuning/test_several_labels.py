@@ -54,6 +54,13 @@ def test_every_table_gives_the_same_rows(kind, tmp_path):
     assert list(LabelledSource(str(path), SEVERAL).rows("train")) == ROWS
 
 
+def test_a_0_or_1_for_each_class_is_refused():
+    """[1, 0, 1] was read as the labels of classes 0 and 1, and all of its rows had the same two."""
+    with pytest.raises(ValueError, match=r"^label is \[1, 0, 1\]; allowed: each label once: .* not a 0 or 1 for each class$"):
+        label_of([1, 0, 1], SEVERAL)
+    assert label_of([0, 2], SEVERAL) == (1, 0, 1) and label_of("law|law", SEVERAL) == (0, 1, 0)
+
+
 def test_a_hub_data_set_counts_by_name(tmp_path, monkeypatch):
     import datasets
 
