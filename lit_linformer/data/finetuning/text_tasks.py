@@ -223,7 +223,8 @@ def label_of(value, task: TextTask) -> Label | None:
     if value is None:
         return None
     if task.several_labels:
-        if isinstance(value, list) and len(set(map(str, value))) < len(value):
+        numbers = [one for one in value if not isinstance(one, str)] if isinstance(value, list) else []
+        if len(set(map(str, numbers))) < len(numbers):
             allowed = "each label once: names or numbers of classes, not a 0 or 1 for each class"
             raise UserError(f"label is {value}", allowed)
         found = {_class(name, task.labels) for name in label_names(value, task)} - {None}
