@@ -198,7 +198,10 @@ def _rows(model: TrainedModel) -> str:
         names = {i: name for name, i in model.tokenizer.backend.get_vocab(with_added_tokens=True).items()}
         bos, eos = names[model.tokenizer.bos_id], names[model.tokenizer.eos_id]
         row = f"`{bos} text {eos} {eos} text {eos}`" if model.pair else f"`{bos} text {eos}`"
-        return f"Rows are {row}, padded on the right."
+        windows = model.facts.get("windows", 1)
+        read = f" In training and in its scores a text of more than {model.max_length:,} tokens was read in up to {windows:,} "
+        read += "windows, whose logits were averaged; the example above reads one row, so its answers to such texts differ."
+        return f"Rows are {row}, padded on the right.{read if windows > 1 else ''}"
     token = f"{e.input_size} numbers each" if e.input_size else f"ids from 0 to {e.vocab_size - 1}"
     given = f", as {plain(model.facts['data'])} gives them" if "data" in model.facts else ""
     return f"Tokens are {token}{given}; rows are padded on the right."

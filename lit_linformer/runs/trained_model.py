@@ -275,6 +275,8 @@ def open_checkpoint(asked: str | Path, setting: str = "ckpt_path", reads_text: b
     _add_facts(model, stored.checkpoint, run)
     if (task := task_of(model.data["class_path"], settings)) is not None:
         model.facts["task"], model.pair = task.name, model.classifies and len(task.columns) == 2
+    if (windows := settings.get("max_windows") or 1) > 1:
+        model.facts["windows"] = windows
     if tokenizer is None and model.data["class_path"]:
         model.facts["data"] = model.data["class_path"]
     return model

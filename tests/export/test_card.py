@@ -3,6 +3,8 @@
 import json
 import re
 
+import torch
+
 from lit_linformer.model import EncoderConfig, MaskedLanguageModel, SequenceClassifier
 from lit_linformer.runs.trained_model import TrainedModel, _add_facts
 from lit_linformer.utils.markdown import plain
@@ -56,6 +58,16 @@ def test_card_has_what_the_user_and_other_runs_say(pretrained, finetuned, tmp_pa
         if folder == "out":
             export(tmp_path / "out", "huggingface", tmp_path / "again", tmp_path)
     assert (tmp_path / "out/model.safetensors").read_bytes() == (tmp_path / "again/model.safetensors").read_bytes()
+
+
+def test_card_of_a_model_that_reads_windows_says_that_its_example_reads_one_row(finetuned, tmp_path):
+    checkpoint = torch.load(max(finetuned.glob("checkpoints/*.ckpt")), weights_only=False)
+    assert "max_windows: 1\n" in checkpoint["config"]
+    checkpoint["config"] = checkpoint["config"].replace("max_windows: 1\n", "max_windows: 3\n")
+    torch.save(checkpoint, tmp_path / "windows.ckpt")
+    for source, folder in (("windows.ckpt", "out"), ("out", "again")):
+        export(tmp_path / source, "safetensors", tmp_path / folder, tmp_path)
+        assert "tokens was read in up to 3 windows" in (tmp_path / folder / "README.md").read_text()
 
 
 def test_a_checkpoint_file_alone_is_enough(pretrained, tmp_path):
