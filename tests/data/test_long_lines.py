@@ -123,6 +123,11 @@ def test_json_that_python_stumbles_over_is_named_by_file_and_line(tmp_path, line
         list(Corpus(str(tmp_path)))
 
 
+def test_a_folder_is_no_file_of_texts(tmp_path):
+    with pytest.raises(ValueError, match=r"^file: .* is a folder; allowed: a file of text, one on each line, or a table$"):
+        list(text_lines(tmp_path, "file"))
+
+
 def test_a_pipe_is_refused():
     read, write = os.pipe()
     try:
