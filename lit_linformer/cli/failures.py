@@ -14,6 +14,7 @@ from lit_linformer.utils.errors import SettingError, UserError, out_of_memory
 UNLOGGED = re.compile(r"Early stopping conditioned on metric `(.+?)` which is not available.*following: (.+)", re.DOTALL)
 SEVERAL = re.compile(r"You provided multiple `(\w+)_dataloader`, but no `dataloader_idx` argument in `(.+?)\(\)`")
 LONG_INTERVAL = re.compile(r"`val_check_interval` \((\d+)\) must be less than or equal to .*?\((\d+)\)", re.DOTALL)
+UNUSED = re.compile(r"Expected to have finished reduction in(?:.*did not receive grad for rank \d+: ([\d ]+))?", re.DOTALL)
 WORKER = re.compile(r"DataLoader worker \(pid.*\) (?:is killed by signal: ([\w ]+)|exited)(?!.*killed by signal)", re.DOTALL)
 
 
@@ -28,6 +29,8 @@ def failure(error: BaseException, trainer: Trainer) -> UserError | None:
     if isinstance(error, RuntimeError) and (found := SEVERAL.match(str(error))):
         what = f"data={type(trainer.datamodule).__name__} gives several loaders by {found[1]}_dataloader"
         return UserError(what, f"one, or a {found[2]} that takes dataloader_idx")
+    if isinstance(error, RuntimeError) and (found := UNUSED.match(str(error))):
+        return _unused(found[1], trainer)
     if found := LONG_INTERVAL.search(str(error)):
         # With a global batch it counts steps, and the data module has multiplied it.
         each = trainer.accumulate_grad_batches if getattr(trainer.datamodule, "global_batch_size", None) else 1
@@ -64,6 +67,15 @@ def _memory(trainer: Trainer) -> UserError:
         own = "activation_checkpointing" in trainer.lightning_module.hparams  # a classifier's
         less += [f"model.{'' if own else 'encoder.'}activation_checkpointing true", "trainer.precision bf16-mixed"]
     return UserError(f"out of memory {_where(trainer)} on {trainer.strategy.root_device} with {given}", ", ".join(less))
+
+
+def _unused(indices: str | None, trainer: Trainer) -> UserError:
+    """indices: of the parameters that learn, as DDP counts them; None if it does not tell."""
+    learning = [name for name, weight in trainer.lightning_module.named_parameters() if weight.requires_grad]
+    names = [learning[int(index)] for index in (indices or "").split()]
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    what = f"the loss does not depend on {names[0] if names else 'some parameters'}{more}, for whose gradients DDP waits"
+    return UserError(what, "a model without them, or --trainer.strategy ddp_find_unused_parameters_true")
 
 
 def _worker(by: str | None, trainer: Trainer) -> UserError:

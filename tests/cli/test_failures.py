@@ -81,6 +81,25 @@ def test_what_the_allocators_say_is_known(error, said):
     assert told is None if said is None else str(told).startswith(said)
 
 
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        ("\nParameter indices which did not receive grad for rank 1: 1 2\n In addition, you can set", "2.weight and 1 more"),
+        ("\nParameter indices which did not receive grad for rank 0: 2\n In addition, you can set", "2.bias"),
+        ("", "some parameters"),
+    ],
+    ids=["two", "one", "untold"],
+)
+def test_ddp_names_the_parameters_that_got_no_gradient(end, said):
+    module = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False), torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    module[1].requires_grad_(False)
+    error = RuntimeError(f"Expected to have finished reduction in the prior iteration before starting a new one.{end}")
+    line = str(failure(error, SimpleNamespace(lightning_module=module)))
+    assert line.startswith(
+        f"the loss does not depend on {said}, for whose gradients DDP waits; allowed: a model without them, "
+    )
+
+
 KILLED = RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
 BROKEN = RuntimeError("release unlocked lock")  # raised in the code that torch's signal handler interrupted
 BROKEN.__context__ = KILLED
