@@ -118,6 +118,9 @@ def measure(
             Apple's GPUs only run the encoder, since torch decomposes wrongly on them, or not at all (pytorch/pytorch#196112).
         reduce: sums a tensor over processes, each of which has other sentences.
         progress: called with the number of sentences done.
+
+    Raises:
+        SettingError: errors are asked for, and an attention of the user's own has no queries or keys.
     """
     assert not encoder.training
     config, home = encoder.config, encoder.tokens.weight.device
@@ -146,7 +149,11 @@ def measure(
             errors[:, place] += math.nan
             return
         if ranks:
-            q, k, v = (here(part) for part in attention.heads(x))
+            try:
+                q, k, v = (here(part) for part in attention.heads(x))
+            except AttributeError as error:  # an attention of the user's own without W_Q or W_K
+                allowed = "one that has queries and keys, or a `heads` of its own"
+                raise SettingError("attention", config.attention, allowed, more=f", but {error}") from error
             exact, P = attend(q, k, v, None, 0.0, True)
             svd = torch.linalg.svd(P, full_matrices=False)
             stand_ins = approximations(q, k, v, svd, ranks[place])

@@ -228,6 +228,25 @@ class HandsOn(Attention):
         return out, maps, {"before": out}
 
 
+class Keyless(Attention):
+    """Its maps are weights, as in a Synthesizer."""
+
+    def __init__(self, **shape):
+        super().__init__(**shape)
+        del self.key
+        self.scores = torch.nn.Parameter(torch.randn(self.num_heads, self.max_length, self.max_length))
+
+    def forward(self, x, attention_mask=None, need_weights=False):
+        return x, self.scores.softmax(-1).expand(len(x), -1, -1, -1)
+
+
+def test_attention_of_ones_own_without_keys_has_a_spectrum_but_no_errors():
+    encoder = Encoder(EncoderConfig(**SHAPE, attention=f"{__name__}.Keyless")).eval()
+    assert measure(encoder, sentences(), [0, 1, 2]).curves.isfinite().all()
+    with pytest.raises(ValueError, match=r"Keyless', but .* no attribute 'key'; allowed: one that has queries and keys, or a"):
+        measure(encoder, sentences(), [0, 1, 2], rank=6)
+
+
 def test_attention_of_ones_own_that_hands_something_on():
     found = measure(build(attention=f"{__name__}.HandsOn"), sentences(), [0, 1, 2], rank=6)
     assert found.curves.isfinite().all() and found.errors["learned"].max() < 1e-9
