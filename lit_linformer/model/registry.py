@@ -75,6 +75,11 @@ class Registry(Mapping):
             self._refuse(name, f", which is no subclass of {self.base.__name__}")
         if self.methods and all(getattr(found, method) is getattr(self.base, method) for method in self.methods):
             self._refuse(name, f", which has no {self.methods[0]}")
+        if self.methods:
+            try:
+                inspect.signature(found.forward).bind_partial(None, None, None)  # self, x and the mask
+            except TypeError as error:
+                self._refuse(name, ", whose forward takes no mask after x", error)
         return found
 
     def _import(self, name: str, path: str) -> Any:

@@ -137,7 +137,13 @@ class Misnamed(Projection):
         return x[..., : self.projection_dim, :]
 
 
+class Unmasked(Projection):
+    def forward(self, x):
+        return x[..., : self.projection_dim, :]
+
+
 REFUSED[f"{__name__}.Misnamed"] = r"projection is '.*\.Misnamed', which has no forward; allowed"
+REFUSED[f"{__name__}.Unmasked"] = r"projection is '.*\.Unmasked', whose forward takes no mask after x; allowed"
 
 
 @pytest.mark.parametrize("name", REFUSED)
