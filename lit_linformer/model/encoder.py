@@ -205,7 +205,9 @@ class Encoder(nn.Module):
         wanted = range(len(self.layers)) if need_weights is True else self._layers(need_weights or ())
         x = self.tokens(input_ids)
         x = self.dropout(self.embedding_norm(x if self.positions is None else x + self.positions.weight[:length]))
-        given = self.shared | self.layers[0].attention.of_ids(self.config, input_ids, attention_mask)
+        given = self.shared
+        if first := next((layer.attention for layer in self.layers if hasattr(layer, "attention")), None):
+            given = given | first.of_ids(self.config, input_ids, attention_mask)
         maps = {}
         for index, layer in enumerate(self.layers):
             if self.config.activation_checkpointing and self.training:

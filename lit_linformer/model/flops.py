@@ -69,6 +69,8 @@ def _learns(module: nn.Module) -> bool:
 
 
 def _layer(encoder: Encoder, layer: nn.Module, length: int) -> int | None:
+    if not hasattr(layer, "attention"):  # a layer of the user's own
+        return None
     attention = layer.attention.flops(length, **encoder.shared)
     inner = (4 if layer.gate is None else 6) * length * encoder.config.hidden_size * inner_width(encoder.config)
     return None if attention is None else attention + inner

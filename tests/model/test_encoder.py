@@ -8,6 +8,7 @@ import torch
 
 from lit_linformer.callbacks.length_sweep import AllocatedTensors
 from lit_linformer.model import ATTENTIONS, Encoder, EncoderConfig, MaskedLanguageModel, count_parameters
+from lit_linformer.model.flops import training_flops
 from lit_linformer.model.linformer import ORDERS, SHARINGS
 from lit_linformer.model.projection import PROJECTIONS
 from tests.model.mechanisms import IMAGE, MECHANISMS, MODERNS
@@ -117,6 +118,25 @@ def test_the_plain_encoder_is_exported_for_any_batch_and_length(options):
         ids = torch.randint(0, 50, (rows, length))
         mask = torch.arange(length) < torch.randint(1, length + 1, (rows, 1))
         torch.testing.assert_close(program(ids, mask)[mask], encoder(ids, mask)[mask])
+
+
+class Mean(torch.nn.Module):
+    """A layer of the user's own, without an attention."""
+
+    def forward(self, x, attention_mask, need_weights, given):
+        return x + x.mean(1, keepdim=True), None, {}
+
+
+@pytest.mark.parametrize("replaced", [[0], [1], [0, 1]], ids=["first", "last", "all"])
+@pytest.mark.parametrize("attention", ["linformer", "lookup"])
+def test_a_whole_layer_may_be_replaced(attention, replaced):
+    encoder = Encoder(tiny(attention=attention))
+    for layer in replaced:
+        encoder.layers[layer] = Mean()
+    ids = torch.randint(50, (2, 16))
+    assert encoder(ids).shape == (2, 16, encoder.config.hidden_size)
+    assert sorted(encoder(ids, need_weights=True)[1]) == [layer for layer in range(2) if layer not in replaced]
+    assert training_flops(encoder, 16) is None
 
 
 def test_k_may_differ_by_layer():
