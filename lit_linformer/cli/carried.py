@@ -35,12 +35,13 @@ def carry_over(subcommand: str, argv: list[str], config: Namespace) -> None:
     """Sets, in a command's config, what the model that ckpt_path or model.pretrained names determines."""
     model, data = config.model.get("init_args", Namespace()), config.data.get("init_args", Namespace())
     pretrained = model.get("pretrained")  # in a user's own class it may be a flag, or name something else
+    typed = {name for name, _ in typed_words(argv)}
     named = isinstance(pretrained, str) and pretrained and (_ours(config.model.class_path) or Path(pretrained).exists())
     if named or ("load_weights" in model and "pretrained" in model):
         # A fine-tuning module uses its own checkpoint as the pretrained one.
-        _of_pretrained(subcommand, config)
+        _of_pretrained(subcommand, config, typed)
     elif config.get("ckpt_path") and "tokenizer" in data:
-        path, typed = Path(config.ckpt_path), {name for name, _ in typed_words(argv)}
+        path = Path(config.ckpt_path)
         checkpoint = check_checkpoint(path, whole=False)
         _check_masked_model(checkpoint, path, config.model.class_path)
         beside = path.parent.parent / TOKENIZER
@@ -76,7 +77,7 @@ def _check_trained_alike(checkpoint: dict[str, Any], path: Path, data: Namespace
             raise SettingError(f"data.{name}", data.get(name), allowed)
 
 
-def _of_pretrained(subcommand: str, config: Namespace) -> None:
+def _of_pretrained(subcommand: str, config: Namespace, typed: set[str]) -> None:
     model, data = config.model.init_args, config.data.get("init_args", Namespace())
     own: tuple = (None, *TRAINED)  # a newly trained tokenizer would not fit old weights
     if config.get("ckpt_path"):
@@ -99,6 +100,9 @@ def _of_pretrained(subcommand: str, config: Namespace) -> None:
         if source.tokenizer is None and _ours(config.data.class_path) and not beside.is_file():
             allowed = "a model of texts, data.tokenizer with the file of its own, or data as it was trained on"
             raise SettingError("model.pretrained", source.path, allowed, more=", which has no tokenizer")
+        if data.tokenizer is not None and "data.tokenizer" in typed and not config.get("ckpt_path") and source.tokenizer:
+            allowed = f"the one that {source.path} was trained with (leave data.tokenizer out)"  # else it would be ignored
+            raise SettingError("data.tokenizer", data.tokenizer, allowed)
         data.tokenizer = source.tokenizer or data.tokenizer
     if "max_length" in data and data.max_length is None:
         encoder = source.encoder if source is not None else model.get("encoder")

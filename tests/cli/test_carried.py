@@ -76,6 +76,18 @@ def test_another_tokenizer_is_refused(command, grown, tmp_path):
     assert "data.tokenizer is 'other.json'; allowed: the one that " in line
 
 
+def test_a_tokenizer_to_train_is_refused_with_pretrained_weights(grown):
+    """It was ignored: training went on with the pretrained model's own."""
+    model = Namespace(class_path="lit_linformer.tasks.MLM", init_args=Namespace(pretrained="runs/tiny"))
+    settings = Namespace(tokenizer="wordpiece", max_length=None)
+    data = Namespace(class_path="lit_linformer.data.PretrainingData", init_args=settings)
+    config = Namespace(ckpt_path=None, model=model, data=data)
+    with pytest.raises(ValueError, match=r"^data.tokenizer is 'wordpiece'; allowed: the one that runs/tiny\S* was trained"):
+        carry_over("fit", ["fit", "--data.tokenizer", "wordpiece"], config)
+    carry_over("fit", ["fit"], config)  # a config's, such as conf/pretrain/small.yaml's, gives way
+    assert data.init_args.tokenizer.startswith("runs/tiny/checkpoints/best-")
+
+
 @pytest.mark.parametrize("theirs", ["gpt2", None])
 def test_a_tokenizer_of_ones_own_data_means_what_it_means(theirs, grown, tmp_path):
     model = Namespace(class_path="lit_linformer.tasks.MLM", init_args=Namespace())
