@@ -275,13 +275,17 @@ class EncoderLayer(nn.Module):
         if need_weights and self.gives_maps:
             given = given | {"need_weights": True}
         found = self.attention(h, attention_mask, **given)
-        attended, weights, *handed_on = found if isinstance(found, tuple) and len(found) in (2, 3) else (found, None)
+        attended, weights, *more = found if isinstance(found, tuple) and len(found) in (2, 3) else (found, None)
         check_shape(ATTENTIONS, self.attention, attended, tuple(x.shape), "as its input")
+        handed_on = more[0] if more else {}
+        if not isinstance(handed_on, dict):
+            said = f"forward of attention {ATTENTIONS.name(type(self.attention))} returns a third result"
+            raise UserError(f"{said}, a {type(handed_on).__name__}", "a dict, arguments of the next layer's forward, or none")
         x = x + self.dropout(attended)
         x = x if self.pre_norm else self.attention_norm(x)
         h = self.feed_forward_norm(x) if self.pre_norm else x
         x = x + self.dropout(self.feed_forward(h))
-        return x if self.pre_norm else self.feed_forward_norm(x), weights, handed_on[0] if handed_on else {}
+        return x if self.pre_norm else self.feed_forward_norm(x), weights, handed_on
 
     def feed_forward(self, h: Tensor) -> Tensor:
         """(B, N, D) → (B, N, D), between the norm and dropout; a subclass may have another."""

@@ -146,9 +146,11 @@ class Registry(Mapping):
 
 
 def check_shape(registry: Registry, module: Any, found: Any, shape: tuple[int, ...], why: str) -> None:
-    """Raises UserError, naming the class, if ``found``, which its ``forward`` returned, is not a tensor of that shape."""
-    if getattr(found, "shape", None) != shape:
-        said = f"a tensor {tuple(found.shape)}" if hasattr(found, "shape") else f"a {type(found).__name__}"
+    """Raises UserError, naming the class, if ``found``, which its ``forward`` returned, is not a real tensor of that shape."""
+    tensor = hasattr(found, "is_complex")
+    if not tensor or found.shape != shape or found.is_complex():
+        said = f"a tensor {tuple(found.shape)}" if tensor else f"a {type(found).__name__}"
+        said += " of complex numbers" if tensor and found.is_complex() else ""
         raise UserError(
             f"forward of {registry.setting} {registry.name(type(module))} returns {said}", f"a tensor {shape}, {why}"
         )

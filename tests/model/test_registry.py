@@ -53,6 +53,20 @@ class Short(Alone):
         return self.value(x[:, :1])
 
 
+class Complex(Alone):
+    """Mixes tokens with a Fourier transform, as FNet does, but forgets `.real`."""
+
+    def forward(self, x, attention_mask=None):
+        return torch.fft.fft2(x)
+
+
+class Third(Alone):
+    """Hands nothing on, and says so with None."""
+
+    def forward(self, x, attention_mask=None):
+        return self.value(x), None, None
+
+
 class Silent(Alone):
     """Returns nothing."""
 
@@ -250,11 +264,17 @@ def test_a_forward_that_returns_another_shape_is_refused(order):
     )
     with pytest.raises(ValueError, match=f"forward of projection {path(Few)} returns a tensor {shapes}"):
         encoder(projection=path(Few), order=order)(ids)
-    for kind, said in ((Short, r"tensor \(2, 1, 8\)"), (Silent, "NoneType")):
+    complex_numbers = r"tensor \(2, 9, 8\) of complex numbers"
+    for kind, said in ((Short, r"tensor \(2, 1, 8\)"), (Complex, complex_numbers), (Silent, "NoneType")):
         with pytest.raises(
             ValueError, match=rf"forward of attention {path(kind)} returns a {said}; allowed: a tensor \(2, 9, 8\)"
         ):
             encoder(attention=path(kind))(ids)
+
+
+def test_a_third_result_that_is_no_dict_is_refused():
+    with pytest.raises(ValueError, match=f"attention {path(Third)} returns a third result, a NoneType; allowed: a dict"):
+        encoder(attention=path(Third))(torch.randint(0, 50, (2, 9)))
 
 
 def test_an_init_that_the_encoder_cannot_call_is_refused():
