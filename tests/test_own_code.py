@@ -42,12 +42,14 @@ def refused(argv, tmp_path):
     return line
 
 
-def test_what_save_hyperparameters_keeps_is_loaded_again(own, tmp_path):
+def test_what_save_hyperparameters_keeps_is_loaded_again_but_cannot_predict(own, tmp_path):
     output(["fit", *own, *BEST], tmp_path)
     assert load(tmp_path / "runs/own/checkpoints/last.ckpt")["hyper_parameters"]["encoder"].vocab_size == 20
     assert "val_loss" in output(["validate", "--config", "runs/own/config.yaml"], tmp_path)
     assert "checkpoints/best-" in output(["validate", *own, *BEST, "--ckpt_path", "runs/own"], tmp_path)  # its best
     assert "resuming" in output(["fit", *own, *BEST, "--ckpt_path", "last", "--trainer.max_epochs", "3"], tmp_path)
+    line = refused(["predict", "--config", "runs/own/config.yaml"], tmp_path)
+    assert line == "error: model is Plain; allowed with predict: a class with predict_step"
 
 
 @pytest.mark.slow
@@ -151,12 +153,6 @@ def test_a_net_may_have_an_encoder_of_another_kind(own, tmp_path):
     assert json.loads(Path("runs/own/result.json").read_text())["parameters"] == 32
 
 
-def test_a_class_that_cannot_predict_is_refused(own, tmp_path):
-    output(["fit", *own, *BEST], tmp_path)
-    line = refused(["predict", "--config", "runs/own/config.yaml"], tmp_path)
-    assert line == "error: model is Plain; allowed with predict: a class with predict_step"
-
-
 @pytest.mark.slow
 def test_data_that_do_not_tell_how_many_tokens_there_are(tiny, pretrained, tmp_path):
     ids = ["--data", "tests.own_code.Ids", "--trainer.max_steps", "1", "--name"]
@@ -204,7 +200,6 @@ def test_an_early_stop_by_what_is_not_logged_is_refused_before_training(own, tmp
     told = refused(["fit", *own, *BEST, *stop, "val_los"], tmp_path)
     assert "EarlyStopping.monitor is 'val_los', which Plain does not log in its validation; allowed: val_loss" in told
     assert not Path("seen/train.0").exists()
-    output(["fit", *own, *BEST, *stop, "val_loss"], tmp_path)
 
 
 def test_an_early_stop_by_what_training_logs(own, tmp_path):
@@ -256,14 +251,10 @@ def test_a_finder_says_what_it_found(own, tmp_path):
     assert told in refused(["fit", *own, *BEST, *scheduled], tmp_path)
 
 
-def test_lightnings_timer_is_named_without_its_interval(own, tmp_path):
+def test_lightnings_timer_is_named_without_its_interval_and_a_profile_is_a_file_of_the_run(own, tmp_path):
     timer = ["--trainer.callbacks+", "Timer", "--trainer.callbacks.duration", "01:00:00:00"]
-    output(["fit", *own, *BEST, *timer], tmp_path)
+    output(["fit", *own, *BEST, *timer, "--trainer.profiler", "simple"], tmp_path)
     assert "interval: step" in Path("runs/own/config.yaml").read_text()
-
-
-def test_a_profile_is_a_file_of_the_run(own, tmp_path):
-    output(["fit", *own, *BEST, "--trainer.profiler", "simple"], tmp_path)
     assert "run_training_batch" in Path("runs/own/fit-profile.txt").read_text()
 
 
@@ -297,7 +288,7 @@ def test_a_mistake_in_own_code_says_where_it_is(extra, what, where, own, tmp_pat
 def test_the_schedule_ends_where_epochs_do(tiny, tmp_path):
     """max_steps or max_epochs, whichever comes first: the last learning rate of the schedule is that of the last step."""
     ends = ["--trainer.max_steps", "1000", "--trainer.max_epochs", "1", "--trainer.check_val_every_n_epoch", "1"]
-    ends += ["--trainer.val_check_interval", "1.0", "--model.schedule", "linear"]
+    ends += ["--trainer.val_check_interval", "1.0", "--model.schedule", "linear", "--data.batch_size", "32"]
     assert fit(tiny, "own", tmp_path / "log", *ends) == 0
     rates = [line["lr"] for line in read_log(tmp_path / "log.0").values()]
     assert len(rates) > 10 and 0 <= rates[-1] < 0.15 * max(rates)

@@ -153,13 +153,13 @@ KILL = ["--trainer.callbacks+", "tests.helpers.KillAt", "--trainer.callbacks.hoo
 KILL += ["--trainer.callbacks.step", "8", "--last.every_n_steps", "8"]
 
 
-@pytest.mark.parametrize(("ends", "status"), [(TERM, 143), (KILL, -9)])
-def test_what_the_module_s_own_hooks_change_is_in_the_checkpoint(ends, status, own, tmp_path):  # noqa: F811
+def test_what_the_module_s_own_hooks_change_is_in_the_checkpoint(own, tmp_path):  # noqa: F811
     argv = ["fit", *own, *BEST, "--model", "tests.callbacks.test_resuming.Follows", "--data", "tests.own_code.StatefulRows"]
     output([*argv, "--name", "whole"], tmp_path)
-    output([*argv, "--name", "parts", *ends], tmp_path, status=status)
-    output([*argv, "--name", "parts", "--ckpt_path", "last"], tmp_path)
-    assert_same(last(tmp_path, "whole")["state_dict"], last(tmp_path, "parts")["state_dict"])
+    for name, ends, status in (("stopped", TERM, 143), ("killed", KILL, -9)):
+        output([*argv, "--name", name, *ends], tmp_path, status=status)
+        output([*argv, "--name", name, "--ckpt_path", "last"], tmp_path)
+        assert_same(last(tmp_path, "whole")["state_dict"], last(tmp_path, name)["state_dict"], name)
 
 
 class Samples(Plain):
