@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lit_linformer.runs.checkpoints import check_checkpoint
 from tests.cli.test_errors import complaint
@@ -69,13 +70,12 @@ def test_kills_between_steps_that_are_all_saved_resume(tiny, tmp_path):
         assert_same_runs(tmp_path, "whole", f"killed{step}")
 
 
-def test_same_seed_same_curve_another_seed_another(put, tiny, tmp_path):
+def test_another_seed_another_curve(put, tiny, tmp_path):
+    """The same seed, the same curve: test_perplexity_file_and_tensorboard_of_a_resumed_run_are_those_of_a_whole_one."""
     put("a")
-    for name, seed in (("b", "3"), ("c", "4")):
-        assert fit(tiny, name, tmp_path / name, "--seed_everything", seed) == 0
-    a, b, c = (read_log(tmp_path / f"{name}.0") for name in "abc")
-    assert a == b
-    assert [line["loss"] for line in a.values()] != [line["loss"] for line in c.values()]
+    assert fit(tiny, "b", tmp_path / "b", "--seed_everything", "4", "--trainer.max_steps", "1") == 0
+    a, b = (read_log(tmp_path / f"{name}.0")[1] for name in "ab")
+    assert a["lr"] == b["lr"] and a["inputs"] != b["inputs"] and a["loss"] != b["loss"]
 
 
 def test_command_line_wins_on_resume_and_says_so(tiny, tmp_path):
@@ -181,13 +181,17 @@ def test_good_previous_outlives_a_save_that_fails_after_a_fall_back(put, tiny, t
 
 
 @pytest.mark.parametrize("saved_every", ["5", slow("7")], ids=["between", "at the validation's step"])
-def test_perplexity_file_of_a_resumed_run_is_that_of_a_whole_one(saved_every, tiny, tmp_path):
+def test_perplexity_file_and_tensorboard_of_a_resumed_run_are_those_of_a_whole_one(saved_every, put, tiny, tmp_path):
+    put("whole")
     tiny = [*tiny, "--last.every_n_steps", saved_every]
-    assert fit(tiny, "whole", tmp_path / "whole") == 0
     assert fit(tiny, "killed", tmp_path / "killed", kill_at=9) == -9
     assert fit(tiny, "killed", tmp_path / "killed", "--ckpt_path", "last") == 0
     whole, killed = (untimed(tmp_path / f"runs/{name}/perplexity.csv") for name in ("whole", "killed"))
     assert whole == killed and [row["step"] for row in whole] == [0, 7]
+    assert read_log(tmp_path / "whole.0") == read_log(tmp_path / "killed.0")
+    events = EventAccumulator(str(tmp_path / "runs/killed")).Reload()
+    steps = [[point.step for point in events.Scalars(name)] for name in ("val/perplexity", "train/loss")]
+    assert steps == [[0, 7], [*range(1, 13)]]  # no point twice
 
 
 @pytest.fixture(scope="module")
