@@ -42,23 +42,20 @@ def validating(loop):
     return loop.trainer.sanity_checking
 
 
-@pytest.mark.parametrize(
-    "owner, name, when, number",
-    [
+def test_a_signal_before_training_ends_the_run_at_once_and_the_same_command_starts_it_again(tiny, tmp_path, monkeypatch):
+    command = ["fit", *tiny, "--trainer.max_steps", "1", "--ckpt_path", "auto"]
+    for owner, name, when, number in (
         (LinformerCLI, "before_instantiate_classes", lambda _: True, signal.SIGINT),
         (PretrainingData, "prepare_data", lambda _: True, signal.SIGHUP),
         (_EvaluationLoop, "reset", validating, signal.SIGTERM),
         (_EvaluationLoop, "reset", validating, signal.SIGINT),
-    ],
-    ids=["start", "preparation", "first validation", "first validation, Ctrl-C"],
-)
-def test_a_signal_before_training_ends_the_run_at_once(owner, name, when, number, tiny, tmp_path, monkeypatch):
-    with monkeypatch.context() as patched:
-        after(patched, owner, name, send(number, when))
-        shown = output(["fit", *tiny], tmp_path, status=128 + number)
-    assert shown.splitlines()[-1] == f"stopped by {signal.Signals(number).name} {BEFORE}"
-    assert not [*(tmp_path / "runs").rglob("*.ckpt")] and "Traceback" not in shown
-    output(["fit", *tiny, "--trainer.max_steps", "1", "--ckpt_path", "auto"], tmp_path)
+    ):
+        with monkeypatch.context() as patched:
+            after(patched, owner, name, send(number, when))
+            shown = output(command, tmp_path, status=128 + number)
+        assert shown.splitlines()[-1] == f"stopped by {signal.Signals(number).name} {BEFORE}", name
+        assert not [*(tmp_path / "runs").rglob("*.ckpt")] and "Traceback" not in shown, shown
+    output(command, tmp_path)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, slow(signal.SIGHUP)])
@@ -192,9 +189,9 @@ def test_slurms_sigusr1_before_training_has_the_job_queued_again(tiny, tmp_path,
 
 
 @pytest.mark.parametrize("command", ["prepare", "validate"])
-def test_other_commands_end_at_once_with_a_line(command, tiny, tmp_path, monkeypatch):
+def test_other_commands_end_at_once_with_a_line(command, put, tiny, tmp_path, monkeypatch):
     if command == "validate":
-        output(["fit", *tiny, "--trainer.max_steps", "1"], tmp_path)
+        put("tiny")
     after(monkeypatch, PretrainingData, "prepare_data", send(signal.SIGINT))
     lines = output([command, *tiny], tmp_path, status=130).splitlines()
     assert lines[-1] == "stopped by SIGINT" + "; the same command continues where it stopped" * (command == "prepare")
