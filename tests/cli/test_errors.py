@@ -83,8 +83,8 @@ def test_tokenizer_without_a_mask_token(tiny, tmp_path):
     assert "mask token" in line and "data.tokenizer" in line
 
 
-def test_checkpoint_of_another_shape(tiny, tmp_path):
-    assert run_forked(["fit", *tiny, "--trainer.max_steps", "2"]) == 0
+def test_checkpoint_of_another_shape(put, tiny, tmp_path):
+    put("tiny")
     wider = ["--model.encoder.hidden_size", "32", "--name", "wider"]
     line = complaint(["fit", *tiny, *wider, "--ckpt_path", "runs/tiny/checkpoints/last.ckpt"], tmp_path)
     assert "does not fit this model" in line and "16] there" in line and "32]" in line
@@ -99,13 +99,14 @@ def test_file_that_is_no_checkpoint(damage, tiny, tmp_path):
     assert "damaged.ckpt, which" in complaint(["fit", *tiny, "--ckpt_path", str(path)], tmp_path)
 
 
-def test_second_run_of_the_same_name_is_refused_unless_told(tiny, tmp_path):
+def test_second_run_of_the_same_name_is_refused_unless_told(put, tiny, tmp_path):
     short = ["fit", *tiny, "--trainer.max_steps", "2"]
-    assert run_forked(short) == 0
+    put("tiny")
     before = (tmp_path / "runs/tiny/checkpoints/last.ckpt").read_bytes()
     assert "runs/tiny already holds a run; allowed: another --name" in complaint(short, tmp_path)
     assert (tmp_path / "runs/tiny/checkpoints/last.ckpt").read_bytes() == before
     assert run_forked([*short, "--overwrite", "true"]) == 0
+    assert load(tmp_path / "runs/tiny/checkpoints/last.ckpt")["global_step"] == 2
 
 
 def test_too_long_a_name_is_the_users_mistake(tmp_path):
@@ -119,8 +120,8 @@ def test_a_runs_folder_as_config_names_the_file_in_it(tiny, tmp_path):
     assert line == "error: config is 'runs/a', which is no file; allowed: runs/a/config.yaml"
 
 
-def test_predict_needs_a_mask_and_a_text(tiny, tmp_path):
-    assert run_forked(["fit", *tiny, "--trainer.max_steps", "2"]) == 0
+def test_predict_needs_a_mask_and_a_text(put, tiny, tmp_path):
+    put("tiny")
     assert "<mask>" in complaint(["predict", *tiny, "--data.text", "no gap"], tmp_path)
     assert "data.text" in complaint(["predict", *tiny], tmp_path)
 
