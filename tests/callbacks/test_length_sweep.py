@@ -43,12 +43,17 @@ def trained(tiny, put):
 
 
 def test_perplexity_is_what_validate_gives_at_that_length(trained, tmp_path):
+    def result():
+        return json.loads((tmp_path / "runs/run/validate.json").read_text())["metrics"]["val/perplexity"]
+
     found = validate(trained, tmp_path, *EXACT, *sweep([32, 8, 21]))
+    measured_there = {32: result()}
     assert list(found) == [8, 21, 32]
     for length, row in found.items():
-        assert run_forked(["validate", *trained, *EXACT, "--name", "run", "--data.max_length", str(length)]) == 0
-        result = json.loads((tmp_path / "runs/run/validate.json").read_text())
-        assert row["perplexity"] == pytest.approx(result["metrics"]["val/perplexity"], rel=1e-9)
+        if length < 32:  # at n, the first command has measured it itself
+            assert run_forked(["validate", *trained, *EXACT, "--name", "run", "--data.max_length", str(length)]) == 0
+            measured_there[length] = result()
+        assert row["perplexity"] == pytest.approx(measured_there[length], rel=1e-9)
         assert row["tokens_per_second"] > 0 and 0.01 < row["peak_memory_mib"] < 5
         assert row["step"] == 7 and row["tokens"] == 7 * 4 * 32  # the best checkpoint's
     assert not (tmp_path / "runs/run/length_sweep.csv").exists()
@@ -100,10 +105,12 @@ def test_limit_bounds_the_cost(trained, tmp_path):
     [[], slow([*TWO, "--data.num_workers", "1", "--trainer.precision", "bf16-mixed"])],
     ids=["plain", "two processes, workers, bf16"],
 )
-def test_training_does_not_notice(extra, tiny, tmp_path):
+def test_training_does_not_notice(extra, put, tiny, tmp_path):
     """Both callbacks, after each validation and at the end: equal batches, masks, losses, weights, optimiser, bit for bit."""
     watched = [*sweep([8, 32], at_end="true"), "--trainer.callbacks+", "Spectrum"]
-    for name, callbacks in (("without", []), ("with", watched)):
+    if not extra:
+        put("without")
+    for name, callbacks in (("without", []), ("with", watched))[not extra :]:
         assert fit(tiny, name, tmp_path / name, *extra, *callbacks) == 0, (tmp_path / f"{name}.out").read_text()
     assert {row["step"] for row in read_rows(tmp_path / "runs/with/length_sweep.csv")} == {7, 12}
     assert_same_runs(tmp_path, "without", "with", processes=2 if extra else 1)
