@@ -203,20 +203,20 @@ def test_what_stands_there_is_kept(roberta, pretrained, finetuned, tmp_path):
     )
 
 
-def test_training_goes_on_at_a_longer_n(tiny, tmp_path):
+def test_training_goes_on_at_a_longer_n(put, tiny, tmp_path):
     """The commands of docs/training.md: short rows first, then longer ones."""
-    output(["fit", *tiny, "--name", "short", "--trainer.max_steps", "4"], tmp_path)
+    put("short")
     output(["convert", "--from", "runs/short", "--name", "longer", "--max_length", "64"], tmp_path)
     longer = ["--config", "runs/longer/config.yaml", "--name", "long", "--data.batch_size", "2", "--trainer.max_steps", "2"]
     shown = output(["fit", *longer, "--model.warmup_steps", "1"], tmp_path)
     assert "n = 64" in shown and "rows of 64" in shown and "step 2  validation perplexity" in shown
 
 
-def test_slots_stay_as_many_where_tokens_share_their_softmax(tiny, tmp_path):
+def test_slots_stay_as_many_where_tokens_share_their_softmax(put, tiny, tmp_path):
     """With lookup and window more slots would take weight from the tokens; slots alone are repeated (docs/LOG.md)."""
     for attention, default in (("lookup", 8), ("window", 8), ("linformer", 16), ("full", 8)):
         words = ["--model.encoder.attention", attention, "--name", attention, "--trainer.max_steps", "1"]
-        output(["fit", *tiny, *words], tmp_path)
+        output(["fit", *tiny, *words], tmp_path) if attention != "linformer" else put(attention)
         for how, k in ((None, default), ("interpolate", 8), ("repeat", 8 if attention == "full" else 16)):
             asked = [] if how is None else ["--projections", how]
             convert(f"runs/{attention}", tmp_path, "--max_length", "64", *asked, "--overwrite", "true")
