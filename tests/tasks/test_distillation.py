@@ -39,14 +39,35 @@ def distill(trained, corpus, cache, tmp_path, monkeypatch):
     """Arguments of fit that train the student, in a folder with both runs."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(trained / "runs", tmp_path / "runs")
+    return arguments(tmp_path, corpus, cache)
+
+
+def arguments(folder, corpus, cache):
     config = yaml.safe_load(TINY)
     config["model"]["class_path"] = "lit_linformer.tasks.Distillation"
     config["data"]["init_args"]["max_length"] = None
     del config["model"]["init_args"]["encoder"], config["data"]["init_args"]["vocab_size"]
-    (tmp_path / "distill.yaml").write_text(yaml.safe_dump(config))
+    (folder / "distill.yaml").write_text(yaml.safe_dump(config))
     data = ["--data.source", str(corpus), "--data.cache_dir", str(cache)]
     words = ["--model.pretrained", "runs/student", "--model.teacher", "runs/teacher"]
-    return ["--config", str(tmp_path / "distill.yaml"), *data, *words]
+    return ["--config", str(folder / "distill.yaml"), *data, *words]
+
+
+@pytest.fixture(scope="module")
+def finished_distillation(trained, corpus, cache):
+    """What a `fit` of the student with four validations printed and left: runs/new, which `distilled` copies."""
+    folder = trained.parent / f"{trained.name}-distilled"
+    shutil.copytree(trained, folder)
+    with inside(folder):
+        words = ["--name", "new", "--trainer.val_check_interval", "3", "--model.compile", "false"]
+        return folder, output(["fit", *arguments(folder, corpus, cache), *words], folder)
+
+
+@pytest.fixture
+def distilled(distill, finished_distillation, tmp_path):
+    """The same arguments of fit, where runs/new has ended already."""
+    shutil.copytree(finished_distillation[0] / "runs/new", tmp_path / "runs/new")
+    return distill
 
 
 def models(**settings):
@@ -120,9 +141,8 @@ def test_operations_are_those_that_the_terms_need(weights):
     assert counted(step) == task.training_flops({"input_ids": ids, "positions": positions})
 
 
-def test_the_teacher_learns_nothing(distill, tmp_path):
-    before = load(tmp_path / "runs/student/checkpoints/last.ckpt")["state_dict"]
-    shown = output(["fit", *distill, "--name", "new", "--model.compile", "false"], tmp_path)
+def test_the_teacher_learns_nothing(distilled, finished_distillation, tmp_path):
+    before, (_, shown) = load(tmp_path / "runs/student/checkpoints/last.ckpt")["state_dict"], finished_distillation
     checkpoint = load(tmp_path / "runs/new/checkpoints/last.ckpt")
     assert checkpoint["state_dict"].keys() == before.keys()
     assert len(checkpoint["optimizer_states"][0]["state"]) == len(before)
@@ -131,7 +151,7 @@ def test_the_teacher_learns_nothing(distill, tmp_path):
     assert {"train/logits_loss", "train/hidden_loss", "val/teacher_perplexity"} <= metrics.keys()
     assert "train/labels_loss" not in metrics
     for run, expected in (("teacher", metrics["val/teacher_perplexity"]), ("student", None)):
-        output(["validate", "--config", f"runs/{run}/config.yaml", *distill[2:6]], tmp_path)
+        output(["validate", "--config", f"runs/{run}/config.yaml", *distilled[2:6]], tmp_path)
         found = json.loads((tmp_path / f"runs/{run}/validate.json").read_text())["metrics"]["val/perplexity"]
         assert expected in (None, pytest.approx(found, rel=1e-5))
         if run == "student":
@@ -152,12 +172,11 @@ def teacher_of(run):
     return json.loads((run / "result.json").read_text())["metrics"]["val/teacher_perplexity"]
 
 
-def test_a_run_that_goes_on_with_another_teacher_tells_of_that_one(distill, tmp_path):
-    output(["fit", *distill, "--name", "new"], tmp_path)
+def test_a_run_that_goes_on_with_another_teacher_tells_of_that_one(distilled, tmp_path):
     before = teacher_of(tmp_path / "runs/new")
     more = ["--ckpt_path", "last", "--trainer.max_steps", "14", "--model.teacher", "runs/student"]
-    output(["fit", *distill, "--name", "new", *more], tmp_path)
-    output(["validate", "--config", "runs/student/config.yaml", *distill[2:6]], tmp_path)
+    output(["fit", *distilled, "--name", "new", *more], tmp_path)
+    output(["validate", "--config", "runs/student/config.yaml", *distilled[2:6]], tmp_path)
     found = json.loads((tmp_path / "runs/student/validate.json").read_text())["metrics"]["val/perplexity"]
     assert teacher_of(tmp_path / "runs/new") == pytest.approx(found, rel=1e-5) != pytest.approx(before, rel=1e-3)
 
@@ -170,16 +189,14 @@ def test_a_loss_that_is_nan_ends_the_run(distill, tmp_path):
 
 
 @pytest.mark.slow
-def test_what_was_distilled_needs_no_teacher(distill, tmp_path):
-    output(["fit", *distill, "--name", "new"], tmp_path)
+def test_what_was_distilled_needs_no_teacher(distilled, tmp_path):
     shutil.rmtree(tmp_path / "runs/teacher")
     shutil.rmtree(tmp_path / "runs/student")
     for argv in (["predict", "--data.text", "a <mask> b"], ["validate"], ["test"]):
         output([argv[0], "--config", "runs/new/config.yaml", *argv[1:]], tmp_path)
 
 
-def test_the_report_tells_what_was_lost_and_regained(distill, tmp_path):
-    output(["fit", *distill, "--name", "new", "--trainer.val_check_interval", "3"], tmp_path)
+def test_the_report_tells_what_was_lost_and_regained(distilled, tmp_path):
     output(["report", "--source", "runs/new"], tmp_path)
     page = (tmp_path / "runs/report/report.md").read_text()
     teacher = json.loads((tmp_path / "runs/new/result.json").read_text())["metrics"]["val/teacher_perplexity"]
