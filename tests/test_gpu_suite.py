@@ -31,9 +31,9 @@ def suite():
 
 
 @pytest.mark.slow
-def test_gpu_suite_rehearsed_on_a_cpu(suite, put, tiny, tmp_path, corpus, cache):
+def test_gpu_suite_rehearsed_on_a_cpu(suite, tiny, tmp_path, corpus, cache):
     """Every part; then the same command has only training left to continue."""
-    put("tokenizer")
+    output(["fit", *tiny, "--name", "tokenizer", "--trainer.max_steps", "1"], tmp_path)
     words = ["--source", corpus, "--tokenizer", "runs/tokenizer/tokenizer.json", "--output", "suite", "--device", "cpu"]
     words += ["--minutes", "60", "--piece_mb", "0.02"]
     shown = script("gpu_suite.py", *words)
