@@ -72,8 +72,7 @@ def fork_two(work, *args) -> None:
 KINDS = [{"attention": "full"}, {"attention": "lookup"}, *({"sharing": sharing} for sharing in SHARINGS)]
 KINDS += [{"projection": kind} for kind in ("conv", "mean", "gaussian")]
 KINDS += [IMAGE, *MECHANISMS.values()]
-# Checkpointing goes around a whole layer, whatever is in it: for each sharing, drawn numbers, and state from layer to layer.
-CHECKPOINTED = [*KINDS[: 2 + len(SHARINGS)], MECHANISMS["lsh"], MECHANISMS["luna"]]
+MODELS = [{**kind, "activation_checkpointing": on} for kind in KINDS for on in (False, True)]
 
 
 class Loss(nn.Module):
@@ -122,9 +121,10 @@ def two_steps(model: nn.Module, rank: int = 0, world_size: int = 1) -> list[torc
 
 def models_of(kind: type[Loss]) -> list[dict]:
     if kind is Loss:
-        return [*KINDS, *({**settings, "activation_checkpointing": True} for settings in CHECKPOINTED)]
+        return MODELS
     # aot_eager gets the strides of a gradient wrong there; inductor, the users' backend, does not (tests/tasks)
-    return [{**settings, "activation_checkpointing": True} for settings in KINDS if settings != MECHANISMS["long-short"]]
+    apart = MECHANISMS["long-short"].items()
+    return [settings for settings in MODELS if settings["activation_checkpointing"] and not apart <= settings.items()]
 
 
 def train_in_two(rank: int, folder: Path, kind: type[Loss]) -> None:
@@ -237,6 +237,8 @@ def test_validations_count_steps_beside_a_global_batch(epochs, tiny, tmp_path):
             "--trainer.val_check_interval 00:00:10:00 --trainer.devices 2 --trainer.strategy ddp_fork",
             "trainer.val_check_interval is '00:00:10:00'; allowed: steps or a share of an epoch",
         ),
+        ("--model.lr_batch_size 0", "model.lr_batch_size is 0; allowed: 1 or more"),
+        ("--trainer.precision 16-mixed", "trainer.precision is '16-mixed', which accelerator cpu lacks"),
     ],
 )
 def test_what_does_not_fit_is_one_line(extra, told, tiny, tmp_path):
