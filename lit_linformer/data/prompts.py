@@ -54,8 +54,3 @@ def text_prompts(file: str) -> Iterator[Prompt]:
 
 def at(file: str, unit: str, number: int) -> str:
     return f"data.file={file!r}, {unit} {number}"
-
-
-def shortened(text: str) -> str:
-    """A text as shown in an error message."""
-    return text if len(text) <= 200 else f"{text[:200]}…"

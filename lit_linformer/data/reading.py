@@ -171,9 +171,9 @@ def readable(path: Path, setting: str):
     """Turns errors from reading a broken file into a UserError that names it."""
     try:
         yield
-    # OSError: also gzip's and Arrow's (zstd) own; EOFError: a truncated gz or xz; ArrowInvalid is the ValueError
     except IsADirectoryError as error:
         raise UserError(f"{setting}: {path} is a folder", "a file of text, one on each line, or a table") from error
+    # OSError: also gzip's and Arrow's (zstd) own; EOFError: a truncated gz or xz; ArrowInvalid is the ValueError
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise UserError(f"{setting}: {path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     except UnicodeDecodeError as error:

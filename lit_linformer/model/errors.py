@@ -61,6 +61,9 @@ def shown(value: Any) -> str:
         return "null" if value is None else str(value).lower()
     if isinstance(value, list):
         return f"[{', '.join(map(shown, value))}]"
-    if not isinstance(value, str):
-        return str(value)
-    return repr(value if len(value) <= LONGEST else f"{value[:LONGEST]}…")
+    return repr(shortened(value)) if isinstance(value, str) else str(value)
+
+
+def shortened(text: str) -> str:
+    """At most LONGEST characters of a text, and … if it has more."""
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"

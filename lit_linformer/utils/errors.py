@@ -23,10 +23,11 @@ def without_torch(name: str) -> ModuleType:
 
 
 if TYPE_CHECKING:
-    from lit_linformer.model.errors import SettingError, UserError, first_line, meant, shown
+    from lit_linformer.model.errors import SettingError, UserError, first_line, meant, shortened, shown
 else:
-    SettingError, UserError, first_line, meant, shown = (
-        getattr(without_torch("errors"), name) for name in ("SettingError", "UserError", "first_line", "meant", "shown")
+    SettingError, UserError, first_line, meant, shortened, shown = (
+        getattr(without_torch("errors"), name)
+        for name in ("SettingError", "UserError", "first_line", "meant", "shortened", "shown")
     )
 
 
@@ -50,4 +51,14 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in said)
 
 
-__all__ = ["SettingError", "UserError", "first_line", "meant", "out_of_memory", "shown", "user_error", "without_torch"]
+__all__ = [
+    "SettingError",
+    "UserError",
+    "first_line",
+    "meant",
+    "out_of_memory",
+    "shortened",
+    "shown",
+    "user_error",
+    "without_torch",
+]

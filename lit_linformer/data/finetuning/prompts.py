@@ -12,9 +12,9 @@ from lit_linformer.data.finetuning.text_tasks import TextTask, label_of
 from lit_linformer.data.loader import by_length
 from lit_linformer.data.notes import note
 from lit_linformer.data.pieces import encode_texts
-from lit_linformer.data.prompts import Prompt, at, given_texts, is_table, no_prompts, shortened, text_prompts
+from lit_linformer.data.prompts import Prompt, at, given_texts, is_table, no_prompts, text_prompts
 from lit_linformer.data.tokenizer import Tokenizer
-from lit_linformer.utils.errors import SettingError, UserError
+from lit_linformer.utils.errors import SettingError, UserError, shortened
 
 
 def read_texts(
